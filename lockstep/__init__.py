@@ -107,7 +107,9 @@ install_guards()
 
 
 def __getattr__(name: str) -> object:
-    return import_module(f"lockstep.{name}") if name in ("losses", "objectives") else _find(name)
+    if name in ("losses", "objectives"):
+        return import_module(f"lockstep.{name}")
+    return _find(name)
 
 
 def __dir__() -> list[str]:

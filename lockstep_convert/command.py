@@ -37,9 +37,10 @@ def convert_words(
         for verdict in (Verdict.LOOK, Verdict.UNKNOWN)
         for entry in converted.select(verdict)
     ]
-    problem = (
-        f"the recipe loads; look at {', '.join(dict.fromkeys(open_keys))} before you train"
-        if open_keys
-        else ""
-    )
+    if open_keys:
+        problem = (
+            f"the recipe loads; look at {', '.join(dict.fromkeys(open_keys))} before you train"
+        )
+    else:
+        problem = ""
     return render_recipe(converted), report, problem

@@ -99,11 +99,10 @@ def detect_library(tree: Mapping[str, Any]) -> str:
     most = max(counts.values())
     best = [name for name, count in counts.items() if count == most]
     if not most or len(best) > 1:
-        found = (
-            "no library has its keys"
-            if not most
-            else f"{' and '.join(best)} have equally many of its keys"
-        )
+        if not most:
+            found = "no library has its keys"
+        else:
+            found = f"{' and '.join(best)} have equally many of its keys"
         raise InputError(
             f"{found}: name the library, --from {' or --from '.join(best if most else counts)}"
         )
@@ -141,7 +140,10 @@ def _find_kind(table: Table, config: Config, given: Mapping[str, Any]) -> str | 
             return rule["is"]
         if "key" in rule:
             value = given.get(rule["key"], rule.get("default"))
-            names = value if isinstance(value, list) else [value]
+            if isinstance(value, list):
+                names = value
+            else:
+                names = [value]
             found = next(
                 (rule["is"][spell(name)] for name in names if spell(name) in rule["is"]), None
             )
@@ -257,7 +259,10 @@ class _Conversion:
     def _convert_value(self, row: Row, value: Any) -> Options:
         """The options that a value sets, by the names of the tables."""
         own = f"{self.algorithm}/{spell(value)}"
-        name = own if row.values is not None and own in row.values else spell(value)
+        if row.values is not None and own in row.values:
+            name = own
+        else:
+            name = spell(value)
         if row.values is not None and name in row.values:
             value = row.values[name]
             if value is None:
@@ -318,12 +323,20 @@ class _Conversion:
         if key in self.given:
             return self.given[key]
         row = self.table.rows.get(key)
-        return None if row is None else self._default_of(row)
+        if row is None:
+            return None
+        return self._default_of(row)
 
     def _is_met(self, key: str, wanted: Any) -> bool:
         found = self._find(key)
-        values = found if isinstance(found, list) else [found]
-        choices = wanted if isinstance(wanted, list) else [wanted]
+        if isinstance(found, list):
+            values = found
+        else:
+            values = [found]
+        if isinstance(wanted, list):
+            choices = wanted
+        else:
+            choices = [wanted]
         return any(value in choices or (choices == ["given"] and value) for value in values)
 
     def _spell(self, option: str) -> str | None:
@@ -402,5 +415,8 @@ class _Conversion:
 
 
 def _list_bases(value: Any) -> list[str]:
-    names = value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        names = value
+    else:
+        names = [value]
     return [str(name).removesuffix(".yaml") for name in names if name != "_self_"]

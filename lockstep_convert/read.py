@@ -83,7 +83,10 @@ def _read_text(path: Path) -> str:
 def _read_tree(path: Path) -> Options:
     text = _read_text(path)
     try:
-        tree = json.loads(text) if path.suffix == ".json" else yaml12.parse(text)
+        if path.suffix == ".json":
+            tree = json.loads(text)
+        else:
+            tree = yaml12.parse(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
     if not isinstance(tree, dict):
@@ -123,14 +126,20 @@ def _read_words(words: list[str], config: Config) -> None:
     values: list[Any] = []
     for word in [*words[start:], "--"]:
         matched = _FLAG.fullmatch(word)
-        override = None if flag is not None and not values else _OVERRIDE.fullmatch(word)
+        if flag is not None and not values:
+            override = None
+        else:
+            override = _OVERRIDE.fullmatch(word)
         if word == "--" or matched is not None or override is not None:
             _put_flag(config, flag, values)
             flag = None
             values = []
         if matched is not None:
             flag = matched[1].replace("-", "_")
-            values = [] if matched[2] is None else [yaml12.parse_or_text(matched[2])]
+            if matched[2] is None:
+                values = []
+            else:
+                values = [yaml12.parse_or_text(matched[2])]
         elif override is not None:
             config.lay_over(yaml12.nest(override[1], yaml12.parse_or_text(override[2])))
         elif flag is not None:
@@ -146,12 +155,19 @@ def _find_first_option(words: list[str]) -> int:
     names = [i for i, word in enumerate(words) if word.endswith(".py") and "=" not in word]
     names += [i + 1 for i, word in enumerate(words) if word == "-m"]
     names += [i + 1 for i, word in enumerate(words) if word == "trl"]
-    return max(names) + 1 if names else 0
+    if names:
+        return max(names) + 1
+    return 0
 
 
 def _put_flag(config: Config, flag: str | None, values: list[Any]) -> None:
     if flag is not None:
-        value = values if len(values) > 1 else values[0] if values else True
+        if len(values) > 1:
+            value = values
+        elif values:
+            value = values[0]
+        else:
+            value = True
         config.lay_over(yaml12.nest(flag, value))
 
 
@@ -176,7 +192,10 @@ def resolve_interpolations(given: Mapping[str, Any]) -> Options:
 
 def _follow(key: str, value: Any, given: Mapping[str, Any]) -> Any:
     for _ in range(_MOST_STEPS):
-        matched = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
+        if isinstance(value, str):
+            matched = _INTERPOLATION.fullmatch(value)
+        else:
+            matched = None
         if matched is None:
             return value
         name = matched[1]

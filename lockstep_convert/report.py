@@ -97,7 +97,10 @@ def _list_defaults(converted: Converted, resolved: Mapping[str, Any]) -> Iterato
 
 
 def _name(entry: Entry) -> str:
-    value = "" if entry.value is None else f" = {shorten(entry.theirs, entry.value)}"
+    if entry.value is None:
+        value = ""
+    else:
+        value = f" = {shorten(entry.theirs, entry.value)}"
     return f"{entry.theirs}{' (their default)' if entry.is_default else ''}{value}"
 
 

@@ -154,7 +154,9 @@ def _read_row(cell: Any) -> Row:
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list) else (value,)
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,)
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -22,7 +22,9 @@ class Doubt(ValueError):
 
 def spell(value: Any) -> str:
     """A value as tables and reports spell it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def shorten(key: str, value: Any) -> str:
@@ -33,7 +35,9 @@ def shorten(key: str, value: Any) -> str:
     if re.split(r"[._-]", key.lower())[-1] in _SECRETS and not key.startswith("data."):
         return "…"
     text = re.sub(r"\s+", " ", spell(value))
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    return f"{text[:_LONGEST_SHOWN]}…"
 
 
 def convert_model(value: Any) -> Any:
@@ -45,11 +49,16 @@ def convert_model(value: Any) -> Any:
 
 def convert_rows(value: Any) -> Any:
     """Files of rows: paths stay, and names of data sets are not files."""
-    names = value if isinstance(value, list) else str(value).split(",")
+    if isinstance(value, list):
+        names = value
+    else:
+        names = str(value).split(",")
     for name in names:
         if not str(name).endswith(_ROWS) and not str(name).startswith(("/", "./", "~", "$")):
             raise Doubt(f"{name} is a data set: write a file, or hf:datasets/owner/name/file")
-    return names if len(names) > 1 else names[0]
+    if len(names) > 1:
+        return names
+    return names[0]
 
 
 def convert_field(value: Any) -> str:
@@ -61,12 +70,17 @@ def convert_list(value: Any) -> list[Any]:
     """One value, or several separated by commas, become a list."""
     if isinstance(value, list):
         return value
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value]
 
 
 def convert_range(value: Any) -> Any:
     """Numbers separated by commas or in a list."""
-    parts = value.split(",") if isinstance(value, str) else value
+    if isinstance(value, str):
+        parts = value.split(",")
+    else:
+        parts = value
     return [float(part) for part in parts]
 
 
@@ -135,7 +149,10 @@ def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> An
         return template
 
     def resolve(name: str) -> Any:
-        found = value if name == "value" else find(name)
+        if name == "value":
+            found = value
+        else:
+            found = find(name)
         if found is None or found == -1:
             raise Doubt(f"needs {name}, which is not set in your file")
         return found

@@ -140,7 +140,9 @@ def examine_columns(columns: TokenColumns) -> list[Finding]:
     repeat, values of other rows, and a formula for those that are left.
     """
     compared = columns.compare()
-    return list(_ColumnExaminer(columns, compared).examine()) if compared.train.numel() else []
+    if compared.train.numel():
+        return list(_ColumnExaminer(columns, compared).examine())
+    return []
 
 
 class _ColumnExaminer:
@@ -286,11 +288,10 @@ def measure_excess(compared: Compared, spacing: Floats | float = 0.0) -> Floats:
     )
     shape = -np.expm1(-surprise) + 1e-6
     least = 3e-6 + _SINGLE * surprise + spacing
-    usual = (
-        np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319
-        if np.isfinite(off).any()
-        else 0.0
-    )
+    if np.isfinite(off).any():
+        usual = np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319
+    else:
+        usual = 0.0
     return off / (usual * shape + least)
 
 
@@ -414,8 +415,6 @@ def _find_nucleus(own: Floats, other: Floats) -> float | None:
     one_sided = float(np.maximum(gain, 0).sum() / np.abs(gain).sum())
     near = np.mean(gain > 0.7 * gain.max())
     certain = np.mean((own > -1e-6) & (other < -1e-3))
-    return (
-        None
-        if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999
-        else kept
-    )
+    if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999:
+        return None
+    return kept

@@ -28,13 +28,17 @@ class CutPoint:
     layer: int | None = None
 
     def __str__(self) -> str:
-        return self.stage if self.layer is None else f"layers.{self.layer}.{self.stage}"
+        if self.layer is None:
+            return self.stage
+        return f"layers.{self.layer}.{self.stage}"
 
     @staticmethod
     def parse(name: str) -> CutPoint:
         """Returns the cut that prints as `name`."""
         found = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
-        return CutPoint(found[2], int(found[1])) if found else CutPoint(name)
+        if found:
+            return CutPoint(found[2], int(found[1]))
+        return CutPoint(name)
 
 
 OUTPUT = CutPoint("output")
@@ -122,7 +126,10 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
     named: dict[tuple[str, End], CutPoint] = {}
     for path in paths:
         layer, inner = _place(path)
-        table = _OUTSIDE if layer is None else _INSIDE
+        if layer is None:
+            table = _OUTSIDE
+        else:
+            table = _INSIDE
         if normed_twice and inner in _NORMED_TWICE:
             table = ()
         row = next((row for row in table if re.fullmatch(row[0], inner)), (inner, None, inner))
@@ -147,4 +154,6 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
 def _place(path: str) -> tuple[int | None, str]:
     """The layer of a module and its path inside of it; outside of layers None, and its name."""
     found = _LAYER.match(path)
-    return (int(found[1]), found[2]) if found else (None, path.rpartition(".")[2])
+    if found:
+        return (int(found[1]), found[2])
+    return (None, path.rpartition(".")[2])

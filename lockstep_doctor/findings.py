@@ -19,7 +19,10 @@ may be eight.
 def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields what was found about two engines, line by line."""
     location = found.location
-    floor = f"; rounding alone makes {location.floor:.2g}" if location.floor else ""
+    if location.floor:
+        floor = f"; rounding alone makes {location.floor:.2g}"
+    else:
+        floor = ""
     yield (
         f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats "
         "(root mean square) "
@@ -40,7 +43,10 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
         yield "  No segment gives other values for the same inputs."
         return
     places = location.places
-    what = "this" if len(places) == 1 else f"these {len(places)} places"
+    if len(places) == 1:
+        what = "this"
+    else:
+        what = f"these {len(places)} places"
     yield f"  undoing {what} removes {location.removed:.0%} of it:"
     for number, place in enumerate(places):
         yield from (f"  {line}" for line in describe_place(place))
@@ -53,8 +59,14 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
 def describe_place(place: FaultPlace) -> Iterator[str]:
     """Yields what is known about one place."""
     for segment in place.segments:
-        missing = f"; {', '.join(map(str, segment.missing))} did not run" if segment.missing else ""
-        since = f", from position {segment.first} on" if segment.first else ""
+        if segment.missing:
+            missing = f"; {', '.join(map(str, segment.missing))} did not run"
+        else:
+            missing = ""
+        if segment.first:
+            since = f", from position {segment.first} on"
+        else:
+            since = ""
         yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
     for engine, error in place.errors.items():
         yield f"  {engine} is {error:.2g} from float64 at {place.segments[0].end}"
@@ -133,7 +145,10 @@ def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
 
 
 def _tree_of_segment(one: Segment) -> dict[str, Any]:
-    start = None if one.start is None else str(one.start)
+    if one.start is None:
+        start = None
+    else:
+        start = str(one.start)
     missing = list(map(str, one.missing))
     return {
         "start": start,

@@ -47,7 +47,9 @@ def read_type(folder: Path) -> torch.dtype:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    if isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    return torch.float32
 
 
 @contextmanager
@@ -96,7 +98,10 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
     """
     saved = read_type(folder)
     model = load(folder, torch.float32, "cpu")
-    kept = model._keep_in_fp32_modules_strict if saved.itemsize < torch.float32.itemsize else ()
+    if saved.itemsize < torch.float32.itemsize:
+        kept = model._keep_in_fp32_modules_strict
+    else:
+        kept = ()
     for name, weight in model.named_parameters():
         if not any(part in name for part in kept):
             weight.data = weight.data.to(saved)
@@ -158,6 +163,9 @@ def cast_by_block(
 def _read(dtype: torch.dtype, experts: str, model: Any, tokens_T: Tensor) -> Tensor:
     """Reads a sequence; torch has no grouped products in float64."""
     model.set_experts_implementation("eager" if dtype == torch.float64 else experts)
-    beside = model._keep_in_fp32_modules_strict if dtype.itemsize < 4 else ()
+    if dtype.itemsize < 4:
+        beside = model._keep_in_fp32_modules_strict
+    else:
+        beside = ()
     with make_in(dtype), cast_by_block(model, dtype, beside):
         return read_plainly(model, tokens_T)

@@ -188,7 +188,10 @@ def locate(
     if not gives_numbers(right, tokens_T) and gives_numbers(own, tokens_T):
         reference, other, right, own = other, reference, own, right
     gap = nats(right.logits, own.logits, tokens_T)
-    exact = {} if witness is None else witness.run(tokens_T, right.seen).seen
+    if witness is None:
+        exact = {}
+    else:
+        exact = witness.run(tokens_T, right.seen).seen
     floor, errors = (
         measure_rounding(witness, rounded, tokens_T, right, exact) if witness else (0.0, {})
     )
@@ -234,7 +237,10 @@ def locate(
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
         values = dict(zip((reference.name, other.name), ends, strict=True))
-        alone = removed if len(chosen) == 1 else undo(some)
+        if len(chosen) == 1:
+            alone = removed
+        else:
+            alone = undo(some)
         opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
         places.append(FaultPlace(some, alone, opened, values, exact.get(end), allow(end)))
     others = [one for one in segments if one not in _flat(chosen)]
@@ -284,7 +290,9 @@ def exceeds(gap: float, floor: float) -> bool:
 
 def share_removed(gap: float, left: float, floor: float) -> float:
     """Returns the share of a gap that is gone, of what rounding does not make."""
-    return min((gap - left) / (gap - floor), 1.0) if gap > floor else 0.0
+    if gap > floor:
+        return min((gap - left) / (gap - floor), 1.0)
+    return 0.0
 
 
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
@@ -313,7 +321,10 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
         is_second = bool(found) and cut.stage.startswith(
             f"{found[-1].end.stage}."
         )  # of the same module's outputs
-        start = found[-1].start if is_second else before
+        if is_second:
+            start = found[-1].start
+        else:
+            start = before
         found.append(Segment(start, cut, *find_error(value, own), tuple(missing)))
         if missing and found[-1].error <= _SAME:
             continue  # another branch, which does not read what is missing
@@ -432,7 +443,9 @@ def _open(
             one for one in trace.operators if not one.name.startswith(("doctor.", "aten.alias"))
         ][-1:]
     ]
-    return [Suspect(other.name, moved), *ended] if moved else [*around, *ended]
+    if moved:
+        return [Suspect(other.name, moved), *ended]
+    return [*around, *ended]
 
 
 def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
@@ -456,6 +469,9 @@ def _in_turn(
     """Suspects of both engines in turn, the reference's first where the other engine leaves
     something out.
     """
-    sides = (reference, own) if missing else (own, reference)
+    if missing:
+        sides = (reference, own)
+    else:
+        sides = (own, reference)
     lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
     return [one for pair in zip_longest(*lists) for one in pair if one]

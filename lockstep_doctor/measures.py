@@ -27,7 +27,10 @@ def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
     """Returns the relative error, and the first position that has one; the same infinity, or NaN,
     in both is none.
     """
-    width = right.shape[-1] if right.ndim > 1 else 1
+    if right.ndim > 1:
+        width = right.shape[-1]
+    else:
+        width = 1
     first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
     off = (first - second).masked_fill((first == second) | (first.isnan() & second.isnan()), 0.0)
     scale = float(first.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) or 1.0
@@ -48,7 +51,10 @@ def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
     if right.numel() != own.numel():
         yield f"it has {own.numel()} numbers, and should have {right.numel()}"
         return
-    width = right.shape[-1] if right.ndim > 1 else 1
+    if right.ndim > 1:
+        width = right.shape[-1]
+    else:
+        width = 1
     first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
     if not bool(second.isfinite().all()):
         rows = (~second.isfinite()).any(-1).nonzero()[:, 0]
@@ -70,7 +76,10 @@ def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterato
     if not float(second.abs().max()):
         yield "it is zero"
     square = float(first.square().sum())
-    scale = float((first * second).sum()) / square if square else 0.0
+    if square:
+        scale = float((first * second).sum()) / square
+    else:
+        scale = 0.0
     left = _share(second - scale * first, off)
     if left < fits:
         yield f"it is {scale:.4g} times what it should be ({left:.1%} of the difference left)"
@@ -94,7 +103,9 @@ def _where(off: Tensor, noise: float) -> Iterator[str]:
 
 def _share(left: Tensor, off: Tensor) -> float:
     size = float(off.square().sum().sqrt())
-    return float(left.square().sum().sqrt()) / size if size else float("inf")
+    if size:
+        return float(left.square().sum().sqrt()) / size
+    return float("inf")
 
 
 def name_places(hit: Sequence[int], count: int, what: str) -> str:
@@ -104,7 +115,10 @@ def name_places(hit: Sequence[int], count: int, what: str) -> str:
         return f"{what} {hit[0]} of {count}"
     if len(steps) == 1:
         (step,) = steps
-        every = "" if step == 1 else f", each {step}th"
+        if step == 1:
+            every = ""
+        else:
+            every = f", each {step}th"
         return f"{what}s {hit[0]} to {hit[-1]}{every} of {count}"
     if len(hit) > _FEW * count:
         missing = sorted(set(range(count)) - set(hit))

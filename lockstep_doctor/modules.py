@@ -68,7 +68,9 @@ class Pass:
 
     def pause(self) -> AbstractContextManager[None]:
         """A context of which nothing is recorded."""
-        return nullcontext() if self._recorder is None else self._recorder.pause()
+        if self._recorder is None:
+            return nullcontext()
+        return self._recorder.pause()
 
     def visit(self, cut: CutPoint, value: Tensor) -> None:
         """Sees the value of a cut, and may overwrite it."""
@@ -180,7 +182,9 @@ class ModuleTap:
             return cut.stage
         stage, _, number = cut.stage.rpartition(".")
         base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
-        return None if base not in self._places else "|".join((*self._places[base], place))
+        if base not in self._places:
+            return None
+        return "|".join((*self._places[base], place))
 
 
 def read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
@@ -203,7 +207,10 @@ def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
         cut = cuts.get((path, end))
         if cut is None:
             return
-        several = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, tuple):
+            several = value
+        else:
+            several = (value,)
         for place, x in enumerate(several if end == "out" or cut.stage == ROUTED else several[:1]):
             if isinstance(x, Tensor):
                 yield (CutPoint(f"{cut.stage}.{place}", cut.layer) if place else cut), x

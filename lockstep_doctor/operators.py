@@ -270,13 +270,20 @@ def _copy(tensor: Tensor) -> Tensor:
     is_tiny = (
         own.is_floating_point() and own.itemsize == 1
     )  # torch neither compares nor sorts numbers of 8 bits
-    return own.float() if is_tiny else own.clone()
+    if is_tiny:
+        return own.float()
+    return own.clone()
 
 
 def _local(tensor: Tensor) -> Tensor:
     own = tensor.detach()
-    own = own.to_local() if isinstance(own, DTensor) else own
-    return own.trigger_wait() if isinstance(own, AsyncCollectiveTensor) else own
+    if isinstance(own, DTensor):
+        own = own.to_local()
+    else:
+        own = own
+    if isinstance(own, AsyncCollectiveTensor):
+        return own.trigger_wait()
+    return own
 
 
 def _memory(tensor: Tensor) -> int:
@@ -334,7 +341,9 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     value that is equal in all parts is kept once; those of the parts are laid end to end otherwise.
     """
     if len(parts) < 2:
-        return parts[0] if parts else OperatorTrace()
+        if parts:
+            return parts[0]
+        return OperatorTrace()
     joined = OperatorTrace(around=parts[0].around)
     places = dict[tuple[int, int], int]()
     same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
@@ -515,7 +524,9 @@ def first_other_number(
     unset = _find_unset(own)
     for place, (one, right) in enumerate(zip(some, its, strict=False)):
         if one.name != right.name:
-            return (other, right) if place else None
+            if place:
+                return (other, right)
+            return None
         for a, b in zip(one.outputs, right.outputs, strict=False):
             first = own.values[a]
             second = other.values[b]

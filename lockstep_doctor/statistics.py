@@ -93,7 +93,10 @@ class Compared:
         """Sums of columns over each cluster and, last, how many tokens it has: float64 [G, K + 1],
         G those with any.
         """
-        numbers = torch.arange(self.lengths.numel()) if self.cluster is None else self.cluster
+        if self.cluster is None:
+            numbers = torch.arange(self.lengths.numel())
+        else:
+            numbers = self.cluster
         groups = torch.unique(numbers, return_inverse=True)[1][self.row]
         table = torch.stack([*columns_M, torch.ones(self.train.numel())], 1).double()
         sums = table.new_zeros(int(numbers.numel()), table.shape[1]).index_add_(0, groups, table)
@@ -105,11 +108,10 @@ def pool(parts: Sequence[Compared]) -> Compared:
     clusters = []
     taken = 0
     for part in parts:
-        own = (
-            torch.arange(part.lengths.numel())
-            if part.cluster is None
-            else part.cluster - int(part.cluster.min())
-        )
+        if part.cluster is None:
+            own = torch.arange(part.lengths.numel())
+        else:
+            own = part.cluster - int(part.cluster.min())
         clusters.append(own + taken)
         taken += int(own.max()) + 1
     return Compared(
@@ -133,7 +135,10 @@ def figures(compared: Compared) -> dict[str, float]:
         raise ValueError("there is no token to compare; draw responses first")
     delta = compared.select(compared.supported).delta
     size = delta.abs()
-    ordered = size.sort().values if size.numel() else torch.tensor([math.nan])
+    if size.numel():
+        ordered = size.sort().values
+    else:
+        ordered = torch.tensor([math.nan])
     return {
         "tokens": float(compared.train.numel()),
         "sequences": float((compared.lengths > 0).sum()),
@@ -203,7 +208,9 @@ def effective_share(log_weight: Tensor) -> float:
     """(Σw)² / (n·Σw²), never truncated; 0 where all weights are."""
     count = torch.tensor(log_weight.numel())
     if not count or log_weight.max() == -math.inf:
-        return 0.0 if count else math.nan
+        if count:
+            return 0.0
+        return math.nan
     return float(
         (2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)).exp() / count
     )

@@ -71,7 +71,10 @@ def trace_segment(
     before: list[CutPoint | None] = (
         [None, *order[: order.index(end)]] if end in order else [None, *order]
     )
-    before = before[: before.index(start) + 1] if start in before else before
+    if start in before:
+        before = before[: before.index(start) + 1]
+    else:
+        before = before
     for begin in reversed(before):
         found = trace(begin)
         if not all(one.early for one in found.operators):

@@ -18,7 +18,10 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 def _count(value: Tensor) -> int:
     """Count of the numbers that are compared: 0 or less where all are masked, or zeros."""
-    unmasked = value.abs() < MASKED if value.is_floating_point() else True
+    if value.is_floating_point():
+        unmasked = value.abs() < MASKED
+    else:
+        unmasked = True
     return int(((value != 0) & unmasked).sum()) or -value.numel()
 
 

@@ -33,7 +33,9 @@ def sum_gradient(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Identity forward, all-reduce backward: for a tensor that all ranks hold alike and each uses
     for its own shard.
     """
-    return tensor if group is None else _SumGradient.apply(tensor, group)
+    if group is None:
+        return tensor
+    return _SumGradient.apply(tensor, group)
 
 
 class _SumGradient(torch.autograd.Function):
@@ -51,7 +53,9 @@ class _SumGradient(torch.autograd.Function):
 
 def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """All-reduce forward, identity backward: for a sum that every rank uses in the same way."""
-    return tensor if group is None else _SumOverRanks.apply(tensor, group)
+    if group is None:
+        return tensor
+    return _SumOverRanks.apply(tensor, group)
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -92,12 +96,16 @@ def reduce_scatter(stacked: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 def group_size(group: dist.ProcessGroup | None) -> int:
     """The number of ranks in a group; 1 without a group."""
-    return 1 if group is None else dist.get_world_size(group)
+    if group is None:
+        return 1
+    return dist.get_world_size(group)
 
 
 def group_rank(group: dist.ProcessGroup | None) -> int:
     """This process's rank in a group; 0 without a group."""
-    return 0 if group is None else dist.get_rank(group)
+    if group is None:
+        return 0
+    return dist.get_rank(group)
 
 
 class _AllGather(torch.autograd.Function):

@@ -105,7 +105,9 @@ def vocab_parallel_argmax(logits: Tensor, *, tp_group: dist.ProcessGroup | None 
 
 def _own(logits: Tensor) -> Tensor:
     """Returns this rank's part of a DTensor; other tensors as they are."""
-    return logits.to_local() if isinstance(logits, DTensor) else logits
+    if isinstance(logits, DTensor):
+        return logits.to_local()
+    return logits
 
 
 def distributed_vocab_topk(
@@ -214,7 +216,10 @@ def get_distillation_topk_logprobs_from_logits(
     else:  # from the K logits alone, so that tokens outside the top k get a gradient of exactly 0
         columns = _gather_logits(rows, ids, shard)
         entropy = None
-    both = columns if entropy is None else torch.cat([columns, -entropy[:, None]], 1)
+    if entropy is None:
+        both = columns
+    else:
+        both = torch.cat([columns, -entropy[:, None]], 1)
     both = both.view(*student_logits.shape[:2], both.shape[1])
     both = context.gather(both, context_parallel_group)[:, : length - 1]
     student = both[..., :k] if zero_outside_topk else both[..., :k].log_softmax(-1)
@@ -226,9 +231,8 @@ def _gather_logits(rows: Tensor, ids: Tensor, shard: Shard) -> Tensor:
     """Logits [M, v] at token ids [M, K], fp32 [M, K], summed over the ranks; 0 where no rank has
     the id.
     """
-    own = (
-        pick_logits(rows, ids, shard.start)
-        if rows.shape[1]
-        else rows.float().sum(-1, keepdim=True).expand(ids.shape)
-    )
+    if rows.shape[1]:
+        own = pick_logits(rows, ids, shard.start)
+    else:
+        own = rows.float().sum(-1, keepdim=True).expand(ids.shape)
     return sum_over_ranks(own, shard.group)

@@ -69,7 +69,10 @@ class RowGradient:
         """Builds it from the gradients of the log-probabilities and of the entropy; None for one
         that no loss uses.
         """
-        own_MK = torch.zeros_like(scores.logprob) if gradient_MK is None else gradient_MK.float()
+        if gradient_MK is None:
+            own_MK = torch.zeros_like(scores.logprob)
+        else:
+            own_MK = gradient_MK.float()
         own_MK = own_MK.masked_fill(scores.token < 0, 0.0).div_(scoring.temperature)
         offset = -own_MK.sum(-1)
         slope = None
@@ -79,11 +82,10 @@ class RowGradient:
         if scores.outside is not None and not scoring.sampled:
             own_MK = own_MK.masked_fill(scores.outside, 0.0)
         elif scores.outside is not None:
-            force_M = (
-                offset
-                if slope is None
-                else offset - slope * scores.logprob[:, 0].clamp(min=NOTHING)
-            )
+            if slope is None:
+                force_M = offset
+            else:
+                force_M = offset - slope * scores.logprob[:, 0].clamp(min=NOTHING)
             own_MK = own_MK + torch.where(
                 scores.outside, scores.logprob.exp() * force_M[:, None], 0.0
             )

@@ -51,7 +51,9 @@ def count_missing_rows(rows: int, weight: Tensor) -> int:
     on a CPU.
     """
     least = ROWS * (_SMALL // (ROWS * weight.numel()) + 1)
-    return max(-rows % ROWS, least - rows) if rows else 0
+    if rows:
+        return max(-rows % ROWS, least - rows)
+    return 0
 
 
 def hidden_logprobs(
@@ -80,9 +82,10 @@ def hidden_logprobs(
     check_head(hidden_MD, weight_vD)
     check_tokens(token_MK, len(hidden_MD))
     device = weight_vD.device.type
-    dtype = (
-        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vD.dtype
-    )
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    else:
+        dtype = weight_vD.dtype
     with torch.autocast(device, enabled=False):
         hidden_MD = sum_gradient(hidden_MD.to(dtype), scoring.shard.group)
         return _HiddenScores.apply(hidden_MD, weight_vD, token_MK, scoring)
@@ -172,7 +175,9 @@ def _hidden_row_sums(
 
 def _like_if(needed: bool, x: Tensor) -> Tensor:
     """Memory for a gradient of x, empty where none is needed: a kernel always returns a tensor."""
-    return torch.empty_like(x) if needed else x.new_empty(0)
+    if needed:
+        return torch.empty_like(x)
+    return x.new_empty(0)
 
 
 @kernel(
@@ -198,9 +203,15 @@ def _hidden_gradients(
     of_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     row = RowGradient(maximum, log_total, slope, offset, token, own, floor, temperature)
-    hidden_sum = torch.zeros_like(hidden, dtype=torch.float32) if of_hidden else None
+    if of_hidden:
+        hidden_sum = torch.zeros_like(hidden, dtype=torch.float32)
+    else:
+        hidden_sum = None
     weight_gradient = _like_if(of_weight, weight)
-    tiles = load_fused("hidden", "gradient_tiles") if runs_fused(hidden) else _gradient_tiles
+    if runs_fused(hidden):
+        tiles = load_fused("hidden", "gradient_tiles")
+    else:
+        tiles = _gradient_tiles
     for columns, head_cD in _pieces(weight, hidden.dtype):
         head_sum = _zeros_in(weight_gradient[columns]) if of_weight else None
         for rows, gradient in tiles(hidden, head_cD, row, start + columns.start, max_rows):
@@ -255,11 +266,9 @@ def _gradient_tiles(
 
 def _zeros_in(piece_cD: Tensor) -> Tensor:
     """Zeros to accumulate in, fp32: the gradient's own memory if it is fp32."""
-    return (
-        piece_cD.zero_()
-        if piece_cD.dtype == torch.float32
-        else torch.zeros_like(piece_cD, dtype=torch.float32)
-    )
+    if piece_cD.dtype == torch.float32:
+        return piece_cD.zero_()
+    return torch.zeros_like(piece_cD, dtype=torch.float32)
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -46,7 +46,9 @@ def kernel(
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return op(*args, **kwargs) if torch.compiler.is_compiling() else chosen(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return op(*args, **kwargs)
+            return chosen(*args, **kwargs)
 
         return call
 

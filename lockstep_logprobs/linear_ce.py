@@ -126,7 +126,9 @@ def _gpt_forward_with_linear_ce_fusion(
         **given,
         **(extra_block_kwargs or {}),
     )
-    return _score(self, hidden, labels) if self.post_process else hidden
+    if self.post_process:
+        return _score(self, hidden, labels)
+    return hidden
 
 
 def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -138,7 +140,10 @@ def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     if not model.config.sequence_parallel:
         hidden = scatter_to_sequence_parallel_region(hidden, group=tp)
     tied = model.share_embeddings_and_output_weights
-    weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+    if tied:
+        weight = model.shared_embedding_or_output_weight()
+    else:
+        weight = model.output_layer.weight
     assert weight is not None, "the last stage has a head"
     start = dist.get_rank(tp) * len(weight)
     several = dist.get_world_size(cp) > 1

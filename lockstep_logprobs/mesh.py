@@ -11,7 +11,9 @@ from torch.distributed.tensor import DTensor
 def mesh_group(tensor: DTensor, name: str) -> dist.ProcessGroup | None:
     """The process group of a mesh dimension; None where the mesh has none of that name."""
     mesh = tensor.device_mesh
-    return mesh.get_group(name) if name in (mesh.mesh_dim_names or ()) else None
+    if name in (mesh.mesh_dim_names or ()):
+        return mesh.get_group(name)
+    return None
 
 
 def vocab_range(logits: DTensor) -> tuple[int, int]:

@@ -126,7 +126,10 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     size = group_size(cp_group)
     packing = Packing(cu_seqlens_padded, vocab_parallel_logits.shape[1] * size, size)
     check_ids("target", target, vocab_parallel_logits, dims=2)
-    expected = vocab_parallel_logits.shape[1] if target_is_pre_rolled else packing.tokens
+    if target_is_pre_rolled:
+        expected = vocab_parallel_logits.shape[1]
+    else:
+        expected = packing.tokens
     if target.shape[1] != expected:
         raise ValueError(f"target has {target.shape[1]} tokens, but these logits need {expected}")
     following = target[0]
@@ -190,7 +193,10 @@ def dtensor_from_parallel_logits_to_logprobs(
         assert seq_index is not None, (
             "context-parallel targets need seq_index, the position of each of their tokens"
         )
-        order = seq_index.full_tensor() if isinstance(seq_index, DTensor) else seq_index
+        if isinstance(seq_index, DTensor):
+            order = seq_index.full_tensor()
+        else:
+            order = seq_index
     place = order.flatten().argsort()
     following = (
         whole[:, place]

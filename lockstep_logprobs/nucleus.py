@@ -61,7 +61,10 @@ def nucleus_floor(
     """The smallest logit of each row with which the probability reaches p [M]; see `support`."""
     sums = RowSums.zeros(len(logits), entropy=False, device=logits.device)
     pieces = list(blocks(len(logits), logits.shape[1], logits.device, max_rows))
-    work = torch.empty_like(logits[pieces[0]], dtype=torch.float32) if pieces else logits
+    if pieces:
+        work = torch.empty_like(logits[pieces[0]], dtype=torch.float32)
+    else:
+        work = logits
     for rows in pieces:
         sums[rows] = sum_block(logits[rows], work[: rows.stop - rows.start], None, temperature)
     value_MK, _ = local_topk(logits, _LIKELY, max_rows)

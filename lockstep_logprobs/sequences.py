@@ -22,7 +22,9 @@ def _get_tokens_on_this_cp_rank(
         ValueError: The length is no multiple of 2·CP.
     """
     positions = context.zigzag(input_ids.shape[seq_dim], cp_size, input_ids.device)[cp_rank]
-    return input_ids if cp_size == 1 else input_ids.index_select(seq_dim, positions)
+    if cp_size == 1:
+        return input_ids
+    return input_ids.index_select(seq_dim, positions)
 
 
 def allgather_cp_sharded_tensor(

@@ -143,9 +143,10 @@ class RowSums:
         """The same sums with d = (z − maximum)/T, for a maximum that is at least as large."""
         down_M = _fall(self.maximum, maximum_M, temperature)
         scale_M = down_M.exp()
-        weighted_M = (
-            None if self.weighted is None else scale_M * (self.weighted + down_M * self.total)
-        )
+        if self.weighted is None:
+            weighted_M = None
+        else:
+            weighted_M = scale_M * (self.weighted + down_M * self.total)
         return RowSums(maximum_M, scale_M * self.total, weighted_M)
 
     def merge(self, other: RowSums, temperature: float) -> RowSums:
@@ -153,7 +154,10 @@ class RowSums:
         highest_M = torch.maximum(self.maximum, other.maximum)
         a = self.rebase(highest_M, temperature)
         b = other.rebase(highest_M, temperature)
-        both = None if a.weighted is None or b.weighted is None else a.weighted + b.weighted
+        if a.weighted is None or b.weighted is None:
+            both = None
+        else:
+            both = a.weighted + b.weighted
         return RowSums(highest_M, a.total + b.total, both)
 
     def merge_tiles(self, temperature: float) -> RowSums:
@@ -214,14 +218,18 @@ def pick_logits(z: Tensor, token_MK: Tensor, start: int) -> Tensor:
 
 def to_fp32(z: Tensor, work: Tensor) -> Tensor:
     """The logits in fp32: themselves, or a copy in `work`."""
-    return z if z.dtype == torch.float32 else work.copy_(z)
+    if z.dtype == torch.float32:
+        return z
+    return work.copy_(z)
 
 
 def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
     """Mask, 1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than
     a masked fill.
     """
-    return None if floor_M is None else torch.ge(z, floor_M[..., None], out=torch.empty_like(z))
+    if floor_M is None:
+        return None
+    return torch.ge(z, floor_M[..., None], out=torch.empty_like(z))
 
 
 def write_log2_probability(
@@ -354,7 +362,9 @@ def _sum_few(
 def _write_d(z: Tensor, maximum: Tensor, factor: float, out: Tensor) -> Tensor:
     """Writes (z − maximum) · factor."""
     torch.sub(z, finite_maximum(maximum), out=out)
-    return out if factor == 1.0 else out.mul_(factor)
+    if factor == 1.0:
+        return out
+    return out.mul_(factor)
 
 
 def finite_maximum(maximum_M: Tensor) -> Tensor:
@@ -396,7 +406,10 @@ def exchange(
     highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
     share = local.rebase(highest[:-1], scoring.temperature)
-    shares = [share.total] if share.weighted is None else [share.total, share.weighted]
+    if share.weighted is None:
+        shares = [share.total]
+    else:
+        shares = [share.total, share.weighted]
     message = torch.cat([*shares, picked_MK.flatten(), end.new_full((1,), columns)])
     *sums, logits, held = all_reduce(message, group).split(
         [rows] * len(shares) + [picked_MK.numel(), 1]
@@ -422,9 +435,10 @@ def _scores(
     elif outside_MK is not None:
         extra_M = torch.where(outside_MK, d_MK.exp(), 0.0)[:, 0]
         total_M = total_M + extra_M
-        weighted_M = (
-            None if weighted_M is None else weighted_M + extra_M * d_MK[:, 0].clamp(min=NOTHING)
-        )
+        if weighted_M is None:
+            weighted_M = None
+        else:
+            weighted_M = weighted_M + extra_M * d_MK[:, 0].clamp(min=NOTHING)
     total_M = total_M.masked_fill(total_M == 0, 1.0)  # an empty support: log total 0, entropy 0
     log_total_M = total_M.log()
     return Scores(

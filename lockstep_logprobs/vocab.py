@@ -107,7 +107,10 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     ):
         return _logits_gradient(logits_Mv, *row.tensors, row.temperature, *how)
     result_Mv = logits_Mv.detach()
-    write = load_fused("rows", "write_gradient") if runs_fused(result_Mv) else _write_gradient
+    if runs_fused(result_Mv):
+        write = load_fused("rows", "write_gradient")
+    else:
+        write = _write_gradient
     write(result_Mv, result_Mv, row, *how)
     torch.autograd.graph.increment_version(
         result_Mv

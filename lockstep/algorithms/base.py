@@ -180,8 +180,6 @@ class BuiltInAlgorithm(Algorithm, ABC):
 
     def _read_reward_model(self, section: ModelFolder | None) -> ModelRole | None:
         """The reward model, if one scores."""
-        return (
-            None
-            if section is None
-            else ModelRole("reward_model", "reward", self.learner, path=section.path)
-        )
+        if section is None:
+            return None
+        return ModelRole("reward_model", "reward", self.learner, path=section.path)

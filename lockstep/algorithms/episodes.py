@@ -77,11 +77,9 @@ def describe_rewards(judge: str | None) -> str:
     """Says whether an environment's rewards count, given the option that scores its episodes
     instead.
     """
-    return (
-        "its rewards count"
-        if judge is None
-        else f"its rewards are ignored, {judge} scores; {judge}=null: they count"
-    )
+    if judge is None:
+        return "its rewards count"
+    return f"its rewards are ignored, {judge} scores; {judge}=null: they count"
 
 
 def observations(
@@ -103,9 +101,10 @@ def observations(
     """
 
     values = data.template_values
-    tools = (
-        ToolTemplate(source.tokenizer, values, source.stop_token_ids) if "tools" in values else None
-    )
+    if "tools" in values:
+        tools = ToolTemplate(source.tokenizer, values, source.stop_token_ids)
+    else:
+        tools = None
     end, takers = _find_end(source, values) if is_chat(data) else (0, ())
     unknown = source.tokenizer.unk_token_id
     notes: list[str] = []
@@ -120,15 +119,18 @@ def observations(
         if inside or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, values))
-        return tokens[end:] if last in takers else tokens
+        if last in takers:
+            return tokens[end:]
+        return tokens
 
     def encode_observation(observation: Observation, last: int) -> Sequence[int]:
         tokens = tokens_of(observation, last)
         if unknown in tokens and not notes:
             is_text = isinstance(observation, str)
-            text = (
-                observation if is_text else "\n".join(message["content"] for message in observation)
-            )
+            if is_text:
+                text = observation
+            else:
+                text = "\n".join(message["content"] for message in observation)
             notes.append(text)
             note(
                 "the model has no token for part of what the environment says, at first in "

@@ -54,7 +54,9 @@ class RunLength:
     @property
     def rest(self) -> int:
         """Rows at the end of the last epoch that do not fill a step."""
-        return 0 if self.rows is None else self.rows % self.rows_per_step
+        if self.rows is None:
+            return 0
+        return self.rows % self.rows_per_step
 
     def over(self, step: int, position: int) -> bool:
         """True if a run that has done `step` steps and used `position` rows is finished."""
@@ -71,11 +73,10 @@ class RunLength:
         """Says what happens to the rows that do not fill a step; None if there are none."""
         if not self.rest:
             return None
-        those = (
-            f"the last {self.rest} of {self.rows} rows"
-            if self.rest > 1
-            else f"the last of {self.rows} rows"
-        )
+        if self.rest > 1:
+            those = f"the last {self.rest} of {self.rows} rows"
+        else:
+            those = f"the last of {self.rows} rows"
         if self.trains_rest:
             return f"{those} make a smaller last step, since a step takes {self.rows_per_step}"
         return (

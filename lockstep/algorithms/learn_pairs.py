@@ -98,8 +98,14 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     size = recipe.pairs.global_batch_size
     files = setup.files
     learner = setup.learner(role)
-    reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
-    held_out = None if files.validation is None else _open(files.validation, recipe, setup)
+    if recipe.reference_role is None:
+        reference = None
+    else:
+        reference = setup.learner(recipe.reference_role)
+    if files.validation is None:
+        held_out = None
+    else:
+        held_out = _open(files.validation, recipe, setup)
     pairs = _open(files.train, recipe, setup)
     run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
     shown = recipe.run.num_logged_samples
@@ -125,7 +131,9 @@ def _validate(recipe: PairsRecipe, pairs: Pairs, step: PairStep) -> Validate | N
 
     @cache
     def read_rows() -> Batch:
-        return rows if step.reference is None else with_reference(rows, step.reference)
+        if step.reference is None:
+            return rows
+        return with_reference(rows, step.reference)
 
     return validate_figures(lambda _: step.measure(read_rows()).with_prefix("validation"))
 

@@ -51,7 +51,9 @@ def validate_figures(
         measure: Measures the weights of a version.
         version: The version after a number of steps.
     """
-    return None if measure is None else lambda step: Validation(measure(version(step)))
+    if measure is None:
+        return None
+    return lambda step: Validation(measure(version(step)))
 
 
 def measure_run_length(
@@ -227,11 +229,10 @@ def open_sampling(
     held_out = setup.attempt(lambda: open_held_out(recipe, setup, own or recipe.reward), None)
     rows = open_training(recipe, setup, recipe.reward)
     role = recipe.reward_role
-    reward = (
-        setup.reward(recipe.reward, rows, "reward")
-        if role is None
-        else RewardModelScorer(setup.learner(role))
-    )
+    if role is None:
+        reward = setup.reward(recipe.reward, rows, "reward")
+    else:
+        reward = RewardModelScorer(setup.learner(role))
     collector = RolloutCollector(
         engine, rows, reward, setup.source.decode, recipe.seed, episodes, best_reward
     )

@@ -116,7 +116,10 @@ class Load:
     @property
     def description(self) -> str:
         """The optimizer steps of a step, in words."""
-        steps = "1 optimizer step" if self.updates == 1 else f"{self.updates} optimizer steps"
+        if self.updates == 1:
+            steps = "1 optimizer step"
+        else:
+            steps = f"{self.updates} optimizer steps"
         return f"{steps} of {self.rows} {'pairs' if self.group == 2 else 'rows'}"
 
     def together(self, learner: LearnerSection) -> int:

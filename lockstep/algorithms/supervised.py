@@ -69,11 +69,9 @@ class PairsRecipe(Supervised):
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
-        return (
-            (self.trained_role,)
-            if self.reference_role is None
-            else (self.trained_role, self.reference_role)
-        )
+        if self.reference_role is None:
+            return (self.trained_role,)
+        return (self.trained_role, self.reference_role)
 
     @property
     def largest_step(self) -> Load:

@@ -93,11 +93,10 @@ def open_learner(
     if head not in get_args(Head):
         raise InputError(f"open_learner: head is {head!r}; there are: {', '.join(get_args(Head))}")
     section = load_section(LearnerSection, read_arguments("lockstep.open_learner", options))
-    chosen = (
-        None
-        if optimizer is None
-        else load_section(Optimizer, read_arguments("optimizer", optimizer))
-    )
+    if optimizer is None:
+        chosen = None
+    else:
+        chosen = load_section(Optimizer, read_arguments("optimizer", optimizer))
     spec = LearnerSpec(str(_find_model(model)), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
     progress = show_notes()
@@ -110,7 +109,9 @@ def open_learner(
 
 def _find_model(model: str | Path) -> Path:
     """The folder of a model; a name on the hub is fetched first."""
-    return fetch_model(model) if isinstance(model, str) and model.startswith(HUB) else Path(model)
+    if isinstance(model, str) and model.startswith(HUB):
+        return fetch_model(model)
+    return Path(model)
 
 
 def save(learner: Learner, folder: str | Path) -> None:

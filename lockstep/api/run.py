@@ -73,7 +73,9 @@ class Run:
         from lockstep.run.checkpoint.checkpoints import Checkpoints
 
         ranked = Checkpoints(self.folder / "checkpoints", keep=1).rank_by_score()
-        return ranked[-1][2] if ranked else None
+        if ranked:
+            return ranked[-1][2]
+        return None
 
     @property
     def agreement(self) -> AgreementSummary | None:

@@ -92,7 +92,10 @@ def sweep(
 
     trainer = recipe if isinstance(recipe, Trainer) else None
     base = str(recipe) if trainer is None else trainer._loaded.name
-    resolve = partial(load_options, Path(base).stem, base) if trainer is None else trainer._resolve
+    if trainer is None:
+        resolve = partial(load_options, Path(base).stem, base)
+    else:
+        resolve = trainer._resolve
     said = Layer("lockstep.sweep", build_tree(options))
     grid = {key: _plain_values(key, own) for key, own in values.items()}
 

@@ -60,11 +60,10 @@ class Trainer:
             )
         text = named if isinstance(named, str) else user_code.refer(named)
         base = str(recipe) if recipe is not None else self.algorithm
-        name = (
-            Path(base).stem
-            if base is not None
-            else text.rpartition(":")[2].partition("-")[0].lower()
-        )
+        if base is not None:
+            name = Path(base).stem
+        else:
+            name = text.rpartition(":")[2].partition("-")[0].lower()
         tree = {"algorithm": text, **build_tree(options)}
         if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
             tree.setdefault("reward", None)  # of the base, which did not know of the environment

@@ -85,7 +85,9 @@ class ChildProcess:
         code = self._process.exitcode
         if code is None:
             return "it closed its connection"
-        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        if code >= 0:
+            return f"exit code {code}"
+        return f"killed by {signal.Signals(-code).name}"
 
     def close(self, at_once: bool = False) -> None:
         if self._closed:

@@ -156,11 +156,10 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) 
     assert sampler.openai is not None, "a server has an address"
     client = OpenAIClient(sampler.openai, sampler.timeout_s, note=progress.note)
     source = None if section.path is None else open_source(section.path)
-    reader = (
-        None
-        if source is None
-        else Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
-    )
+    if source is None:
+        reader = None
+    else:
+        reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
     stops = () if source is None else source.stop_token_ids
     sampling = section.sampling.params(stops)
     client.require(sampling)
@@ -193,13 +192,15 @@ class ServerAnswers:
 
     def escape(self, text: str) -> str:
         """Escapes the judge's control tokens; without a tokenizer, the common ones."""
-        return _escaped_in_general(text) if self.reader is None else self.reader.escaped(text)
+        if self.reader is None:
+            return _escaped_in_general(text)
+        return self.reader.escaped(text)
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
         """Tokens by which each conversation is too long; 0 without a tokenizer."""
-        return (
-            [0] * len(conversations) if self.reader is None else self.reader.excesses(conversations)
-        )
+        if self.reader is None:
+            return [0] * len(conversations)
+        return self.reader.excesses(conversations)
 
     def answers(
         self, conversations: Sequence[Conversation], keys: Sequence[int]

@@ -68,7 +68,9 @@ def section_of(learner: Learner) -> LearnerSection:
 
 def dtype_of(learner: Learner) -> DType:
     """The type that a learner computes in; of one that is not Lockstep's, the least precise."""
-    return learner.section.dtype if isinstance(learner, RankLearner | MeshLearner) else "bf16"
+    if isinstance(learner, RankLearner | MeshLearner):
+        return learner.section.dtype
+    return "bf16"
 
 
 def computes_exactly(learner: Learner, sampler: Computation) -> bool:

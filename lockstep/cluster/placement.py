@@ -59,7 +59,9 @@ class Processes:
     @property
     def first(self) -> int:
         """Number of the first device of an engine."""
-        return -(-self.ranks // self.width) * self.width if self.apart else 0
+        if self.apart:
+            return -(-self.ranks // self.width) * self.width
+        return 0
 
     @property
     def devices(self) -> int:
@@ -185,12 +187,19 @@ class Placement:
         """Describes in one line which processes are on which devices."""
         parts = [f"learner on {self._span(self.ranks)}"] if self.ranks else []
         if self.engines:
-            each = f", {self.processes.width} each," if self.processes.width > 1 else ""
-            engines = (
-                "1 engine" if self.processes.engines == 1 else f"{self.processes.engines} engines"
-            )
+            if self.processes.width > 1:
+                each = f", {self.processes.width} each,"
+            else:
+                each = ""
+            if self.processes.engines == 1:
+                engines = "1 engine"
+            else:
+                engines = f"{self.processes.engines} engines"
             parts.append(f"{engines}{each} on {self._span(self.engines)}")
-        turns = ", in turns" if self.ranks and self.engines and not self.processes.apart else ""
+        if self.ranks and self.engines and not self.processes.apart:
+            turns = ", in turns"
+        else:
+            turns = ""
         return "; ".join(parts) + turns
 
     def _span(self, places: Sequence[Place]) -> str:
@@ -199,7 +208,9 @@ class Placement:
         last = places[-1].last
         machines = 1 + places[-1].machine - places[0].machine
         span = f"{kind} {first}" if first == last else f"{kind}s {first} to {last}"
-        return span if machines == 1 else f"{span} of {machines} machines"
+        if machines == 1:
+            return span
+        return f"{span} of {machines} machines"
 
 
 def placement_of(recipe: Algorithm) -> Placement:
@@ -253,9 +264,15 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     Raises:
         InputError: The transfer that the section names is not possible.
     """
-    places = () if placement is None or not placement.devices.on_gpu else placement.engines
+    if placement is None or not placement.devices.on_gpu:
+        places = ()
+    else:
+        places = placement.engines
     engines = {device for place in places for device in range(place.first, place.last + 1)}
-    ranks = [] if placement is None or not engines else [place.first for place in placement.ranks]
+    if placement is None or not engines:
+        ranks = []
+    else:
+        ranks = [place.first for place in placement.ranks]
     shared = bool(ranks) and engines <= set(ranks)
     nccl = bool(ranks) and ranks[0] not in engines
     possible = dict[
@@ -329,11 +346,10 @@ def _require_room(devices: Devices, processes: Processes) -> None:
             "multiple; an engine has GPUs of one machine alone"
         )
     if processes.devices > there:
-        how = (
-            ", side by side (cluster.placement=colocated lets them take turns)"
-            if processes.apart
-            else ""
-        )
+        if processes.apart:
+            how = ", side by side (cluster.placement=colocated lets them take turns)"
+        else:
+            how = ""
         raise InputError(
             f"learner.parallel asks for {processes.ranks} GPUs and sampler.replicas × "
             "sampler.tensor_parallel for "

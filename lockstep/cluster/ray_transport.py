@@ -98,7 +98,10 @@ class RayCluster:
         )
         self._places = self._reserve(-(-processes.devices // self._width), section.timeout_s)
         self._bundles = self._sort_bundles()
-        self._names = self._ask_names() if self._on_gpu and self._width > 1 else None
+        if self._on_gpu and self._width > 1:
+            self._names = self._ask_names()
+        else:
+            self._names = None
         self.address = str(get_node_ip_address())
 
     @property

@@ -189,9 +189,10 @@ class SamplerPool:
         outgoing = Outgoing.of(stream)
         calls = list[Pending]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
-        chosen = (
-            self._chosen if outgoing.on_gpu else self._chosen.from_host(self._workers.one_machine)
-        )
+        if outgoing.on_gpu:
+            chosen = self._chosen
+        else:
+            chosen = self._chosen.from_host(self._workers.one_machine)
         with self._own_deaths():
             self._let_join(sender, chosen)
             buckets = sender.buckets(outgoing, self._spec.backend.packs(self._spec.learner))

@@ -107,11 +107,10 @@ def require_proof(
     """
     config = read_config(folder, headless=True)
     device = resolve_device(computation.device)
-    shape = (
-        None
-        if sampling is None
-        else replace(sampling.without_penalties, max_tokens=_RESPONSE, stop_token_ids=())
-    )
+    if sampling is None:
+        shape = None
+    else:
+        shape = replace(sampling.without_penalties, max_tokens=_RESPONSE, stop_token_ids=())
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     about = (
         json.dumps(fields, sort_keys=True, default=str),

@@ -213,12 +213,16 @@ class Channel:
 
 
 def _deadline(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s
+    if timeout_s is None:
+        return None
+    return time.monotonic() + timeout_s
 
 
 def _remaining_s(deadline: float | None) -> float | None:
     """Seconds until the deadline; never 0, which would make the socket non-blocking."""
-    return None if deadline is None else max(deadline - time.monotonic(), 1e-4)
+    if deadline is None:
+        return None
+    return max(deadline - time.monotonic(), 1e-4)
 
 
 def take_threads(count: int) -> None:

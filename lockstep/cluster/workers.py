@@ -70,7 +70,9 @@ class Workers(ExitStack):
     @property
     def address(self) -> str:
         """Address of this process, as workers reach it."""
-        return LOOPBACK if self._cluster is None else self._cluster.address
+        if self._cluster is None:
+            return LOOPBACK
+        return self._cluster.address
 
     def place_ranks(self, ranks: int, computation: Computation) -> Sequence[Place]:
         """The places of a learner's ranks: the first `ranks` of the run's.
@@ -97,7 +99,10 @@ class Workers(ExitStack):
 
     def choose_route(self, section: SamplerSection) -> Route:
         """The route of weights to the engines of a section, see `placement.choose_route`."""
-        placement = None if self._placement is None else self._placement.with_engines(section)
+        if self._placement is None:
+            placement = None
+        else:
+            placement = self._placement.with_engines(section)
         return choose_route(section, placement, self.one_machine)
 
     def start(

@@ -41,4 +41,6 @@ def run(options: argparse.Namespace) -> int:
     findings = [check(bound, rows) for bound in bounds]
     for _, sentence in findings:
         print_text(sentence)
-    return exit_codes.OK if all(passed for passed, _ in findings) else exit_codes.BROKEN
+    if all(passed for passed, _ in findings):
+        return exit_codes.OK
+    return exit_codes.BROKEN

@@ -132,7 +132,10 @@ def _measure(options: argparse.Namespace) -> int:
 def _table(options: argparse.Namespace) -> int:
     code = _measure(options)
     if code == exit_codes.BROKEN:
-        named = [] if options.recipe == "doctor_table" else ["--recipe", options.recipe]
+        if options.recipe == "doctor_table":
+            named = []
+        else:
+            named = ["--recipe", options.recipe]
         named += ["--trust", *options.trust] if options.trust else []
         print(
             "where: lockstep doctor locate "
@@ -152,7 +155,10 @@ def _quick(options: argparse.Namespace) -> int:
 
 
 def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    unread = ["columns"] if options.folder is None else ["overrides", "recipe", "out", "trust"]
+    if options.folder is None:
+        unread = ["columns"]
+    else:
+        unread = ["overrides", "recipe", "out", "trust"]
     what = "a model" if options.folder is None else "--model"
     for name in unread:
         if vars(options)[name] != parser.get_default(name):
@@ -171,7 +177,9 @@ def _locate_model(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep_doctor.commands.locate_model import locate_model
 
-    return exit_codes.OK if all(one.agrees for one in locate_model(loaded)) else exit_codes.BROKEN
+    if all(one.agrees for one in locate_model(loaded)):
+        return exit_codes.OK
+    return exit_codes.BROKEN
 
 
 def _bringup(options: argparse.Namespace) -> int:
@@ -188,11 +196,9 @@ def _refit(options: argparse.Namespace) -> int:
         from lockstep_doctor.commands.refit_check import check_model
 
     found = check_model(loaded)
-    return (
-        exit_codes.BROKEN
-        if any(stage.findings for stages in found.values() for stage in stages)
-        else exit_codes.OK
-    )
+    if any(stage.findings for stages in found.values() for stage in stages):
+        return exit_codes.BROKEN
+    return exit_codes.OK
 
 
 def _analyze(options: argparse.Namespace) -> int:

@@ -38,4 +38,6 @@ def run(options: argparse.Namespace) -> int:
 
     found = plan(loaded, options.gpus, options.memory, options.rates)
     print_text(found.text)
-    return exit_codes.OK if found.fits else exit_codes.BROKEN
+    if found.fits:
+        return exit_codes.OK
+    return exit_codes.BROKEN

@@ -67,17 +67,21 @@ class Shape:
     @property
     def fields(self) -> dict[str, FieldInfo]:
         """The options by name."""
-        return {} if self.is_named else self.kind.model_fields
+        if self.is_named:
+            return {}
+        return self.kind.model_fields
 
     def inner(self) -> Iterator[tuple[str, Shape | None]]:
         """Yields each option's name and, where it is a section, its shape; NAME stands for names
         not given yet.
         """
-        names = (
-            (self.said if isinstance(self.said, dict) and self.said else ["NAME"])
-            if self.is_named
-            else self.fields
-        )
+        if self.is_named:
+            if isinstance(self.said, dict) and self.said:
+                names = self.said
+            else:
+                names = ["NAME"]
+        else:
+            names = self.fields
         for name in names:
             yield name, self.within(name)
 
@@ -96,7 +100,10 @@ class Shape:
         value = self.said.get(name) if isinstance(self.said, dict) else None
         if self.is_named:
             return Shape(self.kind.narrow(value), value)
-        section = section_of(self.fields[name].annotation) if name in self.fields else None
+        if name in self.fields:
+            section = section_of(self.fields[name].annotation)
+        else:
+            section = None
         if section is None:
             return None
         is_named = _maps_names(self.fields[name].annotation)
@@ -146,7 +153,9 @@ def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) ->
             return f"{key} is missing{_description(recipe, path)}"
         case "value_error":
             text = told["msg"].removeprefix("Value error, ")
-            return f"{key}: {text}" if key else text
+            if key:
+                return f"{key}: {text}"
+            return text
         case kind if kind not in _EXPECTED and not told["msg"].startswith("Input should be "):
             return f"{key}: {told['msg']}"
         case _:
@@ -239,7 +248,9 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
 
 def _description(recipe: Shape, path: KeyPath) -> str:
     field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
-    return f" ({field.description})" if field is not None and field.description else ""
+    if field is not None and field.description:
+        return f" ({field.description})"
+    return ""
 
 
 def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
@@ -247,7 +258,9 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
     for key in path:
         if shape is not None and isinstance(key, str):
             shape = shape.within(key)
-    return shape.fields if shape else {}
+    if shape:
+        return shape.fields
+    return {}
 
 
 def list_options(recipe: Shape) -> Iterator[str]:

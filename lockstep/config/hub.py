@@ -68,7 +68,9 @@ def fetch_model(model: str) -> Path:
     """The folder of a model: `model` itself, `final/` if that is a run, or the fetched copy of a
     name on the hub.
     """
-    return _fetch_once(model) if model.startswith(HUB) else weights_of(model)
+    if model.startswith(HUB):
+        return _fetch_once(model)
+    return weights_of(model)
 
 
 @cache  # so that a learner and a sampler of one name are of one commit
@@ -177,7 +179,9 @@ def _download(api: HfApi, name: HubName, revision: str | None, weights: bool) ->
 def _find_cache() -> str | None:
     """The folder of the hub's files on this machine; None: where huggingface_hub keeps them."""
     folder = os.environ.get("HF_HUB_CACHE")
-    return None if folder is None else os.path.expandvars(folder)
+    if folder is None:
+        return None
+    return os.path.expandvars(folder)
 
 
 def _require_model(name: HubName, files: Sequence[str]) -> None:

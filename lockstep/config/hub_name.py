@@ -96,15 +96,21 @@ def read_pins(folder: Path) -> dict[str, str]:
 
 
 def _model(path: str) -> str:
-    return parse(path, "model").text if path.startswith(HUB) else expand(path)
+    if path.startswith(HUB):
+        return parse(path, "model").text
+    return expand(path)
 
 
 def _rows(path: str) -> str:
-    return parse(path, "dataset").text if path.startswith(HUB) else expand(path)
+    if path.startswith(HUB):
+        return parse(path, "dataset").text
+    return expand(path)
 
 
 def _all_rows(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    return _rows(paths) if isinstance(paths, str) else tuple(map(_rows, paths))
+    if isinstance(paths, str):
+        return _rows(paths)
+    return tuple(map(_rows, paths))
 
 
 ModelPath = Annotated[str, AfterValidator(_model)]

@@ -107,11 +107,9 @@ class Loaded:
         """Every option with its value, defaults included, as JSON types; names on the hub as they
         are written.
         """
-        return (
-            self.recipe.model_dump(mode="json")
-            if self.written is None
-            else json.loads(self.written)
-        )
+        if self.written is None:
+            return self.recipe.model_dump(mode="json")
+        return json.loads(self.written)
 
     def locate(self, places: Mapping[str, str], pins: Mapping[str, str]) -> Loaded:
         """The recipe with local paths in place of names on the hub, and the commits of these."""
@@ -173,7 +171,9 @@ class Loaded:
     def run_folder(self) -> Path:
         """The run's folder: `run.folder`, or `runs/<name>-<digest>`."""
         folder = self.recipe.folder
-        return Path("runs") / f"{self.name}-{self.digest}" if folder is None else Path(folder)
+        if folder is None:
+            return Path("runs") / f"{self.name}-{self.digest}"
+        return Path(folder)
 
 
 def load(
@@ -333,9 +333,13 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
     tree = loaded.dump()
 
     def note(keys: Keys) -> str:
-        return "" if isinstance(yaml12.value_at(tree, keys), dict) else loaded.origin(keys)
+        if isinstance(yaml12.value_at(tree, keys), dict):
+            return ""
+        return loaded.origin(keys)
 
-    return yaml12.annotate(tree, note) if origins else yaml12.dump(tree)
+    if origins:
+        return yaml12.annotate(tree, note)
+    return yaml12.dump(tree)
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
@@ -385,7 +389,9 @@ def _expand(layers: Sequence[Layer]) -> list[Layer]:
 
 def _expand_scalar(key: str, value: Any) -> Any:
     short = key in SHORT_FORMS and not isinstance(value, dict | list | None)
-    return {SHORT_FORMS[key]: value} if short else value
+    if short:
+        return {SHORT_FORMS[key]: value}
+    return value
 
 
 def _find(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
@@ -444,7 +450,9 @@ def _validate(
 def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> Layer:
     """Returns the layer that last set `path`; the recipe itself for what no layer sets."""
     found = [layer for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
-    return found[-1] if found else layers[-1]
+    if found:
+        return found[-1]
+    return layers[-1]
 
 
 def _says(tree: Any, path: KeyPath) -> bool:

@@ -196,7 +196,9 @@ class LearnerSection(Computation):
 
     @property
     def adapters_apart(self) -> LoRA | None:
-        return self.lora if self.exact else None
+        if self.exact:
+            return self.lora
+        return None
 
     def explain_inexact(self) -> str | None:
         """Says which option keeps a learner from computing by the kernels of `models.exact`; None:
@@ -359,7 +361,9 @@ class SamplerSection(Section):
     @property
     def engines(self) -> int:
         """Number of engines that Lockstep starts; a server has its own."""
-        return 0 if self.is_server else self.replicas
+        if self.is_server:
+            return 0
+        return self.replicas
 
     @property
     def is_server(self) -> bool:
@@ -489,4 +493,6 @@ class Cluster(ClusterSection):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return {"offload_idle": "with placement: separate"} if self.is_apart else {}
+        if self.is_apart:
+            return {"offload_idle": "with placement: separate"}
+        return {}

@@ -101,7 +101,9 @@ def room_of_demonstrations(training: Common) -> dict[str, int] | None:
     """
     longest = training.longest_demonstration
     prompt = training.data.max_prompt_tokens
-    return None if longest is None or longest <= prompt else {"max_tokens": longest - prompt}
+    if longest is None or longest <= prompt:
+        return None
+    return {"max_tokens": longest - prompt}
 
 
 def weights_of(model: Path | str) -> Path:

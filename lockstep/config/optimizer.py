@@ -115,4 +115,6 @@ class Optimizer(Section):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return {} if "betas" in self.torch_class.takes else {"betas": f"with name: {self.name}"}
+        if "betas" in self.torch_class.takes:
+            return {}
+        return {"betas": f"with name: {self.name}"}

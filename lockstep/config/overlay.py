@@ -65,4 +65,6 @@ def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, A
     if isinstance(taken, dict) and taken.get("type") == "by_row":
         return above
     types = [kind for option, kind in _REWARD_TYPES.items() if given.get(option) is not None]
-    return above | {"reward": {**given, "type": types[0]}} if len(types) == 1 else above
+    if len(types) == 1:
+        return above | {"reward": {**given, "type": types[0]}}
+    return above

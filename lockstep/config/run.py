@@ -99,11 +99,15 @@ class Bound(Section):
     @property
     def min_rows(self) -> int:
         """Rows of the metric that the window must have."""
-        return self.length if self.rows is None else self.rows
+        if self.rows is None:
+            return self.length
+        return self.rows
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return {"statistic": "where the window is a single step"} if self.length == 1 else {}
+        if self.length == 1:
+            return {"statistic": "where the window is a single step"}
+        return {}
 
     @rule
     def _a_window_and_a_range(self) -> None:
@@ -172,7 +176,9 @@ class Common(Recipe):
     @property
     def idle_options(self) -> dict[str, str]:
         counted = self.run.max_steps >= 0 and not self.steps_and_epochs
-        return {"run.max_epochs": "where run.max_steps counts"} if counted else {}
+        if counted:
+            return {"run.max_epochs": "where run.max_steps counts"}
+        return {}
 
     @rule
     def _validation_has_rows(self) -> None:

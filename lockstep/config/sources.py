@@ -125,7 +125,9 @@ class PromptSection(Section):
     @property
     def prompt_templates(self) -> dict[str, str]:
         """The templates whose fields a row needs for its prompt, by their options."""
-        return {"data.prompt": self.prompt} if self.messages is None else {}
+        if self.messages is None:
+            return {"data.prompt": self.prompt}
+        return {}
 
     def as_data(
         self, rows: Paths, answer: str, max_validation_samples: int | None = None
@@ -200,10 +202,13 @@ class DataSection(QuestionSection):
         """The templates whose fields a row needs for its completion, by their options; none where
         messages have it.
         """
-        completion = (
-            "{answer}" if self.completion is None and self.messages is None else self.completion
-        )
-        return {} if completion is None else {"data.completion": completion}
+        if self.completion is None and self.messages is None:
+            completion = "{answer}"
+        else:
+            completion = self.completion
+        if completion is None:
+            return {}
+        return {"data.completion": completion}
 
     @rule
     def _one_source(self) -> None:

@@ -82,7 +82,9 @@ class Task(Section, ABC):
         task's own file.
         """
         place = self.name.rpartition(":")[0] or type(self).__module__
-        return self.best_reward if code is not None and code.rpartition(":")[0] == place else None
+        if code is not None and code.rpartition(":")[0] == place:
+            return self.best_reward
+        return None
 
     @abstractmethod
     def write(self, folder: Path) -> TaskFiles:
@@ -118,11 +120,9 @@ def find(said: object) -> type[Task]:
 
 def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:
     """Validates a section by the class that it names, as JSON and strictly."""
-    return (
-        find(said).model_validate_json(json.dumps(said), strict=True)
-        if isinstance(said, dict)
-        else validate(said)
-    )
+    if isinstance(said, dict):
+        return find(said).model_validate_json(json.dumps(said), strict=True)
+    return validate(said)
 
 
 def _find_built_in() -> dict[str, str]:

@@ -48,11 +48,10 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
             f"{option} {reference!r} is not of the form file.py:name or package.module:name"
         )
     try:
-        module = (
-            import_file(Path(place).resolve())
-            if place.endswith(".py")
-            else importlib.import_module(place)
-        )
+        if place.endswith(".py"):
+            module = import_file(Path(place).resolve())
+        else:
+            module = importlib.import_module(place)
     except (
         Exception,
         SystemExit,
@@ -140,7 +139,9 @@ def is_imported(reference: str) -> bool:
     again.
     """
     place = reference.rpartition(":")[0]
-    return Path(place).resolve() in _MODULES if place.endswith(".py") else place in sys.modules
+    if place.endswith(".py"):
+        return Path(place).resolve() in _MODULES
+    return place in sys.modules
 
 
 def find_own_file(kind: type) -> Path | None:

@@ -137,11 +137,9 @@ class Batch:
 
     def keep_places(self) -> Self:
         """The same batch with `places` cached."""
-        return (
-            self
-            if self.places is not None
-            else replace(self, places=TokenPlaces(self.row, self.position))
-        )
+        if self.places is not None:
+            return self
+        return replace(self, places=TokenPlaces(self.row, self.position))
 
     def rows_of(self, groups: Sequence[int]) -> list[int]:
         """The sequences of these groups, in order."""

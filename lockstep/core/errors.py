@@ -57,7 +57,9 @@ _LONGEST_QUOTED = 300
 
 def shorten(text: str) -> str:
     """A text that fits into a sentence: the beginning of a long one."""
-    return text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…"
+    if len(text) <= _LONGEST_QUOTED:
+        return text
+    return f"{text[:_LONGEST_QUOTED]}…"
 
 
 def first_line(error: BaseException) -> str:

@@ -46,7 +46,9 @@ class Mean(_Sums):
     count: Number = 1.0
 
     def value(self) -> float:
-        return float(self.total) / float(self.count) if float(self.count) else float("nan")
+        if float(self.count):
+            return float(self.total) / float(self.count)
+        return float("nan")
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,9 @@ class ExplainedVariance(_Sums):
             return float("nan")
         variance = float(self.returns_squared) / n - (float(self.returns) / n) ** 2
         residual = float(self.errors_squared) / n - (float(self.errors) / n) ** 2
-        return 1.0 - residual / variance if variance > 0 else float("nan")
+        if variance > 0:
+            return 1.0 - residual / variance
+        return float("nan")
 
 
 @dataclass(frozen=True)
@@ -131,11 +135,9 @@ class StandardDeviation(_Sums):
 
     def value(self) -> float:
         n = float(self.count)
-        return (
-            max(0.0, float(self.squares) / n - (float(self.total) / n) ** 2) ** 0.5
-            if n
-            else float("nan")
-        )
+        if n:
+            return max(0.0, float(self.squares) / n - (float(self.total) / n) ** 2) ** 0.5
+        return float("nan")
 
 
 class Metrics(dict[str, Reduction]):

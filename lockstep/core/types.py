@@ -82,7 +82,9 @@ class SamplingParams:
 
     def drop_stop(self, tokens: list[int]) -> list[int]:
         """Returns a response's tokens without the stop token that it ends with, if there is one."""
-        return tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens
+        if tokens and tokens[-1] in self.stop_token_ids:
+            return tokens[:-1]
+        return tokens
 
     @property
     def greedy(self) -> bool:

@@ -65,9 +65,15 @@ class AnswerEncoder:
         self._stops = {end, *stops}
         added = tokenizer.added_tokens_decoder
         self._marks = {str(text): token for token, text in added.items() if token in self._stops}
-        closing = messages.render_closing(tokenizer, data.template_args) if is_chat(data) else None
+        if is_chat(data):
+            closing = messages.render_closing(tokenizer, data.template_args)
+        else:
+            closing = None
         self._closing = self._token_ids([closing])[0] if closing else []
-        self._ends = 1 if closing is None else sum(token in self._stops for token in self._closing)
+        if closing is None:
+            self._ends = 1
+        else:
+            self._ends = sum(token in self._stops for token in self._closing)
         self._prepends = is_chat(data) and self._writes_spaces()
 
     def __call__(
@@ -139,7 +145,9 @@ class AnswerEncoder:
         unread = sorted(
             name for name in _fields_beside(answer) if name in ("tool_calls", "reasoning_content")
         )
-        return f"has {unread[0]} in its answer, which data.chat=true renders" if unread else None
+        if unread:
+            return f"has {unread[0]} in its answer, which data.chat=true renders"
+        return None
 
     def note_unread(self, rows: Iterable[tuple[Row, Sequence[Message]]]) -> None:
         """Notes fields of some rows' answers that change nothing of what is learned."""
@@ -241,7 +249,9 @@ class AnswerEncoder:
         stands alone.
         """
         given, whole = self._token_ids([opening, opening + text])
-        return whole[len(given) :] if whole[: len(given)] == given else alone
+        if whole[: len(given)] == given:
+            return whole[len(given) :]
+        return alone
 
     def _writes_spaces(self) -> bool:
         """True if the tokenizer writes a space before a text that stands alone."""
@@ -291,7 +301,9 @@ def is_empty(answer: Message) -> bool:
 def read_answer(template: str, row: Row, where: str) -> Message:
     """An answer: the template filled, or the last message if its only field is a conversation."""
     talk = _find_talk(template, row)
-    return of_text(render(template, row, where)) if talk is None else read_field(row, talk)[-1]
+    if talk is None:
+        return of_text(render(template, row, where))
+    return read_field(row, talk)[-1]
 
 
 def of_text(text: str) -> Message:
@@ -307,7 +319,9 @@ def answer_fault(template: str, row: Row) -> str | None:
     if talk is not None:
         return messages.answer_fault(row, talk)
     lists = [name for name in fields(template) if isinstance(read_field(row, name), list | dict)]
-    return f"has no text in the field {lists[0]!r}, which is an answer" if lists else None
+    if lists:
+        return f"has no text in the field {lists[0]!r}, which is an answer"
+    return None
 
 
 def _find_talk(template: str, row: Row) -> str | None:
@@ -315,7 +329,9 @@ def _find_talk(template: str, row: Row) -> str | None:
     names = fields(template)
     if not names or template != f"{{{names[0]}}}":
         return None
-    return names[0] if isinstance(read_field(row, names[0]), list) else None
+    if isinstance(read_field(row, names[0]), list):
+        return names[0]
+    return None
 
 
 def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:

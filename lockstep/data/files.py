@@ -42,7 +42,9 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     """
     labels = _labels(files.paths)
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
-    return opened[0] if len(opened) == 1 else Together(opened, files.weights)
+    if len(opened) == 1:
+        return opened[0]
+    return Together(opened, files.weights)
 
 
 def _open(path: Path, bad_rows: Policy, label: str) -> Rows:

@@ -256,7 +256,9 @@ def _depth(value: Any) -> int:
 
 def _integer(text: str) -> int | AsWritten:
     """Parses a whole number; only -0 keeps its spelling, which an int would lose."""
-    return AsWritten(text) if text == "-0" else int(text)
+    if text == "-0":
+        return AsWritten(text)
+    return int(text)
 
 
 _DECODER = json.JSONDecoder(
@@ -293,5 +295,7 @@ def _find_fault(line: bytes) -> str | None:
     try:
         parse(line)
     except ValueError as error:
-        return str(error) if line.strip() else ""
+        if line.strip():
+            return str(error)
+        return ""
     return None

@@ -57,7 +57,9 @@ class ChatTemplateError(InputError):
 def read_question(row: Row, field: str) -> tuple[Message, ...]:
     """The messages in a field that are to be answered: all but a final message of the assistant."""
     messages = tuple(read_field(row, field))
-    return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+    if messages and messages[-1]["role"] == "assistant":
+        return messages[:-1]
+    return messages
 
 
 def read_tools(row: Row) -> list[Any] | None:
@@ -72,11 +74,9 @@ def read_tools(row: Row) -> list[Any] | None:
             return None
     if not isinstance(tools, list) or not tools:
         return None
-    return (
-        tools
-        if all(isinstance(tool, dict) and {"function", "name"} & tool.keys() for tool in tools)
-        else None
-    )
+    if all(isinstance(tool, dict) and {"function", "name"} & tool.keys() for tool in tools):
+        return tools
+    return None
 
 
 def render_plain(message: Message) -> str:
@@ -246,11 +246,9 @@ def _read_arguments(call: Any) -> Any:
         raise ChatTemplateError(f"the text of a call's arguments {error}") from error
     except (ValueError, RecursionError):
         return call
-    return (
-        {**call, "function": {**function, "arguments": arguments}}
-        if isinstance(arguments, dict)
-        else call
-    )
+    if isinstance(arguments, dict):
+        return {**call, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def _apply(

@@ -14,7 +14,9 @@ from lockstep.core import keyed
 @functools.lru_cache(maxsize=8)
 def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
     """The order of `length` rows in an epoch (counted from 0)."""
-    return keyed.permutation(length, seed, "order of rows", epoch) if shuffle else range(length)
+    if shuffle:
+        return keyed.permutation(length, seed, "order of rows", epoch)
+    return range(length)
 
 
 def mix_rows_at(

@@ -165,9 +165,10 @@ def converse(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
     """The conversation of a row: its own, or what the templates make of it."""
     if data.messages is not None:
         return messages.read_question(row, data.messages)
-    system = (
-        () if data.system_prompt is None else ({"role": "system", "content": data.system_prompt},)
-    )
+    if data.system_prompt is None:
+        system = ()
+    else:
+        system = ({"role": "system", "content": data.system_prompt},)
     return (*system, {"role": "user", "content": render(data.prompt, row, where)})
 
 
@@ -230,7 +231,9 @@ def token_ids(
 
 
 def _begin(names: Sequence[str], place: int) -> str:
-    return f"{names[place]}: " if names else ""
+    if names:
+        return f"{names[place]}: "
+    return ""
 
 
 def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
@@ -378,7 +381,9 @@ class Prompts(EncodedRows[Prompt]):
         none.
         """
         template = self._data.answer
-        return render(template, prompt.row, prompt.id) if fills(prompt.row, template) else ""
+        if fills(prompt.row, template):
+            return render(template, prompt.row, prompt.id)
+        return ""
 
     def _fault(self, row: Row) -> str | None:
         # A row without an answer, too, should stop a run before it starts, not at step 40.

@@ -32,7 +32,9 @@ def read_number(value: object) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    if math.isfinite(number):
+        return number
+    return None
 
 
 def without_padding(row: dict[str, Any]) -> dict[str, Any]:
@@ -56,8 +58,15 @@ def _without_padding(value: Any) -> Any:
 def find_not_finite(value: object) -> float | None:
     """Returns a NaN or infinity in a value of a row, at any depth; None if it has none."""
     if isinstance(value, float):
-        return None if math.isfinite(value) else value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if math.isfinite(value):
+            return None
+        return value
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    else:
+        inner = ()
     return next((found for item in inner if (found := find_not_finite(item)) is not None), None)
 
 

@@ -253,7 +253,10 @@ def _scan(
             else:
                 faults[i] = wrong
         yield [], _BAD, faults
-        lengths = needs.lengths(list(usable), list(usable.values())) if usable else []
+        if usable:
+            lengths = needs.lengths(list(usable), list(usable.values()))
+        else:
+            lengths = []
         long = {i: why for i, why in zip(usable, lengths, strict=True) if why is not None}
         yield [i for i in usable if i not in long], _OVERLONG, long
 

@@ -46,7 +46,9 @@ def strftime_now(layout: str) -> str:
 
 def find_date(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Returns the date, if the tokenizer's chat template may write it."""
-    return str(_read_date()) if _READER in str(tokenizer.chat_template or "") else None
+    if _READER in str(tokenizer.chat_template or ""):
+        return str(_read_date())
+    return None
 
 
 def _read_date() -> datetime.date:

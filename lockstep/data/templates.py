@@ -101,9 +101,10 @@ def complaint(
                 f"has {_kind(value)} in the field {name!r}, which should be "
                 f"{_RIGHT.get(kind, kind)}"
             )
-        endless = (
-            value if kind == "number" and read_number(value) is None else find_not_finite(value)
-        )
+        if kind == "number" and read_number(value) is None:
+            endless = value
+        else:
+            endless = find_not_finite(value)
         if endless is not None:
             return (
                 f"has {shorten(str(endless))} in the field {name!r}, which is not a finite number"
@@ -120,7 +121,9 @@ def read_field(row: Row, name: str) -> Any:
         return row.get(name)
     outer, _, inner = name.partition(".")
     value = row.get(outer)
-    return read_field(value, inner) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return read_field(value, inner)
+    return None
 
 
 def find_messages(row: Row, template: str) -> str | None:
@@ -170,7 +173,9 @@ def _field(row: Row, name: str, where: str) -> str:
     if type(value) not in _KINDS or find_not_finite(value) is not None:
         raise DataError(f"{where}: {complaint(row, {name: 'any'})}")
     try:
-        return value if isinstance(value, str) else as_written(value)
+        if isinstance(value, str):
+            return value
+        return as_written(value)
     except TypeError as error:  # a table can hold dates and bytes inside of a list
         raise DataError(
             f"{where}: the field {name!r} cannot be put into a template ({error})"

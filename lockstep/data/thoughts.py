@@ -57,7 +57,9 @@ def drop_thought(response: str, prompt: str = "") -> str:
         prompt: The text that it continues, if known.
     """
     end = _end_of_thoughts(response, prompt)
-    return response[end:].lstrip() if end else response
+    if end:
+        return response[end:].lstrip()
+    return response
 
 
 def opening_mark(prompt: str) -> str:
@@ -65,7 +67,9 @@ def opening_mark(prompt: str) -> str:
     if it has none.
     """
     marks = _final_marks(prompt)
-    return "" if marks is None else marks.opening
+    if marks is None:
+        return ""
+    return marks.opening
 
 
 def decode_marked(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
@@ -127,7 +131,9 @@ def _end_of_thought(response: str, start: int, marks: Marks) -> int:
     closed.
     """
     closing = marks.find_closing(response, start)
-    return len(response) if closing is None else closing.end()
+    if closing is None:
+        return len(response)
+    return closing.end()
 
 
 def _end_without_opening(response: str) -> int:

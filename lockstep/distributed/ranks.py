@@ -42,15 +42,21 @@ class Ranks:
 
     def size(self, name: Dimension) -> int:
         """Number of ranks along a dimension."""
-        return 1 if self.mesh is None else self.mesh.size(DIMENSIONS.index(name))
+        if self.mesh is None:
+            return 1
+        return self.mesh.size(DIMENSIONS.index(name))
 
     def index(self, name: Dimension) -> int:
         """Index of this rank along a dimension."""
-        return 0 if self.mesh is None else self.mesh.get_local_rank(name)
+        if self.mesh is None:
+            return 0
+        return self.mesh.get_local_rank(name)
 
     def group(self, name: Dimension) -> dist.ProcessGroup | None:
         """The process group of this rank along a dimension; None if it is alone there."""
-        return None if self.mesh is None or self.size(name) == 1 else self.mesh.get_group(name)
+        if self.mesh is None or self.size(name) == 1:
+            return None
+        return self.mesh.get_group(name)
 
     def joint_group(self, *names: Dimension) -> dist.ProcessGroup | None:
         """The process group of this rank along several dimensions, None if it is alone there; a
@@ -58,7 +64,9 @@ class Ranks:
         """
         several: list[Dimension] = [name for name in names if self.size(name) > 1]
         if self.mesh is None or len(several) < 2:
-            return self.group(several[0]) if several else None
+            if several:
+                return self.group(several[0])
+            return None
         return self.mesh[tuple(several)]._flatten("_".join(several)).get_group()
 
     @property

@@ -93,7 +93,10 @@ def _score_all(
     assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
     # Where a logit is −∞, 0 · −∞ would be NaN.
-    entropy_M = -(logprob_MV.exp() * logprob_MV.clamp(min=NOTHING)).sum(-1) if entropy else None
+    if entropy:
+        entropy_M = -(logprob_MV.exp() * logprob_MV.clamp(min=NOTHING)).sum(-1)
+    else:
+        entropy_M = None
     return logprob_MV.gather(1, token_MK), entropy_M
 
 
@@ -158,7 +161,9 @@ def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
     assert token.dim() == 1 or sampling.full_support, (
         "only a sampled token is known to belong to the support"
     )
-    return token if token.dim() == 2 else token[:, None]
+    if token.dim() == 2:
+        return token
+    return token[:, None]
 
 
 def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
@@ -227,7 +232,10 @@ def _draw_from_one_tile(
     """`draw` from a full-support vocabulary of one tile: the same bits, in fewer operations."""
     weight_MV = torch.empty_like(z_MV)
     row = sum_block(z_MV, weight_MV, None, sampling.divisor, row_invariant=row_invariant)
-    token_M = z_MV.argmax(-1) if sampling.greedy else _pass_point(weight_MV, uniform_M)[0]
+    if sampling.greedy:
+        token_M = z_MV.argmax(-1)
+    else:
+        token_M = _pass_point(weight_MV, uniform_M)[0]
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
     return token_M, above_M / sampling.divisor - row.total.log()
 
@@ -246,11 +254,10 @@ def _sum_rows(
     floors = list[Tensor]()
     memory: Tensor | None = None
     for rows in blocks(len(logits_MV), logits_MV.shape[1], logits_MV.device):
-        memory = (
-            logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32)
-            if memory is None
-            else memory
-        )
+        if memory is None:
+            memory = logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32)
+        else:
+            memory = memory
         z_mV, work_mV = memory[:, : rows.stop - rows.start]
         z_mV = to_fp32(logits_MV[rows], z_mV)
         floor_m = _floor(z_mV, sampling)

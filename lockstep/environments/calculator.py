@@ -36,7 +36,9 @@ class Calculator:
     def step(self, response: str) -> tuple[str, float | None, bool]:
         """See `Environment`."""
         match = _EXPRESSION.search(response)
-        return ("", None, True) if match is None else (f"{_result(match[1])}\n", None, False)
+        if match is None:
+            return ("", None, True)
+        return (f"{_result(match[1])}\n", None, False)
 
 
 class CalculatorTool:

@@ -244,7 +244,9 @@ def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
     """The environment of an episode; None at its first response: the number may be that of an
     older, truncated one.
     """
-    return live.get(move["episode"]) if len(move["said"]) > 1 else None
+    if len(move["said"]) > 1:
+        return live.get(move["episode"])
+    return None
 
 
 def _read_attributes(first: Any, name: str) -> dict[str, Any]:
@@ -330,7 +332,9 @@ async def _await_results(calls: Sequence[ToolCall | Malformed], results: Sequenc
     """Awaits all calls concurrently; only when all are done, the first error is raised."""
 
     async def finish(result: Any) -> Any:
-        return await result if inspect.isawaitable(result) else result
+        if inspect.isawaitable(result):
+            return await result
+        return result
 
     found = await asyncio.gather(*map(finish, results), return_exceptions=True)
     for error in (result for result in found if isinstance(result, BaseException)):
@@ -339,11 +343,9 @@ async def _await_results(calls: Sequence[ToolCall | Malformed], results: Sequenc
 
 
 def _call(call: ToolCall | Malformed, functions: dict[str, Function]) -> Any:
-    return (
-        f"Error: {call.why}"
-        if isinstance(call, Malformed)
-        else functions[call.name](**call.arguments)
-    )
+    if isinstance(call, Malformed):
+        return f"Error: {call.why}"
+    return functions[call.name](**call.arguments)
 
 
 def _tool_turn(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
@@ -400,9 +402,10 @@ def _read(result: Any) -> dict[str, Any]:
     named = reward if isinstance(reward, Mapping) else {}
     try:
         parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
-        reward = (
-            _add(parts.values()) if isinstance(reward, Mapping) else user_code.read_reward(reward)
-        )
+        if isinstance(reward, Mapping):
+            reward = _add(parts.values())
+        else:
+            reward = user_code.read_reward(reward)
     except ValueError as error:
         raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
@@ -420,7 +423,9 @@ def _read(result: Any) -> dict[str, Any]:
 def _add(parts: Collection[float | None]) -> float | None:
     """The sum of rewards; None if one of them is None."""
     known = [part for part in parts if part is not None]
-    return sum(known, 0.0) if len(known) == len(parts) else None
+    if len(known) == len(parts):
+        return sum(known, 0.0)
+    return None
 
 
 def _what(error: Exception) -> str:

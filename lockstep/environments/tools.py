@@ -78,9 +78,9 @@ def parse_calls(
         case "hermes":
             return list(_parse_hermes(answer))
         case "llama3_json":
-            return (
-                list(_parse_llama(answer)) if answer.lstrip().startswith(MARKS[tool_format]) else []
-            )
+            if answer.lstrip().startswith(MARKS[tool_format]):
+                return list(_parse_llama(answer))
+            return []
         case _:
             assert_never(tool_format)
 
@@ -139,7 +139,9 @@ def _parse_llama(answer: str) -> Iterator[ToolCall | Malformed]:
 def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
     """The index after what a pattern, which also matches nothing, finds here."""
     found = pattern.match(text, start)
-    return start if found is None else found.end()
+    if found is None:
+        return start
+    return found.end()
 
 
 _DECODER = json.JSONDecoder(**HOOKS)

@@ -268,11 +268,9 @@ class _Running:
 
 def _cut(text: str) -> str:
     """The beginning of what is printed at once, and how much is left out."""
-    return (
-        text
-        if len(text) <= _PRINTED
-        else f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} characters more)"
-    )
+    if len(text) <= _PRINTED:
+        return text
+    return f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} characters more)"
 
 
 class _Printed(io.TextIOBase):

@@ -103,7 +103,10 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         InputError: The model cannot be found, or the certificate cannot be written.
     """
     folder = str(fetch_model(model))
-    file = Path("certificates", f"{Path(model).resolve().name}.json") if out is None else out
+    if out is None:
+        file = Path("certificates", f"{Path(model).resolve().name}.json")
+    else:
+        file = out
     place = find_standing(file.parent)
     if not (place.is_dir() and os.access(place, os.W_OK)):
         raise InputError(
@@ -331,4 +334,6 @@ def _conclude(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) 
         )
     if read.level not in ("E2", "E3"):
         return exit_codes.BROKEN
-    return exit_codes.INCONCLUSIVE if unseen else exit_codes.OK
+    if unseen:
+        return exit_codes.INCONCLUSIVE
+    return exit_codes.OK

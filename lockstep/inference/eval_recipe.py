@@ -181,7 +181,9 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
             {name: validation[name] for name in kind.model_fields} for kind in (Sampling, Greedy)
         )
         return {"greedy": greedy, "sampling": sampled if sampled["temperature"] else greedy}
-    return {} if room is None else {"greedy": room, "sampling": room}
+    if room is None:
+        return {}
+    return {"greedy": room, "sampling": room}
 
 
 _EVAL = Command(

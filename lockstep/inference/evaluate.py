@@ -147,7 +147,9 @@ def _write_sums(name: str, reduction: Reduction) -> list[float]:
 
 
 def _read_sums(sums: Sequence[float]) -> Mean | Sum:
-    return Sum(*sums) if len(sums) == 1 else Mean(*sums)
+    if len(sums) == 1:
+        return Sum(*sums)
+    return Mean(*sums)
 
 
 def evaluate(loaded: Loaded) -> Path:

@@ -81,11 +81,10 @@ def _judge(
             with workers_of(recipe.cluster, recipe.learner, progress, sampler=sampler) as workers:
                 answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
                 scorer = score_judge(recipe.judge, answering, recipe.seed)
-                comparer = (
-                    None
-                    if recipe.pairs is None
-                    else pair_judge(recipe.pairs, recipe.judge, answering, recipe.seed)
-                )
+                if recipe.pairs is None:
+                    comparer = None
+                else:
+                    comparer = pair_judge(recipe.pairs, recipe.judge, answering, recipe.seed)
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
                 _write(ranked, missing, log, (scorer, comparer), progress)
@@ -131,4 +130,6 @@ def _write(
 
 def _who(recipe: EvalJudgeRecipe) -> str:
     served = None if recipe.judge.sampler is None else recipe.judge.sampler.openai
-    return str(recipe.judge.path) if served is None else f"{served.model} at {served.base_url}"
+    if served is None:
+        return str(recipe.judge.path)
+    return f"{served.model} at {served.base_url}"

@@ -97,7 +97,9 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
             "its final/"
         )
     sampling = tree.get("sampling") or room
-    return {} if sampling is None else {"sampling": sampling}
+    if sampling is None:
+        return {}
+    return {"sampling": sampling}
 
 
 _GENERATE = Command(

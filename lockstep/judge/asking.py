@@ -169,7 +169,10 @@ class SamplerAnswers:
 
     def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> Answer:
         said = drawn if cut else self.sampling.drop_stop(drawn)
-        end = self.reader.tokenizer.decode(list(asked[-_TAIL:])) if self.reader.chat else ""
+        if self.reader.chat:
+            end = self.reader.tokenizer.decode(list(asked[-_TAIL:]))
+        else:
+            end = ""
         opened = opening_mark(str(end))
         return Answer(
             opened + decode_marked(self.reader.tokenizer, said), not cut, asked, tuple(drawn)

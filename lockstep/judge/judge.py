@@ -84,18 +84,18 @@ class Judged(Generic[V]):
 
 def mean_score(judged: Judged[float]) -> float | None:
     """The mean of the verdicts; None if there is none."""
-    return math.fsum(judged.values) / len(judged.values) if judged.values else None
+    if judged.values:
+        return math.fsum(judged.values) / len(judged.values)
+    return None
 
 
 def score_variance(judged: Judged[float]) -> float | None:
     """The population variance of the verdicts; None for fewer than two."""
     mean = mean_score(judged)
     values = judged.values
-    return (
-        None
-        if mean is None or len(values) < 2
-        else sum((score - mean) ** 2 for score in values) / len(values)
-    )
+    if mean is None or len(values) < 2:
+        return None
+    return sum((score - mean) ** 2 for score in values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -250,4 +250,6 @@ def _example(judged: Sequence[Judged[V]]) -> str:
         if judgement.answer is not None and judgement.verdict.value is None
     )
     reply = next(replies, None)
-    return "" if reply is None else f"one of them ends in {reply[-_SHOWN:]!r}; "
+    if reply is None:
+        return ""
+    return f"one of them ends in {reply[-_SHOWN:]!r}; "

@@ -103,7 +103,9 @@ class AskedSection(Section):
     @property
     def engine(self) -> SamplerSection:
         """The engine of the model in `path`, or the server."""
-        return SamplerSection() if self.sampler is None else self.sampler
+        if self.sampler is None:
+            return SamplerSection()
+        return self.sampler
 
     @rule
     def _a_judge_has_one_engine(self) -> None:

@@ -211,4 +211,6 @@ def _break_token(token: str) -> str:
     one alone goes.
     """
     first = len(token) - len(token.lstrip()) + 1
-    return f"{token[:first]} {token[first:]}" if len(token.strip()) > 1 else " "
+    if len(token.strip()) > 1:
+        return f"{token[:first]} {token[first:]}"
+    return " "

@@ -153,7 +153,9 @@ class ScoreParser:
     def _parenthesis(self, reply: str) -> str:
         """The text in parentheses of the score's announcement: its scale, if anything."""
         own = _find_own(self._announced, reply)
-        return "" if own is None else own["parenthesis"] or ""
+        if own is None:
+            return ""
+        return own["parenthesis"] or ""
 
     def without_score(self, reply: str) -> str:
         """A reply without thought, last score and its announcement: the reasons alone; empty if it
@@ -163,7 +165,9 @@ class ScoreParser:
         reply = drop_thought(reply)
         last = _find_own(self._announced, reply)
         if last is None:
-            return "" if scored else reply
+            if scored:
+                return ""
+            return reply
         value = _SCORE.match(reply, last.end())
         end = last.end() if value is None else value.end()
         return f"{reply[: last.start()].rstrip(_DRESS)}\n{reply[end:].lstrip(_DRESS + '.')}".strip()
@@ -227,9 +231,13 @@ def _find_value(
             reply, found.end()
         )
         less_than = found[0].count("<") > found[0].count(">")
-        return None if twice or less_than else found
+        if twice or less_than:
+            return None
+        return found
     alone = value.match(reply)
-    return alone if alone is not None and _CLOSING.fullmatch(reply, alone.end()) else "no_match"
+    if alone is not None and _CLOSING.fullmatch(reply, alone.end()):
+        return alone
+    return "no_match"
 
 
 def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:

@@ -56,17 +56,17 @@ class FileContents:
     @property
     def header(self) -> dict[str, str]:
         """Metadata of the file."""
-        return {_OFFSETS: json.dumps(self.offsets)} if self.offsets else {}
+        if self.offsets:
+            return {_OFFSETS: json.dumps(self.offsets)}
+        return {}
 
 
 def file_of(stem: str, ranks: Ranks) -> str:
     """The file name of a rank; only ranks of the first replica (`dp_replicate` 0) write."""
     world = ranks.size("dp") * ranks.size("pp") * ranks.size("cp") * ranks.size("tp")
-    return (
-        f"{stem}.safetensors"
-        if world == 1
-        else f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
-    )
+    if world == 1:
+        return f"{stem}.safetensors"
+    return f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
 
 
 def find_written(folder: Path, stem: str) -> list[Path]:

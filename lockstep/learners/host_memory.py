@@ -82,7 +82,10 @@ class HostMemory:
         """
         if not self._away:
             return
-        keys = list(self._away) if tensors is None else [_key(tensor) for tensor in tensors]
+        if tensors is None:
+            keys = list(self._away)
+        else:
+            keys = [_key(tensor) for tensor in tensors]
         for key in keys:
             if key in self._away:
                 self._fill(self._away.pop(key))
@@ -119,7 +122,9 @@ class HostMemory:
         """
         key = _key(tensor)
         stays = tensor.device.type != self._device.type or not tensor.numel() or key in self._away
-        return None if stays else key
+        if stays:
+            return None
+        return key
 
     def _place(self, key: StorageWeakRef, tensor: Tensor) -> _Stretch:
         """Finds room on the host, the same as before where there was one."""

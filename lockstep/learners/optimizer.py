@@ -116,7 +116,10 @@ class TorchOptimizer:
                 continue
             # A fused optimizer keeps its counts beside the parameters, like the moments; others
             # read them on the CPU.
-            place = piece.local.device if settings.torch_class.fused else torch.device("cpu")
+            if settings.torch_class.fused:
+                place = piece.local.device
+            else:
+                place = torch.device("cpu")
             state = {_STEPS: saved.read(steps, (), ()).to(place)}
             for key in settings.torch_class.state:
                 state[key] = torch.zeros_like(piece.local)

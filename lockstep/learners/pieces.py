@@ -86,7 +86,9 @@ class Piece(ABC):
 def find_local(parameter: nn.Parameter) -> Tensor:
     """The memory that this rank holds of a parameter."""
     held = parameter.detach()
-    return held.to_local() if isinstance(held, DTensor) else held
+    if isinstance(held, DTensor):
+        return held.to_local()
+    return held
 
 
 def norm(

@@ -101,7 +101,10 @@ class RankLearner(SendsWeights):
         self.section = section
         self._settings = optimizer
         self._ranks = ranks
-        self._optimizer = None if optimizer is None else TorchOptimizer(self.pieces, optimizer)
+        if optimizer is None:
+            self._optimizer = None
+        else:
+            self._optimizer = TorchOptimizer(self.pieces, optimizer)
         self._scale = LossScale() if section.overflows else None
         self._weights = [find_local(parameter) for parameter in model.parameters()]
         self._host = HostMemory(self.device)
@@ -176,7 +179,9 @@ class RankLearner(SendsWeights):
     @property
     def _factor(self) -> float:
         """The factor of losses in the backward pass."""
-        return 1.0 if self._scale is None else self._scale.factor
+        if self._scale is None:
+            return 1.0
+        return self._scale.factor
 
     def _sum_count(self, count: Tensor) -> float:
         """Sums a loss's denominator over the ranks that read other rows, in place."""

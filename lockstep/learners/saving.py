@@ -54,7 +54,10 @@ class StateWriter:
         if not still and not self._has_room(files):
             self._write(folder, files, counters)
             return
-        unchanging = files if still else {name: _copy(file) for name, file in files.items()}
+        if still:
+            unchanging = files
+        else:
+            unchanging = {name: _copy(file) for name, file in files.items()}
         # Daemonic, so that ending this process for good need not wait for a disk.
         self._thread = threading.Thread(
             target=self._write, args=(folder, unchanging, counters), daemon=True

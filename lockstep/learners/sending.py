@@ -98,7 +98,9 @@ class SendsWeights(ABC):
                 sends = self._ranks.number == 0
             case _:
                 assert_never(route.transfer)
-        return self._sender.buckets(outgoing, columns) if sends else gather_buckets(outgoing)
+        if sends:
+            return self._sender.buckets(outgoing, columns)
+        return gather_buckets(outgoing)
 
     @cached_property
     def _sender(self) -> LocalSender:

@@ -71,7 +71,10 @@ def find_denominator(loss: Loss) -> Denominator:
     """
     named = loss.denominator if hasattr(loss, "denominator") else None
     if named is None or named not in get_args(Denominator):
-        found = "has no denominator" if named is None else f"has the denominator {named!r}"
+        if named is None:
+            found = "has no denominator"
+        else:
+            found = f"has the denominator {named!r}"
         raise InputError(
             f"loss {type(loss).__name__} {found}; it says by the count of what the learner "
             "divides the sum, so give it "

@@ -55,9 +55,10 @@ class Distillation:
             )
             first_M = outputs.first_token[own]
             teachers_M = batch["top_token"][own].gather(-1, teachers_M[:, None])[:, 0]
-        entropy_M = (
-            _entropy(student_MK.detach()) if outputs.entropy is None else outputs.entropy[own]
-        )
+        if outputs.entropy is None:
+            entropy_M = _entropy(student_MK.detach())
+        else:
+            entropy_M = outputs.entropy[own]
         if some and not self.outside:
             student_MK = student_MK.log_softmax(-1)
         total = self._divergence(

@@ -268,7 +268,10 @@ class BradleyTerry:
         assert outputs.final_value is not None, "a reward model needs a head that gives values"
         active_P = active_pairs(batch)
         chosen_P, rejected_P = split_pairs(batch, outputs.final_value)
-        margin_P = _score_gap(batch) if self.margin else chosen_P.new_zeros(chosen_P.shape)
+        if self.margin:
+            margin_P = _score_gap(batch)
+        else:
+            margin_P = chosen_P.new_zeros(chosen_P.shape)
         loss_P = preference.bradley_terry(chosen_P - rejected_P, margin_P)
         loss_P = loss_P + self.center_rewards_coefficient * (chosen_P + rejected_P).square()
         total = trainable(loss_P, active_P).sum()

@@ -226,7 +226,9 @@ def width_of(width: int, length: int) -> int:
     """The grid width for a sequence that follows longer ones: theirs, or its own length if it is
     much shorter.
     """
-    return width if length >= _FILLED * width else length
+    if length >= _FILLED * width:
+        return width
+    return length
 
 
 class SideBySide(Layout):
@@ -260,4 +262,6 @@ def find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:
     """Finds the tokens that a token of each row sees from its position, bool [R, width]."""
     column = torch.arange(width, device=position_R.device)
     seen = column <= position_R[:, None]
-    return seen if window is None else seen & (column > position_R[:, None] - window)
+    if window is None:
+        return seen
+    return seen & (column > position_R[:, None] - window)

@@ -26,7 +26,9 @@ def resolve_device(device: Device) -> torch.device:
     """
     match device:
         case "auto":
-            return _gpu() if torch.cuda.is_available() else torch.device("cpu")
+            if torch.cuda.is_available():
+                return _gpu()
+            return torch.device("cpu")
         case "cuda":
             if not torch.cuda.is_available():
                 raise InputError(

@@ -40,7 +40,9 @@ def digest_file(path: Path) -> str:
 
     That of a large one is read once, and kept by its path, size, times and inode.
     """
-    return digest([path]) if path.stat().st_size <= _SMALL_BYTES else _keep(path)
+    if path.stat().st_size <= _SMALL_BYTES:
+        return digest([path])
+    return _keep(path)
 
 
 def digest(paths: Iterable[Path]) -> str:

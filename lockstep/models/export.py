@@ -91,7 +91,10 @@ def assemble(
     config = AutoConfig.from_pretrained(
         frame, trust_remote_code=False, **({"num_labels": 1} if reward_model else {})
     )
-    kind = AutoModelForSequenceClassification if reward_model else AutoModelForCausalLM
+    if reward_model:
+        kind = AutoModelForSequenceClassification
+    else:
+        kind = AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config, dtype=_TYPES[dtype], trust_remote_code=False)
     try:

@@ -136,7 +136,10 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
     """
     quantized = fields.get("quantization_config")
     if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        if isinstance(quantized, dict):
+            method = quantized.get("quant_method")
+        else:
+            method = None
         raise ModelError(
             f"{source}: its weights are quantized ({method or 'quantization_config'}), and "
             "training starts from fp32, "
@@ -281,7 +284,10 @@ def read_json(folder: Path, name: str, missing: str) -> dict[str, Any]:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        if isinstance(error, RecursionError):
+            why = "it is nested too deeply"
+        else:
+            why = error
         raise ModelError(f"{file} is no JSON ({why}); copy or download it again") from error
     if not isinstance(fields, dict):
         raise ModelError(f"{file} holds no JSON object; copy or download it again")

@@ -130,7 +130,10 @@ class LogitsHead(nn.Module):
                 state_m if cut.rows == 1 else 0
             )  # logits_to_keep picks the same columns of every row; 0: all
             logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
-            logits_mV = logits_mV if cut.rows == 1 else logits_mV.index_select(0, state_m)
+            if cut.rows == 1:
+                logits_mV = logits_mV
+            else:
+                logits_mV = logits_mV.index_select(0, state_m)
             return Logits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
@@ -191,11 +194,10 @@ class Logits:
         """Log-probability of tokens, [m] or [m, K], and the entropy [m], or None; `earlier` tokens
         are penalized.
         """
-        logits_mv = (
-            self.logits_mv
-            if earlier is None
-            else penalize(self.logits_mv, earlier, sampling, self.shard)
-        )
+        if earlier is None:
+            logits_mv = self.logits_mv
+        else:
+            logits_mv = penalize(self.logits_mv, earlier, sampling, self.shard)
         return token_scores(logits_mv, token, sampling, self.shard, self.exact, entropy)
 
     def likeliest(self, k: int) -> tuple[Tensor, Tensor]:

@@ -152,4 +152,6 @@ def mask_newest(new: int, known: int, window: int | None, device: torch.device) 
     if new == known and (window is None or window >= known):
         return None
     seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)
-    return seen if window is None else seen.triu(known - new + 1 - window)
+    if window is None:
+        return seen
+    return seen.triu(known - new + 1 - window)

@@ -85,23 +85,25 @@ class LaidOut(Batch):
     def mask_indices(self) -> Tensor:
         """Indices of trainable tokens, without a device sync, unless the mask has been replaced."""
         known = self._indices
-        return super().mask_indices if known is None else known
+        if known is None:
+            return super().mask_indices
+        return known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         cut = self.cut.map(change)
         read = self.read.map(change)
         changed = replace(super().map(change), cut=cut, read=read, masked=None)
         known = self._indices
-        return changed if known is None else replace(changed, masked=(changed.mask, change(known)))
+        if known is None:
+            return changed
+        return replace(changed, masked=(changed.mask, change(known)))
 
     @property
     def _indices(self) -> Tensor | None:
         """Indices of trainable tokens, if the mask is that with which the batch was laid out."""
-        return (
-            self.masked[1]
-            if self.masked is not None and self.masked[0] is self.token.get("mask")
-            else None
-        )
+        if self.masked is not None and self.masked[0] is self.token.get("mask"):
+            return self.masked[1]
+        return None
 
     def to(self, device: torch.device | str) -> Self:
         """The batch and its indices on `device`, by copies from pinned memory that nothing waits

@@ -130,6 +130,9 @@ def scratch_config(
     names = {*known.to_dict(), *known.attribute_map}
     for name in sorted(fields.keys() - names):
         close = get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(sorted(names))}"
+        if close:
+            hint = f"did you mean {close[0]}?"
+        else:
+            hint = f"it has: {', '.join(sorted(names))}"
         raise ModelError(f"model.scratch.config: a {model_type} has no field {name}; {hint}")
     return built

@@ -71,7 +71,10 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
             f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave "
             "it out"
         )
-    endings = there if section.target_modules is None else list(section.target_modules)
+    if section.target_modules is None:
+        endings = there
+    else:
+        endings = list(section.target_modules)
     for ending in endings:
         named = [module for name, module in linear.items() if _has_ending(name, ending)]
         if not named or not within.issuperset(named):

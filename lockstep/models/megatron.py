@@ -114,7 +114,12 @@ def places(
     names = [
         name.replace("*", number) for name in layers_of(config).tensors[_LAYER.sub("*", parameter)]
     ]
-    dim = 0 if parameter.endswith(_ROWS) else 1 if parameter.endswith(_COLUMNS) else None
+    if parameter.endswith(_ROWS):
+        dim = 0
+    elif parameter.endswith(_COLUMNS):
+        dim = 1
+    else:
+        dim = None
     views = _views(parameter, config)
     return tuple(ParameterSlice(name, dim, view) for name, view in zip(names, views, strict=True))
 
@@ -124,7 +129,9 @@ def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor],
     if parameter.endswith(_QKV):
         groups = _Groups.of(config)
         return groups.queries, groups.keys, groups.values
-    return (_first, _second) if parameter.endswith(_HALVES) else (itself,)
+    if parameter.endswith(_HALVES):
+        return (_first, _second)
+    return (itself,)
 
 
 @dataclass(frozen=True)

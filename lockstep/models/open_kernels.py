@@ -48,8 +48,6 @@ def open_kernels(lm: PreTrainedModel, device: torch.device, dtype: DType) -> Non
 def describe_attention(config: PreTrainedConfig, device: torch.device, dtype: DType) -> str:
     """Names what computes attention of packed sequences, and why it is padded."""
     reason = explain_padding(config, device, dtype)
-    return (
-        "varlen_attn"
-        if reason is None
-        else f"scaled_dot_product_attention in padded grids: {reason}"
-    )
+    if reason is None:
+        return "varlen_attn"
+    return f"scaled_dot_product_attention in padded grids: {reason}"

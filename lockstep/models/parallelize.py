@@ -98,16 +98,18 @@ def parallelize(
     if ranks.size("dp_replicate") * ranks.size("dp") * ranks.size("cp") == 1:
         return
     mesh = _fsdp_mesh(ranks.mesh)
-    place = (
-        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-        if section.cpu_offload
-        else OffloadPolicy()
-    )
+    if section.cpu_offload:
+        place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    else:
+        place = OffloadPolicy()
     narrow = MixedPrecisionPolicy(
         TORCH_TYPES[section.dtype], torch.float32, cast_forward_inputs=False
     )
     for module in [*layers(lm), model]:
-        whole = find_vectors(module) if module is not model and gathers_half(section) else None
+        if module is not model and gathers_half(section):
+            whole = find_vectors(module)
+        else:
+            whole = None
         if whole is None:
             fully_shard(module, mesh=mesh, offload_policy=place)
         else:
@@ -138,7 +140,9 @@ def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
         for p in module.parameters(recurse=False)
     }
     others = {parameter for parameter in layer.parameters() if id(parameter) not in linear}
-    return others if all(parameter.dim() <= 1 for parameter in others) else None
+    if all(parameter.dim() <= 1 for parameter in others):
+        return others
+    return None
 
 
 def abandon_pass(model: nn.Module) -> None:
@@ -146,9 +150,10 @@ def abandon_pass(model: nn.Module) -> None:
     method for that.
     """
     for module in model.modules():
-        group = (
-            module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
-        )
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+        else:
+            group = None
         if group is None:
             continue
         group.wait_for_unshard()  # of weights that were gathered ahead and are now old
@@ -164,11 +169,9 @@ def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
     first.
     """
     cut = mesh["dp", "cp"]._flatten(CUT)
-    return (
-        cut
-        if mesh["dp_replicate"].size() == 1
-        else DeviceMesh._concatenate([mesh["dp_replicate"], cut])
-    )
+    if mesh["dp_replicate"].size() == 1:
+        return cut
+    return DeviceMesh._concatenate([mesh["dp_replicate"], cut])
 
 
 def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:

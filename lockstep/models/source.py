@@ -122,9 +122,10 @@ def _read_stops(folder: Path, vocabulary: int) -> list[int]:
     `transformers`.
     """
     generation = folder / "generation_config.json"
-    named = (
-        read_json(folder, generation.name, "").get("eos_token_id") if generation.is_file() else None
-    )
+    if generation.is_file():
+        named = read_json(folder, generation.name, "").get("eos_token_id")
+    else:
+        named = None
     if named is None:
         config = read_json(folder, "config.json", "")
         inner = config.get("text_config")
@@ -141,7 +142,11 @@ def _read_stops(folder: Path, vocabulary: int) -> list[int]:
 
 
 def _as_list(named: Any) -> list[Any]:
-    return named if isinstance(named, list) else [] if named is None else [named]
+    if isinstance(named, list):
+        return named
+    if named is None:
+        return []
+    return [named]
 
 
 def _is_token(stop: object, vocabulary: int) -> bool:

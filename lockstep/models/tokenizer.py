@@ -68,7 +68,10 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         split(text)
     numbers = {piece for piece in pieces if piece.isascii() and piece.isdigit()}
     largest = max((int(number) for number in numbers), default=-1)
-    filled = {str(n) for n in range(largest + 1)} if largest <= _LARGEST_FILLED_RANGE else set()
+    if largest <= _LARGEST_FILLED_RANGE:
+        filled = {str(n) for n in range(largest + 1)}
+    else:
+        filled = set()
     ordered = [
         PAD,
         EOS,
@@ -118,11 +121,10 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         )
         tokenizer("a")  # some values are read only here
     except Exception as error:  # tokenizers raises bare exceptions
-        why = (
-            first_line(error)
-            if type(error) is Exception
-            else f"{type(error).__name__}: {first_line(error)}"
-        )
+        if type(error) is Exception:
+            why = first_line(error)
+        else:
+            why = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
             f"{folder}: its tokenizer cannot be read ({why}); save it again from its source"
         ) from error
@@ -135,11 +137,10 @@ def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Raises InputError where a tokenizer draws at random how a text is cut: no two readings would
     be alike.
     """
-    model = (
-        tokenizer.backend_tokenizer.model
-        if isinstance(tokenizer, PreTrainedTokenizerFast)
-        else None
-    )
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        model = tokenizer.backend_tokenizer.model
+    else:
+        model = None
     if isinstance(model, models.BPE) and model.dropout:
         raise InputError(
             f"{folder}: its tokenizer cuts the same text differently each time (dropout is "

@@ -205,7 +205,10 @@ class Agreement:
         Raises:
             Disagreement: If the bound is broken, and a breach stops the run.
         """
-        some = batch if "old_logprob" in batch.token else batch.select(_pick_responses(batch))
+        if "old_logprob" in batch.token:
+            some = batch
+        else:
+            some = batch.select(_pick_responses(batch))
         if "recomputed" in some.sample:
             some = _select_recomputed(some)
         if snapshot is not None and read_N is not None and bool((some["version"] != version).any()):
@@ -374,11 +377,10 @@ class Agreement:
 
 def _figures(over: Tally, overall: bool, bound: float) -> str:
     where = "of all steps so far" if overall else "of this step"
-    unknown = (
-        f"{over.unknown} of them without a finite log-probability on both sides, "
-        if over.unknown
-        else ""
-    )
+    if over.unknown:
+        unknown = f"{over.unknown} of them without a finite log-probability on both sides, "
+    else:
+        unknown = ""
     return (
         f"mean e^|Δ| is {over.mean:.6g} over {over.tokens:.0f} tokens {where}, {unknown}and the "
         f"bound is {bound:g} "

@@ -132,7 +132,9 @@ class Evidence:
             return "decode"
         if self.resent <= midway:
             return "refit"
-        return "weights" if self.kept_now > midway else "text"
+        if self.kept_now > midway:
+            return "weights"
+        return "text"
 
     def metrics(self) -> Metrics:
         """Metrics of the measurements, as mean e^|Δ|."""
@@ -209,11 +211,17 @@ class Watch:
         if now is not None and drift.alarm and not before.drift.alarm:
             assert state.kept is not None, "there is a bound, so the first steps are over"
             evidence = self._examine(version, batch, snapshot, now, drift.mean, state.kept)
-            cure = f"; {self._cure}" if evidence.outcome == "text" and self._cure else ""
+            if evidence.outcome == "text" and self._cure:
+                cure = f"; {self._cure}"
+            else:
+                cure = ""
             self._note(f"step {step}: {_alarm(drift, now, self._test)}; {evidence}{cure}")
             metrics = evidence.metrics()
         self.state = state
-        bound = {} if drift.bound is None else {"watch/bound": Last(1.0 + drift.bound)}
+        if drift.bound is None:
+            bound = {}
+        else:
+            bound = {"watch/bound": Last(1.0 + drift.bound)}
         shown = {} if now is None else {"watch/mismatch": Last(1.0 + now)}
         known = {"watch/e_value": Last(drift.e_value), "watch/alarm": Last(float(drift.alarm))}
         return metrics + {**shown, **bound, **known}

@@ -131,7 +131,10 @@ def mean(values: Sequence[float]) -> Estimate:
     if not values:
         return _nothing()
     column = torch.tensor(values, dtype=torch.float64)
-    half = _Z95 * float(column.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    if len(values) > 1:
+        half = _Z95 * float(column.std()) / math.sqrt(len(values))
+    else:
+        half = math.nan
     return Estimate(
         float(column.mean()), float(column.mean()) - half, float(column.mean()) + half, len(values)
     )

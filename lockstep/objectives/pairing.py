@@ -85,7 +85,9 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
 
     def doubt(place: int) -> float:
         variance = answers[place].variance
-        return float("inf") if variance is None else variance
+        if variance is None:
+            return float("inf")
+        return variance
 
     if length_control:
         chosen = min(high, key=length)
@@ -96,11 +98,9 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
     if answers[chosen].tokens == answers[rejected].tokens:
         return AnswerPair("identical")
     # From ρ = ½ on both sets can hold the same answers, and the short one can be the worse one.
-    return (
-        AnswerPair("ok", chosen, rejected)
-        if usable[chosen] > usable[rejected]
-        else AnswerPair("tie")
-    )
+    if usable[chosen] > usable[rejected]:
+        return AnswerPair("ok", chosen, rejected)
+    return AnswerPair("tie")
 
 
 def balance(classes: Sequence[float], room: int, share: float) -> list[int]:

@@ -16,13 +16,17 @@ from itertools import combinations
 def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     """Share of the pairs that people rank differently which the judge does not tell apart."""
     rights = _rights(ranks, scores)
-    return rights.count(0.5) / len(rights) if rights else None
+    if rights:
+        return rights.count(0.5) / len(rights)
+    return None
 
 
 def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     """1 if the judge orders every pair as people do, without a tie; else 0."""
     rights = _rights(ranks, scores)
-    return float(all(right == 1 for right in rights)) if rights else None
+    if rights:
+        return float(all(right == 1 for right in rights))
+    return None
 
 
 def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> float | None:
@@ -31,7 +35,9 @@ def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> 
     """
     best = min(ranks, default=0.0)
     found = [rank == best for rank, score in zip(ranks, scores, strict=True) if score == top]
-    return sum(found) / len(found) if found and len(set(ranks)) > 1 else None
+    if found and len(set(ranks)) > 1:
+        return sum(found) / len(found)
+    return None
 
 
 def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
@@ -43,7 +49,9 @@ def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     if not any(people):
         return None
     norm = math.sqrt(sum(a * a for a in people) * sum(b * b for b in judge))
-    return sum(a * b for a, b in zip(people, judge, strict=True)) / norm if norm else 0.0
+    if norm:
+        return sum(a * b for a, b in zip(people, judge, strict=True)) / norm
+    return 0.0
 
 
 def kendall_tau(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
@@ -54,7 +62,9 @@ def kendall_tau(ranks: Sequence[float], scores: Sequence[float]) -> float | None
     if not rights:
         return None
     apart = sum(a != b for a, b in combinations(scores, 2))
-    return sum(2 * right - 1 for right in rights) / math.sqrt(len(rights) * apart) if apart else 0.0
+    if apart:
+        return sum(2 * right - 1 for right in rights) / math.sqrt(len(rights) * apart)
+    return 0.0
 
 
 def longer_preferred(decisions: Sequence[tuple[float, int]]) -> float | None:
@@ -66,7 +76,9 @@ def longer_preferred(decisions: Sequence[tuple[float, int]]) -> float | None:
             longer than the other.
     """
     longer = [right if excess > 0 else 1 - right for right, excess in decisions if excess]
-    return sum(longer) / len(longer) if longer else None
+    if longer:
+        return sum(longer) / len(longer)
+    return None
 
 
 def decide_pairs(

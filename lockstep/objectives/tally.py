@@ -95,7 +95,9 @@ class Tally(Reduction):
     @property
     def mean(self) -> float:
         """1 + m, the mean of e^min(|Δ|, 3); 1 where there are no tokens."""
-        return 1.0 + self.error / self.tokens if self.tokens else 1.0
+        if self.tokens:
+            return 1.0 + self.error / self.tokens
+        return 1.0
 
     @property
     def standard_error(self) -> float:

@@ -76,7 +76,10 @@ def bytes_of(memory: str) -> int:
         ValueError: If it is not a size.
     """
     try:
-        size = 0 if memory.strip().isdigit() else int(_SIZE.validate_python(memory.strip()))
+        if memory.strip().isdigit():
+            size = 0
+        else:
+            size = int(_SIZE.validate_python(memory.strip()))
     except (ValidationError, OverflowError):
         size = 0
     if size <= 0:
@@ -110,4 +113,6 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
 
 def _config_of_role(role: ModelRole, model: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of a role's model: the run's initial one, or one of its own."""
-    return model if role.path is None else read_config(weights_of(role.path), headless=True)
+    if role.path is None:
+        return model
+    return read_config(weights_of(role.path), headless=True)

@@ -110,9 +110,10 @@ class MemoryEstimate:
         found = replace(found, sampler=sampler, sequences=sequences)
         if sampler.weights:
             sent = backend.dtype(learner).itemsize
-            buckets = (
-                BUFFERS * max(sent * sizes.largest, CAPACITY) if placement.devices.on_gpu else 0
-            )
+            if placement.devices.on_gpu:
+                buckets = BUFFERS * max(sent * sizes.largest, CAPACITY)
+            else:
+                buckets = 0
             found = replace(found, buckets=buckets, copies=2 * sent * sizes.policy if ahead else 0)
         if memory is None:
             return found
@@ -162,11 +163,10 @@ class MemoryEstimate:
             return self.buckets + others
         if not self.takes_turns:
             return self._learners + others
-        shared = (
-            self.ranks["policy"].held
-            if self.sampler is not None and not self.sampler.weights
-            else 0
-        )
+        if self.sampler is not None and not self.sampler.weights:
+            shared = self.ranks["policy"].held
+        else:
+            shared = 0
         return (
             shared
             + self.buckets
@@ -184,7 +184,9 @@ class MemoryEstimate:
         engines = [one for one in (self.sampler, *self.judges) if one is not None]
         own = sum(1 for one in engines if one.stays or (apart and one.weights))
         learners = len(self.ranks) if ranks > 1 else 1
-        return max(learners, own) if self.placement.processes.apart else learners + own
+        if self.placement.processes.apart:
+            return max(learners, own)
+        return learners + own
 
     @property
     def contexts(self) -> int:
@@ -211,8 +213,13 @@ class MemoryEstimate:
         """The bounds of an engine's KV cache on its device; None: its size is set, or it grows as
         needed.
         """
-        found = None if self.sampler is None else self.sampler.budget(self.beside_engine)
-        return None if found is None else replace(found, processes=self.processes)
+        if self.sampler is None:
+            found = None
+        else:
+            found = self.sampler.budget(self.beside_engine)
+        if found is None:
+            return None
+        return replace(found, processes=self.processes)
 
     @property
     def machine(self) -> int:
@@ -250,14 +257,19 @@ class MemoryEstimate:
 
 def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) -> Rank:
     """One rank of a model; a frozen model has no adapters."""
-    own = sizes if role.path is None else replace(_sizes(role.path), adapters=sizes.adapters)
+    if role.path is None:
+        own = sizes
+    else:
+        own = replace(_sizes(role.path), adapters=sizes.adapters)
     own = own if role.is_saved else replace(own, adapters=0)
     return Rank(own, learner, load, role.head, role.optimizer is not None, _count_state(role))
 
 
 def _count_state(role: ModelRole) -> int:
     """Numbers that the optimizer keeps for each weight that learns."""
-    return 0 if role.optimizer is None else len(role.optimizer.torch_class.state)
+    if role.optimizer is None:
+        return 0
+    return len(role.optimizer.torch_class.state)
 
 
 def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Load) -> Generation:

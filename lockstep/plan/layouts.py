@@ -50,7 +50,10 @@ class Search:
     @property
     def own(self) -> Processes:
         """The processes that the recipe asks for, as it is."""
-        sampler = None if self.recipe.inference is None else self.recipe.inference.sampler
+        if self.recipe.inference is None:
+            sampler = None
+        else:
+            sampler = self.recipe.inference.sampler
         return Processes.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
 
     def estimate(
@@ -80,11 +83,10 @@ class Search:
             learner = LearnerSection.model_validate(fields)
             learners = {learner.layout_key: learner}
             for role in self.recipe.own_layouts:
-                layout = (
-                    role.learner.parallel
-                    if role.learner.parallel.ranks == parallel.ranks
-                    else parallel
-                )
+                if role.learner.parallel.ranks == parallel.ranks:
+                    layout = role.learner.parallel
+                else:
+                    layout = parallel
                 learners[role.learner.layout_key] = learner.lay_out(layout, role.learner.layout_key)
             return self._estimate(learners, processes)
         except (ValidationError, InputError):

@@ -87,7 +87,9 @@ class Rank:
     @property
     def gathered_layer(self) -> int:
         """Bytes of a layer's weights as they are gathered."""
-        return self.layer // FP32 * HALF if self.gathers_half else self.layer
+        if self.gathers_half:
+            return self.layer // FP32 * HALF
+        return self.layer
 
     @property
     def root(self) -> int:
@@ -109,7 +111,9 @@ class Rank:
         """Bytes of all trained weights that this rank computes with."""
         if not self.trained:
             return 0
-        return FP32 * self.sizes.count_trainable(self.head) if self.sizes.adapters else self.used
+        if self.sizes.adapters:
+            return FP32 * self.sizes.count_trainable(self.head)
+        return self.used
 
     @property
     def updated(self) -> int:
@@ -121,12 +125,16 @@ class Rank:
     @property
     def resident(self) -> int:
         """Bytes that stay on the device between steps."""
-        return 0 if self.learner.cpu_offload else self.held + self.state * self.updated
+        if self.learner.cpu_offload:
+            return 0
+        return self.held + self.state * self.updated
 
     @property
     def on_host(self) -> int:
         """Bytes in the host's memory."""
-        return self.held + (1 + self.state) * self.updated if self.learner.cpu_offload else 0
+        if self.learner.cpu_offload:
+            return self.held + (1 + self.state) * self.updated
+        return 0
 
     @property
     def peak(self) -> Moment:
@@ -164,10 +172,16 @@ class Rank:
             "activations": self._inputs() + self.activation(),
             "16-bit copies of weights": self._copies(1),
         }
-        table = self._vocabulary if scores_tokens(self.head) and not self.sizes.adapters else 0
+        if scores_tokens(self.head) and not self.sizes.adapters:
+            table = self._vocabulary
+        else:
+            table = 0
         # The head's gradient is whole until the end of the pass where ranks reduce it or a tied
         # embedding adds to it.
-        waits = table if self.shares > 1 or not self.sizes.head or not several else 0
+        if self.shares > 1 or not self.sizes.head or not several:
+            waits = table
+        else:
+            waits = 0
         return [
             Moment(
                 "end of the forward pass", before | self._count_gathered(1) | last | self._forward()
@@ -213,7 +227,11 @@ class Rank:
         keys = sizes.keys // tp
         hidden = sizes.intermediate // tp
         own = self.own
-        copies = 2 if a == FP32 else 5  # each product of a state casts it for itself
+        # each product of a state casts it for itself
+        if a == FP32:
+            copies = 2
+        else:
+            copies = 5
         states = (
             self._between * (2 * self._of_norm * sizes.hidden + 2) * FP32
             + own * copies * sizes.hidden * a
@@ -233,7 +251,9 @@ class Rank:
     @property
     def type(self) -> int:
         """Bytes of a number in matrix products."""
-        return HALF if self.learner.is_half else FP32
+        if self.learner.is_half:
+            return HALF
+        return FP32
 
     @property
     def own(self) -> int:
@@ -243,7 +263,9 @@ class Rank:
     @property
     def _of_norm(self) -> int:
         """States that a norm keeps: its input and, if its weight learns, the normalized input."""
-        return 1 if self.sizes.adapters else 2
+        if self.sizes.adapters:
+            return 1
+        return 2
 
     @property
     def _between(self) -> int:
@@ -258,7 +280,9 @@ class Rank:
         return -(-size // self.shares)
 
     def _on_device(self, size: int) -> int:
-        return 0 if self.learner.cpu_offload else size
+        if self.learner.cpu_offload:
+            return 0
+        return size
 
     def _standing(self) -> dict[str, int]:
         parts = {"weights": self._on_device(self.held)}
@@ -270,11 +294,9 @@ class Rank:
         """Bytes of weights that FSDP gathers: those outside the layers for all of a pass, and some
         layers.
         """
-        return (
-            {"gathered weights": self.root + layers * self.gathered_layer}
-            if self.shares > 1
-            else {}
-        )
+        if self.shares > 1:
+            return {"gathered weights": self.root + layers * self.gathered_layer}
+        return {}
 
     def _copies(self, layers: int | None = None) -> int:
         """Bytes of weights cast to 16 bits, of all layers until the forward pass has ended,
@@ -284,11 +306,9 @@ class Rank:
         """
         layers = layers or self.sizes.layers
         tp = self.learner.parallel.tp
-        return (
-            0
-            if self.type == FP32 or self.gathers_half
-            else -(-HALF * layers * self.sizes.products // tp)
-        )
+        if self.type == FP32 or self.gathers_half:
+            return 0
+        return -(-HALF * layers * self.sizes.products // tp)
 
     def _casts(self) -> int:
         """The same after the forward pass: those that products keep for their backward."""
@@ -308,9 +328,9 @@ class Rank:
 
     def _inputs(self) -> int:
         """Bytes of a layer's input, which is all that a recomputed layer keeps."""
-        return (
-            self._between * self.sizes.hidden * FP32 if self.learner.activation_checkpointing else 0
-        )
+        if self.learner.activation_checkpointing:
+            return self._between * self.sizes.hidden * FP32
+        return 0
 
     def _cells(self) -> tuple[int, int]:
         """Keys that a rank's attention sees, and entries of its masks."""
@@ -348,11 +368,10 @@ class Rank:
         """Bytes that penalties take for each token and those before it: five indices, and a number
         in fp32.
         """
-        pairs = (
-            self.own * self.load.sequence // 2
-            if scores_tokens(self.head) and self.load.sampling.penalizes
-            else 0
-        )
+        if scores_tokens(self.head) and self.load.sampling.penalizes:
+            pairs = self.own * self.load.sequence // 2
+        else:
+            pairs = 0
         return pairs * (5 * INT64 + FP32)
 
     def _head_backward(self, table: int) -> dict[str, int]:
@@ -367,11 +386,10 @@ class Rank:
         head.
         """
         states = 2 * self.own * self.sizes.hidden * FP32
-        units = (
-            2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type
-            if layer
-            else 0
-        )
+        if layer:
+            units = 2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type
+        else:
+            units = 0
         return {"gradients on their way": table + states + units}
 
     def _outside(self, several: bool) -> dict[str, int]:
@@ -430,7 +448,10 @@ class Generation:
             return cls(0, 0)
         alone = shares and sampler.in_process and learner.in_process and learner.lora is None
         width = sampler.tensor_parallel
-        weights = 0 if alone else -(-sizes.policy * backend.dtype(learner).itemsize // width)
+        if alone:
+            weights = 0
+        else:
+            weights = -(-sizes.policy * backend.dtype(learner).itemsize // width)
         fixed = backend.cache_bytes(sampler)
         stays = backend.reserves_cache
         seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)
@@ -442,7 +463,10 @@ class Generation:
             -sizes.cache * (HALF if learner.is_half else FP32) // min(width, sizes.key_heads)
         )
         context = min(sizes.context, sampler.context_limit or sizes.context)
-        least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated) if stays else 0
+        if stays:
+            least = max(context, min(sequences, _FEWEST_SEQUENCES) * load.generated)
+        else:
+            least = 0
         return cls(
             weights,
             per_token * max(sequences * load.generated, least),
@@ -455,18 +479,18 @@ class Generation:
         """The bounds of its KV cache beside so many bytes of a device; None: its size is set, or it
         grows as needed.
         """
-        return (
-            CacheBudget(self.cache, self.least, beside + self.weights + self.seen)
-            if self.least
-            else None
-        )
+        if self.least:
+            return CacheBudget(self.cache, self.least, beside + self.weights + self.seen)
+        return None
 
     def limit(self, memory: int, beside: int) -> Generation:
         """Returns it with a KV cache that fits a device next to `beside` bytes; unchanged where the
         size is set.
         """
         budget = self.budget(beside)
-        return self if budget is None else replace(self, cache=budget.choose(memory))
+        if budget is None:
+            return self
+        return replace(self, cache=budget.choose(memory))
 
     @property
     def size(self) -> int:

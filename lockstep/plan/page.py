@@ -146,7 +146,10 @@ def _memory(estimate: MemoryEstimate) -> str:
                 )
             )
     if estimate.sampler is not None:
-        whose = "weights" if estimate.sampler.weights else "weights: they are the policy's"
+        if estimate.sampler.weights:
+            whose = "weights"
+        else:
+            whose = "weights: they are the policy's"
         engines = _count(estimate.placement.processes.engines, "engine")
         lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {engines}:"))
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))

@@ -122,7 +122,9 @@ class Sizes:
     def count_trainable(self, head: Head) -> int:
         """Number of trainable parameters: all, or those of adapters and an output unit."""
         if not self.adapters:
-            return self.policy if scores_tokens(head) else self.critic
+            if scores_tokens(head):
+                return self.policy
+            return self.critic
         return self.adapters + (0 if scores_tokens(head) else self.hidden + 1)
 
     @property
@@ -147,7 +149,9 @@ class Sizes:
 
 def _matrix(module: nn.Module | None) -> int:
     """Parameters of an embedding, or of a head without bias."""
-    return 0 if module is None else module.get_parameter("weight").numel()
+    if module is None:
+        return 0
+    return module.get_parameter("weight").numel()
 
 
 def _count(block: nn.Module, kind: type[nn.Module]) -> int:

@@ -198,4 +198,6 @@ def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> 
 
 def _item(rank: Rank) -> int:
     """Bytes of a number in its type."""
-    return HALF if rank.learner.is_half else FP32
+    if rank.learner.is_half:
+        return HALF
+    return FP32

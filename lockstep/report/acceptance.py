@@ -37,9 +37,10 @@ def check(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool, str]
     )
     if len(found) < bound.min_rows:
         return False, f"failed: {window}: {_describe_absence(bound, rows, len(found))}"
-    value = (
-        math.nan if any(map(math.isnan, found.values())) else _measure(bound, list(found.values()))
-    )
+    if any(map(math.isnan, found.values())):
+        value = math.nan
+    else:
+        value = _measure(bound, list(found.values()))
     passed = math.isfinite(value) and low <= value <= high
     return passed, f"{'passed' if passed else 'failed'}: {window}: {value:.6g} (rows: {len(found)})"
 

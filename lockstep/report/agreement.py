@@ -42,7 +42,9 @@ class AgreementSummary:
     def word(self) -> Literal["AGREE", "DISAGREE", "NOT MEASURED"]:
         if not self.tokens:
             return "NOT MEASURED"
-        return "DISAGREE" if self.breaches else "AGREE"
+        if self.breaches:
+            return "DISAGREE"
+        return "AGREE"
 
     @property
     def exit_code(self) -> int:
@@ -73,7 +75,9 @@ class AgreementSummary:
 
 def read_agreement(folder: Path) -> AgreementSummary | None:
     """Reads a run's metrics; None where nothing is sampled, so that nothing could disagree."""
-    return summarize_agreement(read_metrics(folder)) if "agreement" in read_recipe(folder) else None
+    if "agreement" in read_recipe(folder):
+        return summarize_agreement(read_metrics(folder))
+    return None
 
 
 def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
@@ -92,4 +96,6 @@ def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
 
 def _most(values: Sequence[float]) -> float:
     """The largest; NaN is larger than any."""
-    return math.nan if any(map(math.isnan, values)) else max(values, default=math.nan)
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values, default=math.nan)

@@ -62,11 +62,10 @@ class Alarm:
     @property
     def sentence(self) -> str:
         """The steps and what was wrong in them, for a terminal."""
-        when = (
-            f"step {self.first}"
-            if self.first == self.last
-            else f"steps {self.first} to {self.last}"
-        )
+        if self.first == self.last:
+            when = f"step {self.first}"
+        else:
+            when = f"steps {self.first} to {self.last}"
         return f"{when}: {self.text}"
 
 
@@ -123,9 +122,10 @@ def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
         step = int(row["step"])
         text = rule.describe(own[max(0, end - _WINDOW) : end])
         if text:
-            found = (
-                Alarm(rule.metric, step, step, text) if found is None else replace(found, last=step)
-            )
+            if found is None:
+                found = Alarm(rule.metric, step, step, text)
+            else:
+                found = replace(found, last=step)
         elif found is not None and step - found.last >= rule.quiet:
             yield found
             found = None

@@ -56,4 +56,6 @@ In brackets 95 % intervals over held-out rows.
 def _agreement(rows: list[dict[str, float]]) -> str:
     """The paragraph on agreement; empty where nothing was sampled."""
     found = summarize_agreement(rows)
-    return f"\nTraining and sampling: {found.sentence}\n" if found.tokens else ""
+    if found.tokens:
+        return f"\nTraining and sampling: {found.sentence}\n"
+    return ""

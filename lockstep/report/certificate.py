@@ -52,7 +52,10 @@ class ReadCertificate:
     @property
     def sentence(self) -> str:
         """The level in a word, and the figures."""
-        left = f"; {self.not_recomputed:,} not recomputed" if self.not_recomputed else ""
+        if self.not_recomputed:
+            left = f"; {self.not_recomputed:,} not recomputed"
+        else:
+            left = ""
         why = "" if self.reason is None else f", because {self.reason}"
         return (
             f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, "

@@ -86,11 +86,15 @@ def _heading(name: str, setting: _EvaluatedSetting) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
+    if share is None:
+        return "–"
+    return f"{share:.1%}"
 
 
 def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
-    return "–" if figure is None else figure_text(figure, results.questions, "questions")
+    if figure is None:
+        return "–"
+    return figure_text(figure, results.questions, "questions")
 
 
 def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
@@ -99,12 +103,14 @@ def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
     """
     if figure.value is None:
         return "–"
-    ends = (
-        ""
-        if figure.low is None or figure.high is None
-        else f" [{figure.low:.3f}, {figure.high:.3f}]"
-    )
-    some = "" if figure.questions == all_of_them else f" of {figure.questions} {what}"
+    if figure.low is None or figure.high is None:
+        ends = ""
+    else:
+        ends = f" [{figure.low:.3f}, {figure.high:.3f}]"
+    if figure.questions == all_of_them:
+        some = ""
+    else:
+        some = f" of {figure.questions} {what}"
     return f"{figure.value:.3f}{ends}{some}"
 
 
@@ -193,11 +199,10 @@ def _warning(way: tuple[str, JudgingWay]) -> str:
     counts = way[1].judgements
     if counts["no_verdict"] * 2 <= counts["judgements"]:
         return ""
-    most = (
-        "none of them has a verdict"
-        if counts["no_verdict"] == counts["judgements"]
-        else "most have no verdict"
-    )
+    if counts["no_verdict"] == counts["judgements"]:
+        most = "none of them has a verdict"
+    else:
+        most = "most have no verdict"
     return (
         f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in "
         f"{JUDGEMENTS}, at the "

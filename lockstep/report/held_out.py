@@ -34,9 +34,10 @@ class Figure:
 
     def text(self, form: str = ".3f") -> str:
         """The value, and in brackets its interval where it has one."""
-        ends = (
-            "" if math.isnan(self.low + self.high) else f" [{self.low:{form}}, {self.high:{form}}]"
-        )
+        if math.isnan(self.low + self.high):
+            ends = ""
+        else:
+            ends = f" [{self.low:{form}}, {self.high:{form}}]"
         return f"{self.value:{form}}{ends}"
 
 
@@ -122,7 +123,9 @@ def sentence(step: int, values: Mapping[str, float]) -> str | None:
         for metric, label in names.items()
         for figure in figures([values], metric)
     ]
-    return f"after step {step}: {', '.join(parts)}" if parts else None
+    if parts:
+        return f"after step {step}: {', '.join(parts)}"
+    return None
 
 
 def _figure(row: Mapping[str, float], metric: str) -> Figure:

@@ -93,7 +93,9 @@ def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
 def _names(folders: Sequence[Path]) -> list[str]:
     """The folders' own names; their whole paths where two are called the same."""
     names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    return [str(folder) for folder in folders]
 
 
 def _store(file: BinaryIO, run: int, number: int, block: bytes) -> None:

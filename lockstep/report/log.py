@@ -53,7 +53,9 @@ def plain(value: Any) -> Any:
         case float() if math.isnan(value):
             return None
         case float() if math.isinf(value):
-            return "Infinity" if value > 0 else "-Infinity"
+            if value > 0:
+                return "Infinity"
+            return "-Infinity"
         case dict():
             return {key: plain(item) for key, item in value.items()}
         case list() | tuple():
@@ -65,7 +67,9 @@ def plain(value: Any) -> Any:
 def suggest_metric(metric: str, names: Collection[str]) -> str:
     """Suggests a metric in place of one that is not among those that a run logs."""
     close = get_close_matches(metric, names, 1)
-    return f"did you mean {close[0]}?" if close else f"it logs {', '.join(names) or 'nothing yet'}"
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"it logs {', '.join(names) or 'nothing yet'}"
 
 
 def require_run(folder: Path) -> None:
@@ -86,7 +90,10 @@ def read_recipe(folder: Path) -> dict[str, Any]:
         raise InputError(f"{file}: {error}; restore the file") from error
     if not isinstance(recipe, dict):
         raise InputError(f"{file}: holds no options; restore the file")
-    steps = recipe["run"].get("max_steps", -1) if isinstance(recipe.get("run"), dict) else -1
+    if isinstance(recipe.get("run"), dict):
+        steps = recipe["run"].get("max_steps", -1)
+    else:
+        steps = -1
     if not isinstance(steps, int):
         raise InputError(
             f"{file}: run.max_steps is {steps!r}, but should be a whole number; restore the file"

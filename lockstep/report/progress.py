@@ -181,11 +181,10 @@ class Progress:
     def draw(self, width: int) -> RenderableType:
         """The bar as it is now."""
         bar = Table.grid(padding=(0, 1))
-        doing = (
-            ""
-            if self._phase is None
-            else f"{self._phase} {self._clock() - self._phase_since:.1f} s"
-        )
+        if self._phase is None:
+            doing = ""
+        else:
+            doing = f"{self._phase} {self._clock() - self._phase_since:.1f} s"
         bar.add_row(ProgressBar(self._total, self._step, width=32), Text(doing, style="dim"))
         return Group(
             Text(self._title, style="bold", overflow="fold"), bar, Text(_wrap(self.parts, width))
@@ -252,7 +251,9 @@ def _format_clock(seconds: float) -> str:
     """Hours, minutes and seconds, as on a clock."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    if hours:
+        return f"{hours}:{minute:02}:{second:02}"
+    return f"{minute}:{second:02}"
 
 
 def _wrap(parts: Sequence[str], width: int) -> str:

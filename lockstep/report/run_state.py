@@ -45,11 +45,9 @@ def read_state(folder: Path) -> RunState:
             if line.strip()
         ]
         return RunState("died", _error(lines))
-    return (
-        RunState("not finished")
-        if held is None
-        else RunState("stopped", "the same command resumes it")
-    )
+    if held is None:
+        return RunState("not finished")
+    return RunState("stopped", "the same command resumes it")
 
 
 def is_locked(folder: Path) -> bool | None:
@@ -76,4 +74,6 @@ def _error(lines: Sequence[str]) -> str:
     and step.
     """
     known = [line for line in lines if not line.startswith((" ", "phase:"))]
-    return known[-1].strip() if known else ""
+    if known:
+        return known[-1].strip()
+    return ""

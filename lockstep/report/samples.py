@@ -126,7 +126,9 @@ def _pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[_Number]]) -
 
 def _shorten(value: _Number) -> _Number:
     """A number with four digits."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    return value
 
 
 def _response(row: Mapping[str, Any]) -> str:

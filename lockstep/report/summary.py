@@ -46,16 +46,17 @@ def judge(folder: Path) -> int:
     compared = read_agreement(folder)
     if compared is not None and compared.exit_code:
         return compared.exit_code
-    return exit_codes.OK if has_trained(folder) else exit_codes.INCONCLUSIVE
+    if has_trained(folder):
+        return exit_codes.OK
+    return exit_codes.INCONCLUSIVE
 
 
 def _where(folder: Path) -> str:
     page = folder / PAGE
-    report = (
-        f"{page} (opens in a browser)"
-        if page.is_file()
-        else f"not written; {command('report', folder)} does that"
-    )
+    if page.is_file():
+        report = f"{page} (opens in a browser)"
+    else:
+        report = f"not written; {command('report', folder)} does that"
     return (
         f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers: "
         "see its README.md)"

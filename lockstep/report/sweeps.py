@@ -63,7 +63,9 @@ class SweepRun:
         nothing.
         """
         state = read_state(self.folder).word
-        return "failed" if state == "finished" and judge(self.folder) != exit_codes.OK else state
+        if state == "finished" and judge(self.folder) != exit_codes.OK:
+            return "failed"
+        return state
 
     @cached_property
     def final(self) -> Mapping[str, float]:
@@ -141,7 +143,10 @@ def measure_spread(values: Sequence[float]) -> dict[str, float]:
 def _format_spread(spread: Mapping[str, float] | None) -> str:
     if spread is None:
         return "–"
-    ends = "" if math.isnan(spread["low"]) else f" [{spread['low']:.4g}, {spread['high']:.4g}]"
+    if math.isnan(spread["low"]):
+        ends = ""
+    else:
+        ends = f" [{spread['low']:.4g}, {spread['high']:.4g}]"
     return f"{spread['mean']:.4g}{ends}, n={spread['count']}"
 
 
@@ -253,4 +258,6 @@ def _middle(t: float, freedom: int) -> float:
     for power in range(1 + odd, freedom, 2):
         total += term
         term *= cosine**2 * power / (power + 1)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    if odd:
+        return 2 / math.pi * (angle + sine * total)
+    return sine * total

@@ -55,7 +55,9 @@ def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option:
         }
         return WeightedSum(built)
     named = _build_verifiers(section, say, open_judge, option)
-    return named[section.type] if section.verifier is None else ByRow(section.verifier, named)
+    if section.verifier is None:
+        return named[section.type]
+    return ByRow(section.verifier, named)
 
 
 def _build_verifiers(

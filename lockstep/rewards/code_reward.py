@@ -40,11 +40,10 @@ class CodeReward:
 
     def __post_init__(self) -> None:
         own = self.section
-        place = (
-            open_sandbox(own, self.option)
-            if own.url is None
-            else CodeServer(own.url, own, self.option, self.note)
-        )
+        if own.url is None:
+            place = open_sandbox(own, self.option)
+        else:
+            place = CodeServer(own.url, own, self.option, self.note)
         object.__setattr__(self, "_place", place)
 
     def strength(self) -> str:
@@ -95,7 +94,9 @@ class CodeReward:
         return passed
 
     def _reward(self, passed: int, tests: Sequence[Test]) -> float:
-        return float(passed == len(tests)) if self.section.all_or_nothing else passed / len(tests)
+        if self.section.all_or_nothing:
+            return float(passed == len(tests))
+        return passed / len(tests)
 
     def _program(self, answer: str) -> str | None:
         match self.section.program:

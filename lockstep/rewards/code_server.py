@@ -40,11 +40,9 @@ class _Reply(BaseModel):
     def output(self) -> str | None:
         """Output of the program; None if it failed or reached a limit."""
         run = self.run_result
-        return (
-            run.stdout or ""
-            if run is not None and run.status == "Finished" and run.return_code == 0
-            else None
-        )
+        if run is not None and run.status == "Finished" and run.return_code == 0:
+            return run.stdout or ""
+        return None
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,9 @@ class CodeServer:
 
 
 def _find_fault(reply: _Reply) -> str | None:
-    return (
-        f"it could not run a program ({reply.message[:300]})"
-        if reply.status == "SandboxError"
-        else None
-    )
+    if reply.status == "SandboxError":
+        return f"it could not run a program ({reply.message[:300]})"
+    return None
 
 
 def judge_output(output: str | None, test: Test, mark: str = "") -> bool:

@@ -88,4 +88,6 @@ class WeightedSum(DetailedReward):
 def _sum(terms: Sequence[tuple[float, float | None]]) -> float | None:
     """The sum of weights times rewards, the same in any order."""
     known = [weight * reward for weight, reward in terms if reward is not None]
-    return math.fsum(known) if len(known) == len(terms) else None
+    if len(known) == len(terms):
+        return math.fsum(known)
+    return None

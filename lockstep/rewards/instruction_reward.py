@@ -172,9 +172,9 @@ class InstructionReward:
         answer = drop_thought(response, prompt.text)
         asked = map(READER.validate_python, read_field(prompt.row, self.section.field))
         followed = [each.is_followed(answer) for each in asked]
-        return (
-            float(all(followed)) if self.section.all_or_nothing else sum(followed) / len(followed)
-        )
+        if self.section.all_or_nothing:
+            return float(all(followed))
+        return sum(followed) / len(followed)
 
 
 def fault(instruction: Any) -> str | None:

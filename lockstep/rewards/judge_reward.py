@@ -55,7 +55,9 @@ class JudgeReward(DetailedReward):
         )
 
     def _reward(self, score: float | None) -> float | None:
-        return None if score is None else (score - self.low) / (self.high - self.low)
+        if score is None:
+            return None
+        return (score - self.low) / (self.high - self.low)
 
 
 def _digest(prompt: Prompt, response: str) -> str:

@@ -94,7 +94,9 @@ def read_whole(text: str) -> str | None:
     before = text[: pieces[0].start].strip(" *")
     after = text[pieces[0].end :].strip(" *.,;")
     alone = len(pieces) == 1 and not before and re.fullmatch(r"[^\d$\\=<>+*/()]*", after)
-    return _read_all(pieces[0].contents) if alone else None
+    if alone:
+        return _read_all(pieces[0].contents)
+    return None
 
 
 def find_boxes(text: str) -> list[str] | None:
@@ -103,7 +105,9 @@ def find_boxes(text: str) -> list[str] | None:
     A last box that is never closed leaves no answer: its list is empty.
     """
     boxes = _join_lists(text, _scan_boxes(text))
-    return boxes[-1].contents if boxes else None
+    if boxes:
+        return boxes[-1].contents
+    return None
 
 
 def _first_line(text: str) -> str:
@@ -159,7 +163,9 @@ def _read_all(contents: list[str]) -> str | None:
     if sum(map(len, contents)) > LONGEST:
         return None
     read = [read_expression(content, boxed=True) or "" for content in contents]
-    return ", ".join(read) if read and all(read) else None
+    if read and all(read):
+        return ", ".join(read)
+    return None
 
 
 def _read_named(text: str) -> str | None:
@@ -178,7 +184,11 @@ def _read_first(text: str) -> str | None:
     """Reads the first piece of a text: mathematics between delimiters, or a run."""
     pieces = _find_mathematics(text)
     runs = list(_find_runs(text[: pieces[0].start] if pieces else text))
-    return runs[0] if runs else (_read_all(pieces[0].contents) if pieces else None)
+    if runs:
+        return runs[0]
+    if pieces:
+        return _read_all(pieces[0].contents)
+    return None
 
 
 def _read_last(text: str) -> str | None:
@@ -186,7 +196,11 @@ def _read_last(text: str) -> str | None:
     pieces = _find_mathematics(text)
     after = text[pieces[-1].end :] if pieces else text
     runs = list(_find_runs(after[-2 * LONGEST :]))
-    return runs[-1] if runs else (_read_all(pieces[-1].contents) if pieces else None)
+    if runs:
+        return runs[-1]
+    if pieces:
+        return _read_all(pieces[-1].contents)
+    return None
 
 
 def _find_runs(text: str) -> Iterator[str | None]:

@@ -58,7 +58,9 @@ def are_equal(right: str, found: str) -> bool:
         or not isinstance(second, Expr)
     ):
         return False
-    return _are_same(first / 100, second) if right_percents else _are_same(first, second / 100)
+    if right_percents:
+        return _are_same(first / 100, second)
+    return _are_same(first, second / 100)
 
 
 def read(latex: str, real: bool = True) -> Value | None:
@@ -75,7 +77,9 @@ def read(latex: str, real: bool = True) -> Value | None:
     if not isinstance(value, Basic | MatrixBase):
         return None
     letters = [symbol for symbol in value.free_symbols if str(symbol) == "i"]
-    return value.xreplace(dict.fromkeys(letters, I)) if letters else value
+    if letters:
+        return value.xreplace(dict.fromkeys(letters, I))
+    return value
 
 
 def _are_same(right: Value, found: Value) -> bool:
@@ -94,7 +98,9 @@ def _verify(right: Value, found: Value) -> bool:
 def _make_exact(value: Value) -> Value:
     """Writes decimals as fractions."""
     floats = value.atoms(Float)
-    return value.xreplace({number: Rational(str(number)) for number in floats}) if floats else value
+    if floats:
+        return value.xreplace({number: Rational(str(number)) for number in floats})
+    return value
 
 
 def _is_equation_of_zero(value: Value) -> bool:
@@ -108,7 +114,9 @@ def _is_equation_of_zero(value: Value) -> bool:
 
 
 def _holds_relations(value: Value) -> bool:
-    return bool(value.atoms(sympy.Rel)) if isinstance(value, Basic) else False
+    if isinstance(value, Basic):
+        return bool(value.atoms(sympy.Rel))
+    return False
 
 
 def _have_equal_values(first: Value, second: Value) -> bool:
@@ -149,11 +157,9 @@ def _have_equal_solutions(first: Eq, second: Eq) -> bool:
 def _evaluate_difference(equation: Eq, point: int) -> Expr | None:
     left = equation.lhs
     right = equation.rhs
-    return (
-        _evaluate(left - right, point)
-        if isinstance(left, Expr) and isinstance(right, Expr)
-        else None
-    )
+    if isinstance(left, Expr) and isinstance(right, Expr):
+        return _evaluate(left - right, point)
+    return None
 
 
 def _evaluate(value: Value, point: int) -> Expr | None:
@@ -166,7 +172,9 @@ def _evaluate(value: Value, point: int) -> Expr | None:
         number = sympy.N(value.xreplace(places).doit(), _DIGITS)
     except Exception:
         return None
-    return number if isinstance(number, Expr) and number.is_number and number.is_finite else None
+    if isinstance(number, Expr) and number.is_number and number.is_finite:
+        return number
+    return None
 
 
 def _is_rounded(first: Value, second: Value) -> bool:

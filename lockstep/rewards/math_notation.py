@@ -116,7 +116,9 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
     if not text or _holds_words(text) or (not boxed and _RANGE.fullmatch(text)):
         return None
     written = _write_numbers(text)
-    return None if _UNREAD.search(written) or not written.isascii() else written
+    if _UNREAD.search(written) or not written.isascii():
+        return None
+    return written
 
 
 def find_changing_words(behind: str) -> str:
@@ -124,7 +126,9 @@ def find_changing_words(behind: str) -> str:
     if there are none.
     """
     words = _CHANGING.match(behind)
-    return words[0] if words is not None else ""
+    if words is not None:
+        return words[0]
+    return ""
 
 
 def _spell(text: str) -> str:
@@ -137,7 +141,9 @@ def _strip_ends(text: str) -> str:
     """Takes off math delimiters, stars, and the end of a sentence."""
     text = _STYLE.sub("", text).strip().strip("*").rstrip(" .。,;")
     inner = text[1:-1]
-    return inner.strip() if text[:1] == text[-1:] == "$" and "$" not in inner else text
+    if text[:1] == text[-1:] == "$" and "$" not in inner:
+        return inner.strip()
+    return text
 
 
 def _read_word(text: str, boxed: bool) -> str | None:
@@ -200,7 +206,9 @@ def _strip_bare_unit(text: str) -> str:
     if first is None or first[0] in _FUNCTIONS - _UNITS:
         return text
     spaced = bool(match[2])
-    return match[1] if _is_bare_unit(first[0].rstrip("."), spaced, words) else text
+    if _is_bare_unit(first[0].rstrip("."), spaced, words):
+        return match[1]
+    return text
 
 
 def _is_bare_unit(word: str, spaced: bool, words: str) -> bool:

@@ -56,7 +56,9 @@ class MathReward:
         if found is None:
             return 0.0
         verdict = verify(right, found)
-        return None if verdict is None else float(verdict)
+        if verdict is None:
+            return None
+        return float(verdict)
 
     def explain_unread(self, answer: str) -> str | None:
         """Says that a right answer cannot be read whole, and which options to set; None if it
@@ -64,14 +66,13 @@ class MathReward:
         """
         if read_right_answer(answer, self.marker) is not None:
             return None
-        cure = (
-            f"change data.answer or {self.option}.marker, use {self.option}.type=python"
-            if answer
-            else (
+        if answer:
+            cure = f"change data.answer or {self.option}.marker, use {self.option}.type=python"
+        else:
+            cure = (
                 f"say in data.answer where it stands, set {self.option}=null if an environment "
                 "rewards"
             )
-        )
         return f"math-verify cannot read the right answer {shorten(answer)!r} whole; {cure}"
 
     def extract_answer(self, response: str, prompt: str = "") -> str | None:
@@ -86,7 +87,9 @@ class MathReward:
         if self.marker is None:
             return find_answer(text)
         after = _after_marker(text, self.marker)
-        return None if after is None else find_marked(after)
+        if after is None:
+            return None
+        return find_marked(after)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -97,7 +100,9 @@ def read_right_answer(answer: str, marker: str | None) -> str | None:
     """
     after = _after_marker(answer, GSM8K_MARKER if marker is None else marker)
     right = find_right_answer(answer if after is None else after, after is not None)
-    return right if right is not None and verify(right, right) is not False else None
+    if right is not None and verify(right, right) is not False:
+        return right
+    return None
 
 
 def _after_marker(text: str, marker: str) -> str | None:
@@ -112,4 +117,6 @@ def _after_marker(text: str, marker: str) -> str | None:
     end = None
     for found in re.finditer(mark, text):
         end = found.end()
-    return None if end is None else text[end:].strip()
+    if end is None:
+        return None
+    return text[end:].strip()

@@ -119,7 +119,9 @@ class RewardJudge(JudgeSection):
         names another.
         """
         own = self.path is None and self.has_engine
-        return self.model_copy(update={"path": initial}) if own else self
+        if own:
+            return self.model_copy(update={"path": initial})
+        return self
 
 
 Verifier = Literal["math", "instructions", "code", "python", "server", "judge"]

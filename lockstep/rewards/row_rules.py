@@ -76,7 +76,9 @@ def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
 
 def _name_verifier(section: SingleReward, row: Row) -> object:
     """The verifier of a row: the section's, or what the row names."""
-    return section.type if section.verifier is None else read_field(row, section.verifier)
+    if section.verifier is None:
+        return section.type
+    return read_field(row, section.verifier)
 
 
 def _reads_answer(section: SingleReward, row: Row) -> bool:
@@ -88,7 +90,9 @@ def _reads_answer(section: SingleReward, row: Row) -> bool:
 def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -> str | None:
     """Says that a row's right answer cannot be read whole; None if it can, or need not be read."""
     named = _name_verifier(section, row)
-    return MathReward(section.marker, option).explain_unread(answer) if named == "math" else None
+    if named == "math":
+        return MathReward(section.marker, option).explain_unread(answer)
+    return None
 
 
 def _find_fault(section: SingleReward, row: Row) -> str | None:

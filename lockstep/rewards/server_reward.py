@@ -77,11 +77,9 @@ class ServerReward:
 
         def fault(place: int, reply: RewardReply) -> str | None:
             asked = len(prompts[parts[place]])
-            return (
-                None
-                if len(reply.rewards) == asked
-                else f"it gives {len(reply.rewards)} rewards for {asked} responses"
-            )
+            if len(reply.rewards) == asked:
+                return None
+            return f"it gives {len(reply.rewards)} rewards for {asked} responses"
 
         found: list[float | None] = [None] * len(prompts)
         for place, reply in JsonServer(address, self.timeout_s, self.note).answers(

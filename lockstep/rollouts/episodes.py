@@ -99,7 +99,10 @@ class _Episode:
     def next_request(self) -> Request:
         """The request for the next turn; each turn has random numbers of its own."""
         turn = len(self.said)
-        key = keyed.key(self.request.key, "turn", turn) if turn else self.request.key
+        if turn:
+            key = keyed.key(self.request.key, "turn", turn)
+        else:
+            key = self.request.key
         return Request(tuple(torch.cat(self.tokens).tolist()), key, continues=True)
 
     def append(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
@@ -119,7 +122,10 @@ class _Episode:
         for name, part in reply["parts"].items():
             self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
         reward: float | None = reply["reward"]
-        self.reward = None if self.reward is None or reward is None else self.reward + reward
+        if self.reward is None or reward is None:
+            self.reward = None
+        else:
+            self.reward = self.reward + reward
         self.lowest = min(self.lowest, reward or 0.0)
         try:
             user_code.read_reward(self.reward)
@@ -278,7 +284,9 @@ class Episodes:
             return _UNKNOWN
         if not replaced:
             return reward
-        return _UNKNOWN if self.cut_off_reward is None else float(self.cut_off_reward)
+        if self.cut_off_reward is None:
+            return _UNKNOWN
+        return float(self.cut_off_reward)
 
     def _turns(
         self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams

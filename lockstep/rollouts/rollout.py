@@ -69,11 +69,10 @@ class Rollouts:
         """
         judged = self.batch["score"].isfinite()
         score = self.batch["score"][judged]
-        extremes = (
-            Metrics(reward_min=Min(score.min()), reward_max=Max(score.max()))
-            if len(score)
-            else Metrics()
-        )
+        if len(score):
+            extremes = Metrics(reward_min=Min(score.min()), reward_max=Max(score.max()))
+        else:
+            extremes = Metrics()
         return (
             extremes
             + Metrics(
@@ -194,7 +193,10 @@ class RolloutCollector:
             best = self.environment.best_reward
             as_is = self.environment.keeps_rewards if declared else None
             return RewardTerms(as_is, self.best_reward if best is None else best)
-        as_is = self.reward.is_as_is if isinstance(self.reward, CutOffReward) else None
+        if isinstance(self.reward, CutOffReward):
+            as_is = self.reward.is_as_is
+        else:
+            as_is = None
         return RewardTerms(as_is, self.best_reward)
 
     def collect(

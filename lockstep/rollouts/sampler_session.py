@@ -76,11 +76,10 @@ class SamplerSession:
         self._open = True
         try:
             source = snapshot or self._learner
-            probe = (
-                None
-                if source is None or self._holds(source, version)
-                else self._score_probe(source, version)
-            )
+            if source is None or self._holds(source, version):
+                probe = None
+            else:
+                probe = self._score_probe(source, version)
             self._sampler.wake()
             if source is not None and not self._holds(source, version):
                 self._sync_weights(source, version, probe or self._score_probe(source, version))
@@ -111,9 +110,10 @@ class SamplerSession:
         self._require_open()
         batch = self._sampler.generate(requests, sampling)
         version = self._sampler.version
-        whose = (
-            "the sampler" if version is None else f"the sampler with the weights of step {version}"
-        )
+        if version is None:
+            whose = "the sampler"
+        else:
+            whose = f"the sampler with the weights of step {version}"
         require_responses(whose, batch, requests, sampling)
         return batch
 
@@ -166,7 +166,10 @@ class SamplerSession:
         counts = found.floats()
         self._is_proven = self._is_proven or probe is not None
         self._is_whole = not counts["refit/read_in_part"] and not counts["refit/received_only"]
-        hidden = () if self._is_told(version) else ("refit/probe_gap", "refit/probe_gap_max")
+        if self._is_told(version):
+            hidden = ()
+        else:
+            hidden = ("refit/probe_gap", "refit/probe_gap_max")
         self._record = Metrics(
             {name: metric for name, metric in found.items() if name not in hidden}
         )

@@ -213,9 +213,10 @@ def _find_extremes(
 def _rank_rows(group: list[int], known: Mapping[int, float], cut: set[int]) -> list[int]:
     """Returns the rows of a group: best, worst, first truncated, first unjudged, then the rest."""
     judged = [row for row in group if row in known]
-    ends = (
-        [max(judged, key=known.__getitem__), min(judged, key=known.__getitem__)] if judged else []
-    )
+    if judged:
+        ends = [max(judged, key=known.__getitem__), min(judged, key=known.__getitem__)]
+    else:
+        ends = []
     truncated = [row for row in group if row in cut]
     unjudged = [row for row in group if row not in known]
     return list(dict.fromkeys([*ends, *truncated[:1], *unjudged[:1], *group]))

@@ -116,10 +116,15 @@ class LiveSetup:
         """
         shared = share_weights(learner, self.algorithm.learner, self._spec, self.workers)
         if shared is not None:
-            return shared if self._turns is None else self._turns.share(shared, learner)
+            if self._turns is None:
+                return shared
+            return self._turns.share(shared, learner)
         if self._apart is None:
             start = partial(nearest, self._spec, self.progress, self.workers)
-            self._apart = start() if self._turns is None else self._turns.start(start)
+            if self._turns is None:
+                self._apart = start()
+            else:
+                self._apart = self._turns.start(start)
         return self._apart
 
     def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
@@ -141,11 +146,9 @@ class LiveSetup:
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        return (
-            policy_answers(section, policy, name)
-            if section.is_policy
-            else self._judge_answers(section, name)
-        )
+        if section.is_policy:
+            return policy_answers(section, policy, name)
+        return self._judge_answers(section, name)
 
     def _judge_answers(self, section: AskedSection, name: str) -> Answering:
         return judge_answers(
@@ -164,17 +167,18 @@ class LiveSetup:
         learner = self.algorithm.learner
         if self.inexact is None:
             learner = learner.compute_exactly()
-        section = (
-            inference.sampler
-            if self._turns is None
-            else inference.sampler.take_turns(gets_weights=True)
-        )
+        if self._turns is None:
+            section = inference.sampler
+        else:
+            section = inference.sampler.take_turns(gets_weights=True)
         return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
 
     @property
     def _turns(self) -> Turns | None:
         """The turns of learners and engines where they are on the same GPUs."""
-        return self.turns if takes_turns(self.algorithm, placement_of(self.algorithm)) else None
+        if takes_turns(self.algorithm, placement_of(self.algorithm)):
+            return self.turns
+        return None
 
     @property
     def _budget(self) -> CacheBudget | None:
@@ -199,11 +203,9 @@ def role_folder(role: ModelRole, source: ModelSource) -> str:
     """
     if role.path is not None:
         section = ModelFolder(path=role.path)
-        return (
-            reward_folder(section, source)
-            if scores_sequences(role.head)
-            else own_folder(section, source)
-        )
+        if scores_sequences(role.head):
+            return reward_folder(section, source)
+        return own_folder(section, source)
     if scores_sequences(role.head):
         require_classifier(source.folder)
     return source.folder

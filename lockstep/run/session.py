@@ -208,7 +208,10 @@ class Session:
         """The state of a checkpoint besides the learners'; without clock times, so that equal runs
         save equal bytes.
         """
-        agreement = None if self._job.agreement is None else self._job.agreement.dump()
+        if self._job.agreement is None:
+            agreement = None
+        else:
+            agreement = self._job.agreement.dump()
         logs = {name: own for name, own in self._logs.sums().items() if name != TIMINGS}
         return {
             "position": position,

@@ -152,7 +152,9 @@ def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> i
         print_text(f"lockstep: {error!s}", file=sys.stderr)  # it may quote a stranger's file
         if isinstance(error, LockstepError):
             return error.exit_code
-        return exit_codes.INPUT if is_user_error(error) else exit_codes.CRASH
+        if is_user_error(error):
+            return exit_codes.INPUT
+        return exit_codes.CRASH
     except Stopped as stopped:
         print_text(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code

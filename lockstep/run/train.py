@@ -122,7 +122,10 @@ def _run(
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
-        precision = [keep_fp32()] if resolve_device(recipe.learner.device).type == "cuda" else []
+        if resolve_device(recipe.learner.device).type == "cuda":
+            precision = [keep_fp32()]
+        else:
+            precision = []
         passed_end = describe_passed_end(source, recipe.data)
         for remark in [
             *precision,

@@ -42,7 +42,9 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
 
     def cache_bytes(self, section: SamplerSection) -> int | None:
         """Bytes of the KV cache, if the section sets them; None: as many as sequences need."""
-        return None if section.kv_cache_gib is None else int(section.kv_cache_gib * 2**30)
+        if section.kv_cache_gib is None:
+            return None
+        return int(section.kv_cache_gib * 2**30)
 
     reserves_cache: ClassVar[bool] = False
     """True if it allocates its KV cache when it starts, so that it needs a size."""
@@ -109,4 +111,6 @@ def find_backend(section: SamplerSection) -> InferenceBackend | None:
     assert isinstance(found, InferenceBackend) or found.is_server, (
         "what is given weights declares both halves"
     )
-    return found if isinstance(found, InferenceBackend) else None
+    if isinstance(found, InferenceBackend):
+        return found
+    return None

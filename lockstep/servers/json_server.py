@@ -168,12 +168,14 @@ class JsonServer:
                 RecursionError,
             ) as error:
                 message = f"{self._address.url}: {self._sentence(error, attempts.used + 1)}"
-                message = message.replace(self._key, "[key]") if self._key else message
-                wait_s = (
-                    attempts.next_wait(message, _find_retry_after(error))
-                    if _may_pass(error)
-                    else None
-                )
+                if self._key:
+                    message = message.replace(self._key, "[key]")
+                else:
+                    message = message
+                if _may_pass(error):
+                    wait_s = attempts.next_wait(message, _find_retry_after(error))
+                else:
+                    wait_s = None
                 if wait_s is None:
                     raise ServerError(message) from error
             await anyio.sleep(wait_s)
@@ -248,12 +250,13 @@ def _find_retry_after(error: Exception) -> float:
     """Seconds that a busy server asks to wait (`Retry-After`), at most a minute; 0 where it does
     not ask.
     """
-    asked = (
-        error.response.headers.get("retry-after", "")
-        if isinstance(error, openai.APIStatusError)
-        else ""
-    )
-    return min(float(asked), _LONGEST_WAIT_S) if asked.isdecimal() else 0.0
+    if isinstance(error, openai.APIStatusError):
+        asked = error.response.headers.get("retry-after", "")
+    else:
+        asked = ""
+    if asked.isdecimal():
+        return min(float(asked), _LONGEST_WAIT_S)
+    return 0.0
 
 
 def _wait_for(future: Future[_Shape], lost: Lost | None, place: int) -> _Shape | None:

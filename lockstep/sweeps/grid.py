@@ -39,7 +39,9 @@ class Combination:
         spelled = "_".join(self.overrides)
         name = re.sub(r"[^\w.+=-]+", "-", spelled)[:_LONGEST_NAME]
         digest = hashlib.sha256(json.dumps(self.overrides).encode()).hexdigest()[:10]
-        return name if name == spelled else f"{name}-{digest}"
+        if name == spelled:
+            return name
+        return f"{name}-{digest}"
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
@@ -83,7 +85,9 @@ def combine(grid: Mapping[str, Sequence[Any]]) -> list[Combination]:
 def _spell(value: Any) -> str:
     """A value as a word of a command has it."""
     is_plain = isinstance(value, str) and yaml12.parse_or_text(value) == value
-    return value if is_plain else json.dumps(value, ensure_ascii=False)
+    if is_plain:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _list_values(text: str) -> list[Any]:

@@ -117,7 +117,9 @@ class Runner:
             if not is_asked and self.stop.check_after_step() is not None:
                 process.send_signal(signal.SIGTERM)
                 is_asked = True
-        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+        if process.returncode >= 0:
+            return process.returncode
+        return 128 - process.returncode
 
     @contextmanager
     def _kill_if_interrupted(self) -> Iterator[None]:
@@ -136,7 +138,9 @@ def describe_outcome(code: int) -> str:
     """The way a run ended, by its exit code; stopped: early, and saved, because it was asked to."""
     if code == exit_codes.OK:
         return "finished"
-    return "stopped" if code in _STOPPED else "failed"
+    if code in _STOPPED:
+        return "stopped"
+    return "failed"
 
 
 def find_warm_start(run: PlannedRun) -> Path | None:

@@ -19,4 +19,6 @@ def repeat_command(*more: object) -> str | None:
     the package.
     """
     started = Path(sys.argv[0] if sys.argv else "")
-    return command(*sys.argv[1:], *more) if started.name == "lockstep" or started == _MAIN else None
+    if started.name == "lockstep" or started == _MAIN:
+        return command(*sys.argv[1:], *more)
+    return None

@@ -88,7 +88,10 @@ class Attempts:
         self.used += 1
         if self._persistence.again:
             pause = f" in {wait_s:g} s" if wait_s else ""
-            most = "" if self.limit is None else f" ({self.used} of {self.limit} times)"
+            if self.limit is None:
+                most = ""
+            else:
+                most = f" ({self.used} of {self.limit} times)"
             self._note(f"{fault}; {self._persistence.again}{pause}{most}")
         return wait_s
 

@@ -118,7 +118,9 @@ def is_guarded(entry: str) -> bool:
 
 def find_loader(name: str, file: Path) -> SourceFileLoader | None:
     """The loader of a file in a guarded folder; None elsewhere."""
-    return _TrustedLoader(name, str(file)) if is_guarded(str(file.parent)) else None
+    if is_guarded(str(file.parent)):
+        return _TrustedLoader(name, str(file))
+    return None
 
 
 class _TrustedLoader(SourceFileLoader):

@@ -49,9 +49,13 @@ def path_argument(text: str) -> str:
 
 def source_argument(text: str) -> str:
     """The same for a model or a file of rows, which may be on a hub."""
-    return text if text.startswith(HUB) else path_argument(text)
+    if text.startswith(HUB):
+        return text
+    return path_argument(text)
 
 
 def model_argument(text: str) -> str:
     """The same for a model that may have a server's address, too."""
-    return text if text.startswith(("http://", "https://")) else source_argument(text)
+    if text.startswith(("http://", "https://")):
+        return text
+    return source_argument(text)

@@ -147,9 +147,9 @@ def usual_threads() -> int:
 
 def read_given_threads() -> int | None:
     """The number of threads that the user has set; None: none, or no number."""
-    return (
-        int(_GIVEN_THREADS) if _GIVEN_THREADS is not None and _GIVEN_THREADS.isdecimal() else None
-    )
+    if _GIVEN_THREADS is not None and _GIVEN_THREADS.isdecimal():
+        return int(_GIVEN_THREADS)
+    return None
 
 
 def count_cores() -> int:
@@ -161,4 +161,6 @@ def count_cores() -> int:
         share, period = _QUOTA.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return cores
-    return cores if share == "max" else max(1, min(cores, int(share) // int(period)))
+    if share == "max":
+        return cores
+    return max(1, min(cores, int(share) // int(period)))

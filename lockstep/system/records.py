@@ -33,11 +33,10 @@ def refuse_other(path: Path) -> None:
             that leads nowhere.
     """
     if os.path.lexists(path) and not path.is_file():
-        kind = (
-            "a folder"
-            if path.is_dir()
-            else "no file, but a pipe, a device or a link that leads nowhere"
-        )
+        if path.is_dir():
+            kind = "a folder"
+        else:
+            kind = "no file, but a pipe, a device or a link that leads nowhere"
         raise InputError(
             f"{path} is {kind}, where a file of text belongs; remove it, or put the file back"
         )
@@ -72,7 +71,9 @@ def first_fault(error: ValidationError) -> str:
     """The first thing that is wrong in a value, and its place there."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
+    if place:
+        return f"{place}: {first['msg']}"
+    return first["msg"]
 
 
 @cache

@@ -36,7 +36,9 @@ def refuse_constant(text: str) -> Any:
 def read_float(text: str) -> float:
     """Reads a number; raises StrictJsonError if a float cannot hold it."""
     number = float(text)
-    return number if math.isfinite(number) else refuse_constant(text)
+    if math.isfinite(number):
+        return number
+    return refuse_constant(text)
 
 
 HOOKS: dict[str, Any] = {

@@ -115,7 +115,9 @@ def _compare(path: Path, noted: Mapping[str, int | str]) -> str:
     if not path.is_file():
         return "is missing"
     try:
-        return "" if _sum(path) == noted else "differs from what the run wrote"
+        if _sum(path) == noted:
+            return ""
+        return "differs from what the run wrote"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 

@@ -11,6 +11,8 @@ def readable(size: float) -> str:
     """
     for unit in _UNITS[:-1]:
         if size < 999.5:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} {unit}"
+            if unit != "bytes":
+                return f"{size:.3g} {unit}"
+            return f"{size:.0f} {unit}"
         size /= 1000
     return f"{size:,.3g} {_UNITS[-1]}"

@@ -61,7 +61,9 @@ def _pipe(stream: TextIO) -> int | None:
         ValueError,
     ):  # a stream of a test or of a notebook has none, and one may be closed
         return None
-    return number if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return number
+    return None
 
 
 def silence(number: int) -> None:

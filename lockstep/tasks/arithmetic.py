@@ -93,7 +93,9 @@ class Arithmetic(Task):
         """The row of a problem, by its number in the file."""
         if self.pairs:
             return problem.pair()
-        return problem.mark(number % 2 == 0) if self.labels else problem.row()
+        if self.labels:
+            return problem.mark(number % 2 == 0)
+        return problem.row()
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,9 @@ def _play(row: dict[str, Any], seed: int, right: Sequence[bool]) -> str:
     host.reset(row, seed)
     said = [READY, host.step(READY)[0]]
     for is_right in right:
-        answer = host.right_answer if is_right else ANSWERS[host.right_answer == ANSWERS[0]]
+        if is_right:
+            answer = host.right_answer
+        else:
+            answer = ANSWERS[host.right_answer == ANSWERS[0]]
         said += [answer, host.step(answer)[0]]
     return "".join(said)

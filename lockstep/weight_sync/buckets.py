@@ -93,4 +93,6 @@ def pack(
 
 def end_of(slots: Sequence[Slot]) -> int:
     """Bytes up to the aligned end of the last slot, where another one may start."""
-    return -(-(slots[-1].start + slots[-1].size) // _ALIGNMENT) * _ALIGNMENT if slots else 0
+    if slots:
+        return -(-(slots[-1].start + slots[-1].size) // _ALIGNMENT) * _ALIGNMENT
+    return 0

@@ -53,7 +53,9 @@ class Route:
 
     def of(self, rank: int) -> Route:
         """The same for another rank of the process group."""
-        return self if self.meeting is None else replace(self, meeting=self.meeting.of(rank))
+        if self.meeting is None:
+            return self
+        return replace(self, meeting=self.meeting.of(rank))
 
     def is_like(self, other: Route) -> bool:
         """True if both use one carrier."""

@@ -85,7 +85,9 @@ def _add_at_once(words: Tensor) -> Tensor:
 def _sum_lanes(sums: Tensor) -> Tensor:
     """The sum of all lanes, each times its odd number. CUDA has no product of integer vectors."""
     odd = _odd("lane", _LANES, sums.device)[: len(sums)]
-    return (sums.to(torch.int64) * odd).sum() if sums.is_cuda else sums.to(torch.int64) @ odd
+    if sums.is_cuda:
+        return (sums.to(torch.int64) * odd).sum()
+    return sums.to(torch.int64) @ odd
 
 
 def pick_columns(width: int) -> list[int]:

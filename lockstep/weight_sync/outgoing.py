@@ -105,9 +105,9 @@ class Outgoing:
         """Wraps a stream of this process's tensors, which are not cast; returns an `Outgoing` as it
         is.
         """
-        return (
-            stream if isinstance(stream, Outgoing) else cls(lambda: iter(stream), None, once=True)
-        )
+        if isinstance(stream, Outgoing):
+            return stream
+        return cls(lambda: iter(stream), None, once=True)
 
     @property
     def on_gpu(self) -> bool:
@@ -178,4 +178,6 @@ def type_for(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The type in which a tensor is sent to a sampler of type `dtype`; only floating-point ones are
     cast.
     """
-    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    if dtype is not None and tensor.is_floating_point():
+        return dtype
+    return tensor.dtype

@@ -97,11 +97,10 @@ class Snapshot:
         """Copies the learner's current weights; weights in other processes are cast before they are
         sent.
         """
-        leaving = (
-            learner.weights()
-            if learner.sender is None
-            else Outgoing(learner.weights, dtype, learner.sender)
-        )
+        if learner.sender is None:
+            leaving = learner.weights()
+        else:
+            leaving = Outgoing(learner.weights, dtype, learner.sender)
         copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
         if learner.sender is not None:
             learner.sender.finish()
@@ -163,7 +162,9 @@ def sync_weights(
             "refit/received_only": Last(float(len(first.received))),
         }
     )
-    return metrics if probe is None else metrics + _compare_probe(learner, sampler, version, probe)
+    if probe is None:
+        return metrics
+    return metrics + _compare_probe(learner, sampler, version, probe)
 
 
 def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
@@ -211,7 +212,10 @@ def random_probe(vocabulary: int, context: int, *dtypes: str) -> Probe:
 
 def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe: Probe) -> Metrics:
     """Compares log-probabilities of the learner with those of each engine."""
-    expected = learner.logprobs(probe.batch) if probe.logprob is None else probe.logprob
+    if probe.logprob is None:
+        expected = learner.logprobs(probe.batch)
+    else:
+        expected = probe.logprob
     gaps = [
         (expected - found)[probe.batch.mask].abs()
         for found in sampler.logprobs_of_each(probe.batch)

@@ -42,7 +42,10 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
         (section.parallel.ranks for section in sections if not section.in_process), default=0
     )
     width = max((ranks_of(name).tp for name in names if name.startswith("vllm")), default=0)
-    sampler = recipe.sampler.model_copy(update={"tensor_parallel": width}) if width else None
+    if width:
+        sampler = recipe.sampler.model_copy(update={"tensor_parallel": width})
+    else:
+        sampler = None
     with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
         built: dict[str, Backend] = {}
         for name in names:

@@ -181,7 +181,10 @@ class HFBackend:
         quick = self.model(replace(asked, kernel=None))
         cache = DynamicCache(config=own.config)
         tokens_1T = tokens_T[None].to(self.device)
-        parts = [(quick, tokens_1T[:, :text])] if text else []
+        if text:
+            parts = [(quick, tokens_1T[:, :text])]
+        else:
+            parts = []
         parts += [(own, part) for part in tokens_1T[:, text:].split(CHUNK, 1)]
         return torch.cat(
             [

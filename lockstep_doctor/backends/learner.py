@@ -46,9 +46,18 @@ class LearnerBackend:
         self.context = context_of(self._config)
         spec = LearnerSpec(folder, "logits", self._section, None, 0)
         is_here = self._section.in_process
-        self._learner = spec.build() if is_here else launch(spec, _TIMEOUT_S, workers)
-        head = None if isinstance(self._learner, MeshLearner) else self._learner.model
-        self.network = head.lm if isinstance(head, LogitsHead) else None
+        if is_here:
+            self._learner = spec.build()
+        else:
+            self._learner = launch(spec, _TIMEOUT_S, workers)
+        if isinstance(self._learner, MeshLearner):
+            head = None
+        else:
+            head = self._learner.model
+        if isinstance(head, LogitsHead):
+            self.network = head.lm
+        else:
+            self.network = None
         self.capabilities: frozenset[Capability] = frozenset(
             ("generate", "shaped") if is_here else ("shaped",)
         )

@@ -47,7 +47,10 @@ class VLLMBackend:
         # Where vLLM is one backend among several, the section need not say so.
         section = section.model_copy(update={"backend": "vllm", "tensor_parallel": tp})
         require_sampler(section, computation)
-        self.name = f"vllm-tp{tp}" if tp > 1 else "vllm"
+        if tp > 1:
+            self.name = f"vllm-tp{tp}"
+        else:
+            self.name = "vllm"
         spec = self.spec(folder, section, computation)
         self.context = spec.context
         note(f"vLLM starts with {folder}")

@@ -81,13 +81,11 @@ def bring_up(loaded: Loaded) -> int:
     rows = [[one.check, one.what, one.outcome, one.said] for one in found]
     print(markdown_table(["Check", "Of", "Outcome", ""], rows))
     outcomes = {one.outcome for one in found}
-    return (
-        exit_codes.BROKEN
-        if "FAIL" in outcomes
-        else exit_codes.INCONCLUSIVE
-        if "LOOK" in outcomes
-        else 0
-    )
+    if "FAIL" in outcomes:
+        return exit_codes.BROKEN
+    if "LOOK" in outcomes:
+        return exit_codes.INCONCLUSIVE
+    return 0
 
 
 def observe(
@@ -172,7 +170,10 @@ def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
 
 def check_context(name: str, backend: Backend, asked: int | None) -> Observation:
     """The longest sequence is computed, and one token more is not."""
-    limit = backend.context if asked is None or not name.startswith("vllm") else asked
+    if asked is None or not name.startswith("vllm"):
+        limit = backend.context
+    else:
+        limit = asked
     if name == "hf":
         return Observation(
             "context",
@@ -192,7 +193,10 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
         return Observation(
             "context", name, "FAIL", f"takes more than the {limit} tokens that were asked for"
         )
-    end = f"response cut to {over}" if isinstance(over, int) else f"refused: {over}"
+    if isinstance(over, int):
+        end = f"response cut to {over}"
+    else:
+        end = f"refused: {over}"
     return Observation("context", name, "PASS", f"{limit} tokens; one more: {end}")
 
 
@@ -215,7 +219,10 @@ def check_decode(
     ]
     quarters = [float(torch.cat(parts).exp().mean()) for parts in zip(*generated, strict=True)]
     grows = quarters[3] - 1 > 2 * (quarters[0] - 1) + DUST / 10
-    limit = 1 + DUST if backend.settings()["dtype"] == "fp32" else recipe.limits.max_mult_prob_error
+    if backend.settings()["dtype"] == "fp32":
+        limit = 1 + DUST
+    else:
+        limit = recipe.limits.max_mult_prob_error
     broken = not all(quarter <= limit for quarter in quarters)
     said = (
         f"mean e^|Δ| by quarters of {length} tokens: "
@@ -238,15 +245,24 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
     first, again = (
         backend.generate(prompts, sampling, Conditions(fresh=fresh)) for fresh in (True, False)
     )
-    hits = int(again["prefix_hits"].sum()) if "prefix_hits" in again.sample else 0
+    if "prefix_hits" in again.sample:
+        hits = int(again["prefix_hits"].sum())
+    else:
+        hits = 0
     if not hits:
         return Observation("prefix cache", name, "SKIPPED", "no prompt came out of a cache")
     column = again["sampler_logprob"][again.mask]
     fresh = first["sampler_logprob"][first.mask]
     broken = not bool(column.isfinite().all() and fresh.isfinite().all())
     moved = not torch.equal(first.tokens, again.tokens)
-    apart = float("nan") if column.shape != fresh.shape else float((column - fresh).abs().max())
-    limit = DUST if backend.settings()["dtype"] == "fp32" else _CACHED_BF16
+    if column.shape != fresh.shape:
+        apart = float("nan")
+    else:
+        apart = float((column - fresh).abs().max())
+    if backend.settings()["dtype"] == "fp32":
+        limit = DUST
+    else:
+        limit = _CACHED_BF16
     said = f"{hits} tokens out of the cache, max |Δ| {apart:.2g}" + (
         "; not finite" if broken else ""
     )
@@ -276,9 +292,10 @@ def check_experts(
             for layer, ids in chosen[name].items()
         }
         never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
-        said = (
-            f"never chosen: {never}" if never else f"all {experts} of {len(idle)} layers are chosen"
-        )
+        if never:
+            said = f"never chosen: {never}"
+        else:
+            said = f"all {experts} of {len(idle)} layers are chosen"
         yield Observation("experts", name, "LOOK" if never else "PASS", said)
     for one, other in pairwise(chosen):
         flips = {
@@ -316,9 +333,15 @@ def record_experts(
     found: dict[str, list[Tensor]] = {}
 
     def note(name: str, output: Any) -> None:
-        parts = output if isinstance(output, tuple) else (output,)
+        if isinstance(output, tuple):
+            parts = output
+        else:
+            parts = (output,)
         ids = next((part for part in parts if not part.is_floating_point()), None)
-        ids = parts[0].topk(each, -1).indices if ids is None else ids
+        if ids is None:
+            ids = parts[0].topk(each, -1).indices
+        else:
+            ids = ids
         found.setdefault(name, []).append(ids.reshape(-1, ids.shape[-1]).cpu())
 
     with ExitStack() as hooks:

@@ -59,7 +59,10 @@ def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
     except DumpError as error:
         raise DataError(str(error)) from error
     if dump.train is None or dump.infer is None:
-        missing = "train" if dump.train is None else "infer"
+        if dump.train is None:
+            missing = "train"
+        else:
+            missing = "infer"
         raise DataError(
             f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name "
             "the other one by "
@@ -89,7 +92,10 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
     rows = ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN.items())
     yield markdown_table(("figure", "", "value"), rows)
     for one in analysis.findings:
-        side = "" if one.side is None else f" ({SIDES[one.side]} side)"
+        if one.side is None:
+            side = ""
+        else:
+            side = f" ({SIDES[one.side]} side)"
         yield f"- **{one.kind}**{side}: {one.what}"
         yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of the squares of Δ"
     yield (
@@ -116,4 +122,6 @@ def locate_file(dump: str, model: str, names: FieldNames) -> int:
     except DumpError as error:
         raise InputError(str(error)) from error
     print("\n".join(describe_dump(found)))
-    return exit_codes.BROKEN if found.wrong else exit_codes.OK
+    if found.wrong:
+        return exit_codes.BROKEN
+    return exit_codes.OK

@@ -60,7 +60,10 @@ class EngineChoice:
         engine = name.partition("-")[0]
         sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
         device = str(resolve_device(recipe.learner.device))
-        settings = recipe.sampler.vllm.model_dump(exclude_defaults=True) if engine == "vllm" else {}
+        if engine == "vllm":
+            settings = recipe.sampler.vllm.model_dump(exclude_defaults=True)
+        else:
+            settings = {}
         options = EngineOptions(TORCH_TYPES[recipe.learner.dtype], device, sizes, settings=settings)
         return cls(engine, Path(recipe.model.path), options)
 

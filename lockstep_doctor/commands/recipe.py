@@ -43,7 +43,10 @@ def doctor_recipe(
     said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
     if folder is not None:
         said["run"] = {"folder": folder}
-    begun = [_as_trained(own)] if own.is_file() else []
+    if own.is_file():
+        begun = [_as_trained(own)]
+    else:
+        begun = []
     loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said)], DoctorRecipe)
     return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
 

@@ -81,7 +81,9 @@ class RefitStage:
 
     @property
     def verdict(self) -> str:
-        return "FAIL" if self.findings else "PASS"
+        if self.findings:
+            return "FAIL"
+        return "PASS"
 
 
 def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
@@ -143,8 +145,14 @@ def check_refits(
     check = _Check(learner, engine, probe)
     for name in STAGES:
         with shown.phase(name):
-            source = Noise(learner) if name == "noise" else learner
-            stage = check.step(name) if name == "step" else check.refit(name, source)
+            if name == "noise":
+                source = Noise(learner)
+            else:
+                source = learner
+            if name == "step":
+                stage = check.step(name)
+            else:
+                stage = check.refit(name, source)
         shown.note(f"{name}: {stage.verdict}")
         yield stage
 
@@ -218,7 +226,10 @@ class _Check:
                 "gives other log-probabilities with equal weights: positions, masks or its own "
                 "tables differ"
             )
-            what = same if equal else "has other weights, and does not show it"
+            if equal:
+                what = same
+            else:
+                what = "has other weights, and does not show it"
             what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {self._bound:g})"
             found.append(RefitFinding("the engine", what))
         names = set(tensors)
@@ -265,7 +276,10 @@ class _Check:
             if other != own and self._holds(name, one):
                 return f"holds {other}"
         held = self._engine.show(name).cpu()
-        tensor = tensor.to(self._engine.dtype) if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point():
+            tensor = tensor.to(self._engine.dtype)
+        else:
+            tensor = tensor
         if tensor.shape != held.shape:
             return f"has the shape {tuple(held.shape)} instead of {tuple(tensor.shape)}"
         gap = (tensor.double() - held.double()).abs()

@@ -118,7 +118,10 @@ def locate_dump(
         DumpError: The dump or the model cannot be read, the dump has no ids, or the model does not
             know all of them.
     """
-    dump = dump if isinstance(dump, Dump) else read_dump(dump, names)
+    if isinstance(dump, Dump):
+        dump = dump
+    else:
+        dump = read_dump(dump, names)
     if dump.columns.ids is None:
         raise DumpError(
             "the dump has no ids of prompt and response, without which nothing can be computed "
@@ -138,7 +141,10 @@ def locate_dump(
     floor = judge.measure_floor(_load(Path(folder), torch.bfloat16))
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
     sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
-    gap = _rms(own.train, own.infer, judge.compared) if len(sides) > 1 else None
+    if len(sides) > 1:
+        gap = _rms(own.train, own.infer, judge.compared)
+    else:
+        gap = None
     rows = own.lengths.numel()
     of_rows = dump.columns.lengths.numel()
     tokens = int(judge.compared.sum())
@@ -232,8 +238,14 @@ class _Judge:
         self._model = model
         self._columns = columns
         told = columns.facts.get("temperature")
-        self._told = "" if told is None or bool(((told == 1) | (told == 0)).all()) else _TOLD
-        self._temperature = told.clamp(min=1e-6) if self._told and told is not None else 1.0
+        if told is None or bool(((told == 1) | (told == 0)).all()):
+            self._told = ""
+        else:
+            self._told = _TOLD
+        if self._told and told is not None:
+            self._temperature = told.clamp(min=1e-6)
+        else:
+            self._temperature = 1.0
         temperatures: dict[str, Tensor | float] = {"": 1.0, self._told: self._temperature}
         temperatures |= {f"at temperature {one:g}": one for one in TEMPERATURES}
         self._by = _score(model, columns, temperatures)
@@ -257,7 +269,10 @@ class _Judge:
 
     def judge(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
         """Returns where a side leaves the model."""
-        column = self._columns.train if side == "train" else self._columns.infer
+        if side == "train":
+            column = self._columns.train
+        else:
+            column = self._columns.infer
         change, off = self._find_nearest(column)
         if not change and not off[""] < _CLOSER * off[self._told]:
             change = (
@@ -279,12 +294,18 @@ class _Judge:
             (_STAGES[one.kind] for one in findings if _says_stage(one)), None
         )
         if stage is None and left > FLOORS * floor:
-            front = "" if change != self._told else self._find_front(column, left)
+            if change != self._told:
+                front = ""
+            else:
+                front = self._find_front(column, left)
             if front:
                 change = front[0]
                 left = front[1]
                 findings = []
-            stage = "ids" if front else "model"
+            if front:
+                stage = "ids"
+            else:
+                stage = "model"
         elif stage is None and change != self._told and off[self._told] > FLOORS * floor:
             stage = "temperature"
         return SideVerdict(side, name, off[""], change, left, stage, findings)
@@ -319,7 +340,10 @@ class _Judge:
 
 def describe_dump(found: DumpLocation) -> Iterator[str]:
     """Yields what was found, line by line."""
-    part = f" of {found.of_rows}" if found.rows < found.of_rows else ""
+    if found.rows < found.of_rows:
+        part = f" of {found.of_rows}"
+    else:
+        part = ""
     yield (
         f"{found.tokens:,} generated tokens of {found.rows}{part} rows, beside {found.model} in "
         "float32"
@@ -328,12 +352,14 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
     if found.gap is not None:
         yield f"both sides differ by {found.gap:.2g}"
     for one in found.sides:
-        near = f", and {one.left:.2g} {one.change}" if one.change else ""
-        how = (
-            "rounding explains it"
-            if one.stage is None
-            else f"it leaves the model at {_WORDS[one.stage]}"
-        )
+        if one.change:
+            near = f", and {one.left:.2g} {one.change}"
+        else:
+            near = ""
+        if one.stage is None:
+            how = "rounding explains it"
+        else:
+            how = f"it leaves the model at {_WORDS[one.stage]}"
         yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
         for finding in one.findings:
             yield f"  {finding.kind}: {finding.what}"

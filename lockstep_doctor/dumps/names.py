@@ -74,4 +74,6 @@ class FieldNames:
     def candidates(self, role: str) -> tuple[str, ...]:
         """Returns the name that was said, or all that are known."""
         own: str | None = vars(self).get(role)
-        return KNOWN[role] if own is None else (own,)
+        if own is None:
+            return KNOWN[role]
+        return (own,)

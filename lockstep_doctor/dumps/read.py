@@ -158,7 +158,10 @@ class _RowReader:
         spoken = max(column.size for column in columns.values())
         if any(column.size < spoken for column in columns.values()):
             raise self._wrong(f"{count}; both must speak of the same tokens")
-        total = spoken if ids is None else ids.size
+        if ids is None:
+            total = spoken
+        else:
+            total = ids.size
         if spoken > total:
             raise self._wrong(f"{count} for {total} ids")
         train, infer = (
@@ -172,7 +175,10 @@ class _RowReader:
                 self._check(name, side[total - spoken :], mask[total - spoken :])
         real &= np.cumsum(mask[::-1])[::-1] > 0  # nothing behind the last one
         train, infer, mask = (torch.from_numpy(one[real]) for one in (train, infer, mask))
-        own = None if ids is None else torch.from_numpy(ids[real]).long()
+        if ids is None:
+            own = None
+        else:
+            own = torch.from_numpy(ids[real]).long()
         return TokenColumns(
             train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts()
         )
@@ -223,7 +229,10 @@ class _RowReader:
         """
         total = spoken.size
         if masks := self._names("mask"):
-            least = 0 if self._names("attention") else int(spoken.sum())
+            if self._names("attention"):
+                least = 0
+            else:
+                least = int(spoken.sum())
             return np.logical_and.reduce(
                 [spoken, *(self._flags(name, total, least) for name in masks)]
             )
@@ -231,7 +240,10 @@ class _RowReader:
             return spoken & (np.arange(total) >= self._number(prompt[0], 0, total))
         name = self.sides["infer"] or self.sides["train"]
         zero = spoken & ((infer if self.sides["infer"] else train) == 0)
-        ends = np.flatnonzero(spoken)[[0, -1]] if spoken.any() else []
+        if spoken.any():
+            ends = np.flatnonzero(spoken)[[0, -1]]
+        else:
+            ends = []
         if zero[ends].any() or (zero & ~(np.abs(train) <= _CERTAIN)).any():
             raise self._wrong(
                 f"there is no mask, and {name} is exactly 0 at {zero.sum()} entries, the first "
@@ -356,7 +368,9 @@ def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
 
 
 def _kind(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if path.suffix == ".gz":
+        return path.with_suffix("").suffix
+    return path.suffix
 
 
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:

@@ -103,13 +103,11 @@ def check_machine(device: str, out: Path) -> int:
         "is ok"
     )
     states = {outcome.state for outcome in outcomes}
-    return (
-        exit_codes.BROKEN
-        if "broken" in states
-        else exit_codes.CRASH
-        if "failed" in states
-        else exit_codes.OK
-    )
+    if "broken" in states:
+        return exit_codes.BROKEN
+    if "failed" in states:
+        return exit_codes.CRASH
+    return exit_codes.OK
 
 
 def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
@@ -125,11 +123,10 @@ def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
         return Outcome(name, "broken", {}, str(error), time.monotonic() - begun)
     # on an unknown machine a check may fail in any way; the others are made all the same
     except Exception as error:
-        note = (
-            str(error)
-            if isinstance(error, LockstepError)
-            else f"{type(error).__name__}: {error}".splitlines()[0]
-        )
+        if isinstance(error, LockstepError):
+            note = str(error)
+        else:
+            note = f"{type(error).__name__}: {error}".splitlines()[0]
         return Outcome(name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
     return Outcome(name, "ok", measured, "", time.monotonic() - begun)
 
@@ -200,7 +197,9 @@ def _show(value: float | str) -> str:
     if isinstance(value, str):
         return value
     whole = math.isfinite(value) and (value == int(value) or abs(value) >= 1000)
-    return f"{value:,.0f}" if whole else f"{value:.3g}"
+    if whole:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _version(package: str) -> str:
@@ -211,9 +210,13 @@ def _version(package: str) -> str:
 
 
 def _count_gpus(device: torch.device) -> int:
-    return torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda":
+        return torch.cuda.device_count()
+    return 0
 
 
 def _memory(device: torch.device) -> int | None:
     """Bytes of the first GPU; None: the device is a CPU."""
-    return torch.cuda.get_device_properties(0).total_memory if device.type == "cuda" else None
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    return None

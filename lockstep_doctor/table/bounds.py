@@ -49,7 +49,10 @@ def bound_rate(totals: Tensor, below: float, above: float) -> Bounded:
         n *= min(1.0, rate * (1 - rate) / n / max(variance, _TINY))
     fewer = math.floor(rate * n + 1e-9)
     more = math.ceil(rate * n - 1e-9)
-    low = _root(lambda p: 1 - _binomial_tail(fewer - 1, n, p) - below, 0.0, rate) if fewer else 0.0
+    if fewer:
+        low = _root(lambda p: 1 - _binomial_tail(fewer - 1, n, p) - below, 0.0, rate)
+    else:
+        low = 0.0
     return Bounded(
         rate,
         low,

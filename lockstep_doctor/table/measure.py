@@ -69,7 +69,9 @@ class Drawn:
         support it.
         """
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
-        return "shaped" if all(f"shaped.{name}" in self.tensors for name in needed) else "plain"
+        if all(f"shaped.{name}" in self.tensors for name in needed):
+            return "shaped"
+        return "plain"
 
     def columns(self, train: str, infer: str) -> tuple[str, str]:
         """Returns the names of a pair's two columns in `tensors`."""
@@ -150,7 +152,9 @@ class Bench:
 
     def drawers(self, cell: Cell) -> Sequence[str]:
         """Returns the backends that draw the cell's responses; the inference engine comes last."""
-        return self.generating if cell.length <= self.grid.all_draw_to else self.generating[-1:]
+        if cell.length <= self.grid.all_draw_to:
+            return self.generating
+        return self.generating[-1:]
 
     def scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
         """Returns the backends that score what one drew, by kind: also at temperature 1 if one
@@ -164,7 +168,9 @@ class Bench:
             name for name, backend in every if sampling.unshaped or "shaped" in backend.capabilities
         ]
         alike = self.backends.keys() <= {*shaped, *({drawer} & {self.generating[-1]})}
-        return {"shaped": shaped} if alike else {"shaped": shaped, "plain": list(self.backends)}
+        if alike:
+            return {"shaped": shaped}
+        return {"shaped": shaped, "plain": list(self.backends)}
 
     def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
         """Draws with each of the cell's drawers, and scores the samples with all backends."""
@@ -260,11 +266,9 @@ def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:
     """The batch as a backend is asked to score it; one that knows only temperature 1 is not told
     another.
     """
-    return (
-        batch
-        if kind == "shaped" and "shaped" in backend.capabilities
-        else replace(batch, sampling=None)
-    )
+    if kind == "shaped" and "shaped" in backend.capabilities:
+        return batch
+    return replace(batch, sampling=None)
 
 
 @dataclass(frozen=True)
@@ -356,7 +360,9 @@ def make_independent(compared: Compared) -> Compared:
     """
     few = compared.lengths.numel() < LEAST_CLUSTERS
     count = max(LEAST_CLUSTERS, min(_FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
-    return compared.in_segments(count, SHORTEST_SEGMENT) if few else compared
+    if few:
+        return compared.in_segments(count, SHORTEST_SEGMENT)
+    return compared
 
 
 def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
@@ -366,7 +372,9 @@ def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
     own = row.by(pair[0])
     other = row.by(pair[1]) or row.drawn[-1]
     found: dict[Side, Drawn] = {"infer": other}
-    return found if own is None else {**found, "train": own}
+    if own is None:
+        return found
+    return {**found, "train": own}
 
 
 def _parts(row: TableRow, pair: Pair) -> list[Compared]:

@@ -91,11 +91,17 @@ class Measurement:
     def measure(self) -> TableResult:
         """Measures and judges all."""
         beyond = len(self._cells) - len(self._inside)
-        outside = f", and {beyond} beyond the context of {self._context} tokens" if beyond else ""
+        if beyond:
+            outside = f", and {beyond} beyond the context of {self._context} tokens"
+        else:
+            outside = ""
         self._shown.total(len(self._inside), f"{len(self._inside)} cells{outside}", unit="cells")
         self._begun = time.monotonic()
         for cell in self._cells:
-            row = self._row(cell) if cell in self._inside else TableRow(cell, "beyond context")
+            if cell in self._inside:
+                row = self._row(cell)
+            else:
+                row = TableRow(cell, "beyond context")
             self._rows.append(row)
             done = sum(row.state in ("measured", "cut by budget") for row in self._rows)
             self._shown.step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))

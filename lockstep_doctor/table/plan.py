@@ -93,7 +93,10 @@ def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -
     once.
     """
     distinct = list({prompt.tokens: prompt for prompt in prompts}.values())
-    rounds = 1 if cell.greedy else math.ceil(count / len(distinct))
+    if cell.greedy:
+        rounds = 1
+    else:
+        rounds = math.ceil(count / len(distinct))
     every = requests_of(distinct, 0, rounds, seed, f"doctor {cell.name}")
     return [request for first in range(rounds) for request in every[first::rounds]][:count]
 
@@ -128,7 +131,9 @@ class PromptSource:
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The model's, where it has one."""
         folder = self.recipe.model.path
-        return load_tokenizer(folder) if has_tokenizer(folder) else None
+        if has_tokenizer(folder):
+            return load_tokenizer(folder)
+        return None
 
     @property
     def rows(self) -> str | tuple[str, ...]:
@@ -145,11 +150,10 @@ class PromptSource:
         """
         if self.tokenizer is None:
             return self._random(data, room)
-        found = (
-            self._real(self.tokenizer, room)
-            if data == "real"
-            else self._counting(self.tokenizer, room)
-        )
+        if data == "real":
+            found = self._real(self.tokenizer, room)
+        else:
+            found = self._counting(self.tokenizer, room)
         if not found:
             raise InputError(f"{self.rows} holds no prompt; name a file with rows as data.prompts")
         largest = max(max(prompt.tokens, default=0) for prompt in found)
@@ -173,7 +177,10 @@ class PromptSource:
         prompts = open_prompts(files_of(self.rows), self.recipe.data.uncut(self.rows), tokenizer)
         cut = []
         for prompt in prompts.first(_MOST):
-            begin = prompt.tokens[:1] if prompt.tokens[0] == tokenizer.bos_token_id else ()
+            if prompt.tokens[0] == tokenizer.bos_token_id:
+                begin = prompt.tokens[:1]
+            else:
+                begin = ()
             rest = prompt.tokens[len(begin) :]
             cut.append(
                 replace(prompt, tokens=(*begin, *rest[max(0, len(prompt.tokens) - longest) :]))

@@ -125,7 +125,10 @@ def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, A
         for name, its in inputs.items()
         if name.startswith("model.")
     }
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    if torch.cuda.is_available():
+        gpu = {"gpu": torch.cuda.get_device_name()}
+    else:
+        gpu = {}
     return {
         "schema": SCHEMA,
         "verdict": found.verdict,
@@ -175,7 +178,10 @@ def _pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> d
     samples = {
         side: _samples(drawn, number, pair) for side, drawn in samples_for(row, pair).items()
     }
-    reasons = list(judgement.reasons) if judgement.verdict != "PASS" else []
+    if judgement.verdict != "PASS":
+        reasons = list(judgement.reasons)
+    else:
+        reasons = []
     return {
         "train": pair[0],
         "infer": pair[1],
@@ -222,11 +228,10 @@ def markdown(found: TableResult) -> str:
     pairs = (" vs ".join(pair) for pair in found.pairs)
     head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
     measured = sum(row.state == "measured" for row in found.rows)
-    rest = (
-        ""
-        if measured == len(rows)
-        else f" of {measured} of {len(rows)} rows; the others were not measured"
-    )
+    if measured == len(rows):
+        rest = ""
+    else:
+        rest = f" of {measured} of {len(rows)} rows; the others were not measured"
     said = [f"- {sentence}" for sentence in _remark(found)]
     return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
 
@@ -247,7 +252,9 @@ def _show(judged: CellJudgement) -> str:
 def _show_ratio(value: float) -> str:
     """A mean e^|Δ| with two digits of what it is above 1, where four decimals would hide it."""
     above = value - 1
-    return f"1 + {above:.1e}" if 0 < above < 1e-3 else f"{value:.4f}"
+    if 0 < above < 1e-3:
+        return f"1 + {above:.1e}"
+    return f"{value:.4f}"
 
 
 def _remark(found: TableResult) -> Iterator[str]:

@@ -94,8 +94,14 @@ class Clause:
             "FAIL": "beyond",
             "INCONCLUSIVE": "not surely on either side of",
         }[self.verdict]
-        bounds = f" ({self.low:.5g} to {self.high:.5g})" if self.low < self.high else ""
-        drawn = "inference" if self.side == "infer" else "training"
+        if self.low < self.high:
+            bounds = f" ({self.low:.5g} to {self.high:.5g})"
+        else:
+            bounds = ""
+        if self.side == "infer":
+            drawn = "inference"
+        else:
+            drawn = "training"
         return (
             f"tokens of the {drawn} side: {self.what} is {self.value:.5g}{bounds}, {relation} the "
             "limit "
@@ -148,7 +154,10 @@ def judge(
     near_bounds = cells * len(_BOUNDED) * len(drawn)
     clauses: list[Clause] = []
     for side, (compared, floor_M) in drawn.items():
-        seen = compared if side == "infer" else compared.swap()
+        if side == "infer":
+            seen = compared
+        else:
+            seen = compared.swap()
         clauses += _DrawnBy(side, seen, floor_M, limits, near_bounds, sampling).clauses()
     if tails is not None and tails.verdict == "PASS":
         clauses = [
@@ -205,7 +214,10 @@ class _DrawnBy:
                 "measure it on them"
             )
         size_M = self.floor_M.double().clamp(max=CAP)
-        biases = [] if self.sampling is not None and self.sampling.greedy else self.biases(size_M)
+        if self.sampling is not None and self.sampling.greedy:
+            biases = []
+        else:
+            biases = self.biases(size_M)
         return [self.mismatch(size_M), *usual, self.sequence_ess(size_M), *biases]
 
     @property
@@ -245,11 +257,10 @@ class _DrawnBy:
         value = mult_prob_error(self.compared.delta)
         limit = self.limits.max_mult_prob_error
         found = Bounded(value, max(1.0, capped.low), min(math.exp(CAP), capped.high))
-        what = (
-            "mean e^|Δ|"
-            if value <= found.high
-            else f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
-        )
+        if value <= found.high:
+            what = "mean e^|Δ|"
+        else:
+            what = f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
         return self._clause(
             "mult_prob_error", found, limit, what, _decide(capped.low, value, limit)
         )
@@ -341,4 +352,8 @@ class _DrawnBy:
 
 def _decide(low: float, high: float, limit: float) -> Verdict:
     """Decides if a figure between two bounds is within a largest value."""
-    return "FAIL" if low > limit else "PASS" if high <= limit else "INCONCLUSIVE"
+    if low > limit:
+        return "FAIL"
+    if high <= limit:
+        return "PASS"
+    return "INCONCLUSIVE"

@@ -74,7 +74,9 @@ def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int
         head = model.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear), "logits that the model has not whole are products"
         weight = head.weight.detach()
-        return weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if isinstance(weight, DTensor):
+            return weight.full_tensor()
+        return weight
 
     paths = [*(f"{_MODEL}.{path}" for path in inside), _MODEL]
     return RankTap(learner, paths, values, gather_head, frozenset(), name, neighbors)

@@ -59,7 +59,10 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
     }
 
     def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
-        first = value[0] if isinstance(value, tuple) else value
+        if isinstance(value, tuple):
+            first = value[0]
+        else:
+            first = value
         found = _LAYER.fullmatch(path)
         if found is None:
             yield from ((cut, first) for cut in (_OUTSIDE.get((path, end)),) if cut is not None)
@@ -71,7 +74,10 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
     def gather_head() -> Tensor:
         own = stage.head_weight.detach()
         group = ranks.group("tp")
-        parts = [torch.empty_like(own) for _ in range(ranks.size("tp"))] if group else [own]
+        if group:
+            parts = [torch.empty_like(own) for _ in range(ranks.size("tp"))]
+        else:
+            parts = [own]
         if group is not None:
             dist.all_gather(parts, own, group=group)
         return torch.cat(parts)[: stage.vocabulary]
@@ -88,11 +94,9 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
 
 def _has_cuts(path: str) -> bool:
     found = _LAYER.fullmatch(path)
-    return (
-        path in {path for path, _ in _OUTSIDE}
-        if found is None
-        else found[2] in {path for path, _ in _INSIDE}
-    )
+    if found is None:
+        return path in {path for path, _ in _OUTSIDE}
+    return found[2] in {path for path, _ in _INSIDE}
 
 
 def _split_groups(x: Tensor, heads: int, size: int) -> Sequence[Tensor]:

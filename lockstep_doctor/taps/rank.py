@@ -70,11 +70,10 @@ class RankShare(Share):
     @classmethod
     def of(cls, cut: Cut, first: int, count: int, ranks: Ranks) -> RankShare:
         """The share of a sequence that begins at token `first` of the batch."""
-        place_N = (
-            torch.arange(len(cut.tokens), device=cut.tokens.device)
-            if cut.place is None
-            else cut.place
-        )
+        if cut.place is None:
+            place_N = torch.arange(len(cut.tokens), device=cut.tokens.device)
+        else:
+            place_N = cut.place
         place_T = place_N[first : first + count]
         here = (place_T >= 0).nonzero().squeeze(-1)
         return cls(ranks, len(cut.tokens), here, place_T[here], count)
@@ -113,15 +112,15 @@ class RankShare(Share):
             return torch.cat(self._of_ranks(flat))
         if not len(self.here) <= tokens <= self.row:
             return None
-        return torch.cat(self._of_ranks(flat), 1) if self._is_divided(cut) else flat
+        if self._is_divided(cut):
+            return torch.cat(self._of_ranks(flat), 1)
+        return flat
 
     def _places(self, tokens: int) -> Tensor:
         """The places of the sequence's tokens; the last layer may have computed no others."""
-        return (
-            self.place
-            if tokens == self.row
-            else torch.arange(len(self.here), device=self.here.device)
-        )
+        if tokens == self.row:
+            return self.place
+        return torch.arange(len(self.here), device=self.here.device)
 
     def _is_by_tokens(self, tokens: int) -> bool:
         return self.ranks.size("tp") > 1 and tokens * self.ranks.size("tp") == self.row
@@ -139,7 +138,9 @@ class RankShare(Share):
 
 
 def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
+    if isinstance(value, DTensor):
+        return value.to_local()
+    return value
 
 
 def _tokens_of(value: Tensor) -> int:
@@ -196,7 +197,9 @@ class RankTap:
         its names.
         """
         own = self._learner.model
-        return own.lm if isinstance(own, LogitsHead) else own
+        if isinstance(own, LogitsHead):
+            return own.lm
+        return own
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
         logits, column, seen = self._read(tokens_T, forced)
@@ -217,12 +220,16 @@ class RankTap:
         """
         with Recorder() as recorder:
             self._read(tokens_T, forced, recorder, start if start in self._own else None, end)
-        return recorder.join() if {start, end} & self._own else OperatorTrace()
+        if {start, end} & self._own:
+            return recorder.join()
+        return OperatorTrace()
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
             self._read(tokens_T, {})
-        return ran if self.leads else Counter()
+        if self.leads:
+            return ran
+        return Counter()
 
     def _read(
         self,
@@ -239,7 +246,10 @@ class RankTap:
         cut = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device))
         first = int(batch.starts[-1])
         share = RankShare.of(cut, first, len(tokens_T), self._ranks)
-        inside = None if end in (LOGITS, OUTPUT) and OUTPUT not in self._own else recorder
+        if end in (LOGITS, OUTPUT) and OUTPUT not in self._own:
+            inside = None
+        else:
+            inside = recorder
         one = Pass(forced, inside, start, end, share)
         kept = dict[CutPoint, Tensor]()
 
@@ -261,11 +271,10 @@ class RankTap:
             logits = self._multiply(hidden_TD, behind)
             seen = behind.collect() | seen
             self._own |= {LOGITS}
-        column = (
-            None
-            if not outputs or outputs[0].logprob is None
-            else outputs[0].logprob[first + 1 :].cpu()
-        )
+        if not outputs or outputs[0].logprob is None:
+            column = None
+        else:
+            column = outputs[0].logprob[first + 1 :].cpu()
         return logits, column, seen
 
     @torch.no_grad()

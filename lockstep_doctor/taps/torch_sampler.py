@@ -74,7 +74,10 @@ class SamplerTap:
         self.model = lm
         self._prompt = prompt
         self._dtype: DType = dtype
-        self.name = "torch sampler" if prompt is None else "torch sampler decoding"
+        if prompt is None:
+            self.name = "torch sampler"
+        else:
+            self.name = "torch sampler decoding"
         self._paths = find_watched(lm)
         self._values = values_by_name(name_cuts(self._paths))
         self._order: Sequence[CutPoint] = ()
@@ -113,7 +116,10 @@ class SamplerTap:
         but the first.
         """
         context = context_of(self.model.config)
-        prompt = len(tokens_T) if self._prompt is None else self._prompt
+        if self._prompt is None:
+            prompt = len(tokens_T)
+        else:
+            prompt = self._prompt
         if len(tokens_T) >= context or not 0 < prompt <= len(tokens_T):
             raise InputError(
                 f"the sampler reads 1 to {min(context - 1, len(tokens_T))} of {len(tokens_T)} "
@@ -172,7 +178,9 @@ class PassShare(Share):
         self._count, self.own = count, slice(0, own) if first else slice(count - own, count)
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
-        return None if value.numel() % self._count else value.reshape(self._count, -1)[self.own]
+        if value.numel() % self._count:
+            return None
+        return value.reshape(self._count, -1)[self.own]
 
     def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
         rows = value.reshape(self._count, -1).clone()

@@ -45,9 +45,9 @@ def choose_tile(x: Tensor) -> tuple[int, int]:
     """The tile for a tensor's device; forward and backward use the same one, so that they compute
     the same logits.
     """
-    return (
-        LARGE if x.is_cuda and torch.cuda.get_device_capability(x.device) in _HAVE_ROOM else SMALL
-    )
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) in _HAVE_ROOM:
+        return LARGE
+    return SMALL
 
 
 def hidden_row_sums(
@@ -207,7 +207,10 @@ def _write_tile(
     m = tl.load(maximum + row, mask=row < rows)
     log2_total = tl.load(log_total + row, mask=row < rows) * LOG2_E
     c = tl.load(offset + row, mask=row < rows)
-    h = tl.zeros_like(c) if slope is None else tl.load(slope + row, mask=row < rows) / LOG2_E
+    if slope is None:
+        h = tl.zeros_like(c)
+    else:
+        h = tl.load(slope + row, mask=row < rows) / LOG2_E
     result = differentiate(
         z, -float("inf"), m[:, None], log2_total[:, None], h[:, None], c[:, None], scale
     )

@@ -199,7 +199,9 @@ def differentiate(z, lowest, maximum, log2_total, slope, offset, scale):
 
 def with_adjacent_columns(matrix: Tensor) -> Tensor:
     """The matrix, copied where the columns of a row do not lie side by side."""
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+    if matrix.stride(1) == 1:
+        return matrix
+    return matrix.contiguous()
 
 
 def pack(*small: Tensor | None) -> list[Tensor | None]:

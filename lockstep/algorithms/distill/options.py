@@ -166,9 +166,8 @@ class DistillRecipe(SampledRecipe):
 
     @property
     def lengths(self) -> dict[str, int]:
-        found = (
-            {}
-            if self.distill.max_tokens is None
-            else {"distill.max_tokens": self.distill.max_tokens}
-        )
+        if self.distill.max_tokens is None:
+            found = {}
+        else:
+            found = {"distill.max_tokens": self.distill.max_tokens}
         return found | super().lengths

@@ -66,15 +66,19 @@ def with_advantages(batch: Batch, recipe: PolicyGradient) -> tuple[Batch, Metric
         batch["score"].shape,
         batch.tokens.shape,
     ):
-        found = (
-            tuple(advantage.shape) if isinstance(advantage, Tensor) else type(advantage).__name__
-        )
+        if isinstance(advantage, Tensor):
+            found = tuple(advantage.shape)
+        else:
+            found = type(advantage).__name__
         raise InputError(
             f"{type(recipe).__name__}.advantages returned {found}; return a tensor with a number "
             "for each of the "
             f"{len(batch)} responses, or for each of the {batch.tokens.numel()} tokens"
         )
-    advantage_N = advantage if advantage.shape == batch.tokens.shape else advantage[batch.row]
+    if advantage.shape == batch.tokens.shape:
+        advantage_N = advantage
+    else:
+        advantage_N = advantage[batch.row]
     advantage_N = advantage_N * batch.mask
     metrics = measure_advantages(batch, advantage_N)
     if recipe.grpo.whiten_advantages:

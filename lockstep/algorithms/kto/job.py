@@ -160,7 +160,10 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     size = options.global_batch_size
     policy = setup.learner(recipe.policy_role)
     reference = setup.learner(recipe.frozen_reference)
-    held_out = None if files.validation is None else _open(files.validation, recipe, setup)
+    if files.validation is None:
+        held_out = None
+    else:
+        held_out = _open(files.validation, recipe, setup)
     rows = _open(files.train, recipe, setup)
     loss = KTOLoss(
         options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight)

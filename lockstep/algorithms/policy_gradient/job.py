@@ -51,7 +51,10 @@ def open_policy_gradient(
     options = recipe.options
     size = recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
-    reference = None if recipe.reference_role is None else setup.learner(recipe.reference_role)
+    if recipe.reference_role is None:
+        reference = None
+    else:
+        reference = setup.learner(recipe.reference_role)
     episodes = setup.episodes(recipe.environment, recipe.episode_judge)
     if episodes is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.with_tools(episodes.tools)})

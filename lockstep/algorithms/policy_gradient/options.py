@@ -64,7 +64,9 @@ class KL(Section):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return {} if self.coef else dict.fromkeys(("placement", "adaptive"), "where coef is 0")
+        if self.coef:
+            return {}
+        return dict.fromkeys(("placement", "adaptive"), "where coef is 0")
 
 
 class RewardScaling(Section):
@@ -265,7 +267,9 @@ class PolicyGradientRecipe(RewardedRecipe):
     @property
     def max_answer_tokens(self) -> int:
         """Longest answer while training, tokens: all that follows a prompt."""
-        return self.sampling.max_tokens if self.environment is None else self.environment.max_tokens
+        if self.environment is None:
+            return self.sampling.max_tokens
+        return self.environment.max_tokens
 
     @property
     def policy_role(self) -> ModelRole:
@@ -275,7 +279,9 @@ class PolicyGradientRecipe(RewardedRecipe):
     @property
     def reference_role(self) -> ModelRole | None:
         """The reference policy π_ref, if there is a KL to it."""
-        return self.frozen_reference if self.options.has_reference else None
+        if self.options.has_reference:
+            return self.frozen_reference
+        return None
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
@@ -321,7 +327,9 @@ class PolicyGradientRecipe(RewardedRecipe):
         """
         if self.reward_model is not None:
             return "reward_model"
-        return None if self.reward is None else "reward"
+        if self.reward is None:
+            return None
+        return "reward"
 
     @rule
     def _require_reward(self) -> None:

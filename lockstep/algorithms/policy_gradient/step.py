@@ -251,11 +251,9 @@ def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batc
 
 def of_epoch(metrics: Metrics, epoch: int, settings: Settings) -> Metrics:
     """Metrics of an epoch; where there are several epochs, also under the epoch's own name."""
-    return (
-        metrics
-        if settings.options.ppo_epochs == 1
-        else metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
-    )
+    if settings.options.ppo_epochs == 1:
+        return metrics
+    return metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
 
 
 def require_credit(batch: Batch) -> None:

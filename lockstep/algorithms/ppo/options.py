@@ -106,7 +106,10 @@ class PPORecipe(PolicyGradientRecipe):
         """The critic V."""
         path = None if self.critic_model is None else self.critic_model.path
         own = self.critic.parallel
-        learner = self.learner if own is None else self.learner.lay_out(own, "critic.parallel")
+        if own is None:
+            learner = self.learner
+        else:
+            learner = self.learner.lay_out(own, "critic.parallel")
         return ModelRole("critic", "value", learner, self.critic, path)
 
     @property

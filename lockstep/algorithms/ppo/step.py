@@ -105,7 +105,10 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
             final_value_B=final_value_B,
         )
 
-    lam_value = ppo.gae_lambda if ppo.gae_lambda_value is None else ppo.gae_lambda_value
+    if ppo.gae_lambda_value is None:
+        lam_value = ppo.gae_lambda
+    else:
+        lam_value = ppo.gae_lambda_value
     lam_policy: float | Tensor = (
         ppo.gae_lambda if ppo.gae_lambda_policy is None else ppo.gae_lambda_policy
     )

@@ -62,7 +62,10 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     known = setup.attempt(lambda: read_known(recipe, setup.files), ([], []))
     prompts = open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, NO_ANSWERS)
     settings = _build_settings(recipe, len(prompts), setup)
-    first = open_first_iteration(recipe, policy, setup) if options.first_iteration_sft else None
+    if options.first_iteration_sft:
+        first = open_first_iteration(recipe, policy, setup)
+    else:
+        first = None
     agreement = build_agreement(recipe, setup, reference, actor)
     workers = SelfRewardingWorkers(
         policy=policy,
@@ -163,7 +166,9 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
             return prompts // iterations
         case "new":
             count = None if recipe.new_prompts is None else recipe.new_prompts.count
-            return prompts if count is None else count
+            if count is None:
+                return prompts
+            return count
         case _:
             assert_never(recipe.self_rewarding.prompt_source)
 
@@ -171,11 +176,9 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
 def _together(*measures: Validate | None) -> Validate | None:
     """Combines validations into one; None where there are none."""
     present = [measure for measure in measures if measure is not None]
-    return (
-        (lambda step: sum((measure(step) for measure in present), Validation(Metrics())))
-        if present
-        else None
-    )
+    if present:
+        return lambda step: sum((measure(step) for measure in present), Validation(Metrics()))
+    return None
 
 
 def _true_worth(

@@ -299,11 +299,9 @@ class Skill:
     def metrics(self) -> Metrics:
         """Metrics of the iteration so far."""
         told = Metrics(luck=Last(self._seen.luck))
-        return (
-            told + Metrics(consistent_by_chance=Last(self._seen.by_chance))
-            if self._seen.total
-            else told
-        )
+        if self._seen.total:
+            return told + Metrics(consistent_by_chance=Last(self._seen.by_chance))
+        return told
 
     def save(self, folder: Path) -> None:
         """Saves the counts; see `Learner.save`."""

@@ -97,11 +97,10 @@ class PromptWriter:
             answers = self._ask(iteration, attempts)
             outcomes["request_too_long"] += len(attempts) - len(answers)
             for answer in answers:
-                text = (
-                    ""
-                    if answer is None
-                    else self.answering.escape(drop_thought(answer.text).strip())
-                )
+                if answer is None:
+                    text = ""
+                else:
+                    text = self.answering.escape(drop_thought(answer.text).strip())
                 outcome = self._check(answer, text, found)
                 outcomes[outcome] += 1
                 if outcome == "made":
@@ -153,7 +152,9 @@ class PromptWriter:
             return "too_long"
         if _mark(text) in self._data_marks:
             return "known"
-        return "repeated" if _mark(text) in found else "made"
+        if _mark(text) in found:
+            return "repeated"
+        return "made"
 
     @cached_property
     def _data_marks(self) -> set[int]:

@@ -312,4 +312,6 @@ class SelfRewardingRecipe(SampledRecipe):
 
 
 def _of(values: float | tuple[float, ...], iteration: int) -> float:
-    return values[iteration] if isinstance(values, tuple) else values
+    if isinstance(values, tuple):
+        return values[iteration]
+    return values

@@ -163,10 +163,14 @@ def read_known(
     """
     section = recipe.known
     judge = recipe.judge
-    judgements = files.judgements if section.judgements is None else files_of(section.judgements)
-    comparisons = (
-        files.comparisons if section.comparisons is None else files_of(section.comparisons)
-    )
+    if section.judgements is None:
+        judgements = files.judgements
+    else:
+        judgements = files_of(section.judgements)
+    if section.comparisons is None:
+        comparisons = files.comparisons
+    else:
+        comparisons = files_of(section.comparisons)
     scores: list[Known[float]] = []
     if judgements is not None:
         scores = read_scores(

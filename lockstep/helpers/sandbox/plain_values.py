@@ -104,5 +104,7 @@ def base_of(value: Any) -> Any:
     """
     for kind in (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict):
         if issubclass(type(value), kind):
-            return str.__str__(value) if kind is str else kind(value)
+            if kind is str:
+                return str.__str__(value)
+            return kind(value)
     raise NoPlainValue

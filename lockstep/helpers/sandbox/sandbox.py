@@ -87,11 +87,10 @@ class Sandbox:
             why = find_obstacle() if self.is_isolated else None
             if why is None:
                 printed, errors = self._run("print(input())", "works")
-                why = (
-                    None
-                    if printed == "works\n"
-                    else f"a trial program failed: {errors or 'it reached a limit'}"
-                )
+                if printed == "works\n":
+                    why = None
+                else:
+                    why = f"a trial program failed: {errors or 'it reached a limit'}"
         except SandboxError as error:
             why = f"{error}; {ALLOW}"
         if why is not None:

@@ -71,11 +71,10 @@ class MegatronLearner(RankLearner):
         own = (found for piece in self._own for found in self._gather(piece, dtype))
         for stage, names in enumerate(self._announced):
             for name, shape in names:
-                tensor = (
-                    next(own)[1].contiguous()
-                    if stage == here
-                    else torch.empty(shape, dtype=dtype, device=self.device)
-                )
+                if stage == here:
+                    tensor = next(own)[1].contiguous()
+                else:
+                    tensor = torch.empty(shape, dtype=dtype, device=self.device)
                 if group is not None:
                     dist.broadcast(tensor, dist.get_global_rank(group, stage), group=group)
                 yield name, tensor

@@ -133,11 +133,10 @@ class Stage(nn.Module):
     def forward(self, batch: LaidOut) -> Outputs | Tensor:
         """Outputs on the last stage, hidden states [n, 1, D] on others."""
         cut = batch.cut
-        states = (
-            self.gpt.embedding(cut.tokens[None], cut.position[None])
-            if self.gpt.pre_process
-            else None
-        )
+        if self.gpt.pre_process:
+            states = self.gpt.embedding(cut.tokens[None], cut.position[None])
+        else:
+            states = None
         turns = cut.position[:, None].float() * self.get_buffer("rotary_emb.inv_freq")
         rotary = torch.cat((turns, turns), dim=-1)[:, None, None]
         states = self.gpt.decoder(
@@ -163,9 +162,10 @@ class Stage(nn.Module):
     def head_weight(self) -> Tensor:
         """This rank's rows of the vocabulary head, with their padding."""
         shared = self.gpt.share_embeddings_and_output_weights
-        weight = (
-            self.gpt.embedding.word_embeddings.weight if shared else self.gpt.output_layer.weight
-        )
+        if shared:
+            weight = self.gpt.embedding.word_embeddings.weight
+        else:
+            weight = self.gpt.output_layer.weight
         assert weight is not None, "the first stage has the embedding, the last one the head"
         return weight
 

@@ -48,7 +48,9 @@ class MegatronPiece(Piece):
 
     def gradient(self) -> Tensor:
         gradient = self.parameter.grad
-        return torch.zeros_like(self.local) if gradient is None else gradient[: len(self.local)]
+        if gradient is None:
+            return torch.zeros_like(self.local)
+        return gradient[: len(self.local)]
 
     def _whole(self, box: Box, own: Tensor) -> Tensor:
         group = self.ranks.group("tp")
@@ -89,7 +91,10 @@ def pieces_of(
             )
         if found:
             of_vocabulary = own in ("output_layer.weight", "embedding.word_embeddings.weight")
-            local = parameter.detach()[: stage.own_rows] if of_vocabulary else parameter.detach()
+            if of_vocabulary:
+                local = parameter.detach()[: stage.own_rows]
+            else:
+                local = parameter.detach()
             boxes = tuple(_box(place, local, ranks) for place in found)
             if of_vocabulary:
                 boxes = tuple(

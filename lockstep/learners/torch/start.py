@@ -45,12 +45,14 @@ def build_model(
     """
     config = read_config(folder, headless=not scores_tokens(head))
     if ranks.mesh is None or not family_of(config).reads_boxes:
-        network = load_causal_lm(folder) if scores_tokens(head) else load_backbone(folder)
-        model = (
-            LogitsHead(network, ranks)
-            if scores_tokens(head)
-            else ValueHead(network, seed, ranks, head)
-        )
+        if scores_tokens(head):
+            network = load_causal_lm(folder)
+        else:
+            network = load_backbone(folder)
+        if scores_tokens(head):
+            model = LogitsHead(network, ranks)
+        else:
+            model = ValueHead(network, seed, ranks, head)
         if isinstance(model, ValueHead):
             _load_value_unit(model, network, folder)
         if section.lora is not None:
@@ -66,11 +68,10 @@ def build_model(
         "a causal language model of transformers has its own backbone"
     )
     with torch.device("meta"):
-        model = (
-            LogitsHead(network, ranks, products=True)
-            if scores_tokens(head)
-            else ValueHead(network, seed, ranks, head)
-        )
+        if scores_tokens(head):
+            model = LogitsHead(network, ranks, products=True)
+        else:
+            model = ValueHead(network, seed, ranks, head)
         if section.lora is not None:
             lora.adapt(network, section.lora)
     _shard(model, network, section, ranks)

@@ -116,7 +116,9 @@ class Blockwise(Kernel):
 def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """A context without autocast; where it is off already it is not touched, which costs less."""
     on = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if on else nullcontext()
+    if on:
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def _fold(query: Tensor, heads: int) -> tuple[Tensor, int]:
@@ -188,7 +190,10 @@ def _mask(
     distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(
         first, stop, device=device
     )
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    if window is None:
+        hidden = distance < 0
+    else:
+        hidden = (distance < 0) | (distance >= window)
     mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
     return mask.repeat_interleave(groups, 0)
 

@@ -44,9 +44,10 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
     weights = [
         x.mT if experts.is_transposed else x for x in (experts.gate_up_proj, experts.down_proj)
     ]
-    biases = (
-        [experts.gate_up_proj_bias, experts.down_proj_bias] if experts.has_bias else [None, None]
-    )
+    if experts.has_bias:
+        biases = [experts.gate_up_proj_bias, experts.down_proj_bias]
+    else:
+        biases = [None, None]
     expert, order = chosen.flatten().sort(stable=True)
     ends = torch.searchsorted(
         expert, torch.arange(len(weights[0]), device=expert.device), right=True

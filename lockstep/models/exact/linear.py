@@ -44,23 +44,25 @@ def pad(x: Tensor, multiple: int) -> Tensor:
     """Adds zero rows up to a multiple; returns `x` itself if none are missing, where `F.pad` would
     copy.
     """
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple)) if x.shape[-2] % multiple else x
+    if x.shape[-2] % multiple:
+        return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple))
+    return x
 
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x), each element of which has the same bits anywhere; differentiable."""
-    return (
-        _Activation.apply(x, _silu, torch.ops.aten.silu_backward) if x.requires_grad else _silu(x)
-    )
+    if x.requires_grad:
+        return _Activation.apply(x, _silu, torch.ops.aten.silu_backward)
+    return _silu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere;
     differentiable.
     """
-    return (
-        _Activation.apply(x, _gelu_tanh, _gelu_tanh_backward) if x.requires_grad else _gelu_tanh(x)
-    )
+    if x.requires_grad:
+        return _Activation.apply(x, _gelu_tanh, _gelu_tanh_backward)
+    return _gelu_tanh(x)
 
 
 def _silu(x: Tensor) -> Tensor:

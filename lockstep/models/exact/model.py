@@ -44,7 +44,9 @@ def find_multiple(lm: PreTrainedModel) -> int:
     """The number of which a model's rows and keys should be multiples, so that its kernels need not
     pad them.
     """
-    return KEYS if is_exact(lm) else 1
+    if is_exact(lm):
+        return KEYS
+    return 1
 
 
 def explain_inexact(config: PreTrainedConfig) -> str | None:
@@ -81,7 +83,9 @@ def _forward(module: nn.Module) -> Callable[..., Any] | None:
         return partial(route, module)
     if is_rms_norm(module) and runs_fused(module.get_parameter("weight")):
         return partial(normalize, module)
-    return partial(compute_experts, module) if type(module).__name__ in EXPERTS else None
+    if type(module).__name__ in EXPERTS:
+        return partial(compute_experts, module)
+    return None
 
 
 def _map(module: nn.Linear, x: Tensor) -> Tensor:

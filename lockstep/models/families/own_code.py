@@ -61,7 +61,9 @@ def find_package(model_type: str) -> str | None:
     `transformers`.
     """
     own = _OWN.get(model_type)
-    return None if own is None else own.package
+    if own is None:
+        return None
+    return own.package
 
 
 def write_own_files(model_type: str, folder: Path) -> None:

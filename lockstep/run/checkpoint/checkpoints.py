@@ -133,9 +133,10 @@ class Checkpoints:
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
         found = self.find()
-        fallback = (
-            f"the newest before it is {found[-1][1].name}" if found else "there is none before it"
-        )
+        if found:
+            fallback = f"the newest before it is {found[-1][1].name}"
+        else:
+            fallback = "there is none before it"
         return CheckpointError(
             f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {fallback}; "
             "where the disk is full, make room; the same command then resumes the run"
@@ -214,7 +215,10 @@ class Checkpoints:
 
     def _find_surplus(self) -> list[Path]:
         found = [path for _, path in self.find()]
-        best = [path for _, _, path in self.rank_by_score()[-self.best :]] if self.best else []
+        if self.best:
+            best = [path for _, _, path in self.rank_by_score()[-self.best :]]
+        else:
+            best = []
         return [path for path in found[: -self.keep] if path not in best]
 
     def _remove(self, paths: list[Path]) -> None:
@@ -290,7 +294,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(retry(path.read_bytes)) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
-    return manifest if isinstance(manifest, dict) else {}
+    if isinstance(manifest, dict):
+        return manifest
+    return {}
 
 
 def _digest(manifest: dict[str, Any]) -> str:

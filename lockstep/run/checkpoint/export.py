@@ -102,7 +102,9 @@ def _first_model(loaded: Loaded, run: Path) -> Path:
     path = fetch_names(loaded).training.model.path
     if first is not None:
         return first.run_folder / "final"
-    return run / FRAME if path is None else Path(path)
+    if path is None:
+        return run / FRAME
+    return Path(path)
 
 
 def _merge_weights(

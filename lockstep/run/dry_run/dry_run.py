@@ -106,7 +106,10 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         with found.problem():
             _require_disk(loaded, recipe, sizes)
         if files is not None:
-            inexact = _decide_exact(recipe, source, found) if is_small else "it is refused"
+            if is_small:
+                inexact = _decide_exact(recipe, source, found)
+            else:
+                inexact = "it is refused"
             _open(recipe, DrySetup.of(recipe, made, files, source, inexact, found), found)
         _check_layouts(recipe, source, found)
         with found.problem():
@@ -158,11 +161,10 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
 def _course(recipe: Common, job: Job) -> str:
     steps = job.run_length.steps
     every = recipe.run.validate_every
-    validated = (
-        {0, steps, *(range(every, steps, every) if every else ())}
-        if job.validate is not None
-        else set[int]()
-    )
+    if job.validate is not None:
+        validated = {0, steps, *(range(every, steps, every) if every else ())}
+    else:
+        validated = set[int]()
     return (
         f"steps: {steps}; validations: {len(validated)}; checkpoints: "
         f"{-(-steps // recipe.run.save_every)}"
@@ -174,7 +176,10 @@ def _device(recipe: Algorithm, found: Findings) -> None:
     device = resolve_device(learner.device)
     ranks = learner.parallel.ranks
     own = {role.name: role.learner for role in recipe.own_layouts}
-    layouts = f"{ranks} ranks: {describe_layouts(learner, own)}" if ranks > 1 else "1 rank"
+    if ranks > 1:
+        layouts = f"{ranks} ranks: {describe_layouts(learner, own)}"
+    else:
+        layouts = "1 rank"
     found.say("device", f"{device}, {learner.dtype}, {layouts}")
     if device.type == "cuda":
         found.say("device", keep_fp32())
@@ -184,11 +189,10 @@ def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
     folder = loaded.run_folder
     require_writable(folder)
     find_changed_options(loaded, allow_changes)
-    state = (
-        "exists; the run resumes there, or is finished"
-        if (folder / "recipe.yaml").is_file()
-        else "new"
-    )
+    if (folder / "recipe.yaml").is_file():
+        state = "exists; the run resumes there, or is finished"
+    else:
+        state = "new"
     found.say("run folder", f"{folder} ({state})")
 
 
@@ -201,7 +205,9 @@ def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
     ):
         with found.problem():
             open_rows(rows, recipe.data.bad_rows)
-    return files if len(found.problems) == before else None
+    if len(found.problems) == before:
+        return files
+    return None
 
 
 def _model(
@@ -241,7 +247,10 @@ def _open_model(
         config.save_pretrained(frame)
         tokenizer.save_pretrained(frame)
         model = _of_folder(frame, weights=False)
-    place = "a new model" if recipe.model.scratch is not None else str(recipe.model.path)
+    if recipe.model.scratch is not None:
+        place = "a new model"
+    else:
+        place = str(recipe.model.path)
     source, network = model
     sizes = Sizes.of(network)
     found.say(
@@ -272,9 +281,10 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         found.notes.append(f"what {trains.title}'s ranks hold is not planned yet; try a short run")
         return
     on_gpu = resolve_device(learner.device).type == "cuda"
-    available = (
-        torch.cuda.get_device_properties(0).total_memory if on_gpu else machine_memory.total_bytes()
-    )
+    if on_gpu:
+        available = torch.cuda.get_device_properties(0).total_memory
+    else:
+        available = machine_memory.total_bytes()
     estimate = MemoryEstimate.of(
         recipe, sizes, placement_of(recipe), memory=int(available) if on_gpu else None
     )

@@ -14,7 +14,10 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
     if files.validation is not None and (
         shared := _digests(files.validation) & _digests(files.train)
     ):
-        what = "the rows" if shared == _digests(files.validation) else "some of the rows"
+        if shared == _digests(files.validation):
+            what = "the rows"
+        else:
+            what = "some of the rows"
         found.append(
             f"data.validation holds {what} of data.train, so what it measures is memory; hold "
             "rows out that are not "

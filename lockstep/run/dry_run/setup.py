@@ -139,9 +139,10 @@ class DrySetup(LiveSetup):
             return None
         with self.found.problem():
             episodes = episodes_of(section, self.algorithm.data, self.source, self.note)
-            worth = (
-                f"; {episodes.describe_cut_off()}" if judge is None and episodes is not None else ""
-            )
+            if judge is None and episodes is not None:
+                worth = f"; {episodes.describe_cut_off()}"
+            else:
+                worth = ""
             self.found.say("environment", f"{section.class_name}; {describe_rewards(judge)}{worth}")
             return episodes
         return None
@@ -192,7 +193,10 @@ class DrySetup(LiveSetup):
         located = section.locate(self.source.folder)
         answering = self.answering(located, Policy(ABSENT.generate, self.source), key)
         score_judge(located, answering, self.algorithm.seed, key)
-        who = (section.path or "the initial model") if located.has_engine else "a server"
+        if located.has_engine:
+            who = section.path or "the initial model"
+        else:
+            who = "a server"
         self.found.say(key, f"{who} judges {section.num_evals_to_average} times")
 
 

@@ -49,7 +49,10 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ide
     """
     found = inputs(loaded, data, model)
     found["code.lockstep"] = f"{__version__} {_own_code()}"
-    libraries = _LIBRARIES if loaded.training.learner.lora is None else (*_LIBRARIES, "peft")
+    if loaded.training.learner.lora is None:
+        libraries = _LIBRARIES
+    else:
+        libraries = (*_LIBRARIES, "peft")
     return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
 
 
@@ -97,4 +100,6 @@ def _own_code() -> str:
 
 
 def _format_value(value: Any) -> str:
-    return "absent" if value is None else json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return "absent"
+    return json.dumps(value, ensure_ascii=False)

@@ -50,7 +50,10 @@ def _clean_start(folder: Path) -> Iterator[Event]:
     """Makes and locks a folder; removes what was added if the block fails before it sets the event
     that it is given.
     """
-    before = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    if folder.is_dir():
+        before = {path.name for path in folder.iterdir()}
+    else:
+        before = set[str]()
     missing = [
         path for path in (folder, *folder.parents) if not path.exists()
     ]  # the innermost first

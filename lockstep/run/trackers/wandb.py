@@ -50,11 +50,9 @@ class WandBView(View):
 
     @property
     def where(self) -> str:
-        return (
-            str(self._run.url)
-            if self._section.is_online
-            else f"wandb sync {self._run.settings.sync_dir}"
-        )
+        if self._section.is_online:
+            return str(self._run.url)
+        return f"wandb sync {self._run.settings.sync_dir}"
 
     def open(self, step: int) -> int:
         resume: Literal["allow"] | None = "allow"

@@ -39,7 +39,9 @@ class TorchInference(InferenceBackend):
 
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
         any_and_times = 1 + 4  # of `seen.Seen`
-        return responses * vocabulary * any_and_times if penalizes else 0
+        if penalizes:
+            return responses * vocabulary * any_and_times
+        return 0
 
     def build(self, folder: str, section: SamplerSection, computation: Computation) -> ModelSampler:
         from lockstep.models.device import load_on_device

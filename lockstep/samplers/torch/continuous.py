@@ -68,7 +68,9 @@ class Growing:
             k = keys[: len(row), :, :width]
             v = values[: len(row), :, :width]
             out.append(kernel.newest(query[some], k, v, mask, scaling))
-        return [*out, query.new_zeros(self.filling, *query.shape[1:])] if self.filling else out
+        if self.filling:
+            return [*out, query.new_zeros(self.filling, *query.shape[1:])]
+        return out
 
     def _mask(self, kernel: Kernel, window: int | None) -> list[Tensor]:
         """The masks of a kernel, made once for all layers of a pass."""

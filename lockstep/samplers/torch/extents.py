@@ -100,7 +100,10 @@ class Extents:
         context.
         """
         power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
-        room = power if tokens <= _SMALLEST or tokens > power * 3 // 4 else power * 3 // 4
+        if tokens <= _SMALLEST or tokens > power * 3 // 4:
+            room = power
+        else:
+            room = power * 3 // 4
         return min(room, self._context + -self._context % BLOCK)
 
     @property

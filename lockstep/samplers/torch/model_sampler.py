@@ -146,11 +146,10 @@ class ModelSampler(ABC):
         return lay_behind(requests, responses, self.version or 0, sampling)
 
     def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> NotFiniteError:
-        weights = (
-            "as it was opened"
-            if self.version is None
-            else f"with the weights of step {self.version}"
-        )
+        if self.version is None:
+            weights = "as it was opened"
+        else:
+            weights = f"with the weights of step {self.version}"
         cure = "lower the learning rate, or look at the model's weights"
         if TORCH_TYPES[self._type] == torch.float16:
             cure = OVERFLOW

@@ -77,9 +77,10 @@ def take_prompts(
     )
     whole = int((known_P == 0).sum())
     num_whole = int(length_P[known_P == 0].sum())
-    packed = (
-        Packed.of(Batch(tokens.token[:num_whole], length_P[:whole]), multiple) if whole else None
-    )
+    if whole:
+        packed = Packed.of(Batch(tokens.token[:num_whole], length_P[:whole]), multiple)
+    else:
+        packed = None
     if whole == len(prompts):
         return tokens, Beginning(block_N, tokens.position, packed, num_whole, None)
     continued = Continued.of(block_PB[whole:].to(device), known_P[whole:], length_P[whole:])

@@ -102,11 +102,10 @@ class TorchSampler(ModelSampler):
         if self._scheduler is None or not self._awake:
             device = self._lm.device
             exact = is_exact(self._lm)
-            most = (
-                None
-                if self._cache_bytes is None
-                else self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
-            )
+            if self._cache_bytes is None:
+                most = None
+            else:
+                most = self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
             self._scheduler = Scheduler(
                 self._logits,
                 self._max_batch_size,

@@ -97,9 +97,15 @@ class StatefulTorchSampler(ModelSampler):
         logits = self._logits(
             torch.tensor([request.tokens for request in requests], device=device), 0, known
         )
-        seen = self._watch(requests, logits.shape[1]) if sampling.penalizes else None
+        if sampling.penalizes:
+            seen = self._watch(requests, logits.shape[1])
+        else:
+            seen = None
         for k in range(most):
-            shaped = logits if seen is None else penalize(logits, seen.earlier(every_B), sampling)
+            if seen is None:
+                shaped = logits
+            else:
+                shaped = penalize(logits, seen.earlier(every_B), sampling)
             token, logprob = draw(shaped, uniform_BK[:, k], sampling)
             tokens_BK[:, k] = token
             logprob_BK[:, k] = logprob

@@ -71,7 +71,9 @@ def _kernel_for_cpus(layer: RoutedExperts) -> CPUUnquantizedExperts | None:
     if not isinstance(method, UnquantizedFusedMoEMethod) or method.moe_kernel is None:
         return None
     kernel = method.moe_kernel.fused_experts
-    return kernel if isinstance(kernel, CPUUnquantizedExperts) else None
+    if isinstance(kernel, CPUUnquantizedExperts):
+        return kernel
+    return None
 
 
 def _packing_of(kernel: CPUUnquantizedExperts) -> Pack:
@@ -148,4 +150,6 @@ def _pack(pack: Pack, parameter: str, digit_1NK: Tensor) -> Tensor:
     is_first = parameter == "w13_weight"
     other = digit_1NK.new_zeros((1, columns, rows // 2) if is_first else (1, 2 * columns, rows))
     w13, w2 = pack(digit_1NK, other) if is_first else pack(other, digit_1NK)
-    return w13 if is_first else w2
+    if is_first:
+        return w13
+    return w2

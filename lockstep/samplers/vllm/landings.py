@@ -143,7 +143,9 @@ class _Copies(TorchDispatchMode):
         if func is torch.ops.aten.copy_.default:
             self.copies.append((args[0], args[1]))
             return args[0]
-        return args[0] if func in _ALIASED else func(*args, **(kwargs or {}))
+        if func in _ALIASED:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def take_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:

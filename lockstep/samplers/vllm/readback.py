@@ -162,11 +162,10 @@ def _prove(
     places = landings.of[name]
     rank = get_tp_group().rank_in_group
     is_cut = any(set(share[name]) != set(shares[0][name]) for share in shares)
-    stretches = (
-        {stretch for share in shares for stretch in share[name]}
-        if is_cut
-        else [p.source for p in places]
-    )
+    if is_cut:
+        stretches = {stretch for share in shares for stretch in share[name]}
+    else:
+        stretches = [p.source for p in places]
     if sum(torch.Size(stretch.size).numel() for stretch in stretches) != tensor.numel():
         kind = type(network.get_submodule(name.rpartition(".")[0])).__name__
         raise InputError(f"vLLM does not hold {name} of {kind} as it is sent, {_INSTEAD}")
@@ -196,7 +195,10 @@ def _read_tied_head(
             whole = sent[other].landings
             own = sent[other].own
             places = tuple(replace(place, layer=head) for place in whole)
-            owned = None if own is None else tuple(replace(place, layer=head) for place in own)
+            if own is None:
+                owned = None
+            else:
+                owned = tuple(replace(place, layer=head) for place in own)
             yield replace(sent[other], name=name, landings=places, own=owned)
 
 

@@ -310,7 +310,10 @@ class VLLMSampler:
 
         self._requests += 1
         name = str(self._requests)
-        kind = RequestOutputKind.CUMULATIVE if watched else RequestOutputKind.FINAL_ONLY
+        if watched:
+            kind = RequestOutputKind.CUMULATIVE
+        else:
+            kind = RequestOutputKind.FINAL_ONLY
         chosen = Options(detokenize=False, output_kind=kind, **options)
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(tokens)), chosen)
         return name
@@ -349,7 +352,9 @@ class VLLMSampler:
         return output
 
     def _find_kept_caches(self) -> tuple[str, ...]:
-        return ("prefix cache",) if self._probe().num_cached_tokens else ()
+        if self._probe().num_cached_tokens:
+            return ("prefix cache",)
+        return ()
 
     def _on_worker(self, verb: str, *arguments: str | bytes) -> Any:
         """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""

@@ -52,7 +52,10 @@ class Site:
             if isinstance(x, Tensor)
         ]
         if self.is_sum:
-            tensors = [torch.stack(tensors).sum(0)] if len(tensors) > 1 else tensors
+            if len(tensors) > 1:
+                tensors = [torch.stack(tensors).sum(0)]
+            else:
+                tensors = tensors
         if self.sizes:
             tensors = list(tensors[0].split(list(self.sizes), -1))
         return list(zip(self.cuts, tensors, strict=False))

@@ -116,7 +116,9 @@ def _operator(plain: Mapping[str, Any]) -> Operator:
 
 
 def _scalar(plain: Any) -> Any:
-    return getattr(torch, plain.removeprefix("torch.")) if isinstance(plain, str) else plain
+    if isinstance(plain, str):
+        return getattr(torch, plain.removeprefix("torch."))
+    return plain
 
 
 @contextmanager

@@ -108,7 +108,10 @@ class TappedWorker(WeightReceiver):
         self._ran: dict[str, int] = {}
         self._pass = Pass(values)
         if self._asked.end is not None:
-            start = None if self._asked.start is None else CutPoint.parse(self._asked.start)
+            if self._asked.start is None:
+                start = None
+            else:
+                start = CutPoint.parse(self._asked.start)
             self._pass = RollingPass(values, self._recorder, start, CutPoint.parse(self._asked.end))
             for cache in self.model_runner.kv_caches:
                 cache.fill_(UNSET)
@@ -173,12 +176,14 @@ class TappedWorker(WeightReceiver):
 
     def _visit(self, site: Site, value: Any) -> None:
         with self._recorder.pause():
-            added = self._sums.get(site.path) if isinstance(value, tuple) else None
-            views = (
-                site.views(value, self._asked.count)
-                if site.end == "in" or added is None
-                else site.take(value, added)
-            )
+            if isinstance(value, tuple):
+                added = self._sums.get(site.path)
+            else:
+                added = None
+            if site.end == "in" or added is None:
+                views = site.views(value, self._asked.count)
+            else:
+                views = site.take(value, added)
         if isinstance(self._pass, RollingPass):
             self._pass.come_to([cut for cut, _ in views])
         for cut, x in views:
@@ -222,7 +227,10 @@ class TappedWorker(WeightReceiver):
         closed.
         """
         owner, _, name = path.rpartition(".")
-        part = attrgetter(owner)(self._model) if owner else self._model
+        if owner:
+            part = attrgetter(owner)(self._model)
+        else:
+            part = self._model
         held = part.__dict__.get(name)
         setattr(part, name, function)
         assert self._taps is not None
