@@ -133,9 +133,10 @@ def gather(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, _ = place.shard(dtype)
     index = place.tokens(place.batch, place.sequence, K)
     span = (place.start, place.start + place.columns, CHUNK, place.group)
-    call: Call = lambda library: [
-        library.ChunkedDistributedGatherLogprob.apply(logits, index, *span)
-    ]  # noqa: E731
+
+    def call(library: Any) -> list[Tensor]:
+        return [library.ChunkedDistributedGatherLogprob.apply(logits, index, *span)]
+
     ways = place.ways(call, call)
     ways["naive"] = lambda: [naive.gather_logprobs(logits, index, place.start, place.group)]
     return Work([logits], ways, _tolerance(dtype))
@@ -143,9 +144,10 @@ def gather(place: Place, dtype: torch.dtype = torch.float32) -> Work:
 
 def entropy(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, _ = place.shard(dtype)
-    call: Call = lambda library: [
-        library.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)
-    ]  # noqa: E731
+
+    def call(library: Any) -> list[Tensor]:
+        return [library.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)]
+
     ways = place.ways(call, call)
     ways["naive"] = lambda: [naive.negative_entropy(logits, place.group)]
     return Work([logits], ways, _tolerance(dtype))
@@ -154,9 +156,10 @@ def entropy(place: Place, dtype: torch.dtype = torch.float32) -> Work:
 def cross_entropy(place: Place) -> Work:
     student, target = place.shard()
     teacher = place.normal(*target.shape, place.columns, seed=20 + place.rank)
-    call: Call = lambda library: [
-        library.DistributedCrossEntropy.apply(student, teacher, place.group)
-    ]  # noqa: E731
+
+    def call(library: Any) -> list[Tensor]:
+        return [library.DistributedCrossEntropy.apply(student, teacher, place.group)]
+
     ways = place.ways(call, call)
     ways["naive"] = lambda: [naive.cross_entropy(student, teacher, place.group)]
     return Work([student], ways)

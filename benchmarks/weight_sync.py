@@ -89,8 +89,7 @@ class Row:
         cpu = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.cpu_s.items())
         return (
             f"| {self.name} | {self.copy_s:.4f} | {self.sync_s:.4f} | {self.ratio:.2f} | "
-            f"{self.copy_cpu_s:.4f} | {cpu} "
-            f"| {self.busiest:.2f} |"
+            f"{self.copy_cpu_s:.4f} | {cpu} | {self.busiest:.2f} |"
         )
 
 

@@ -103,15 +103,12 @@ def _split_command(path: Path) -> list[str]:
     if len(commands) != 1:
         raise InputError(
             f"{path} has {len(commands)} commands; write a file with nothing but the command that "
-            "trains, "
-            "its variables replaced by their values"
+            "trains, its variables replaced by their values"
         )
     unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", commands[0])
-    if _SHELL.search(unquoted):
-        raise InputError(
-            f"{path} needs a shell to be read ({_SHELL.search(unquoted)[0]}); write the plain "
-            "command"
-        )  # pyright: ignore[reportOptionalSubscript]
+    found = _SHELL.search(unquoted)
+    if found is not None:
+        raise InputError(f"{path} needs a shell to be read ({found[0]}); write the plain command")
     try:
         return shlex.split(commands[0], comments=True)
     except ValueError as error:

@@ -25,8 +25,7 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
         floor = ""
     yield (
         f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats "
-        "(root mean square) "
-        f"in request {found.request + 1} of {len(found.gaps)}{floor}"
+        f"(root mean square) in request {found.request + 1} of {len(found.gaps)}{floor}"
     )
     yield from (f"  {line}" for line in found.columns)
     for engine, cuts in location.noisy.items():

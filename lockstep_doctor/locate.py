@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.measures import BROKEN, find_error
-from lockstep_doctor.operators import (
-    Operator,
+from lockstep_doctor.operators import Operator
+from lockstep_doctor.statistics import CAP, score_tokens
+from lockstep_doctor.suspects import (
     find_caller,
     find_makers,
     first_other_number,
@@ -23,7 +24,6 @@ from lockstep_doctor.operators import (
     say_around,
     suspects,
 )
-from lockstep_doctor.statistics import CAP, score_tokens
 from lockstep_doctor.tap import Tap
 
 ENOUGH = 0.9

@@ -53,8 +53,10 @@ saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safet
 tokens, right = saved.pop("tokens"), saved.pop("right").double().flatten()
 if __name__ == "__main__":  # ranks import this file again
     with find_engine("{engine}")(Path({folder!r}), {options!r}) as tap:
-        seen = tap.run(tokens, {{CutPoint.parse(name): value for name, value in saved.items()}}).seen
-    error = float((seen[CutPoint.parse("{end}")].cpu().double().flatten() - right).norm() / right.norm())
+        forced = {{CutPoint.parse(name): value for name, value in saved.items()}}
+        seen = tap.run(tokens, forced).seen
+    found = seen[CutPoint.parse("{end}")].cpu().double().flatten()
+    error = float((found - right).norm() / right.norm())
     print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
     sys.exit(not error <= {tolerance:.2g})
 '''

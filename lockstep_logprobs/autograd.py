@@ -276,8 +276,7 @@ class DistributedCrossEntropy(torch.autograd.Function):
         if student_logits.shape != target_logits.shape:
             raise ValueError(
                 "student and target logits must have one shape, but have "
-                f"{tuple(student_logits.shape)} and "
-                f"{tuple(target_logits.shape)}"
+                f"{tuple(student_logits.shape)} and {tuple(target_logits.shape)}"
             )
         student = student_logits.flatten(0, -2)
         target = target_logits.flatten(0, -2)

@@ -15,8 +15,7 @@ def check_rows(
     if logits_Mv.dim() != 2 or not logits_Mv.is_floating_point():
         raise ValueError(
             "logits are rows of this rank's columns [M, v], of a floating type, not "
-            f"{_kind(logits_Mv)}; "
-            "flatten the dimensions before the last"
+            f"{_kind(logits_Mv)}; flatten the dimensions before the last"
         )
     if token_MK is not None:
         check_tokens(token_MK, len(logits_Mv))
@@ -30,9 +29,8 @@ def check_tokens(token_MK: Tensor, rows: int) -> None:
     """Raises ValueError unless tokens are integers [rows, K]."""
     if token_MK.dim() != 2 or len(token_MK) != rows or not is_integer(token_MK):
         raise ValueError(
-            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, "
-            f"not {_kind(token_MK)}; "
-            "one token per row is token[:, None]"
+            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, not "
+            f"{_kind(token_MK)}; one token per row is token[:, None]"
         )
 
 
@@ -52,8 +50,7 @@ def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
     if hidden_MD.dim() != 2 or weight_vD.dim() != 2 or hidden_MD.shape[1] != weight_vD.shape[1]:
         raise ValueError(
             "hidden states are [M, D] and the head has this rank's rows [v, D], but they are "
-            f"{_kind(hidden_MD)} and "
-            f"{_kind(weight_vD)}"
+            f"{_kind(hidden_MD)} and {_kind(weight_vD)}"
         )
 
 
@@ -64,8 +61,7 @@ def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
     if ids.dim() != dims or not is_integer(ids) or ids.shape[0] != logits.shape[0]:
         raise ValueError(
             f"{name} is {'[B, S, K]' if dims == 3 else '[B, S]'}, integers, for {logits.shape[0]} "
-            "sequences, "
-            f"not {_kind(ids)}"
+            f"sequences, not {_kind(ids)}"
         )
 
 

@@ -34,8 +34,7 @@ def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor
     if length % (2 * size):
         raise ValueError(
             f"a sequence of {length} positions cannot be cut into {2 * size} equal chunks for "
-            f"{size} context-parallel "
-            f"ranks; pad it to a multiple of {2 * size}"
+            f"{size} context-parallel ranks; pad it to a multiple of {2 * size}"
         )
     early, late = position.view(2, size, length // (2 * size))
     return torch.cat([early, late.flip(0)], 1)

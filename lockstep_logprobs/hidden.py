@@ -143,8 +143,7 @@ def score_gradient(
 
 @kernel(
     "(Tensor hidden, Tensor weight, Tensor token, int start, float temperature, bool entropy, "
-    "int? max_rows, "
-    "bool row_invariant) -> (Tensor, Tensor)",
+    "int? max_rows, bool row_invariant) -> (Tensor, Tensor)",
     lambda hidden, weight, token, start, temperature, entropy, max_rows, row_invariant: (
         hidden.new_empty((2 + entropy, hidden.shape[0]), dtype=torch.float32),
         token.new_empty(token.shape, dtype=torch.float32),
@@ -182,8 +181,7 @@ def _like_if(needed: bool, x: Tensor) -> Tensor:
 
 @kernel(
     f"(Tensor hidden, Tensor weight, {RowGradient.SCHEMA}, float temperature, int start, int? "
-    "max_rows, "
-    "bool of_hidden, bool of_weight) -> (Tensor, Tensor)",
+    "max_rows, bool of_hidden, bool of_weight) -> (Tensor, Tensor)",
     lambda hidden, weight, *args: (_like_if(args[-2], hidden), _like_if(args[-1], weight)),
 )
 def _hidden_gradients(

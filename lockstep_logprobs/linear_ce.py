@@ -63,24 +63,14 @@ def _gpt_forward_with_linear_ce_fusion(
 ) -> Tensor:
     """Replaces `GPTModel.forward`; where requested, returns log-probabilities of `labels`.
 
+    Arguments that are not listed are the same as in Megatron.
+
     Args:
         self: The model.
         input_ids: [B, S], or this rank's share under context parallelism.
-        position_ids: Same as in Megatron.
-        attention_mask: Same as in Megatron.
-        decoder_input: Same as in Megatron.
-        labels: Token ids of the whole sequences, not shifted [B, S]; needed where log-probabilities
-            are requested.
-        inference_context: Same as in Megatron.
-        packed_seq_params: Same as in Megatron.
-        extra_block_kwargs: Same as in Megatron.
-        runtime_gather_output: Same as in Megatron; of no effect on log-probabilities.
-        inference_params: Same as in Megatron.
-        loss_mask: Same as in Megatron.
-        padding_mask: Same as in Megatron.
+        labels: Token ids of whole sequences, not shifted [B, S]; needed for log-probabilities.
         return_logprobs_for_linear_ce_fusion: Return log-probabilities.
-        is_spec_decode: Same as in newer versions of Megatron, without the request for
-            log-probabilities.
+        is_spec_decode: Of newer versions of Megatron; cannot be combined with log-probabilities.
 
     Returns:
         log π(labels[:, t+1]), fp32 [B, S−1], on the last pipeline stage, and hidden states on
@@ -148,6 +138,7 @@ def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     start = dist.get_rank(tp) * len(weight)
     several = dist.get_world_size(cp) > 1
     return from_parallel_hidden_states_to_logprobs(
-        hidden, weight, None, None, labels, start, start + len(weight), tp, False, cp if several else None,
+        hidden, weight, None, None, labels, start, start + len(weight), tp, False,
+        cp if several else None,
         _patched.chunk_size,
     )  # fmt: skip

@@ -347,8 +347,7 @@ def from_parallel_hidden_states_to_logprobs(
     ):
         raise ValueError(
             f"hidden states are [positions, sequences, H], with {len(target)} sequences as the "
-            "targets have, not "
-            f"{list(tensor_parallel_hidden_states.shape)}"
+            f"targets have, not {list(tensor_parallel_hidden_states.shape)}"
         )
     positions = tensor_parallel_hidden_states.shape[0] * group_size(tp_group)
     logprob = ChunkedDistributedHiddenStatesToLogprobs.apply(

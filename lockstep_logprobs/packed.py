@@ -19,9 +19,8 @@ from lockstep_logprobs.checks import check_on_device, is_integer
 
 _DO_NOT_FIT = (
     "cu_seqlens do not cut a packed row of {tokens} tokens (over all context-parallel ranks): "
-    "they must begin with 0, "
-    "never fall, end within the row, and be {multiple} apart or a multiple of that; pad each "
-    "sequence"
+    "they must begin with 0, never fall, end within the row, and be {multiple} apart or a "
+    "multiple of that; pad each sequence"
 )
 
 
@@ -52,9 +51,8 @@ class Packing:
         if self.tokens % multiple:
             raise ValueError(
                 f"a packed row of {self.tokens} tokens does not consist of sequences that can be "
-                f"cut into {multiple} "
-                f"equal chunks for {self.size} context-parallel ranks; pad each to a multiple of "
-                f"{multiple}"
+                f"cut into {multiple} equal chunks for {self.size} context-parallel ranks; pad "
+                f"each to a multiple of {multiple}"
             )
         length = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
         wrong = ((length < 0) | (length % multiple != 0)).sum()

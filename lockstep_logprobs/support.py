@@ -225,8 +225,7 @@ def _row_maximum(logits: Tensor, max_rows: int | None) -> Tensor:
 
 @kernel(
     "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int digits, "
-    "int? max_rows)"
-    " -> Tensor",
+    "int? max_rows) -> Tensor",
     lambda logits, *_: logits.new_empty((logits.shape[0], BASE + 2), dtype=torch.int64),
 )
 def _digit_mass(

@@ -125,8 +125,7 @@ def _lies_row_by_row(logits_Mv: Tensor) -> bool:
 
 @kernel(
     "(Tensor logits, Tensor token, Tensor? floor, int start, float temperature, bool entropy, "
-    "int? max_rows, "
-    "bool row_invariant) -> (Tensor, Tensor)",
+    "int? max_rows, bool row_invariant) -> (Tensor, Tensor)",
     lambda logits, token, floor, start, temperature, entropy, max_rows, row_invariant: (
         logits.new_empty((2 + entropy, logits.shape[0]), dtype=torch.float32),
         token.new_empty(token.shape, dtype=torch.float32),
@@ -261,8 +260,7 @@ def _score_nothing(
 
 @kernel(
     "(Tensor logits, Tensor maximum, Tensor log_total, float temperature, bool exponential, "
-    "ScalarType dtype)"
-    " -> Tensor",
+    "ScalarType dtype) -> Tensor",
     lambda logits, maximum, log_total, temperature, exponential, dtype: logits.new_empty(
         logits.shape, dtype=dtype
     ),

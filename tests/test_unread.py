@@ -45,7 +45,7 @@ def test_a_pipe_is_unread_when_its_reader_has_gone() -> None:
         stream.write("kept back")
         os.close(reader)
         assert is_unread(stream)
-        silence(stream)
+        silence(stream.fileno())
         assert not is_unread(stream)
 
 

@@ -164,13 +164,11 @@ HEAD = (
     "",
     (
         f"`make mission` measures what Lockstep promises on your machine, with {real_model.NAME}, "
-        "and "
-        "writes this page."
+        "and writes this page."
     ),
     (
         "The weights are dequantized from 4 bits and come from a package of the Python index "
-        "(`make "
-        "real-model`)."
+        "(`make real-model`)."
     ),
     "What does not hold is shown as not holding.",
 )

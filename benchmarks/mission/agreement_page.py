@@ -122,10 +122,8 @@ def _describe_faults(planted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         true = {None: "no", 1: "yes"}.get(one["rank"], f"suspect {one['rank']}")
         yield (
             f"| {one['engine'].replace('_', ' ')} ({one['side']}) | {one['what']} | "
-            f"`{one['file']}:{one['line']}` "
-            f"| {write_nats(one['gap'])} | `{one['cut']}` | {lines} | {true} | "
-            f"{one['removed']:.0%} "
-            f"| {', '.join(one['wrong']) or 'neither'} |"
+            f"`{one['file']}:{one['line']}` | {write_nats(one['gap'])} | `{one['cut']}` | {lines} "
+            f"| {true} | {one['removed']:.0%} | {', '.join(one['wrong']) or 'neither'} |"
         )
 
 
@@ -177,8 +175,7 @@ def _judge_certificate(certificate: Mapping[str, Any]) -> Iterator[str]:
     again = certificate["sampled_again"]
     text = (
         f"`lockstep certify`: sampled again in other batches, {again['changed']:,} of "
-        f"{again['tokens']:,} tokens "
-        f"change; level {certificate['level']}."
+        f"{again['tokens']:,} tokens change; level {certificate['level']}."
     )
     yield _hold(again["tokens"] > 0 == again["changed"], text)
 
@@ -196,8 +193,7 @@ def judge_type(dtype: str, own: Mapping[str, int], control: Mapping[str, Any] | 
     return _hold(
         holds,
         f"`lockstep certify` in {dtype}: {own['tokens']:,} tokens compared, {own['mismatches']:,} "
-        "differ. With one "
-        f"weight moved by one unit in the last place: {seen}.",
+        f"differ. With one weight moved by one unit in the last place: {seen}.",
     )
 
 
@@ -211,10 +207,8 @@ def judge_depths(depth: Mapping[str, Any]) -> str:
     text = (
         f"in bf16 exactness removes the gap at every depth. Exactness on: {exact['differ']:,} of "
         f"{exact['tokens']:,} tokens differ, down to position {last:,}. Off: {usual['differ']:,} "
-        "of "
-        f"{usual['tokens']:,} differ, mean {write_nats(early[3])} nats in the first window of "
-        "positions and "
-        f"{write_nats(late[3])} in the last whole one, largest "
+        f"of {usual['tokens']:,} differ, mean {write_nats(early[3])} nats in the first window of "
+        f"positions and {write_nats(late[3])} in the last whole one, largest "
         f"{write_nats(max(one[2] for one in usual['windows']))}."
     )
     return _hold(exact["tokens"] > 0 == exact["differ"] and usual["differ"] > 0, text)

@@ -58,11 +58,9 @@ def describe_generation(found: dict[str, Any]) -> str:
     outcome = "are byte for byte those" if equal else "are not those"
     return (
         f"- **{word}**: generation goes on after a kill. `lockstep generate` over {PROMPTS} "
-        "prompts was killed with "
-        f"SIGKILL when {found['written']} prompts were written; after the same command again its "
-        f"{found['bytes']:,} "
-        f"bytes {outcome} of a run that nothing disturbed (sha256 {found['sha256'][0][:12]} and "
-        f"{found['sha256'][1][:12]})."
+        f"prompts was killed with SIGKILL when {found['written']} prompts were written; after the "
+        f"same command again its {found['bytes']:,} bytes {outcome} of a run that nothing "
+        f"disturbed (sha256 {found['sha256'][0][:12]} and {found['sha256'][1][:12]})."
     )
 
 

@@ -180,13 +180,11 @@ def describe(found: dict[str, Any]) -> list[str]:
         ),
         (
             "states on 64 tokens of English text. Largest difference from float64, result / "
-            "gradient; "
-            "also where two"
+            "gradient; also where two"
         ),
         (
             "processes share the vocabulary (tp 2) or each sequence (cp 2). 0: equal. What "
-            "rounding "
-            "may do is derived in"
+            "rounding may do is derived in"
         ),
         (
             "`benchmarks/mission/logprob_bounds.py`; the last figure is the largest share of that "
@@ -266,8 +264,7 @@ def _describe_tests(peer: dict[str, Any] | None) -> list[str]:
     if peer is None:
         return [
             "- **Not measured**: NeMo RL's own tests of these functions, and its speed. "
-            f"`{FETCH}`, then "
-            "`python -m benchmarks.mission logprobs --nemo-rl RL`."
+            f"`{FETCH}`, then `python -m benchmarks.mission logprobs --nemo-rl RL`."
         ]
     ours = peer["tests"]
     by_its_own = peer["failures_by_its_own"]
@@ -279,10 +276,8 @@ def _describe_tests(peer: dict[str, Any] | None) -> list[str]:
     )
     lines = [
         f"- **{word}**: NeMo RL's own tests pass with Lockstep's functions in place of its own, "
-        "but for those with a "
-        f"reason: {figures}. Commit {peer['commit']}, unchanged, on {peer['date']}, with gloo for "
-        "NCCL "
-        "(`benchmarks/mission/nemo_rl_plugin.py`)."
+        f"but for those with a reason: {figures}. Commit {peer['commit']}, unchanged, on "
+        f"{peer['date']}, with gloo for NCCL (`benchmarks/mission/nemo_rl_plugin.py`)."
     ]
     for name, said in ours["failures"].items():
         reason = REASONS.get(name.partition("[")[0], f"has no known reason: {said}")
@@ -309,8 +304,7 @@ def _describe_speed(figures: dict[str, Any], title: str) -> list[str]:
         rows.append(f"| {kernel} | {' | '.join(cells)} |")
     return [
         f"CPU ms; MiB at the peak above the inputs, forward and backward, {title}: 512 positions "
-        "of 49,152 logits, "
-        "two processes that share the vocabulary or one, one thread each.",
+        "of 49,152 logits, two processes that share the vocabulary or one, one thread each.",
         "",
         f"| | {' | '.join(head)} |",
         f"|---|{'---:|' * len(head)}",

@@ -156,8 +156,7 @@ def _verdict(claim: str, one: dict[str, Any], other: dict[str, Any]) -> str:
     holds = fmean(gaps) <= BAND
     return (
         f"- **{'Holds' if holds else 'Does not hold'}**: {claim}: equal rewards in {equal} of "
-        f"{len(gaps)} steps, "
-        f"{fmean(gaps):.3f} apart on average (at most {BAND})."
+        f"{len(gaps)} steps, {fmean(gaps):.3f} apart on average (at most {BAND})."
     )
 
 
@@ -175,10 +174,9 @@ def _shift(right: dict[str, Any], late: dict[str, Any]) -> str:
     word = "Holds" if chance < LEVEL else "Does not hold"
     return (
         f"- **{word}**: the right shift learns faster, from a critic that was trained first. With "
-        "the value of the "
-        f"state before a token the sampled reward is higher in {ahead} of {len(pairs)} steps and "
-        f"lower in {behind} "
-        f"than with the value after it: {means[0]:.3f} and {means[1]:.3f} on average. One seed."
+        f"the value of the state before a token the sampled reward is higher in {ahead} of "
+        f"{len(pairs)} steps and lower in {behind} than with the value after it: {means[0]:.3f} "
+        f"and {means[1]:.3f} on average. One seed."
     )
 
 

@@ -55,12 +55,10 @@ def describe(found: dict[str, Any]) -> list[str]:
             "The judge's question is short, and does not say how a verdict must look: that is what "
             "the warm start teaches."
         ),
-        "Figures have 95 % intervals over prompts. LLMBar is the "
-        f"{found['llmbar_rows']} rows of Natural and Adversarial_Manual with the fewest "
-        "characters; a tie counts half.",
-        "Scores and comparisons are known for answers to "
-        f"{found['known_words']} words that no row is trained on; the reward is what a program "
-        "finds right.",
+        f"Figures have 95 % intervals over prompts. LLMBar is the {found['llmbar_rows']} rows of "
+        "Natural and Adversarial_Manual with the fewest characters; a tie counts half.",
+        f"Scores and comparisons are known for answers to {found['known_words']} words that no row "
+        "is trained on; the reward is what a program finds right.",
         "",
         head,
         "|---|---:|---:|---:|---:|---:|",
@@ -150,8 +148,7 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
         say(
             after[1] >= PARSED * after[0],
             f"after the warm start the model's verdicts can be read: {after[1]} of {after[0]} on "
-            "LLMBar, and "
-            f"{before[1]} before",
+            f"LLMBar, and {before[1]} before",
         ),
         say(
             (warm["figures"]["judge_exact"][1] or 0) > CHANCE,
@@ -219,10 +216,9 @@ def _say_judge_pairs(run: dict[str, Any]) -> str:
     return say(
         run["judge_pairs"] > 0,
         "the meta-judge shows skill, so that its pairs of judgements are learned from: "
-        f"{run['judge_pairs']} were, "
-        f"and {run['left_out']} were left out; both orders agree in {consistent:.0%} of the last "
-        "step's comparisons, "
-        f"and a meta-judge that reads nothing would be so consistent with a chance of {luck:.1e}",
+        f"{run['judge_pairs']} were, and {run['left_out']} were left out; both orders agree in "
+        f"{consistent:.0%} of the last step's comparisons, and a meta-judge that reads nothing "
+        f"would be so consistent with a chance of {luck:.1e}",
     )
 
 

@@ -14,7 +14,8 @@ from lockstep.data.tool_template import ToolTemplate
 from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import MARKS
 from lockstep.models.source import ModelSource
-from lockstep.rollouts.episodes import Episodes, Observation, Observed
+from lockstep.rollouts.episode_record import Observation
+from lockstep.rollouts.episodes import Episodes, Observed
 
 _SAID = "Tried."
 
@@ -161,9 +162,8 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
             raise messages.ChatTemplateError("it leaves out what the user then says")
     except messages.ChatTemplateError as error:
         raise InputError(
-            f"the chat template in {source.folder} takes no message behind an answer ({error}), "
-            "so no environment can "
-            "answer; use a model whose template does"
+            f"the chat template in {source.folder} takes no message behind an answer ({error}), so "
+            "no environment can answer; use a model whose template does"
         ) from None
     stops = source.stop_token_ids
     tokens = source.token_ids(before)

@@ -81,8 +81,7 @@ class RunLength:
             return f"{those} make a smaller last step, since a step takes {self.rows_per_step}"
         return (
             f"{those} will not be trained on, since a step takes {self.rows_per_step}; choose a "
-            "batch that divides "
-            "the rows, or set run.max_steps"
+            "batch that divides the rows, or set run.max_steps"
         )
 
 

@@ -84,8 +84,7 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
     if section.parallel.cp > 1 and carries_state(config):
         raise InputError(
             f"{section.layout_key}.cp is {section.parallel.cp}, but layers of a "
-            f"{config.model_type} carry a state "
-            "along each sequence, which cp would cut; use dp"
+            f"{config.model_type} carry a state along each sequence, which cp would cut; use dp"
         )
     backend.find_backend(section).require_model(config, section)
     if section.lora is not None:
@@ -300,10 +299,8 @@ class MeshLearner:
         if missing:
             raise InputError(
                 f"run.folder is {folder.absolute()}, which the machine of {missing[0]} does not "
-                "have, and ranks write "
-                "checkpoints there; mount it on all machines under the same path, or set "
-                "run.folder to a folder that "
-                "they share"
+                "have, and ranks write checkpoints there; mount it on all machines under the same "
+                "path, or set run.folder to a folder that they share"
             )
 
     def save(self, folder: Path) -> None:

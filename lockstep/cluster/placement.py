@@ -329,9 +329,8 @@ def _require_cache_size(key: str, section: SamplerSection, placement: Placement)
         return
     if backend.cache_bytes(section) is None:
         raise InputError(
-            f"{key}.backend is {section.backend}, which reserves its cache when it starts, on "
-            "GPUs that others use; "
-            f"set {key}.kv_cache_gib"
+            f"{key}.backend is {section.backend}, which reserves its cache when it starts, on GPUs "
+            f"that others use; set {key}.kv_cache_gib"
         )
 
 
@@ -342,8 +341,7 @@ def _require_room(devices: Devices, processes: Processes) -> None:
     if processes.engines and devices.per_machine % processes.width:
         raise InputError(
             f"sampler.tensor_parallel is {processes.width}, of which a machine's "
-            f"{devices.per_machine} GPUs are no "
-            "multiple; an engine has GPUs of one machine alone"
+            f"{devices.per_machine} GPUs are no multiple; an engine has GPUs of one machine alone"
         )
     if processes.devices > there:
         if processes.apart:

@@ -127,8 +127,7 @@ class RayCluster:
         ):
             raise InputError(
                 "a judge's sampler.replicas × sampler.tensor_parallel takes more GPUs of the Ray "
-                "cluster than those of "
-                "the run; lower them"
+                "cluster than those of the run; lower them"
             )
         bundle = self._bundles[number % len(self._bundles)]
         options: dict[str, Any] = {
@@ -183,11 +182,9 @@ class RayCluster:
         resources = ray.cluster_resources()
         has = ", ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in bundle)
         raise InputError(
-            f"the Ray cluster has no room for {count} workers with {bundle['CPU']:g} CPUs each "
-            f"(it has {has}) and none "
-            f"came free in cluster.ray.timeout_s={timeout_s:g}; lower sampler.replicas or "
-            "learner.parallel, set "
-            "cluster.placement=colocated, or add nodes"
+            f"the Ray cluster has no room for {count} workers with {bundle['CPU']:g} CPUs each (it "
+            f"has {has}) and none came free in cluster.ray.timeout_s={timeout_s:g}; lower "
+            "sampler.replicas or learner.parallel, set cluster.placement=colocated, or add nodes"
         )
 
 
@@ -333,8 +330,7 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
             raise InputError(f"no Ray could be started here: {first_line(error)}") from error
         raise InputError(
             f"cluster.ray.address={address} cannot be joined: {first_line(error)}; `ray start "
-            "--head` starts a cluster "
-            "and says its address"
+            "--head` starts a cluster and says its address"
         ) from error
     try:
         yield

@@ -201,17 +201,15 @@ def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
 def _require_gaps(kind: str, proof: Proof) -> None:
     if proof.scored > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} is not computed as transformers does: log-probabilities of packed "
-            "sequences are up to "
-            f"{proof.scored:.2g} nats off, so it cannot be trained here; {_INSTEAD}"
+            f"a {kind} is not computed as transformers does: log-probabilities of packed sequences "
+            f"are up to {proof.scored:.2g} nats off, so it cannot be trained here; {_INSTEAD}"
         )
     if proof.decoded > LARGEST_GAP:
         raise ModelError(
             f"a {kind} is not decoded as transformers reads it: token by token, log-probabilities "
-            "are up to "
-            f"{proof.decoded:.2g} nats off, so it cannot be sampled with sampler.backend=torch; "
-            "use "
-            "sampler.backend=vllm, if that runs it, or another model of docs/models.md"
+            f"are up to {proof.decoded:.2g} nats off, so it cannot be sampled with "
+            "sampler.backend=torch; use sampler.backend=vllm, if that runs it, or another model "
+            "of docs/models.md"
         )
 
 
@@ -222,9 +220,8 @@ def _require_half(kind: str, dtype: DType, gap_n: Tensor) -> None:
     ratio = float(gap_n.abs().exp().nan_to_num(float("inf")).mean())
     if ratio > LARGEST_HALF_RATIO:
         raise ModelError(
-            f"a {kind} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is "
-            f"{ratio:.3f}, at most "
-            f"{LARGEST_HALF_RATIO} is right); use learner.dtype=fp32"
+            f"a {kind} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is {ratio:.3f}, "
+            f"at most {LARGEST_HALF_RATIO} is right); use learner.dtype=fp32"
         )
 
 
@@ -275,8 +272,7 @@ def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
     ) as error:
         raise ModelError(
             f"a {config.model_type} cannot be computed by Lockstep ({type(error).__name__}: "
-            f"{first_line(error)}); "
-            f"{_INSTEAD}"
+            f"{first_line(error)}); {_INSTEAD}"
         ) from error
 
 

@@ -109,8 +109,7 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ROLE=NAME",
         help="names of a dump's columns, where they are none of a library: train, infer, ids, "
-        "mask, attention, "
-        "prompt_length, temperature, prompt",
+        "mask, attention, prompt_length, temperature, prompt",
     )
 
 

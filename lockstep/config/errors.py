@@ -119,9 +119,8 @@ def algorithm_sentence(given: Any) -> str:
     """Describes a missing or unknown `algorithm`."""
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
-        f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named "
-        "by its place, "
-        "file.py:Class or package.module:Class"
+        f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named by "
+        "its place, file.py:Class or package.module:Class"
     )
 
 

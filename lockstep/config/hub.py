@@ -191,8 +191,7 @@ def _require_model(name: HubName, files: Sequence[str]) -> None:
     if _ALONE not in files and _INDEX not in files:
         raise InputError(
             f"{name.text} has no {_ALONE} and no {_INDEX}; name a model with its weights in that "
-            "format (pickles are "
-            "not opened, and adapters must be merged into their model first)"
+            "format (pickles are not opened, and adapters must be merged into their model first)"
         )
 
 

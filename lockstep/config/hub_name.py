@@ -24,7 +24,8 @@ PINS = "hub.json"
 
 _NAME = re.compile(
     HUB
-    + r"(?P<rows>datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
+    + r"(?P<rows>datasets/)?(?P<repo>[\w.-]+/[\w.-]+)"
+    + r"(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
     r"(/(?P<file>.+))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -141,8 +141,7 @@ class LearnerSection(Computation):
     sync_every_pass: bool = Field(
         default=False,
         description="reduce gradients in every pass, not once per batch, until when each rank "
-        "holds all of them: less "
-        "memory, more traffic",
+        "holds all of them: less memory, more traffic",
     )
     lora: LoRA | None = Field(
         default=None, description="train only adapters of policy and critic; null: all weights"
@@ -233,8 +232,7 @@ class LearnerSection(Computation):
         if self.compile and self.parallel.tp > 1:
             raise ValueError(
                 "torch.compile cannot follow what tp cuts while the lengths of batches vary; "
-                "leave compile out, "
-                "or use parallel.dp and parallel.cp"
+                "leave compile out, or use parallel.dp and parallel.cp"
             )
 
     @rule
@@ -250,8 +248,7 @@ class LearnerSection(Computation):
         if self.rows_per_pass is not None and self.parallel.ranks > 1:
             raise ValueError(
                 "rows_per_pass fixes the order in which one process adds gradients up, and ranks "
-                "add theirs in "
-                "another; leave it out, or parallel"
+                "add theirs in another; leave it out, or parallel"
             )
 
 
@@ -311,9 +308,8 @@ class SamplerSection(Section):
     kv_cache_gib: PositiveFloat | None = Field(
         default=None,
         description="memory for keys and values of an engine's running sequences on each of its "
-        "devices, beyond which "
-        "others wait; null: torch takes what they need, vLLM 1 on a CPU and what the plan leaves "
-        "it on a GPU",
+        "devices, beyond which others wait; null: torch takes what they need, vLLM 1 "
+        "on a CPU and what the plan leaves it on a GPU",
     )
     replicas: PositiveInt = Field(
         default=1, description="engines that share the prompts, each in its own process"
@@ -328,9 +324,8 @@ class SamplerSection(Section):
     transfer: Literal["auto", "shared_memory", "process_group", "cuda_ipc"] = Field(
         default="auto",
         description="carrier of weights to an engine in another process; auto: within a GPU by "
-        "cuda_ipc if each "
-        "engine's GPUs are those of ranks, on one machine's CPUs by shared_memory, else by a "
-        "process_group",
+        "cuda_ipc if each engine's GPUs are those of ranks, on one machine's CPUs by "
+        "shared_memory, else by a process_group",
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
@@ -398,8 +393,7 @@ def _holds_weights(section: SamplerSection) -> SamplerSection:
     if section.is_server:
         raise ValueError(
             "a server takes no weights from here and answers in text, so backend: "
-            f"{section.backend} cannot be used "
-            f"for this; choose {' or '.join(list_engines())}"
+            f"{section.backend} cannot be used for this; choose {' or '.join(list_engines())}"
         )
     return section
 

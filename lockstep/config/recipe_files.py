@@ -52,9 +52,8 @@ def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
     close = get_close_matches(recipe, shipped, 1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise RecipeError(
-        f"{asker}there is no recipe {recipe}; {hint}give a name that `lockstep config` lists, or "
-        "a YAML "
-        "file, such as a run's recipe.yaml"
+        f"{asker}there is no recipe {recipe}; {hint}give a name that `lockstep config` lists, or a "
+        "YAML file, such as a run's recipe.yaml"
     )
 
 

@@ -63,8 +63,7 @@ class RunSection(Section):
         if not every or self.save_every % every:
             raise ValueError(
                 f"best.metric {self.best.metric} is known only where there is a validation, so "
-                "save_every = "
-                f"{self.save_every} must be a multiple of validate_every = {every}"
+                f"save_every = {self.save_every} must be a multiple of validate_every = {every}"
             )
 
 

@@ -192,8 +192,7 @@ class DataSection(QuestionSection):
     completion: str | None = Field(
         default=None,
         description="template of what SFT learns, or one field alone with a list of one message, "
-        "the assistant's; "
-        "null: {answer}, or with `messages` the assistant's last word",
+        "the assistant's; null: {answer}, or with `messages` the assistant's last word",
     )
     shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
 

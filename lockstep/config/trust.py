@@ -43,8 +43,7 @@ class UntrustedCode(InputError):
         """The error for these files of a folder."""
         return cls(
             f"{folder} computes its model type {model_type!r} by Python code of its own, which is "
-            "not run: "
-            f"{', '.join(map(describe_file, files))}; if you have read it and trust it: "
+            f"not run: {', '.join(map(describe_file, files))}; if you have read it and trust it: "
             f"{describe_trust(files)}"
         )
 
@@ -115,10 +114,8 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
     if unknown:
         raise InputError(
             f"{recipe}: {option} {reference} runs code with which you have not trained on this "
-            "machine: "
-            f"{', '.join(map(describe_file, unknown))}; a run may come from someone else, so read "
-            "it, and if you trust "
-            f"it: {describe_trust(unknown)}"
+            f"machine: {', '.join(map(describe_file, unknown))}; a run may come from someone else, "
+            f"so read it, and if you trust it: {describe_trust(unknown)}"
         )
     trust_content(files.values())
     guard(root)

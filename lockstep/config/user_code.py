@@ -39,8 +39,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
         if reference not in _OBJECTS:
             raise InputError(
                 f"{option} {reference} is a Python object of the program that trained; run that "
-                "program again, or name "
-                "code that lies in a file: file.py:name"
+                "program again, or name code that lies in a file: file.py:name"
             )
         return _OBJECTS[reference]
     if not place or not name:

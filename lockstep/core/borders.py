@@ -87,10 +87,9 @@ def require_responses(
         row = int(wrong_B.nonzero()[0])
         raise NotFiniteError(
             f"{whose} gave {int(made_B[row])} tokens in a sequence of {int(batch.lengths[row])} "
-            f"for row {row + 1} of "
-            f"{len(batch)}, whose prompt has {int(asked_B[row])} and whose response was to have 1 "
-            "to "
-            f"{sampling.max_tokens}; look at the engine's version and settings",
+            f"for row {row + 1} of {len(batch)}, whose prompt has {int(asked_B[row])} and whose "
+            f"response was to have 1 to {sampling.max_tokens}; look at the engine's version and "
+            "settings",
             batch,
         )
     require_logprobs(whose, batch, batch["sampler_logprob"])

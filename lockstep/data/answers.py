@@ -159,8 +159,7 @@ class AnswerEncoder:
             names = ", ".join(f"{name} ({count})" for name, count in sorted(unread.items()))
             note(
                 f"the chat template of {self._tokenizer.name_or_path} does not write all of an "
-                "answer; fields left "
-                f"out, and in how many of the first rows: {names}"
+                f"answer; fields left out, and in how many of the first rows: {names}"
             )
 
     def _find_unread(self, row: Row, answer: Message) -> Iterable[str]:
@@ -214,9 +213,8 @@ class AnswerEncoder:
         if cut is None or not whole.startswith(before[:cut]):
             raise ChatTemplateError(
                 "the tokenizer's chat template writes its prompt in another way once it is "
-                "answered, as where a prompt "
-                "opens a thought that the answer lacks; write the answer as the template would, "
-                "or use another template"
+                "answered, as where a prompt opens a thought that the answer lacks; write the "
+                "answer as the template would, or use another template"
             )
         return whole[cut:]
 

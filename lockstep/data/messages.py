@@ -121,8 +121,7 @@ def require_template(
         if _QUESTION not in text:
             note(
                 f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so "
-                "all prompts are "
-                "alike; use one that takes content as text"
+                "all prompts are alike; use one that takes content as text"
             )
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
@@ -172,8 +171,7 @@ def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
         if "**" in operators:
             raise InputError(
                 f"the chat template of {tokenizer.name_or_path} computes a power (**), which may "
-                "never end; write the "
-                "result in its place"
+                "never end; write the result in its place"
             )
 
 
@@ -182,8 +180,7 @@ def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
     if re.search(r"\|\s*random\b|\blipsum\b", str(tokenizer.chat_template)):
         raise InputError(
             f"the chat template of {tokenizer.name_or_path} draws at random, so a row would have "
-            "another prompt each "
-            "time; take that out of it"
+            "another prompt each time; take that out of it"
         )
 
 
@@ -260,8 +257,7 @@ def _apply(
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: "
-            f"{first_line(error)}); "
-            "copy the tokenizer's files again, or correct it"
+            f"{first_line(error)}); copy the tokenizer's files again, or correct it"
         ) from error
     except MemoryError as error:
         raise ChatTemplateError(

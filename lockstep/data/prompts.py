@@ -97,8 +97,7 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
     if is_chat(data) and tokenizer.chat_template is None:
         raise InputError(
             "data.chat and data.messages need a chat template, and the model's tokenizer has "
-            "none; use a model that "
-            "has one, or write the whole prompt in data.prompt"
+            "none; use a model that has one, or write the whole prompt in data.prompt"
         )
     if is_chat(data):
         messages.require_template(tokenizer, data.template_args)
@@ -180,8 +179,7 @@ def _render_prompt(
     except messages.ChatTemplateError as error:
         raise DataError(
             f"{where}: the tokenizer's chat template refuses its prompt ({error}); change "
-            "data.system_prompt or "
-            "data.prompt, or use a model with another template"
+            "data.system_prompt or data.prompt, or use a model with another template"
         ) from error
 
 
@@ -220,8 +218,7 @@ def token_ids(
         place, failure = _find_failure(tokenizer, texts, failure)
         raise DataError(
             f"{_begin(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text "
-            "that begins "
-            f"{texts[place][:40]!r} ({failure}); use another, or remove the row"
+            f"that begins {texts[place][:40]!r} ({failure}); use another, or remove the row"
         )
     opening = [tokenizer.bos_token_id] * 2
     if not add_special_tokens:

@@ -36,8 +36,7 @@ class RankedSection(Section):
     tree: bool = Field(
         default=False,
         description="instead of all these: rows are conversation trees of OpenAssistant; each "
-        "message with ranked "
-        "replies is a prompt",
+        "message with ranked replies is a prompt",
     )
     bad_rows: Literal["error", "skip"] = Field(
         default="error",

@@ -176,9 +176,8 @@ class Selection:
                 )
                 why = "" if first is None else f", the first of them: {first}"
                 raise DataError(
-                    f"{part.name}: none of its {part.size} rows can be used "
-                    f"({self.account}{why}); raise "
-                    "data.max_prompt_tokens, or correct the rows"
+                    f"{part.name}: none of its {part.size} rows can be used ({self.account}{why}); "
+                    "raise data.max_prompt_tokens, or correct the rows"
                 )
         return sizes
 

@@ -161,8 +161,7 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
         if name == "" or spec or conversion:
             raise InputError(
                 f"template {template!r}: only plain fields like {{question}} can be filled in; "
-                "write "
-                "braces as {{ and }}"
+                "write braces as {{ and }}"
             )
         parts.append((literal, name))
     return tuple(parts)
@@ -195,6 +194,7 @@ def as_written(value: Any) -> str:
         case list():
             return f"[{', '.join(map(as_written, value))}]"
         case dict():
-            return f"{{{', '.join(f'{as_written(key)}: {as_written(item)}' for key, item in value.items())}}}"
+            items = (f"{as_written(key)}: {as_written(item)}" for key, item in value.items())
+            return f"{{{', '.join(items)}}}"
         case _:
             return json.dumps(value, ensure_ascii=False)

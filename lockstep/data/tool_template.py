@@ -112,15 +112,13 @@ class ToolTemplate:
         )
         if not whole.startswith(self._opening) or not said.startswith(self._opening):
             raise InputError(
-                f"{whose} writes a prompt in another way once it is answered, and what was "
-                "sampled cannot be written "
-                "anew; use one that only appends"
+                f"{whose} writes a prompt in another way once it is answered, and what was sampled "
+                "cannot be written anew; use one that only appends"
             )
         if not set(self._stops) & set(
             token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
         ):
             raise InputError(
                 f"{whose} ends a call with none of the model's stop tokens, so results cannot "
-                "follow it; name the "
-                "token in eos_token_id of generation_config.json"
+                "follow it; name the token in eos_token_id of generation_config.json"
             )

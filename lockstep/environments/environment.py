@@ -277,12 +277,10 @@ def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools 
     if declares != (tool_format is not None):
         raise InputError(
             f"environment.class_name {name} declares tools; say how the model writes calls of "
-            "them, as "
-            "environment.tool_format=hermes"
+            "them, as environment.tool_format=hermes"
             if declares
-            else f"environment.tool_format is {tool_format}, but environment.class_name {name} "
-            "has no method tools, "
-            "which declares them"
+            else f"environment.tool_format is {tool_format}, but environment.class_name {name} has "
+            "no method tools, which declares them"
         )
     if tool_format is None:
         return None

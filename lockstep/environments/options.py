@@ -17,35 +17,30 @@ class EnvironmentSection(Section):
 
     class_name: LocalPath = Field(
         description="file.py:Class or package.module:Class, with reset(row, seed) and "
-        "step(response) → (observation, "
-        "reward, done)"
+        "step(response) → (observation, reward, done)"
     )
     stop: tuple[str, ...] = Field(
         default=(),
         description="tokens that end a turn, besides those that end a response, so that what the "
-        "environment says "
-        "follows them at once; each must be one token",
+        "environment says follows them at once; each must be one token",
     )
     tool_format: ToolFormat | None = Field(
         default=None,
         description="how the model writes calls of the tools that the class declares: hermes, "
-        "<tool_call>{…}"
-        "</tool_call> (Qwen, Hermes), or llama3_json, a response of JSON alone (Llama 3); null: "
-        "it declares none",
+        "<tool_call>{…}</tool_call> (Qwen, Hermes), or llama3_json, a response of "
+        "JSON alone (Llama 3); null: it declares none",
     )
     seed: Literal["group", "episode"] = Field(
         default="group",
         description="all responses to one prompt get the same seed, so that they are compared in "
-        "the same world; or "
-        "each its own",
+        "the same world; or each its own",
     )
     max_turns: PositiveInt = Field(
         default=8, description="responses of an episode; a longer one is truncated"
     )
     max_tokens: PositiveInt = Field(
         description="longest episode, observations included; it is truncated where no room is "
-        "left for a response of "
-        "sampling.max_tokens"
+        "left for a response of sampling.max_tokens"
     )
     pass_score: float | None = Field(
         default=None,

@@ -328,9 +328,8 @@ def _conclude(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) 
     unseen = [own for own in found if own.control is not None and not own.control["seen"]]
     for own in unseen:
         print_text(
-            f"the comparison is blind in {own.dtype}: one weight was moved by one unit in the "
-            "last place, and no token "
-            "differed; try more (--count)"
+            f"the comparison is blind in {own.dtype}: one weight was moved by one unit in the last "
+            "place, and no token differed; try more (--count)"
         )
     if read.level not in ("E2", "E3"):
         return exit_codes.BROKEN

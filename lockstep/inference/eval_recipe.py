@@ -88,15 +88,13 @@ class EvalRecipe(Recipe):
         if self.environment is not None and penalizing:
             raise ValueError(
                 f"{penalizing[0]}.presence_penalty and frequency_penalty count the tokens of one "
-                "response, and an "
-                "episode has several; leave them at 0 with an environment"
+                "response, and an episode has several; leave them at 0 with an environment"
             )
         for key, leaf in self.reward.leaves("reward") if self.reward is not None else ():
             if leaf.judge is not None and leaf.judge.path is None and leaf.judge.has_engine:
                 raise ValueError(
                     f"{key}.judge: null is a run's initial model, and here is none; set "
-                    f"{key}.judge.path, or name a "
-                    f"server by {key}.judge.sampler"
+                    f"{key}.judge.path, or name a server by {key}.judge.sampler"
                 )
         if self.sampling is not None and self.sampling.temperature == 0:
             raise ValueError(

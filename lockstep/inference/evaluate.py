@@ -1,8 +1,9 @@
 """`lockstep eval`: runs a resolved evaluation, into a folder with every response and the figures.
 
-    samples.jsonl   one response per line, as it was graded (`rollouts.evaluation.Sample`) and in which setting
+    samples.jsonl   one graded response per line, with its setting (`rollouts.evaluation.Sample`)
     results.json    figures with intervals, made of the samples alone
-    recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
+    recipe.yaml     every option
+    inputs.json, environment.json   digests of model and data, versions and machine
 
 Questions are answered in blocks, and a block is written when it is graded. A stopped evaluation
 resumes after the last complete one, with the same numbers, since random numbers are keyed by

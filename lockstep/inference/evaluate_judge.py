@@ -1,9 +1,10 @@
 """`lockstep eval` of a judge: judges ranked responses, into a folder with judgements and the
 agreement with people.
 
-    judgements.jsonl   one prompt per line: its responses, their ranks, and all of the judge's replies
+    judgements.jsonl   one prompt per line: its responses, their ranks, the judge's replies
     results.json       figures with intervals, made of the judgements alone
-    recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
+    recipe.yaml        every option
+    inputs.json, environment.json   digests of model and data, versions and machine
 
 Prompts are judged in blocks, and a block is written when it is judged; a stopped or killed
 evaluation resumes after the last complete one.
@@ -81,10 +82,8 @@ def _judge(
             with workers_of(recipe.cluster, recipe.learner, progress, sampler=sampler) as workers:
                 answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
                 scorer = score_judge(recipe.judge, answering, recipe.seed)
-                if recipe.pairs is None:
-                    comparer = None
-                else:
-                    comparer = pair_judge(recipe.pairs, recipe.judge, answering, recipe.seed)
+                pairs = recipe.pairs
+                comparer = pairs and pair_judge(pairs, recipe.judge, answering, recipe.seed)
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
                 _write(ranked, missing, log, (scorer, comparer), progress)

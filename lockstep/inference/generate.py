@@ -2,7 +2,8 @@
 
     generations.jsonl    one prompt per line, with its responses
     summary.json         their totals, once there are all
-    recipe.yaml, inputs.json, environment.json   every option, digests of model and data, versions and machine
+    recipe.yaml   every option
+    inputs.json, environment.json   digests of model and data, versions and machine
 
 Prompts are cut into fixed blocks. A block goes to one sampler whole, and blocks are written whole
 and in order; so responses do not depend on how many samplers there are, and a killed run resumes
@@ -92,9 +93,8 @@ def _make(
                 progress.total(
                     count,
                     f"{count} prompts ({prompts.selection.account}) → "
-                    f"{count * recipe.num_generations} responses, in "
-                    f"blocks of {size} prompts, by {recipe.sampler.replicas} × "
-                    f"{recipe.sampler.backend}",
+                    f"{count * recipe.num_generations} responses, in blocks of {size} prompts, by "
+                    f"{recipe.sampler.replicas} × {recipe.sampler.backend}",
                     unit="prompts",
                 )
                 _answer(recipe, source, samplers, prompts, missing, log, progress)
@@ -169,8 +169,7 @@ def _format_summary(summary: Path) -> str:
     numbers = json.loads(summary.read_text(encoding="utf-8"))
     return (
         f"{numbers['prompts']} prompts, {numbers['responses']} responses "
-        f"({numbers['unfinished_responses']} cut off by "
-        f"their length), {numbers['tokens']} tokens"
+        f"({numbers['unfinished_responses']} cut off by their length), {numbers['tokens']} tokens"
     )
 
 

@@ -49,8 +49,7 @@ class GenerateRecipe(Recipe):
     logprobs: bool = Field(
         default=False,
         description="write the log-probability of each sampled token under the distribution that "
-        "it was sampled from, "
-        "after temperature, top_k and top_p",
+        "it was sampled from, after temperature, top_k and top_p",
     )
     sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
@@ -92,9 +91,8 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
     if environment is not None and environment["tool_format"] is not None:
         raise RecipeError(
             f"the run was trained with the tools of {environment['class_name']}, which generate "
-            "neither puts into its "
-            "prompts nor calls; say lockstep eval, which plays its episodes, or give the model in "
-            "its final/"
+            "neither puts into its prompts nor calls; say lockstep eval, which plays its "
+            "episodes, or give the model in its final/"
         )
     sampling = tree.get("sampling") or room
     if sampling is None:

@@ -98,8 +98,7 @@ class Reader:
         if self.chat and self.tokenizer.chat_template is None:
             raise InputError(
                 f"{self.section}.chat is on, but the tokenizer of the model that is asked has no "
-                "chat template; set "
-                f"{self.section}.chat=false, or ask a model that has one"
+                f"chat template; set {self.section}.chat=false, or ask a model that has one"
             )
         if self.chat:
             messages.require_template(self.tokenizer, self.template_args, self.section)

@@ -215,8 +215,7 @@ class Judge(Generic[V]):
         raise JudgeError(
             f"{causes.total()} of {total} judgements have no verdict ({counts}), more than "
             f"{self.section}.max_no_verdict_rate={limit:g} allows; {_example(judged)}look at the "
-            "template, at "
-            f"{self.section}.sampling.max_tokens and at the judge, or raise the limit"
+            f"template, at {self.section}.sampling.max_tokens and at the judge, or raise the limit"
         )
 
 

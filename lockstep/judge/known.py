@@ -36,8 +36,7 @@ def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
         if not low <= score <= high:
             raise DataError(
                 f"{where}: score is {shorten(str(row['score']))}, but the judge's scores go from "
-                f"{low:g} to {high:g}; "
-                "correct the row"
+                f"{low:g} to {high:g}; correct the row"
             )
         found.append(Known(response_case(_question(row), row["response"], ("known", place)), score))
     return found

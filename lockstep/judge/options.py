@@ -57,8 +57,7 @@ class AskedSection(Section):
     overlong_judge_prompts: Literal["drop", "truncate_response"] = Field(
         default="drop",
         description="what to do with them: no verdict, or show the judge only as much of the "
-        "response as fits, if that "
-        "is at least half of it; both are counted",
+        "response as fits, if that is at least half of it; both are counted",
     )
     unfinished_judgements: Literal["no_verdict", "read"] = Field(
         default="no_verdict", description="what becomes of a reply that sampling.max_tokens cut off"
@@ -128,8 +127,7 @@ class AskedSection(Section):
         if self.template_args and (served or not self.chat):
             raise ValueError(
                 "template_args are of a chat template that this program applies; set chat: true, "
-                "and leave them out if "
-                "a server judges"
+                "and leave them out if a server judges"
             )
 
 
@@ -197,8 +195,7 @@ class MetaJudgeSection(AskedSection, ComparisonSection):
     battles: Literal["order_consistency", "position"] = Field(
         default="order_consistency",
         description="each two judgements are shown in both orders; a win counts if both agree, or "
-        "weighs less in the "
-        "place that wins more often",
+        "weighs less in the place that wins more often",
     )
     max_judgement_tokens: PositiveInt | None = Field(
         default=None, description="a judgement that is longer is not preferred; null: any may be"

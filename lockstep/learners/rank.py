@@ -143,8 +143,7 @@ class RankLearner(SendsWeights):
         if not self._has_gathered:
             raise InputError(
                 "optim_step: no gradient has been gathered since the step before; call "
-                "forward_backward(batch, loss) "
-                "first"
+                "forward_backward(batch, loss) first"
             )
         self._has_gathered = False
         self._host.reload()

@@ -76,9 +76,8 @@ def find_denominator(loss: Loss) -> Denominator:
         else:
             found = f"has the denominator {named!r}"
         raise InputError(
-            f"loss {type(loss).__name__} {found}; it says by the count of what the learner "
-            "divides the sum, so give it "
-            f"one of: {', '.join(get_args(Denominator))}"
+            f"loss {type(loss).__name__} {found}; it says by the count of what the learner divides "
+            f"the sum, so give it one of: {', '.join(get_args(Denominator))}"
         )
     return named
 
@@ -115,8 +114,7 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
         if not isinstance(value, Reduction):
             raise InputError(
                 f"{name}: its metric {metric} is a {type(value).__name__}; say how parts of a "
-                "batch are merged, such "
-                "as lockstep.losses.Mean(total, count)"
+                "batch are merged, such as lockstep.losses.Mean(total, count)"
             )
     return total, metrics
 

@@ -58,8 +58,7 @@ def keep_fp32() -> str:
     if os.environ.get(_OVERRIDE) == "1":
         raise InputError(
             f"{_OVERRIDE}=1 makes CUDA compute fp32 products in TF32, with 10 bits of 23; unset "
-            "it, or use "
-            "learner.dtype=bf16 for speed"
+            "it, or use learner.dtype=bf16 for speed"
         )
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

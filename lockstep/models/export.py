@@ -105,8 +105,7 @@ def assemble(
         wrong = str(error).split("\n")[1:2] or [first_line(error)]
         raise InputError(
             f"{folder} cannot be written: the policy's weights are not of the shapes that "
-            f"{frame}/config.json asks for "
-            f"({wrong[0].strip()}); take another checkpoint"
+            f"{frame}/config.json asks for ({wrong[0].strip()}); take another checkpoint"
         ) from error
     model.tie_weights()
     absent = sorted(name for name, tensor in model.state_dict().items() if tensor.is_meta)

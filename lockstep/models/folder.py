@@ -142,8 +142,7 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
             method = None
         raise ModelError(
             f"{source}: its weights are quantized ({method or 'quantization_config'}), and "
-            "training starts from fp32, "
-            "bf16 or fp16; take the model that was quantized"
+            "training starts from fp32, bf16 or fp16; take the model that was quantized"
         )
     fault = find_fault(fields)
     if fault is not None:
@@ -168,8 +167,7 @@ def require_classifier(folder: str | os.PathLike[str]) -> None:
     if not has_classifier(kind):
         raise ModelError(
             f"{folder}: transformers has no sequence classifier for {kind}, as which a reward "
-            "model is written; begin "
-            "with a model of another type"
+            "model is written; begin with a model of another type"
         )
 
 

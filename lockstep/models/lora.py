@@ -79,9 +79,8 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
         named = [module for name, module in linear.items() if _has_ending(name, ending)]
         if not named or not within.issuperset(named):
             raise InputError(
-                "learner.lora.target_modules: no linear maps of the layers, and only of them, "
-                f"are called {ending}; "
-                f"there are: {', '.join(there)}"
+                "learner.lora.target_modules: no linear maps of the layers, and only of them, are "
+                f"called {ending}; there are: {', '.join(there)}"
             )
     return endings
 

@@ -40,7 +40,8 @@ _HIDDEN_UNIT_FIELDS = (
 )
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts")
 _HEAD_FIELDS = (
-    "num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads",
+    "num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads",
+    "mamba_n_heads",
     "linear_num_heads", "mamba_num_heads", "mamba_d_ssm", "num_heads",
 )  # fmt: skip
 _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")

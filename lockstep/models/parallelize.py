@@ -65,8 +65,7 @@ def require_divisible(
     if parallel is None:
         raise InputError(
             f"{layout_key}.tp is {tp}, but a {config.model_type} has no plan for that; use dp and "
-            "cp, "
-            f"or a model of these families: {list_tensor_parallel()}"
+            f"cp, or a model of these families: {list_tensor_parallel()}"
         )
     fields = config.get_text_config().to_dict()
     for name in parallel.divided_fields:

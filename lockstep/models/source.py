@@ -79,8 +79,7 @@ class ModelSource:
         if tokens > self.context:
             raise InputError(
                 f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} "
-                "reads at most "
-                f"{self.context}; lower one of the options"
+                f"reads at most {self.context}; lower one of the options"
             )
 
 
@@ -165,9 +164,8 @@ def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
     name, stop = source.tokenizer.convert_ids_to_tokens([end, source.stop_token_ids[0]])
     return (
         f"the chat template in {source.folder} ends a turn with {name}, at which the model does "
-        "not stop; it continues "
-        f"to {stop}, which SFT learns instead; to stop there, add {end} to eos_token_id of "
-        "generation_config.json"
+        f"not stop; it continues to {stop}, which SFT learns instead; to stop there, add {end} to "
+        "eos_token_id of generation_config.json"
     )
 
 
@@ -181,8 +179,7 @@ def own_folder(section: ModelFolder, source: ModelSource) -> str:
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
         raise InputError(
             f"the model in {folder} reads other tokens than the policy in {source.folder}; train "
-            "it from a model with "
-            "the same tokenizer"
+            "it from a model with the same tokenizer"
         )
     return str(folder)
 
@@ -211,6 +208,5 @@ def _require_embeddings(
         token = f"{largest} ({tokenizer.decode([largest])!r})"
         raise InputError(
             f"the tokenizer in {folder} makes token {token}, but the model has embeddings for "
-            f"{rows} tokens; bring the "
-            "tokenizer that belongs to the model"
+            f"{rows} tokens; bring the tokenizer that belongs to the model"
         )

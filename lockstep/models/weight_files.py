@@ -81,8 +81,7 @@ def check_weights(
             if name in stored:
                 raise ModelError(
                     f"{stored[name].file} and {file} both hold {name}, and only one of them can "
-                    "count; copy or "
-                    "download the folder again"
+                    "count; copy or download the folder again"
                 )
             stored[name] = there
     named = _Names(model, wanted)
@@ -97,14 +96,12 @@ def check_weights(
         elif there.type not in _TYPES and any(own[target].is_floating_point() for target in known):
             raise ModelError(
                 f"{there.file}: {name} is of type {there.type}; weights must be fp32, bf16 or "
-                "fp16, so take the model "
-                "as it was before it was quantized"
+                "fp16, so take the model as it was before it was quantized"
             )
         elif targets == [name] and wanted[name] != there.shape:
             raise ModelError(
                 f"{there.file}: {name} has shape {there.shape}, but config.json asks for "
-                f"{wanted[name]}; weights and "
-                "configuration are of two models"
+                f"{wanted[name]}; weights and configuration are of two models"
             )
     _require_all(path, model, wanted.keys() - found, unknown, headless)
 
@@ -165,8 +162,7 @@ def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
         what = "NaN" if math.isnan(low) else "infinite numbers"
         raise ModelError(
             f"{source}: {name} holds {what}; the training that wrote it broke, or the file did: "
-            "take an earlier "
-            "checkpoint, or copy or download it again"
+            "take an earlier checkpoint, or copy or download it again"
         )
 
 
@@ -206,8 +202,7 @@ def weight_files(folder: Path) -> list[Path]:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ModelError(
             f"{folder} has its weights as pickles only, which may run code when they are opened; "
-            "save the model again "
-            "with transformers, which writes safetensors"
+            "save the model again with transformers, which writes safetensors"
         )
     names = ", ".join(file.name for file in missing) or "those its index should name"
     raise ModelError(f"{folder} has no weights: {names} missing; copy or download the folder again")

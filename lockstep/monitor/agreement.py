@@ -343,8 +343,7 @@ class Agreement:
         if self._promise.stops:
             raise Disagreement(
                 f"{sentence}; nothing of this step was trained on; find the place with "
-                f"`{self._promise.command}`, or "
-                "continue with agreement.on_breach=warn",
+                f"`{self._promise.command}`, or continue with agreement.on_breach=warn",
                 metrics,
             )
         if not self.state.broken:
@@ -357,15 +356,13 @@ class Agreement:
         """Raises, or notes once, if a token differs although both sides are exact."""
         sentence = (
             f"step {step}: {now.mismatches} of {now.tokens:.0f} tokens have another "
-            "log-probability where they were "
-            f"sampled than where they are trained, by up to {now.largest:.2g} nats, although both "
-            "sides are exact"
+            "log-probability where they were sampled than where they are trained, by up to "
+            f"{now.largest:.2g} nats, although both sides are exact"
         )
         if self._promise.stops_inexact:
             raise Disagreement(
                 f"{sentence}; nothing of this step was trained on; find the place with "
-                f"`{self._promise.command}`, or "
-                "continue with agreement.exact=true",
+                f"`{self._promise.command}`, or continue with agreement.exact=true",
                 metrics,
             )
         if not self.state.total.mismatches:
@@ -383,8 +380,7 @@ def _figures(over: Tally, overall: bool, bound: float) -> str:
         unknown = ""
     return (
         f"mean e^|Δ| is {over.mean:.6g} over {over.tokens:.0f} tokens {where}, {unknown}and the "
-        f"bound is {bound:g} "
-        "(agreement.max_mult_prob_error)"
+        f"bound is {bound:g} (agreement.max_mult_prob_error)"
     )
 
 

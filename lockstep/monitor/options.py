@@ -40,9 +40,8 @@ class AgreementSection(Section):
     exact: bool | Literal["require"] = Field(
         default=True,
         description="sample and train by kernels that give a token the same log-probability to "
-        "the bit; true: where "
-        "that is possible; require: refuse the recipe where it is not, and stop at a token that "
-        "differs",
+        "the bit; true: where that is possible; require: refuse the recipe where it "
+        "is not, and stop at a token that differs",
     )
     on_breach: Literal["stop", "warn"] = Field(
         default="stop",

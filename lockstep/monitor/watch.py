@@ -52,16 +52,13 @@ _SURE = 1e-3  # a mean of 1 − p below which a ratio says nothing
 
 _MEANING: Mapping[Outcome, str] = {
     "decode": "the sampler agrees when it reads the same tokens, so its weights are right, and "
-    "its decoding or a cache "
-    "is wrong",
+    "its decoding or a cache is wrong",
     "refit": (
         "the sampler agrees once the same weights were sent again, so a refit did not take effect"
     ),
     "weights": "neither reading nor sending the same weights again helps, and sequences of the "
-    "first steps disagree as "
-    "well, so with these weights the two compute differently: a tensor that no refit reaches, or "
-    "a precision that no "
-    "longer suffices",
+    "first steps disagree as well, so with these weights the two compute differently: "
+    "a tensor that no refit reaches, or a precision that no longer suffices",
     "text": "neither reading nor sending the same weights again helps, but sequences of the first "
     "steps agree as ever, "
     "so what is sampled has become harder to agree on, longer or less certain",
@@ -149,11 +146,10 @@ class Evidence:
 
     def __str__(self) -> str:
         return (
-            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when "
-            "it reads, "
-            f"{1 + self.resent:.4f} once the weights were sent again, {1 + self.kept_now:.4f} "
-            "after "
-            f"{1 + self.kept_then:.4f} on sequences of the first steps)"
+            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when it "
+            f"reads, {1 + self.resent:.4f} once the weights were sent again, "
+            f"{1 + self.kept_now:.4f} after {1 + self.kept_then:.4f} on sequences of the first "
+            "steps)"
         )
 
 
@@ -281,10 +277,8 @@ class Watch:
 def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
     return (
         f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, and was "
-        f"{1 + drift.mean:.4f} in the first "
-        f"{test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most "
-        f"{test.false_alarm_rate:.1%} of healthy "
-        "runs see this alarm)"
+        f"{1 + drift.mean:.4f} in the first {test.baseline_steps} steps (e-value "
+        f"{drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy runs see this alarm)"
     )
 
 

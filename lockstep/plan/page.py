@@ -80,8 +80,7 @@ def _model(search: Search, name: str, gpus: int) -> str:
         (
             "model",
             f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, "
-            "vocabulary "
-            f"{sizes.vocabulary:,}"
+            f"vocabulary {sizes.vocabulary:,}"
             + (
                 f"; {sizes.adapters:,} more in adapters, which alone learn"
                 if sizes.adapters

@@ -68,8 +68,7 @@ class AgreementSummary:
         largest = f"{self.largest:.1e}" if self.largest else "0"
         return (
             f"{self.word}: {self.tokens:,} tokens compared, largest |Δ log-prob| {largest}, mean "
-            "e^|Δ| at "
-            f"most {self.highest:.6f}, bound {self.bound:g}{steps}"
+            f"e^|Δ| at most {self.highest:.6f}, bound {self.bound:g}{steps}"
         )
 
 

@@ -140,11 +140,9 @@ def _describe_equal(window: Sequence[Row]) -> str:
     if len(extremes) < 2 * _EQUAL_STEPS or extremes[0] is None or len(set(extremes)) > 1:
         return ""
     return (
-        f"every reward of {_EQUAL_STEPS} steps was {extremes[0]:g}, and from equal rewards "
-        "nothing is learned; read "
-        "samples.jsonl, and see whether the reward, data.answer, reward.marker or "
-        "sampling.max_tokens is wrong, or the "
-        "task is too hard or too easy for this model"
+        f"every reward of {_EQUAL_STEPS} steps was {extremes[0]:g}, and from equal rewards nothing "
+        "is learned; read samples.jsonl, and see whether the reward, data.answer, reward.marker "
+        "or sampling.max_tokens is wrong, or the task is too hard or too easy for this model"
     )
 
 
@@ -181,13 +179,10 @@ def _describe_quitting(window: Sequence[Row]) -> str:
     ):  # as where longer thoughts pay, and those that are cut off are wrong
         return ""
     return (
-        f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while "
-        "the reward rose, and "
-        f"they earn {paid:.3g} on average, others {earned:.3g}, and the worst {least:.3g}: the "
-        "policy may be learning "
-        "to be cut off; set what such a response is worth by reward.cut_off, or by cut_off_reward "
-        "of the environment's "
-        "class"
+        f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while the "
+        f"reward rose, and they earn {paid:.3g} on average, others {earned:.3g}, and the worst "
+        f"{least:.3g}: the policy may be learning to be cut off; set what such a response is worth "
+        "by reward.cut_off, or by cut_off_reward of the environment's class"
     )
 
 
@@ -207,10 +202,8 @@ def _describe_excess(window: Sequence[Row]) -> str:
         return ""
     return (
         f"the sampled reward of {len(window)} steps is {reward:.3g} on average, above {best:.3g}, "
-        "which the task "
-        "declares for its best policy, and by more than chance: the policy earns reward in a way "
-        "that the task does "
-        "not mean"
+        "which the task declares for its best policy, and by more than chance: the policy earns "
+        "reward in a way that the task does not mean"
     )
 
 
@@ -242,8 +235,7 @@ _RULES = (
         lambda row: row["agreement/mismatches"] > 0,
         lambda row: (
             f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than "
-            "trained, although "
-            "both sides are exact"
+            "trained, although both sides are exact"
         ),
     ),
     _each(

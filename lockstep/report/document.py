@@ -17,7 +17,8 @@ from importlib.resources import files
 from typing import BinaryIO
 
 _SCRIPTS = (
-    "data.js", "dom.js", "colours.js", "state.js", "chart.js", "curves.js", "time.js", "table.js", "tokens.js",
+    "data.js", "dom.js", "colours.js", "state.js", "chart.js", "curves.js", "time.js", "table.js",
+    "tokens.js",
     "samples.js", "heldout.js", "recipe.js", "sweep.js", "main.js",
 )  # fmt: skip
 """Our scripts in order. They see each other's names, as all plain scripts of a page do."""

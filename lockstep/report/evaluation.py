@@ -205,6 +205,5 @@ def _warning(way: tuple[str, JudgingWay]) -> str:
         most = "most have no verdict"
     return (
         f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in "
-        f"{JUDGEMENTS}, at the "
-        "template and at the limits on tokens"
+        f"{JUDGEMENTS}, at the template and at the limits on tokens"
     )

@@ -1,7 +1,9 @@
 """The logs of a run: JSON lines, a step first in each.
 
-    metrics.jsonl   {"step": 3, "train/reward": 0.41, …}; a step may have several lines, training's and validation's
-    timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; apart, so that equal runs have equal metrics; work in
+    metrics.jsonl   {"step": 3, "train/reward": 0.41, …}; training and validation have
+                    lines of their own
+    timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; a separate file, so that equal
+                    runs have equal metrics; work in
                     the background begins with `beside/`, and is no part of the time of the step
     samples.jsonl   {"step": 3, "prompt": …}, several per step
 

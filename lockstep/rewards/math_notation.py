@@ -18,9 +18,11 @@ _SIGNS = str.maketrans(
         **{0xFF01 + place: chr(0x21 + place) for place in range(94)},  # those of full width
         **dict.fromkeys("\u2212\ufe63\u2010\u2011\u2013", "-"),
         **dict.fromkeys("\u200b\u200e\u2060\ufeff", ""),
-        "√": "sqrt", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ", "、": ",",
+        "√": "sqrt", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ",
+        "、": ",",
         "≠": r"\ne ", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-        "∞": r"\infty ", "°": r"^\circ ", "π": r"\pi ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+        "∞": r"\infty ", "°": r"^\circ ", "π": r"\pi ", "½": r"\frac{1}{2}",
+        "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     }
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
@@ -67,10 +69,8 @@ _ONLY_TEXT = re.compile(rf"\s*{_TEXT}\s*\{{([^{{}}]*)\}}\s*")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:\s*/\s*\d+)?"
 _UNITS = _split(
     "mm cm dm km ft in yd mi kg mg ug lb lbs oz ml mL cl dl gal hr hrs min mins sec secs ms ns "
-    "kph mph "
-    "kmh Hz kHz kW kWh am pm AM PM KB MB GB TB kB px pt pts qt cc sq cu rs Rs st nd rd th m/s "
-    "km/h mi/h "
-    "ft/s m/min cal kcal kJ kPa kN"
+    "kph mph kmh Hz kHz kW kWh am pm AM PM KB MB GB TB kB px pt pts qt cc sq cu rs Rs st nd rd th "
+    "m/s km/h mi/h ft/s m/min cal kcal kJ kPa kN"
 )
 _SCALES = "dozen|hundred|thousand|lakh|million|crore|billion|trillion"
 _ORDINALS = "third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|millionth"
@@ -85,13 +85,11 @@ _RANGE = re.compile(r"\d+(?:\.\d+)?%?-\d+(?:\.\d+)?%?")
 _LETTERS = _split("m g s h l L")
 _FUNCTIONS = _split(
     "sqrt sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp pi and or inf "
-    "infinity "
-    "percent pct percentage max min gcd lcm mod det"
+    "infinity percent pct percentage max min gcd lcm mod det"
 )
 _WORDS = _split(
     "yes no none the one two six ten all not any odd his her for per is it of to an by if at as "
-    "be we so he "
-    "she they was are but out has had you"
+    "be we so he she they was are but out has had you"
 )
 _COMMAND = re.compile(r"\\begin\{[a-z]+\*?\}(?:\{[^{}]*\})?|\\end\{[a-z]+\*?\}|\\[A-Za-z]+")
 _LETTER_RUN = re.compile(r"[A-Za-z]{2,}")

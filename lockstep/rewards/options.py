@@ -57,8 +57,7 @@ class CodeSection(Section):
     url: Annotated[str, AfterValidator(partial(require_address, example=_CODE))] | None = Field(
         default=None,
         description="a server that runs programs by SandboxFusion's protocol, such as "
-        "http://localhost:8080/run_code; "
-        "null: this machine",
+        "http://localhost:8080/run_code; null: this machine",
     )
 
     @rule
@@ -101,9 +100,8 @@ class RewardJudge(JudgeSection):
     path: ModelPath | None = Field(
         default=None,
         description="folder of the model that judges, or hf:owner/name; null: the run's initial "
-        "model, which is not "
-        "trained along, or, where a server judges, no folder with its tokenizer, so that lengths "
-        "are not known",
+        "model, which is not trained along, or, where a server judges, no folder with "
+        "its tokenizer, so that lengths are not known",
     )
 
     @property
@@ -149,11 +147,9 @@ class SingleReward(Section):
     type: Literal["math", "instructions", "code", "python", "server", "judge", "by_row", "sum"] = (
         Field(
             description="`math`: right or wrong by math-verify; `instructions`: the share that is "
-            "followed; `code`: the "
-            "share of tests that its program passes; `python`: your function; `server`: your "
-            "server; `judge`: a language "
-            "model's score; `by_row`: each row names one of these; `sum`: several of these, "
-            "weighted"
+            "followed; `code`: the share of tests that its program passes; `python`: "
+            "your function; `server`: your server; `judge`: a language model's score; "
+            "`by_row`: each row names one of these; `sum`: several of these, weighted"
         )
     )
     marker: str | None = Field(
@@ -186,8 +182,7 @@ class SingleReward(Section):
     verifier: str | None = Field(
         default=None,
         description="by_row: the field that names the row's verifier, one of those that this "
-        "section sets up; or "
-        "`none`, or, where a recipe has a judge, `judge`",
+        "section sets up; or `none`, or, where a recipe has a judge, `judge`",
     )
 
     @property
@@ -236,14 +231,12 @@ class RewardSection(SingleReward):
     pass_score: float | None = Field(
         default=None,
         description="python, server, judge, sum: a response passes with this reward or more, for "
-        "pass@k; null: no "
-        "pass@k",
+        "pass@k; null: no pass@k",
     )
     cut_off: float | Literal["as_is"] | None = Field(
         default=None,
         description="the reward of a response that a limit cuts off: a number, or `as_is`, the "
-        "score of its text, for "
-        "tasks that always fill their limit; null: as as_is",
+        "score of its text, for tasks that always fill their limit; null: as as_is",
     )
     parts: dict[str, RewardPart] | None = Field(
         default=None,

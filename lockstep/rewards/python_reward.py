@@ -127,8 +127,7 @@ class PythonReward:
         except ChildHangs:
             raise RewardError(
                 f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return "
-                "None for what takes "
-                f"long, or raise {self.option}.timeout_s"
+                f"None for what takes long, or raise {self.option}.timeout_s"
             ) from None
         except ChildDied as error:
             if error.may_pass:

@@ -92,8 +92,7 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     if is_foreign or (given[1:2] == ("completions",) and not batch):
         raise InputError(
             f"{named} takes {signature} as functions of another library do, but is called with "
-            f"({', '.join(names)}); "
-            "wrap it: docs/guides/rewards.md"
+            f"({', '.join(names)}); wrap it: docs/guides/rewards.md"
         )
     try:
         signature.bind(*names)

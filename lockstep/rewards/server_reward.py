@@ -1,6 +1,7 @@
 """Rewards by a server of the user's, which is asked in JSON.
 
-    POST {"prompts": […], "responses": […], "answers": […], "rows": […]}  →  {"rewards": [1.0, null, …]}
+    POST {"prompts": […], "responses": […], "answers": […], "rows": […]}
+    →    {"rewards": [1.0, null, …]}
 
 The lists have the same length; null is no verdict.
 """
@@ -92,7 +93,6 @@ class ServerReward:
         if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
             raise RewardError(
                 f"{prompt.id}: {self.option} {self.section.url} gives {reward}; let it give a "
-                "finite number, or null "
-                "for no verdict"
+                "finite number, or null for no verdict"
             )
         return reward

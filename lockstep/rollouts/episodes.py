@@ -9,139 +9,50 @@ verdict; it is counted, and named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lockstep.config import user_code
 from lockstep.config.trust import name_code
-from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt, Request, SamplingParams
-from lockstep.data.thoughts import opening_mark
 from lockstep.environments import environment
 from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import Schema
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.rollouts.episode_record import (
+    UNKNOWN,
+    Episode,
+    Observation,
+    begin_episode,
+    count_calls,
+    make_batch,
+    make_part_columns,
+)
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.system.background import run_in_background, wait_for_all
 
 _ENDING_S = 5.0  # seconds for threads to notice that their processes were killed
 
-PART = "reward/"
-"""Prefix of the columns with the parts of a summed reward."""
-_UNKNOWN = float("nan")
-
-Observation = str | Sequence[Mapping[str, str]]
-"""The text that the policy reads next, or the messages of the tools that it called."""
 
 Observed = Callable[[Observation, int], Sequence[int]]
 """Converts an observation, and the token that ended the turn before it, to tokens."""
+
+_Ask = Callable[[Child, Sequence[Episode]], None]
+"""Asks a process for the answers to its episodes, and applies them."""
 
 
 class EnvironmentFault(InputError):
     """An environment that cannot be created, or fails too often; the message says which, and
     how.
     """
-
-
-@dataclass
-class _Episode:
-    """One episode: its tokens so far in pieces, its responses and observations."""
-
-    number: int
-    prompt: Prompt
-    request: Request
-    seed: int
-    tokens: list[Tensor]
-    mask: list[Tensor]
-    logprobs: list[Tensor]
-    said: list[str] = field(default_factory=list)
-    heard: list[Observation] = field(default_factory=list)
-    reward: float | None = 0.0
-    lowest: float = 0.0
-    truncated: bool = False
-    ended: bool = False
-    done: bool = False
-    fault: str | None = None
-    tool_calls: int = 0
-    malformed_calls: int = 0
-    parts: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def cut_off(self) -> bool:
-        """True if a limit ended it before its environment did."""
-        return self.truncated and not self.done
-
-    @property
-    def length(self) -> int:
-        """Number of tokens so far."""
-        return sum(map(len, self.tokens))
-
-    @property
-    def move(self) -> dict[str, Any]:
-        """The message to the environment's process."""
-        content = {
-            "row": dict(self.prompt.row),
-            "seed": self.seed,
-            "said": self.said,
-            "heard": self.heard,
-        }
-        return {"episode": self.number, "opened": opening_mark(self.prompt.text), **content}
-
-    def next_request(self) -> Request:
-        """The request for the next turn; each turn has random numbers of its own."""
-        turn = len(self.said)
-        if turn:
-            key = keyed.key(self.request.key, "turn", turn)
-        else:
-            key = self.request.key
-        return Request(tuple(torch.cat(self.tokens).tolist()), key, continues=True)
-
-    def append(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
-        """Appends a response with its log-probabilities, or an observation."""
-        self.tokens.append(tokens_T)
-        self.mask.append(torch.full(tokens_T.shape, logprob_T is not None))
-        self.logprobs.append(torch.zeros(tokens_T.shape) if logprob_T is None else logprob_T)
-
-    def take_reply(self, reply: dict[str, Any]) -> None:
-        """Applies the reply of the environment's process."""
-        if "wrong" in reply:
-            self.fail(reply["wrong"])
-            return
-        self.heard.append(reply["observation"])
-        self.tool_calls += reply["calls"]
-        self.malformed_calls += reply["malformed"]
-        for name, part in reply["parts"].items():
-            self.parts[name] = self.parts.get(name, 0.0) + (_UNKNOWN if part is None else part)
-        reward: float | None = reply["reward"]
-        if self.reward is None or reward is None:
-            self.reward = None
-        else:
-            self.reward = self.reward + reward
-        self.lowest = min(self.lowest, reward or 0.0)
-        try:
-            user_code.read_reward(self.reward)
-        except ValueError:
-            self.fail(f"gave rewards that add up to {self.reward:g}, which 32 bits do not hold")
-        self.done = reply["done"]
-        self.ended |= self.done
-
-    def fail(self, why: str) -> None:
-        self.fault = why
-        self.ended = True
-        self.reward = None
-
-
-_Ask = Callable[[Child, Sequence[_Episode]], None]
-"""Asks a process for the answers to its episodes, and applies them."""
 
 
 class Episodes:
@@ -257,7 +168,7 @@ class Episodes:
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self._stops))
         sharing = group_size if self._section.shares_seed else 1
         episodes = [
-            _begin_episode(number, prompt, request, requests[number - number % sharing].key)
+            begin_episode(number, prompt, request, requests[number - number % sharing].key)
             for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
         ]
         versions = self._turns(episodes, engine, sampling)
@@ -266,30 +177,29 @@ class Episodes:
         negative = next((episode for episode in episodes if episode.lowest < 0), None)
         if negative is not None and not self.is_declared:
             self._negative = (
-                f"{negative.prompt.id}: environment.class_name {self._section.class_name} "
-                "returned the reward "
-                f"{negative.lowest:g}"
+                f"{negative.prompt.id}: environment.class_name {self._section.class_name} returned "
+                f"the reward {negative.lowest:g}"
             )
-        batch = _batch(
+        batch = make_batch(
             episodes, versions, sampling, [self._final_reward(episode) for episode in episodes]
         )
-        counts = _count_calls(episodes) if self.tools else {}
-        return batch.with_columns(sample=counts | _part_columns(episodes))
+        counts = count_calls(episodes) if self.tools else {}
+        return batch.with_columns(sample=counts | make_part_columns(episodes))
 
-    def _final_reward(self, episode: _Episode) -> float:
+    def _final_reward(self, episode: Episode) -> float:
         """The reward of an episode; NaN: no verdict."""
         reward = episode.reward
         replaced = episode.cut_off and not self.keeps_rewards
         if reward is None:
-            return _UNKNOWN
+            return UNKNOWN
         if not replaced:
             return reward
         if self.cut_off_reward is None:
-            return _UNKNOWN
+            return UNKNOWN
         return float(self.cut_off_reward)
 
     def _turns(
-        self, episodes: Sequence[_Episode], engine: SamplerSession, sampling: SamplingParams
+        self, episodes: Sequence[Episode], engine: SamplerSession, sampling: SamplingParams
     ) -> Tensor:
         """Runs turns until all episodes have ended.
 
@@ -311,7 +221,7 @@ class Episodes:
 
     def _turn(
         self,
-        episodes: Sequence[_Episode],
+        episodes: Sequence[Episode],
         ask: _Ask,
         engine: SamplerSession,
         sampling: SamplingParams,
@@ -342,7 +252,7 @@ class Episodes:
             self._observe(episode, sampling.max_tokens)
         return batch["version"]
 
-    def _ask_all(self, episodes: Sequence[_Episode], ask: _Ask) -> None:
+    def _ask_all(self, episodes: Sequence[Episode], ask: _Ask) -> None:
         """Asks all processes at the same time.
 
         On an error, such as Ctrl-C, they are killed and not waited for.
@@ -359,7 +269,7 @@ class Episodes:
             wait(answers, _ENDING_S)
             raise
 
-    def _observe(self, episode: _Episode, room: int) -> None:
+    def _observe(self, episode: Episode, room: int) -> None:
         """Appends the observation, if the episode continues and has room for it and `room` more
         tokens.
         """
@@ -375,16 +285,14 @@ class Episodes:
         else:
             episode.append(observation)
 
-    def _shares(self, episodes: Sequence[_Episode]) -> list[list[_Episode]]:
+    def _shares(self, episodes: Sequence[Episode]) -> list[list[Episode]]:
         """Assigns episodes to processes; an episode always goes to the same one."""
         count = len(self._children)
         return [
             [episode for episode in episodes if episode.number % count == k] for k in range(count)
         ]
 
-    def _ask(
-        self, everyone: Sequence[_Episode], child: Child, episodes: Sequence[_Episode]
-    ) -> None:
+    def _ask(self, everyone: Sequence[Episode], child: Child, episodes: Sequence[Episode]) -> None:
         """Asks a process for its answers; an episode that makes it hang or die fails, and a new one
         takes the rest.
 
@@ -399,7 +307,7 @@ class Episodes:
             groups[:0] = ([left] if is_known else [[episode] for episode in left]) if left else []
             self._failures(everyone)
 
-    def _ask_once(self, child: Child, episodes: Sequence[_Episode]) -> tuple[list[_Episode], bool]:
+    def _ask_once(self, child: Child, episodes: Sequence[Episode]) -> tuple[list[Episode], bool]:
         """Asks a process once for the answers to these episodes.
 
         Returns:
@@ -440,7 +348,7 @@ class Episodes:
         except ChildError as error:
             raise EnvironmentFault(str(error)) from None
 
-    def _failures(self, episodes: Sequence[_Episode]) -> str:
+    def _failures(self, episodes: Sequence[Episode]) -> str:
         """Describes how many episodes failed, and the first of them; empty if none did.
 
         Raises:
@@ -460,58 +368,6 @@ class Episodes:
             )
         return what
 
-    def _describe_fault(self, episode: _Episode) -> str:
+    def _describe_fault(self, episode: Episode) -> str:
         where = f"{episode.prompt.id}, turn {len(episode.said)}"
         return f"{where}: environment.class_name {self._section.class_name} {episode.fault}"
-
-
-def _begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> _Episode:
-    tokens = torch.tensor(request.tokens, dtype=torch.int64)
-    mask = torch.zeros_like(tokens).bool()
-    logprobs = torch.zeros(len(tokens))
-    return _Episode(number, prompt, request, seed, [tokens], [mask], [logprobs])
-
-
-def _count_calls(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
-    return {
-        "tool_calls": torch.tensor([episode.tool_calls for episode in episodes]),
-        "malformed_calls": torch.tensor([episode.malformed_calls for episode in episodes]),
-    }
-
-
-def _part_columns(episodes: Sequence[_Episode]) -> dict[str, Tensor]:
-    """Named rewards of the environment, fp32 [B] each; NaN where an episode failed, or has no
-    verdict on it.
-    """
-    named = [{} if episode.fault is not None else episode.parts for episode in episodes]
-    names = sorted({name for episode in episodes for name in episode.parts})
-    return {
-        f"{PART}{name}": torch.tensor([parts.get(name, _UNKNOWN) for parts in named])
-        for name in names
-    }
-
-
-def _batch(
-    episodes: Sequence[_Episode],
-    versions: Tensor,
-    sampling: SamplingParams,
-    rewards: Sequence[float],
-) -> Batch:
-    return Batch(
-        torch.cat([piece for episode in episodes for piece in episode.tokens]),
-        torch.tensor([episode.length for episode in episodes]),
-        {
-            "mask": torch.cat([piece for episode in episodes for piece in episode.mask]),
-            "sampler_logprob": torch.cat(
-                [piece for episode in episodes for piece in episode.logprobs]
-            ),
-        },
-        {
-            "truncated": torch.tensor([episode.truncated for episode in episodes]),
-            "version": versions,
-            "environment_reward": torch.tensor(rewards),
-            "environment_fault": torch.tensor([episode.fault is not None for episode in episodes]),
-            "turns": torch.tensor([len(episode.said) for episode in episodes]),
-        },
-        sampling,
-    )

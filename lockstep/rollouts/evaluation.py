@@ -203,9 +203,8 @@ class Grading:
         """
         if asked.k is not None and self.pass_score is None:
             raise InputError(
-                f"{option}.k is of pass@k, and nothing says which responses pass; set the "
-                "reward's pass_score, "
-                f"or leave {option}.k out"
+                f"{option}.k is of pass@k, and nothing says which responses pass; set the reward's "
+                f"pass_score, or leave {option}.k out"
             )
 
     def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:

@@ -21,7 +21,8 @@ from lockstep.core.metrics import Last, Max, Mean, Metrics, Min, Sum, merge_metr
 from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.rewards.base import CutOffReward, NoReward, Reward, judge
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rollouts.episodes import PART, Episodes
+from lockstep.rollouts.episode_record import PART
+from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
 
 _UNKNOWN = float("nan")
@@ -247,8 +248,7 @@ class RolloutCollector:
                 return _join(parts), position + (number + 1) * count
         raise InputError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in "
-            f"{max_batches} "
-            "batches; the task is too easy or too hard for this policy, or raise "
+            f"{max_batches} batches; the task is too easy or too hard for this policy, or raise "
             "dynamic_sampling.max_batches"
         )
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lockstep.core.batch import Batch
-from lockstep.rollouts.episodes import PART
+from lockstep.rollouts.episode_record import PART
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
 Reason = Literal[

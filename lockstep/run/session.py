@@ -58,9 +58,8 @@ def read_state(checkpoint: Checkpoint) -> _SavedState:
     except ValidationError as error:
         raise InputError(
             f"{checkpoint.folder}/manifest.json has another state than this version of Lockstep "
-            "saves "
-            f"({first_fault(error)}); resume with the version that made it, or start another run "
-            "by run.folder"
+            f"saves ({first_fault(error)}); resume with the version that made it, or start another "
+            "run by run.folder"
         ) from None
 
 
@@ -292,8 +291,7 @@ class Session:
             if not self._allow_changes:
                 raise InputError(
                     f"{text}; put them back (is the disk mounted?), choose another run.folder, or "
-                    "start from the "
-                    "beginning by --allow-changes"
+                    "start from the beginning by --allow-changes"
                 )
             self._progress.note(f"{text}; the run starts from the beginning")
 
@@ -328,9 +326,8 @@ def require_same_files(loaded: Loaded) -> None:
         raise ChangedError(
             f"{folder} is finished, and was made with something else:\n  "
             + "\n  ".join(changed)
-            + "\nput it back as "
-            "it was, choose another run.folder, remove this one, or leave it as it is by "
-            "--allow-changes"
+            + "\nput it back as it was, choose another run.folder, remove this one, or leave it "
+            "as it is by --allow-changes"
         )
 
 

@@ -190,9 +190,8 @@ def describe_nothing_trained(folder: Path) -> str | None:
     causes = "; ".join(first.values())
     return (
         f"{folder} is finished, and no step of it trained on anything: {final} has learned "
-        "nothing, since "
-        f"{causes or 'every gradient was 0, as from equal rewards, or overflowed'}; read "
-        "samples.jsonl"
+        f"nothing, since {causes or 'every gradient was 0, as from equal rewards, or overflowed'}; "
+        "read samples.jsonl"
     )
 
 

@@ -133,7 +133,6 @@ def require_room(requests: Sequence[Request], context: int) -> None:
     for index, request in enumerate(requests):
         if not 0 < len(request.tokens) < context:
             raise InputError(
-                f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at "
-                "least 1 and, in this "
-                f"model's context of {context}, at most {context - 1}"
+                f"request {index} has {len(request.tokens)} prompt tokens; a prompt needs at least "
+                f"1 and, in this model's context of {context}, at most {context - 1}"
             )

@@ -27,8 +27,7 @@ class StopStrings:
         if not has_tokenizer(folder):
             raise InputError(
                 f"stop strings need the model's tokenizer, and {folder or 'the model'} has none; "
-                "leave "
-                "sampling.stop out"
+                "leave sampling.stop out"
             )
         self._tokenizer = load_tokenizer(folder)
         self._strings = strings

@@ -78,8 +78,7 @@ class SweepPlan:
             differing = "\n  ".join(sorted(lines)[:20])
             raise InputError(
                 f"{self.folder} holds another sweep:\n  {differing}\nchoose another --name, or "
-                "restore the options; "
-                "you may add values to a sweep"
+                "restore the options; you may add values to a sweep"
             )
 
     def write(self) -> None:
@@ -154,7 +153,6 @@ def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> Planne
         if isinstance(value, str) and is_in_program(value):
             raise InputError(
                 f"{'.'.join(keys)} is a Python object of this program, and each run of a sweep is "
-                "a separate process; "
-                "put it into a file: file.py:name"
+                "a separate process; put it into a file: file.py:name"
             )
     return PlannedRun(combination.values, loaded)

@@ -154,8 +154,7 @@ def _refuse(path: str) -> InputError:
     """
     return InputError(
         f"{path} would be imported by a run's code, and you have not trained with it on this "
-        "machine; if you have read "
-        f"it and trust it, add --trust {path} to the command"
+        f"machine; if you have read it and trust it, add --trust {path} to the command"
     )
 
 

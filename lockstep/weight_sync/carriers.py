@@ -348,8 +348,7 @@ class CudaIPC(Carrier):
         if name not in bucket.handles:
             raise InputError(
                 f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} "
-                "has none (ranks are "
-                f"on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use "
+                f"has none (ranks are on {', '.join(sorted(bucket.handles)) or 'no GPU'}); use "
                 "sampler.transfer=process_group"
             )
         handle = bucket.handles[name]

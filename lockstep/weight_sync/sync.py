@@ -224,10 +224,8 @@ def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe
         if not gap.mean() <= probe.bound:
             raise WeightSyncError(
                 f"after refit {version} the weights are equal, but learner and sampler {engine} "
-                "give the same tokens "
-                f"other log-probabilities (mean |Δ| {gap.mean():.2g} nats, more than "
-                f"{probe.bound:g}): positions, "
-                "masks or the sampler's own tables differ"
+                f"give the same tokens other log-probabilities (mean |Δ| {gap.mean():.2g} nats, "
+                f"more than {probe.bound:g}): positions, masks or the sampler's own tables differ"
             )
     every = torch.stack(gaps)
     return Metrics(

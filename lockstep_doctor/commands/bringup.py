@@ -2,8 +2,8 @@
 and backend.
 
 context      the longest sequence is that which was asked for, no more and no less
-embeddings   rows of embedding and head that look untrained: near zero, far from the others, or alike
-decode       decoding against the same backend's prefill, of generated tokens alone, by quarters of a long response
+embeddings   untrained rows of embedding and head: near zero, far from the others, or alike
+decode       decoding against the same backend's prefill, by quarters of a long response
 prefix cache the same prompts again, out of the cache: finite, and the same
 experts      every expert is chosen by some token, and two backends choose the same
 """

@@ -81,8 +81,7 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
     yield ""
     yield (
         f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is "
-        f"`{dump.train}` − "
-        f"`{dump.infer}`, nats."
+        f"`{dump.train}` − `{dump.infer}`, nats."
     )
     yield ""
     yield from (f"- {reason}" for reason in analysis.judgement.reasons)

@@ -2,7 +2,7 @@
 it.
 
 location.json   what was found, by pair
-repro/          by pair, a script that fails on the fault and passes where it is mended, with its inputs
+repro/          by pair, a script that fails on the fault and passes once it is fixed
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`lockstep doctor refit`: do an engine's weights really come from the learner, all of them, every
 time?
 
-noise    the engine is sent random tensors, so that nothing of the first weights is left, and proves that it has
+noise    the engine receives random tensors, so that none of the first weights are left, and proves
          them: by fingerprints, and by log-probabilities that are no longer the learner's
-refit    it gets the learner's weights: every tensor, every cache, the log-probabilities of a probe are compared
-step     the learner takes one large optimizer step, and the engine's weights must now be told from the learner's:
+refit    it receives the learner's weights: every tensor, cache and a probe are compared
+step     the learner takes one large optimizer step, and the engine's weights must now differ:
          the comparison would have noticed
 again    as refit
 """
@@ -98,8 +98,7 @@ def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
     if not checked:
         raise InputError(
             f"backends is {list(recipe.backends)}: the first trains, and none of the others is an "
-            "engine that takes "
-            "weights; name torch or vllm behind it, as in backends=[hf,vllm]"
+            "engine that takes weights; name torch or vllm behind it, as in backends=[hf,vllm]"
         )
     results: dict[str, list[RefitStage]] = {}
     for backend in checked:

@@ -125,8 +125,7 @@ def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None
     if found["train"] is found["infer"] is None:
         raise DumpError(
             f"{where}: has no column of log-probabilities; there are {there}; {_EXPORTERS}; name "
-            "others by "
-            f"{_how('train')}"
+            f"others by {_how('train')}"
         )
     if found["train"] == found["infer"]:
         raise DumpError(f"{where}: {found['train']} cannot be both sides")
@@ -247,9 +246,8 @@ class _RowReader:
         if zero[ends].any() or (zero & ~(np.abs(train) <= _CERTAIN)).any():
             raise self._wrong(
                 f"there is no mask, and {name} is exactly 0 at {zero.sum()} entries, the first "
-                f"{np.argmax(zero)}: a "
-                "prompt or a turn that the model did not write, or a fault? Name the mask by "
-                f"{_how('mask')}"
+                f"{np.argmax(zero)}: a prompt or a turn that the model did not write, or a fault? "
+                f"Name the mask by {_how('mask')}"
             )
         return spoken
 

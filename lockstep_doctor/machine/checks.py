@@ -234,8 +234,7 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     if found["not equal to the bit"]:
         raise BrokenPromiseError(
             f"sampler and learner compute exactly here, and {found['not equal to the bit']:,.0f} "
-            "of "
-            f"{found['tokens compared']:,.0f} tokens differ, by up to "
+            f"of {found['tokens compared']:,.0f} tokens differ, by up to "
             f"{found['largest |Δ|, nats']:.2g} nats"
         )
     return found
@@ -252,8 +251,7 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
     if tally.breaks(bound):
         raise BrokenPromiseError(
             f"sampler and learner disagree on {tally.mismatches:,} of {tally.tokens:,.0f} tokens, "
-            "by up to "
-            f"{tally.largest:.2g} nats: more than the bound {bound:g} on the mean of e^|Δ|"
+            f"by up to {tally.largest:.2g} nats: more than the bound {bound:g} on the mean of e^|Δ|"
         )
     return {
         "tokens/s": tally.tokens / seconds,

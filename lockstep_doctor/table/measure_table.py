@@ -3,7 +3,7 @@ interval and a verdict.
 
 report.json, columns.safetensors   for programs, see `report.py`
 table.md              for people
-recipe.yaml, inputs.json, environment.json   every option, digests of model and prompts, versions and machine
+recipe.yaml, inputs.json, environment.json   every option, digests, versions and machine
 """
 
 from __future__ import annotations

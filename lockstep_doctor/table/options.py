@@ -99,8 +99,7 @@ class DoctorGrid(Section):
     decoded_tokens: PositiveInt = Field(
         default=1000,
         description="tokens at the end of a response that are decoded, at most, and compared; a "
-        "longer one begins with "
-        "the prompts' text, which is read at once",
+        "longer one begins with the prompts' text, which is read at once",
     )
     max_steps: PositiveInt = Field(
         default=2000,
@@ -181,8 +180,7 @@ class DoctorRecipe(Recipe):
         if len(self.backends) < 2:
             raise ValueError(
                 "backends names whom to compare: two or more of hf, torch, vllm, megatron, "
-                "torch-dp2tp2, vllm-tp2, "
-                "megatron-pp2"
+                "torch-dp2tp2, vllm-tp2, megatron-pp2"
             )
         if len(set(self.backends)) < len(self.backends):
             raise ValueError("backends names one twice; its repeats are measured anyway")

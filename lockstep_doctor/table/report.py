@@ -10,15 +10,16 @@ for people.
     refused               requested backends that the machine cannot run
     backends              by name: {settings, capabilities, context}
     pairs                 [[training side, inference side], …]
-    cells                 [{name, length, data, method, batch_size, beginning, state, sequences, seconds, pairs}, …]
-    repeats               [{cell, backend, times, same_tokens, bitwise, rms}, …]: the same request again and again
+    cells                 [{name, length, data, method, batch_size, beginning, state, sequences,
+                          seconds, pairs}, …]
+    repeats               [{cell, backend, times, same_tokens, bitwise, rms}, …]: repeated requests
 
 In a cell, `state` is measured, beyond context or cut by budget; `sequences` and `pairs` are there
 only for what was measured; `method` is {name, temperature, top_k, top_p}. Each of its `pairs` has
 
     train, infer          names of the two backends
     verdict, reasons      of this pair in this cell, and a sentence for each clause that made it so
-    metric, low, high     mean of e^|Δ|, |Δ| counting at most 3, over what the inference side drew, and its bounds
+    metric, low, high     mean of e^min(|Δ|, 3) over sampled tokens, and its bounds
     clauses               by side and name: {name, side, verdict, value, low, high, limit, what}
     drawn                 by the side that drew: {drawer, kind, columns, floor_rms, figures}
 
@@ -34,10 +35,11 @@ sequences, of which M were drawn:
     c.d.mask              which tokens were drawn, bool [N]
     c.d.cluster           sequences with the same number answer the same prompt, int64 [B]
     c.d.decoded           log-probabilities from the drawer's decoding, nats, fp32 [M]
-    c.d.shaped.b          those of backend b by prefill, under the distribution that was drawn from, fp32 [M]
-    c.d.plain.b           the same at temperature 1 and among all tokens, if a backend has only these
+    c.d.shaped.b          those of backend b by prefill, under the sampling distribution, fp32 [M]
+    c.d.plain.b           the same at temperature 1 and among all tokens, if it has only these
     c.d.shaped.rounding.t, c.d.plain.rounding.t
-                          |Δ| that rounding makes in type t, fp32 [M]; a pair's floor is the root of the sum of the
+                          |Δ| that rounding makes in type t, fp32 [M]; a pair's floor is the root of
+                          the sum of the
                           squares of its two types'
 """
 
@@ -271,8 +273,7 @@ def _remark(found: TableResult) -> Iterator[str]:
     if cut:
         yield (
             f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for "
-            "independent, which says "
-            f"nothing of other texts: {'; '.join(cut)}."
+            f"independent, which says nothing of other texts: {'; '.join(cut)}."
         )
     yield from _determinism(found)
     for (number, pair), one in found.judged.items():
@@ -295,7 +296,6 @@ def _determinism(found: TableResult) -> Iterator[str]:
             if repeat.bitwise < repeat.times:
                 yield (
                     f"{backend}, {repeat.cell}: {repeat.bitwise} of {repeat.times} bitwise the "
-                    "same, "
-                    f"{repeat.same_tokens} of {repeat.times} in their tokens, RMS "
+                    f"same, {repeat.same_tokens} of {repeat.times} in their tokens, RMS "
                     f"{repeat.rms:.2g} nats."
                 )

@@ -104,8 +104,7 @@ class Clause:
             drawn = "training"
         return (
             f"tokens of the {drawn} side: {self.what} is {self.value:.5g}{bounds}, {relation} the "
-            "limit "
-            f"{self.limit:.5g}"
+            f"limit {self.limit:.5g}"
         )
 
 

@@ -75,9 +75,8 @@ def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -
     metric = "agreement/token_mult_prob_error"
     assert [trace["y"] for trace in traces(page, metric)] == [[1.0, 1.02], [1.05, 1.05]]
     low, high = page.evaluate(
-        f"(() => {{ const {{min, max}} = "
-        f"Chart.of(document.querySelector(`[data-metric='{metric}'] .chart`))"
-        ".drawing.scales.y; return [min, max]; })()"
+        f"(() => {{ const {{min, max}} = Chart.of(document.querySelector(`[data-metric='{metric}'] "
+        ".chart`)).drawing.scales.y; return [min, max]; })()"
     )
     assert 0.99 < low <= 1.0
     assert 1.05 <= high < 1.06

@@ -255,8 +255,7 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
             "critic.betas",
             (
                 "  betas:  # decay of the running means of the gradient and of its square\n  - "
-                "0.9\n  "
-                "- 0.99\n"
+                "0.9\n  - 0.99\n"
             ),
         ),
         ("ppo.overlong_penalty", "    buffer: null"),

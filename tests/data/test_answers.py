@@ -45,16 +45,14 @@ DROPS_THOUGHTS = (
     "{% if add_generation_prompt %}[A]<think>\n{% endif %}"
 )
 CALLS = (
-    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in "
-    "m.tool_calls or [] %}"
-    "{{ '\n<tool_call>\n' }}{{ c.function.name }} {{ c.function.arguments | tojson }}\n</tool_call>"
-    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in "
+    "messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] "
+    "%}{{ '\n<tool_call>\n' }}{{ c.function.name }} {{ c.function.arguments | tojson "
+    "}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
 ) + OPEN
 INST = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% elif m.role "
-    "== 'assistant' %} "
-    "{{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
+    "== 'assistant' %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
 )
 INST_SYSTEM = INST.replace(
     "[INST] {{", "[INST] {% if loop.last %}{{ messages[0].content }}\n\n{% endif %}{{", 1

@@ -13,7 +13,6 @@ import pytest
 import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 
-from lockstep.algorithms.kto.job import measure_reference_point
 from lockstep.cluster.child_process import ChildProcess
 from lockstep.cluster.learner_group import MeshLearner, RankSender, launch
 from lockstep.cluster.sampler_pool import SamplerLost, SamplerPool
@@ -22,6 +21,7 @@ from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.config import SamplerSection
 from lockstep.learners.base import hand_over, train
 from lockstep.losses.kto import KTOLoss
+from lockstep.objectives.kto import estimate_reference_point
 from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 from lockstep.weight_sync.fingerprints import fingerprint
@@ -76,7 +76,8 @@ def test_two_ranks_learn_labeled_rows_as_one(
     batch = batch.with_columns(
         {"mask": mask, "ref_logprob": column}, {"desirable": torch.arange(len(batch)) % 3 > 0}
     )
-    points = [measure_reference_point(learner, batch) for learner in (one, two)]
+    ratios = [(learner.logprobs(batch) + 9.0) * mask for learner in (one, two)]
+    points = [estimate_reference_point(batch.per_sample(ratio_N)) for ratio_N in ratios]
     assert points[0] > 0
     assert points[1] == pytest.approx(points[0], rel=1e-5)
     loss = KTOLoss(0.1, (1.0, 2.0), points[0])

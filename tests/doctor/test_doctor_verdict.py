@@ -49,7 +49,6 @@ def verdict(
     *,
     sequences: int = 32,
     sampling: SamplingParams | None = None,
-    # fmt: skip
     alter: Callable[[Compared], Compared] = lambda healthy: healthy,
 ) -> CellJudgement:
     torch.manual_seed(3)

@@ -12,28 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tiny_recipe import GRPO, RECIPE
+from tool_worlds import HALF, OTHER, QWEN, SUM, WORLDS, hermes
 from transformers.utils.chat_template_utils import get_json_schema
 
-import lockstep
 from lockstep.algorithms.episodes import observations
-from lockstep.config import DataSection, user_code
-from lockstep.config.loading import load
+from lockstep.config import DataSection
 from lockstep.core.errors import InputError
 from lockstep.data.messages import render_prompt
 from lockstep.environments import environment
 from lockstep.environments.tools import Malformed, ToolCall, Tools, parse_calls, tool_messages
-from lockstep.models.export import save_model
-from lockstep.models.load import build_causal_lm
 from lockstep.models.source import ModelSource, open_source
-from lockstep.models.tokenizer import words_tokenizer
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train
-
-
-def hermes(*calls: object) -> str:
-    return "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
 
 
 def test_calls_are_read_in_order_and_what_is_wrong_with_one_is_said() -> None:
@@ -195,61 +183,6 @@ def strange(a: int) -> Strange:
     return Strange()
 
 
-WORLDS = '''
-import asyncio
-
-class Sums:
-    """Has a tool that adds, and one that breaks; a response without a call ends the episode."""
-    def reset(self, row, seed):
-        self.asked = 0
-    def tools(self):
-        return [self.add, self.halve]
-    def step(self, response):
-        return "", float(self.asked), True
-    def add(self, a: int, b: int):
-        """Adds.
-
-        Args:
-            a: One.
-            b: Another.
-        """
-        self.asked += 1
-        return a + b
-    def halve(self, a: int):
-        """Divides ten.
-
-        Args:
-            a: By this.
-        """
-        return 10 / a
-
-class Echo(Sums):
-    """Says half a character."""
-    def step(self, response):
-        if response == "fail":
-            raise ValueError("\\ud83d")
-        return "\\ud83d", {}, False
-
-class Waits(Sums):
-    """The first call is answered after the second."""
-    second = asyncio.Event()
-    async def add(self, a: int, b: int):
-        """Adds.
-
-        Args:
-            a: One.
-            b: Another.
-        """
-        if a == 1:
-            await self.second.wait()
-        self.second.set()
-        return a + b
-'''
-SUM = {"name": "add", "arguments": {"a": 1, "b": 2}}
-OTHER = {"name": "add", "arguments": {"a": 5, "b": 5}}
-HALF = {"name": "halve", "arguments": {"a": 0}}
-
-
 def ask(name: str, *said: str, opened: str = "") -> list[Any]:
     """The answer of an environment in worlds.py to the last response, without what only restarts a
     timeout.
@@ -374,30 +307,7 @@ def test_a_template_that_cannot_write_tools_is_refused(
         observations(DATA.with_tools(SCHEMAS), (), talker(template), pytest.fail)
 
 
-QWEN = """{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == "tool" %}
-{%- if loop.previtem.role != "tool" %}<|im_start|>user{% endif %}
-<tool_response>
-{{ message.content }}
-</tool_response>
-{%- if loop.last or loop.nextitem.role != "tool" %}<|im_end|>
-{% endif %}
-{%- else %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls %}<tool_call>
-{{ call.function | tojson }}
-</tool_call>{% endfor %}<|im_end|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 """The shape of Qwen's templates."""
-WRONG = "<tool_call>{}</tool_call>"
-CALLS = [hermes(SUM), hermes(SUM, OTHER), WRONG, "<tool_call>"]
 """Whole responses that are single tokens of the tiny model, so that an untrained one calls
 tools.
 """
@@ -431,86 +341,3 @@ def test_a_message_follows_a_reply_as_the_template_writes_it_after_any_token_tha
     follows = source.token_ids(whole.partition("Ann.")[2])
     assert follows[0] == eos
     assert observed("Colder.\n", eos) == observed("Colder.\n", other) == follows[1:]
-
-
-def unlearned(sample: dict[str, Any]) -> str:
-    """The text of a response that the policy did not write."""
-    token = sample["token"]
-    return "".join(
-        text for text, mask in zip(token["text"], token["mask"], strict=True) if not mask
-    )
-
-
-@pytest.fixture
-def caller(in_tmp: Path) -> Path:
-    """A tiny random model whose tokens are calls and words, with a chat template that writes
-    tools.
-    """
-    (in_tmp / "worlds.py").write_text(WORLDS)
-    (in_tmp / "rewards.py").write_text(
-        "def sums(prompt, response, answer, row):\n    return float('\\n3\\n</tool_response>' in "
-        "response)\n"
-    )
-    rows = [{"question": f"{a} plus 2", "answer": str(a + 2)} for a in range(1, 9)]
-    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = words_tokenizer(
-        ["system user assistant add halve\n", *(row["question"] for row in rows)]
-    )
-    tokenizer.add_tokens([*CALLS, "<|im_start|>", "<tool_response>", "</tool_response>"])
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    tokenizer.chat_template = QWEN.replace("tool | tojson", "tool.function.name")
-    config = RECIPE["model"]["scratch"]["config"] | {"max_position_embeddings": 256}
-    save_model(build_causal_lm(config, tokenizer, 0), tokenizer, in_tmp / "caller")
-    return in_tmp / "caller"
-
-
-RUN = {name: value for name, value in GRPO.items() if name not in ("reward", "model", "data")} | {
-    "model": {"path": "caller"},
-    "data": {"train": "rows.jsonl", "validation": "rows.jsonl", "prompt": "{question}", "chat": True,
-             "max_prompt_tokens": 64},
-    "environment": {"class_name": "worlds.py:Sums", "tool_format": "hermes", "stop": CALLS, "max_turns": 2,
-                    "max_tokens": 160},
-    "reward": {"type": "python", "function": "rewards.py:sums", "marker": None},
-    "sampling": {"max_tokens": 4},
-    "validation_sampling": {"max_tokens": 3},
-    "policy": {"lr": 0.01},
-    "run": {"max_steps": 8, "folder": "run", "num_logged_samples": 64},
-}  # fmt: skip
-
-
-def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(
-    caller: Path, in_tmp: Path
-) -> None:
-    (in_tmp / "run.yaml").write_text(yaml.safe_dump(RUN))
-    rows = [row for row in read_metrics(train(load("run.yaml", []))) if "train/turns" in row]
-    assert (
-        sum(row["train/reward"] for row in rows[-3:])
-        > sum(row["train/reward"] for row in rows[:3]) + 1
-    )
-    assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
-    assert rows[0]["train/tool_calls"] > 0 < rows[0]["train/malformed_calls"] < 1
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
-    assert all(
-        sample["prompt"].startswith("<|im_start|>system\nadd\nhalve\n<|im_end|>\n")
-        for sample in samples
-    )
-    results = {
-        text
-        for sample in samples
-        for text in unlearned(sample).split("<|im_start|>")
-        if "response" in text
-    }
-    assert any("<tool_response>\n3\n</tool_response><tool_response>\n" in text for text in results)
-
-    loaded: Any = user_code.load("worlds.py:Sums", "environment.class_name", "class")
-    sums = type(
-        "Sums", (loaded,), {"__module__": "__main__"}
-    )  # as in a notebook: only this process has it
-    options = {name: value for name, value in RUN.items() if name != "algorithm"}
-    environment = RUN["environment"] | {"class_name": sums}
-    run = lockstep.GRPO(
-        **options | {"environment": environment, "run": {"max_steps": 1, "folder": "own"}}
-    ).train()
-    [same] = [row for row in run.metrics if "train/turns" in row]
-    for name in ("train/tool_calls", "train/malformed_calls", "train/reward", "policy/loss"):
-        assert same[name] == rows[0][name]

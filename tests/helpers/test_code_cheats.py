@@ -253,8 +253,7 @@ HONEST = {
         "class Odd(ValueError): pass\ndef half(x):\n    if x % 2: raise Odd(x)\n    return x // 2",
         (
             "try:\n    half(3)\n    assert False\nexcept ValueError as error:\n    assert "
-            "str(error) "
-            "== '3'"
+            "str(error) == '3'"
         ),
     ),
     "generators": (

@@ -52,9 +52,8 @@ JAGGED = (
 )
 CHAT = (
     "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ "
-    "raise_exception('no ' + m.role) }}"
-    "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt "
-    "%}assistant:{% endif %}"
+    "raise_exception('no ' + m.role) }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% "
+    "if add_generation_prompt %}assistant:{% endif %}"
 )
 
 

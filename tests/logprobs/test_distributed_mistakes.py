@@ -64,9 +64,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "a start but no group",
     ),
     "a group by name": (
-        lambda: Shard(0, "tp"),
+        lambda: Shard(0, "tp"),  # pyright: ignore[reportArgumentType]
         "process group that this rank belongs to, not 'tp'",
-    ),  # pyright: ignore[reportArgumentType]
+    ),
     "no temperature": (
         lambda: Scoring(temperature=0.0),
         "temperature is 0.0, but must be a positive number",

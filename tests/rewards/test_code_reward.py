@@ -193,8 +193,7 @@ def test_it_crosses_a_process_border() -> None:
 
 REFUSED = (
     "reward.code: programs cannot be run in a sandbox here ({}); docs/guides/rewards.md says what "
-    "it needs; "
-    "reward.code.isolation=none runs them with your rights"
+    "it needs; reward.code.isolation=none runs them with your rights"
 )
 
 

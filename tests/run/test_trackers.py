@@ -162,8 +162,7 @@ def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_pa
     tracker.close("finished")
     assert notes[2:] == [
         "failing failed: no route to https://server/api; the run continues without it, and its "
-        "own files have "
-        "everything"
+        "own files have everything"
     ]
     assert failing.rows == []
     assert [step for step, _ in healthy.rows] == [0, 1, 2, -1]

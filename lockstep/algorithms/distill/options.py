@@ -31,8 +31,7 @@ class DistillSection(Section):
     kl_type: Divergence = Field(
         default="reverse",
         description="KL(teacher ‖ student), KL(student ‖ teacher), their weighted sum, or the "
-        "divergence of Jensen and "
-        "Shannon",
+        "divergence of Jensen and Shannon",
     )
     mixed_kl_weight: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         default=None,
@@ -67,8 +66,7 @@ class DistillSection(Section):
         if self.responses % self.global_batch_size:
             raise ValueError(
                 f"num_prompts_per_step × num_generations = {self.responses} do not divide into "
-                "global_batch_size = "
-                f"{self.global_batch_size}"
+                f"global_batch_size = {self.global_batch_size}"
             )
 
     @rule
@@ -91,8 +89,7 @@ class DistillSection(Section):
         if self.top_k == 1 and not self.zero_outside_topk:
             raise ValueError(
                 "top_k=1 compares distributions over one token, which are always equal, so "
-                "nothing would be learned; "
-                "set top_k to 2 or more, or zero_outside_topk=true"
+                "nothing would be learned; set top_k to 2 or more, or zero_outside_topk=true"
             )
 
     @rule

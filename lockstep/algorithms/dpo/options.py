@@ -40,6 +40,5 @@ class DPORecipe(PairsRecipe):
         if self.dpo.reads_scores and not self.data.score_fields:
             raise ValueError(
                 f"dpo.preference_loss={self.dpo.preference_loss} reads scores; name their fields "
-                "by data.chosen_score "
-                "and data.rejected_score"
+                "by data.chosen_score and data.rejected_score"
             )

@@ -36,8 +36,7 @@ class GRPOSection(PolicyGradientSection):
     scale_rewards: ScaleRewards = Field(
         default="group",
         description="then divided by: the standard deviation of the group, of the others in it "
-        "(NeMo RL's GRPO), or of "
-        "the step; none: Dr. GRPO, RLOO",
+        "(NeMo RL's GRPO), or of the step; none: Dr. GRPO, RLOO",
     )
     loss_mean: LossMean = Field(
         default="tokens",

@@ -141,10 +141,8 @@ def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
         if other is None:
             raise InputError(
                 f"the rows of a step or of a validation, here {len(rows)}, have one prompt, and "
-                "KTO's reference point "
-                "needs the answer to another one; set data.shuffle=true, or raise "
-                "kto.global_batch_size or "
-                "data.max_validation_samples"
+                "KTO's reference point needs the answer to another one; set data.shuffle=true, or "
+                "raise kto.global_batch_size or data.max_validation_samples"
             )
         found.append(
             replace(row, answers=(other.answers[0][: max_tokens - len(row.prompt.tokens)],))

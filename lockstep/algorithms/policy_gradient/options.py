@@ -44,8 +44,7 @@ class KL(Section):
     placement: Literal["reward", "loss"] = Field(
         default="loss",
         description="subtract from the reward of each token, so that one pays for what follows "
-        "it; or add to the loss, "
-        "where a token pays for itself alone",
+        "it; or add to the loss, where a token pays for itself alone",
     )
     adaptive: AdaptiveKL | None = Field(
         default=None, description="let coef, the first value, follow a target"
@@ -200,8 +199,7 @@ class PolicyGradientSection(Section):
         if self.one_step_ahead and self.correction is None:
             raise ValueError(
                 "one_step_ahead learns from responses of weights that are a step old, so they "
-                "must be weighed; set "
-                "correction.kind=token_tis, or another kind"
+                "must be weighed; set correction.kind=token_tis, or another kind"
             )
 
     @rule
@@ -217,8 +215,7 @@ class PolicyGradientSection(Section):
         if self.responses % self.global_batch_size:
             raise ValueError(
                 f"num_prompts_per_step × num_generations = {self.responses} responses do not "
-                "divide into "
-                f"global_batch_size = {self.global_batch_size}"
+                f"divide into global_batch_size = {self.global_batch_size}"
             )
 
 
@@ -345,9 +342,8 @@ class PolicyGradientRecipe(RewardedRecipe):
         if self.options.one_step_ahead and self.judges:
             key = next(iter(self.judges))
             raise ValueError(
-                "one_step_ahead samples while the learner works, and so would the model of "
-                f"{key}; let a server judge "
-                f"({key}.sampler.backend=openai), or leave one_step_ahead off"
+                f"one_step_ahead samples while the learner works, and so would the model of {key}; "
+                f"let a server judge ({key}.sampler.backend=openai), or leave one_step_ahead off"
             )
 
     @rule
@@ -373,8 +369,7 @@ class PolicyGradientRecipe(RewardedRecipe):
                 if section.params().counts_response:
                     raise ValueError(
                         f"{name}.presence_penalty and frequency_penalty count the tokens of one "
-                        "response, and an "
-                        "episode has several; leave them at 0 with an environment"
+                        "response, and an episode has several; leave them at 0 with an environment"
                     )
         if self.environment is not None and self.options.overlong_penalty is not None:
             raise ValueError(

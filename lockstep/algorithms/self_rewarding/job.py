@@ -145,8 +145,7 @@ def _build_settings(
     if total % size:
         setup.note(
             f"{total % size} of the {total} prompts of an iteration will not be answered, since a "
-            f"step takes {size}; "
-            "choose a self_rewarding.global_batch_size that divides them"
+            f"step takes {size}; choose a self_rewarding.global_batch_size that divides them"
         )
     return settings
 

@@ -287,12 +287,10 @@ class Skill:
         if is_first and found.total and not self._seen.show_skill:
             self._note(
                 f"iteration {iteration}: the meta-judge has named the same winner in both orders "
-                f"in {found.consistent} "
-                f"of {found.total} comparisons, where one that does not read them would in "
-                f"{found.by_chance:.0%}; its "
-                "pairs of judgements are left out until it shows skill (meta_judge/luck at most "
-                "0.01): if it does not, "
-                "train it to compare judgements first, or turn use_meta_judge off"
+                f"in {found.consistent} of {found.total} comparisons, where one that does not read "
+                f"them would in {found.by_chance:.0%}; its pairs of judgements are left out until "
+                "it shows skill (meta_judge/luck at most 0.01): if it does not, train it to "
+                "compare judgements first, or turn use_meta_judge off"
             )
         return self._seen.show_skill
 

@@ -242,7 +242,6 @@ def _open_template(section: NewPromptsSection, prompts: int) -> Template:
     if prompts < count:
         raise InputError(
             f"new_prompts.template shows {count} prompts, but the data has {prompts}; bring more, "
-            "or write a template "
-            "that shows fewer"
+            "or write a template that shows fewer"
         )
     return template

@@ -40,8 +40,7 @@ class SelfRewardingSection(PreferenceSection):
     length_control: Control | tuple[Control, ...] = Field(
         default=0.0,
         description="ρ: of answers scored within this share of the range, prefer the shortest and "
-        "reject the longest; "
-        "a list has one for each iteration",
+        "reject the longest; a list has one for each iteration",
     )
     ref_policy_kl_penalty: PositiveFloat | tuple[PositiveFloat, ...] = Field(
         default=0.1,
@@ -52,8 +51,7 @@ class SelfRewardingSection(PreferenceSection):
     prompt_source: Literal["same", "split", "new"] = Field(
         default="same",
         description="prompts of an iteration: all, a share of its own that no other has, or new "
-        "ones that the policy "
-        "of its beginning writes (`new_prompts`)",
+        "ones that the policy of its beginning writes (`new_prompts`)",
     )
     first_iteration_sft: bool = Field(
         default=False,
@@ -62,20 +60,17 @@ class SelfRewardingSection(PreferenceSection):
     use_meta_judge: bool = Field(
         default=False,
         description="Meta-Rewarding (Wu et al. 2024): judgements are judged, too, and learned "
-        "from in pairs; section "
-        "meta_judge says how",
+        "from in pairs; section meta_judge says how",
     )
     meta_judge_pcnt: Control | tuple[Control, ...] = Field(
         default=0.15,
         description="largest share of pairs of judgements among all pairs of a step; a list has "
-        "one for each "
-        "iteration, 0 for those without any",
+        "one for each iteration, 0 for those without any",
     )
     meta_max_relative_pcnt: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.4,
         description="of a step's pairs of judgements, no more than this share prefer a judgement "
-        "of one and the same "
-        "score; one of each may always be there",
+        "of one and the same score; one of each may always be there",
     )
 
     def length_control_of(self, iteration: int) -> float:
@@ -105,8 +100,7 @@ class SelfRewardingSection(PreferenceSection):
             if isinstance(values, tuple) and len(values) != self.max_iterations:
                 raise ValueError(
                     f"{name} has {len(values)} values for max_iterations = {self.max_iterations}; "
-                    "give one for each "
-                    "iteration, or a single one"
+                    "give one for each iteration, or a single one"
                 )
 
     @rule
@@ -144,8 +138,7 @@ class KnownSection(Section):
     comparisons: RowsPath | None = Field(
         default=None,
         description="with use_meta_judge: file of rows with prompt, response, judgement_a, "
-        "judgement_b, and A or B as "
-        "winner",
+        "judgement_b, and A or B as winner",
     )
 
 
@@ -172,8 +165,7 @@ class NewPromptsSection(Section):
     template: str | None = Field(
         default=None,
         description="the request, with {example_1}, {example_2} … where prompts of the data go, "
-        "as many as it shows; "
-        "null: one of ours, with eight",
+        "as many as it shows; null: one of ours, with eight",
     )
     sampling: WritingSampling
     max_prompt_tokens: PositiveInt = Field(
@@ -242,8 +234,7 @@ class SelfRewardingRecipe(SampledRecipe):
         if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
             raise ValueError(
                 "self_rewarding.use_meta_judge and the section meta_judge go together; say both, "
-                "or none (the recipe "
-                "self_rewarding_meta_llama3_8b shows the section)"
+                "or none (the recipe self_rewarding_meta_llama3_8b shows the section)"
             )
         if self.meta_judge is None:
             if self.known.comparisons is not None:
@@ -254,8 +245,7 @@ class SelfRewardingRecipe(SampledRecipe):
         if not self.judge.is_policy:
             raise ValueError(
                 "use_meta_judge trains the policy to judge, so the policy must be the judge; "
-                "leave judge.path and "
-                "judge.sampler out"
+                "leave judge.path and judge.sampler out"
             )
         if self.judge.num_evals_to_average < 2:
             raise ValueError(

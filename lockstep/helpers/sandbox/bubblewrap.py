@@ -15,8 +15,7 @@ from lockstep.helpers.sandbox.seccomp import build_filter
 
 ALLOW = (
     "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu) or "
-    "kernel.unprivileged_userns_clone=1 (Debian) may "
-    "allow it"
+    "kernel.unprivileged_userns_clone=1 (Debian) may allow it"
 )
 _SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
 _DEVICES = (

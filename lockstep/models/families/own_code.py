@@ -128,9 +128,8 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     package = f"lockstep_model_{digest}"
     if kind in _OWN and _OWN[kind].package != package:
         raise InputError(
-            f"{folder}: its code for the model type {kind!r} is not that of a model opened "
-            "before; give one of them "
-            "a type of its own"
+            f"{folder}: its code for the model type {kind!r} is not that of a model opened before; "
+            "give one of them a type of its own"
         )
     if kind not in _OWN:
         if multiprocessing.parent_process() is None:  # workers run the same
@@ -155,9 +154,8 @@ def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
         if file.is_file() and is_trusted(file.read_bytes()):
             raise InputError(
                 f"{folder}: its model type {kind!r} is one that transformers computes itself, so "
-                f"{file.name} would not "
-                "be run; give config.json and its class a model_type of their own, or do not "
-                "trust the file"
+                f"{file.name} would not be run; give config.json and its class a model_type of "
+                "their own, or do not trust the file"
             )
 
 
@@ -167,8 +165,7 @@ def _module_of(folder: Path, place: object) -> str:
     if not module.isidentifier() or not name.isidentifier():
         raise InputError(
             f"{folder}/config.json: auto_map has to name {_CONFIG} and {_MODEL} as file.Class, of "
-            "files in that "
-            f"folder, and one of them is {place!r}"
+            f"files in that folder, and one of them is {place!r}"
         )
     return module
 

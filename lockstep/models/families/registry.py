@@ -15,7 +15,8 @@ _FILES = (
 )  # fmt: skip
 
 EXACT_TYPES = (
-    "gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe",
+    "gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen3",
+    "qwen3_moe",
 )  # fmt: skip
 """Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py`
 shows.

@@ -1,7 +1,7 @@
 """Atomic checkpoints: written aside, checksummed, renamed into place.
 
     step_000010/
-      manifest.json    what the loop needs besides weights; size and SHA-256 of every other file, and of itself
+      manifest.json    the loop's state; size and SHA-256 of every other file, and of itself
       …                safetensors and JSON of each learner
 
 A folder gets its step's name only when all its bytes are on the disk, and loses it before it is
@@ -158,8 +158,7 @@ class Checkpoints:
         if found:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged; put a whole one back, or remove "
-                "the run's folder to "
-                "start from the beginning"
+                "the run's folder to start from the beginning"
             )
         return None
 

@@ -121,8 +121,7 @@ def _merge_weights(
         raise NoCheckpointError(
             f"{found.folder} has adapters of another model than is in {base} now:\n  "
             + "\n  ".join(changed)
-            + "\nput "
-            "it back as it was, or say --adapter to get the adapters alone"
+            + "\nput it back as it was, or say --adapter to get the adapters alone"
         )
     section = LearnerSection(device="cpu", lora=recipe.learner.lora)
     learner = LearnerSpec(str(base), head, section, None, recipe.seed).build()

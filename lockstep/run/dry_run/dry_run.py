@@ -296,9 +296,8 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     if needed > available:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
         raise InputError(
-            f"the run needs about {readable(needed)} of memory, but {where}; take a smaller "
-            "model, or lower "
-            f"learner.micro_batch_tokens{generates}"
+            f"the run needs about {readable(needed)} of memory, but {where}; take a smaller model, "
+            f"or lower learner.micro_batch_tokens{generates}"
         )
 
 

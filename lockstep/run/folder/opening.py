@@ -98,9 +98,8 @@ def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
         if isinstance(error, OSError):
             raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
         error.add_note(
-            f"this is a crash, which {folder / CRASH} describes; the same command resumes the "
-            "run, with "
-            "--allow-changes where code that it names has been mended since"
+            f"this is a crash, which {folder / CRASH} describes; the same command resumes the run, "
+            "with --allow-changes where code that it names has been mended since"
         )
         raise
 

@@ -93,8 +93,7 @@ class Tracker:
             del self._newest[name]
             self._note(
                 f"{name} failed: {_describe_error(error)}; the run continues without it, and its "
-                "own files have "
-                "everything"
+                "own files have everything"
             )
 
     def _list_unread(self, name: str) -> Iterator[tuple[int, str, dict[str, Any]]]:

@@ -103,8 +103,7 @@ class OpenAIClient:
             )
             raise ServerError(
                 f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, and not "
-                f"{self._options.model}; "
-                "correct the option model"
+                f"{self._options.model}; correct the option model"
             )
         return served[self._options.model]
 
@@ -114,8 +113,7 @@ class OpenAIClient:
             return DIALECTS[owner]
         self._note(
             f"{self._options.base_url}: the server calls itself {owner!r}, which is not known "
-            "here; it is asked in "
-            "OpenAI's own words, and stops where it will"
+            "here; it is asked in OpenAI's own words, and stops where it will"
         )
         return Dialect(f"a server called {owner!r}")
 

@@ -39,8 +39,7 @@ class Dialect:
         if sampling.stop:
             raise InputError(
                 "sampling.stop ends a response of the torch sampler or of vLLM in this program; a "
-                "server cuts text off "
-                "in a way of its own, so leave it out"
+                "server cuts text off in a way of its own, so leave it out"
             )
         penalties = {
             "presence_penalty": sampling.presence_penalty,

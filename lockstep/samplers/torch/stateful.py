@@ -165,8 +165,7 @@ def _find_keyword(lm: PreTrainedModel) -> str:
     if keyword is None:
         raise InputError(
             f"{type(lm).__name__} carries a state and takes no cache that Lockstep knows, so it "
-            "cannot be sampled "
-            "from here; use sampler.backend=vllm, if that runs it"
+            "cannot be sampled from here; use sampler.backend=vllm, if that runs it"
         )
     return keyword
 

@@ -75,8 +75,7 @@ class VLLMInference(InferenceBackend):
         if importlib.util.find_spec("vllm") is None:
             raise InputError(
                 "sampler.backend is vllm, which is not installed; docs/guides/generation.md says "
-                "how, or use "
-                "sampler.backend=torch"
+                "how, or use sampler.backend=torch"
             )
         if on_gpu != torch.cuda.is_available():
             raise InputError(

@@ -61,8 +61,7 @@ def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
         )
     raise InputError(
         f"vLLM computes experts by {backend.value}, from which their weights cannot be read back; "
-        "set "
-        "sampler.vllm.engine_args.moe_backend=triton, or use sampler=torch"
+        "set sampler.vllm.engine_args.moe_backend=triton, or use sampler=torch"
     )
 
 

@@ -68,8 +68,7 @@ class VLLMSampler:
         except (ImportError, RuntimeError) as error:
             raise InputError(
                 f"vLLM is installed and cannot be imported ({first_line(error)}); "
-                "docs/guides/generation.md says which "
-                "packages stand in its way"
+                "docs/guides/generation.md says which packages stand in its way"
             ) from error
 
         self._takes_turns = section.takes_turns

@@ -1,0 +1,167 @@
+"""One episode while it runs, and the batch of finished ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config import user_code
+from lockstep.core import keyed
+from lockstep.core.batch import Batch
+from lockstep.core.types import Prompt, Request, SamplingParams
+from lockstep.data.thoughts import opening_mark
+
+Observation = str | Sequence[Mapping[str, str]]
+"""The text that the policy reads next, or the messages of the tools that it called."""
+
+PART = "reward/"
+"""Prefix of the columns with the parts of a summed reward."""
+UNKNOWN = float("nan")
+"""The reward of an episode without a verdict."""
+
+
+@dataclass
+class Episode:
+    """One episode: its tokens so far in pieces, its responses and observations."""
+
+    number: int
+    prompt: Prompt
+    request: Request
+    seed: int
+    tokens: list[Tensor]
+    mask: list[Tensor]
+    logprobs: list[Tensor]
+    said: list[str] = field(default_factory=list)
+    heard: list[Observation] = field(default_factory=list)
+    reward: float | None = 0.0
+    lowest: float = 0.0
+    truncated: bool = False
+    ended: bool = False
+    done: bool = False
+    fault: str | None = None
+    tool_calls: int = 0
+    malformed_calls: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def cut_off(self) -> bool:
+        """True if a limit ended it before its environment did."""
+        return self.truncated and not self.done
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far."""
+        return sum(map(len, self.tokens))
+
+    @property
+    def move(self) -> dict[str, Any]:
+        """The message to the environment's process."""
+        content = {
+            "row": dict(self.prompt.row),
+            "seed": self.seed,
+            "said": self.said,
+            "heard": self.heard,
+        }
+        return {"episode": self.number, "opened": opening_mark(self.prompt.text), **content}
+
+    def next_request(self) -> Request:
+        """The request for the next turn; each turn has random numbers of its own."""
+        turn = len(self.said)
+        if turn:
+            key = keyed.key(self.request.key, "turn", turn)
+        else:
+            key = self.request.key
+        return Request(tuple(torch.cat(self.tokens).tolist()), key, continues=True)
+
+    def append(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
+        """Appends a response with its log-probabilities, or an observation."""
+        self.tokens.append(tokens_T)
+        self.mask.append(torch.full(tokens_T.shape, logprob_T is not None))
+        self.logprobs.append(torch.zeros(tokens_T.shape) if logprob_T is None else logprob_T)
+
+    def take_reply(self, reply: dict[str, Any]) -> None:
+        """Applies the reply of the environment's process."""
+        if "wrong" in reply:
+            self.fail(reply["wrong"])
+            return
+        self.heard.append(reply["observation"])
+        self.tool_calls += reply["calls"]
+        self.malformed_calls += reply["malformed"]
+        for name, part in reply["parts"].items():
+            self.parts[name] = self.parts.get(name, 0.0) + (UNKNOWN if part is None else part)
+        reward: float | None = reply["reward"]
+        if self.reward is None or reward is None:
+            self.reward = None
+        else:
+            self.reward = self.reward + reward
+        self.lowest = min(self.lowest, reward or 0.0)
+        try:
+            user_code.read_reward(self.reward)
+        except ValueError:
+            self.fail(f"gave rewards that add up to {self.reward:g}, which 32 bits do not hold")
+        self.done = reply["done"]
+        self.ended |= self.done
+
+    def fail(self, why: str) -> None:
+        self.fault = why
+        self.ended = True
+        self.reward = None
+
+
+def begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> Episode:
+    """An episode that holds its prompt alone."""
+    tokens = torch.tensor(request.tokens, dtype=torch.int64)
+    mask = torch.zeros_like(tokens).bool()
+    logprobs = torch.zeros(len(tokens))
+    return Episode(number, prompt, request, seed, [tokens], [mask], [logprobs])
+
+
+def count_calls(episodes: Sequence[Episode]) -> dict[str, Tensor]:
+    """Numbers of tool calls and of malformed ones, int64 [B] each."""
+    return {
+        "tool_calls": torch.tensor([episode.tool_calls for episode in episodes]),
+        "malformed_calls": torch.tensor([episode.malformed_calls for episode in episodes]),
+    }
+
+
+def make_part_columns(episodes: Sequence[Episode]) -> dict[str, Tensor]:
+    """Named rewards of the environment, fp32 [B] each; NaN where an episode failed, or has no
+    verdict on it.
+    """
+    named = [{} if episode.fault is not None else episode.parts for episode in episodes]
+    names = sorted({name for episode in episodes for name in episode.parts})
+    return {
+        f"{PART}{name}": torch.tensor([parts.get(name, UNKNOWN) for parts in named])
+        for name in names
+    }
+
+
+def make_batch(
+    episodes: Sequence[Episode],
+    versions: Tensor,
+    sampling: SamplingParams,
+    rewards: Sequence[float],
+) -> Batch:
+    """The batch of finished episodes, of which `rewards` has one number each."""
+    return Batch(
+        torch.cat([piece for episode in episodes for piece in episode.tokens]),
+        torch.tensor([episode.length for episode in episodes]),
+        {
+            "mask": torch.cat([piece for episode in episodes for piece in episode.mask]),
+            "sampler_logprob": torch.cat(
+                [piece for episode in episodes for piece in episode.logprobs]
+            ),
+        },
+        {
+            "truncated": torch.tensor([episode.truncated for episode in episodes]),
+            "version": versions,
+            "environment_reward": torch.tensor(rewards),
+            "environment_fault": torch.tensor([episode.fault is not None for episode in episodes]),
+            "turns": torch.tensor([len(episode.said) for episode in episodes]),
+        },
+        sampling,
+    )
