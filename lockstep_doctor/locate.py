@@ -192,14 +192,13 @@ def locate(
         exact = {}
     else:
         exact = witness.run(tokens_T, right.seen).seen
-    floor, errors = (
-        measure_rounding(witness, rounded, tokens_T, right, exact) if witness else (0.0, {})
-    )
-    if not FLOORS * floor < CAP:
-        floor, errors = (
-            0.0,
-            {},
-        )  # no gap would be more than that: the program that it is measured with is broken
+    floor = 0.0
+    errors: dict[CutPoint, float] = {}
+    if witness is not None:
+        floor, errors = measure_rounding(witness, rounded, tokens_T, right, exact)
+    if not FLOORS * floor < CAP:  # the program that it is measured with is broken
+        floor = 0.0
+        errors = {}
     if not exceeds(gap, floor):
         return Location(gap, floor)
 
@@ -210,13 +209,7 @@ def locate(
     noisy = {
         tap.name: cuts
         for tap, once in ((reference, theirs), (other, replayed))
-        if (
-            cuts := [
-                one.end
-                for one in _compare(once, tap.run(tokens_T, right.seen))
-                if one.error > _SAME
-            ]
-        )
+        if (cuts := _find_unrepeatable(once, tap.run(tokens_T, right.seen)))
     }
     stretches = _compare(right, replayed)
     compared = {one.end: one.error for one in stretches}
@@ -237,14 +230,16 @@ def locate(
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
         values = dict(zip((reference.name, other.name), ends, strict=True))
-        if len(chosen) == 1:
-            alone = removed
-        else:
-            alone = undo(some)
+        alone = removed if len(chosen) == 1 else undo(some)
         opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
         places.append(FaultPlace(some, alone, opened, values, exact.get(end), allow(end)))
     others = [one for one in segments if one not in _flat(chosen)]
     return Location(gap, floor, places, removed, right.seen, noisy, others, compared)
+
+
+def _find_unrepeatable(first: Capture, second: Capture) -> list[CutPoint]:
+    """The cuts at which two runs of one engine on the same inputs differ."""
+    return [one.end for one in _compare(first, second) if one.error > _SAME]
 
 
 def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
