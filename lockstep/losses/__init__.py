@@ -1,8 +1,6 @@
-"""Losses as values: frozen dataclasses that can be sent to any process; see
-`lockstep.losses.base.Loss`.
+"""Losses as frozen dataclasses, which can be sent to any process; see `losses.base.Loss`.
 
-A loss of your own also needs `Outputs`, `Denominator`, `Metrics` and the reductions that a metric
-can be.
+A custom loss also needs `Outputs`, `Denominator`, `Metrics` and the metric reductions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The interface of losses: a loss is a frozen dataclass, so that it can be sent to any rank or
-pipeline stage.
-"""
+"""The loss interface: a frozen dataclass that can be sent to any rank or pipeline stage."""
 
 from __future__ import annotations
 
@@ -19,21 +17,20 @@ Denominator = Literal["tokens", "rows", "pairs"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a learner's head, fp32, aligned with the tokens that they describe; columns of
-    other heads are None.
+    """Outputs of a learner's head, fp32, aligned with their tokens; other heads' columns are None.
 
     Attributes:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the
             mask is off.
         entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None
             if the batch or the loss does not ask for it.
-        value: V(x_<t) [N]; 0 at the first token of a sequence, and where the batch or the loss does
-            not ask for it.
+        value: V(x_<t) [N]; 0 at the first token of a sequence, and at tokens whose value the batch
+            or the loss does not ask for.
         final_value: V after the last token of each sequence [B].
         top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the
             mask is off.
-        top_logprob: log π of these, or of the tokens in the batch's column `top_token`, nats [N,
-            K]; 0 where the mask is off.
+        top_logprob: log π of `top_token`, or of the tokens in the batch's column `top_token`, nats
+            [N, K]; 0 where the mask is off.
         first_token: If the batch has `top_token`: the likeliest of all tokens at each position,
             int64 [N]; 0 where the mask is off.
     """
@@ -48,13 +45,12 @@ class Outputs:
 
 
 class Loss(Protocol):
-    """A function that a learner calls on each micro-batch; returns the *sum* over its active items,
-    and metrics.
+    """Returns the *sum* of the loss over a micro-batch's active items, and metrics.
 
-    The learner divides the gradient once, by the number of active tokens, rows or pairs (the
-    denominator) over all micro-batches and ranks. A loss with `reads_entropy = False` gets no
-    entropies; one with `reads_values = "masked"` or "final" gets only those `Values`. What a loss
-    does not read is not computed.
+    The learner calls it on each micro-batch and divides the gradient once, by the number of active
+    tokens, rows or pairs (the denominator) over all micro-batches and ranks. A loss with
+    `reads_entropy = False` gets no entropies; one with `reads_values = "masked"` or "final" gets
+    only those `Values`. Outputs that no loss reads are not computed.
     """
 
     @property
@@ -67,7 +63,7 @@ def find_denominator(loss: Loss) -> Denominator:
     """Returns the denominator that a loss declares.
 
     Raises:
-        InputError: The loss declares none.
+        InputError: The loss declares no denominator.
     """
     named = loss.denominator if hasattr(loss, "denominator") else None
     if named is None or named not in get_args(Denominator):
@@ -83,20 +79,20 @@ def find_denominator(loss: Loss) -> Denominator:
 
 
 def reads_entropy(loss: Loss) -> bool:
-    """True unless a loss says that it reads no entropies."""
+    """True unless the loss declares `reads_entropy = False`."""
     return getattr(loss, "reads_entropy", True)
 
 
 def reads_values(loss: Loss) -> Values:
-    """All, unless a loss says which values it reads."""
+    """The values that a loss reads; all by default."""
     return getattr(loss, "reads_values", "all")
 
 
 def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-    """Calls a loss, which may be the user's, on a micro-batch.
+    """Calls a built-in or user-defined loss on a micro-batch.
 
     Raises:
-        InputError: It did not return a sum and metrics that can be merged.
+        InputError: The loss did not return a sum and mergeable metrics.
     """
     name = f"loss {type(loss).__name__}"
     match loss(outputs, batch):
@@ -120,8 +116,7 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
 
 
 def active(batch: Batch, denominator: Denominator) -> Tensor:
-    """The number of trainable tokens, or of sequences that have one, or of pairs in which both
-    have.
+    """Counts trainable tokens, sequences with one, or pairs in which both sequences have one.
 
     Returns:
         A 0-d tensor on the batch's device.
@@ -138,11 +133,10 @@ def active(batch: Batch, denominator: Denominator) -> Tensor:
 
 
 def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
-    """A per-sequence column of the first and of the second sequence of each pair, [P] each.
+    """Splits a per-sequence column into the first and second sequences of each pair, [P] each.
 
     Raises:
-        ValueError: The batch does not have groups of two, so that micro-batches may have split
-            pairs.
+        ValueError: The batch's groups are not of size two, so micro-batches may split pairs.
     """
     if batch.group_size != 2:
         raise ValueError(
@@ -153,7 +147,7 @@ def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def active_pairs(batch: Batch) -> Tensor:
-    """True for each pair of which both sequences have a trainable token, bool [P]."""
+    """True for each pair whose sequences both have a trainable token, bool [P]."""
     first_P, second_P = split_pairs(batch, active_rows(batch))
     return first_P & second_P
 

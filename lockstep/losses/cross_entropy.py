@@ -1,4 +1,4 @@
-"""Maximum likelihood of the trainable tokens."""
+"""The cross-entropy loss of the trainable tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of distillation; its mathematics is in `objectives.distill`."""
+"""The distillation loss; the math is in `objectives.distill`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Distillation:
         kl_type: D: forward KL, reverse KL, their weighted sum, or Jensen-Shannon divergence.
         weight: Weight of the forward KL in the sum, or of the teacher in the Jensen-Shannon
             mixture; else None.
-        outside: True to count the student's probability of all other tokens, to which the teacher
-            gives none; else both distributions are renormalized over the K tokens.
+        outside: True to count the student's probability of all other tokens, which the teacher
+            gives no probability; else both distributions are renormalized over the K tokens.
     """
 
     kl_type: Divergence
@@ -95,5 +95,5 @@ class Distillation:
 
 
 def _entropy(logprob_MV: Tensor) -> Tensor:
-    """Entropy of whole distributions, nats [M]."""
+    """Entropy of full distributions, nats [M]."""
     return -(logprob_MV.exp() * logprob_MV).sum(-1)

@@ -1,4 +1,4 @@
-"""The loss of KTO; its mathematics is in `objectives.kto`."""
+"""The KTO loss; the math is in `objectives.kto`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lockstep.objectives.masks import trainable
 
 @dataclass(frozen=True)
 class KTOLoss:
-    """The loss of KTO, summed over answers that have trainable tokens; see `objectives.kto`.
+    """The KTO loss, summed over answers with trainable tokens; see `objectives.kto`.
 
     Reads the per-token column `ref_logprob` and the per-sequence column `desirable`. z0 is an
     attribute, because it is estimated over a whole batch and all micro-batches share it.
 
     Attributes:
         beta: β.
-        weights: λ_D and λ_U, of desirable and of undesirable answers.
+        weights: λ_D and λ_U, the weights of desirable and undesirable answers.
         point: z0, nats.
     """
 

@@ -1,6 +1,4 @@
-"""Terms that a step adds to any policy loss: the KL to the reference, and the comparison with the
-sampler.
-"""
+"""Additions to a policy loss: the KL to the reference, and the comparison with the sampler."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ from lockstep.objectives.tally import Tally
 
 @dataclass(frozen=True)
 class KLPenalizedLoss:
-    """A loss plus β·KL(π ‖ π_ref) of the trainable tokens, their mean by the loss's own
-    denominator.
+    """A loss plus β·KL(π ‖ π_ref), averaged over trainable tokens by the loss's own denominator.
 
-    With the denominator "tokens" that is the mean over tokens, otherwise the mean over responses of
-    their token means.
+    With the denominator "tokens" the KL is a mean over tokens; otherwise it is a mean over
+    responses of their token means.
 
     Attributes:
         loss: The loss.
@@ -63,8 +60,7 @@ class KLPenalizedLoss:
 
 @dataclass(frozen=True)
 class ComparedLoss:
-    """A loss that also compares learner and sampler; only meaningful while the weights are those
-    that sampled.
+    """A loss that also compares learner and sampler; valid only at the weights that sampled.
 
     It adds the metric `compared`, a `Tally` against the column `sampler_logprob` over responses
     that are not `recomputed`.

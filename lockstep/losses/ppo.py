@@ -1,6 +1,4 @@
-"""The two losses of PPO, over one micro-batch; their mathematics is in `objectives.policy` and
-`objectives.value`.
-"""
+"""PPO's policy and value losses; the math is in `objectives.policy` and `objectives.value`."""
 
 from __future__ import annotations
 
@@ -19,33 +17,33 @@ from lockstep.objectives.masks import trainable
 from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_ratio
 from lockstep.objectives.value import clip_value_loss
 
-_MAX_LOGRATIO = 20.0  # nats: bounds a metric of a broken step, so that it stays a number
+_MAX_LOGRATIO = 20.0  # nats: keeps a metric of a broken step finite
 
 
 @dataclass(frozen=True)
 class ClippedSurrogate:
     """Σ_t s_t·(w_t·(surrogate_t + β·KL_t) − c·H_t) over trainable tokens.
 
-    With the mean over tokens, s_t is 1 and the denominator the number of tokens; with a mean over
-    responses, s_t is 1 / length or 1 / `max_tokens`, and the denominator the number of responses.
-    Reads the columns `old_logprob`, `advantage` and `weight` (w, importance weights; ones without a
-    correction), and `ref_logprob` where β > 0.
+    With the mean over tokens, s_t is 1 and the denominator is the number of tokens; with a mean
+    over responses, s_t is 1 / length or 1 / `max_tokens`, and the denominator is the number of
+    responses. Reads the columns `old_logprob`, `advantage` and `weight` (w, importance weights; 1
+    without a correction), and `ref_logprob` if β > 0.
 
     Attributes:
-        clip_low: The ratio is clipped below at 1 − this.
-        clip_high: The ratio is clipped above at 1 + this.
-        dual_clip: Bound on the ratio where the advantage is negative; None: none.
-        kl_coef: β, of KL(π ‖ π_ref); its term is `objectives.divergence.kl_loss`, weighted like the
-            surrogate.
-        entropy_coef: c, of the entropy bonus (Schulman et al. 2017, eq. 9).
+        clip_low: Lower clip range: the ratio is at least 1 − clip_low.
+        clip_high: Upper clip range: the ratio is at most 1 + clip_high.
+        dual_clip: Bound on the ratio for negative advantages; None: no bound.
+        kl_coef: β, the coefficient of KL(π ‖ π_ref); the term is `objectives.divergence.kl_loss`,
+            weighted like the surrogate.
+        entropy_coef: c, the coefficient of the entropy bonus (Schulman et al. 2017, eq. 9).
         mean: Mean over tokens, over responses of their token means, or "constant": over responses
             of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
-        max_tokens: Longest response.
+        max_tokens: Maximum response length, tokens.
         sequence_ratio: True to use the geometric mean of a response's ratios for each of its
             tokens, with the gradient through the token's own log π alone (GSPO-token, Zheng et al.
-            2025, eq. 13), so that tokens may have advantages of their own; where these are equal
-            over a response, that is GSPO (eq. 5).
-        cispo: True if the surrogate is log π, weighted by the ratio, which is clipped above (CISPO,
+            2025, eq. 13), so each token may have its own advantage; if a response's advantages are
+            equal, this is GSPO (eq. 5).
+        cispo: True to use log π weighted by the ratio, clipped above, as the surrogate (CISPO,
             MiniMax 2025).
     """
 
@@ -90,7 +88,7 @@ class ClippedSurrogate:
         term_N = surrogate_N * trainable(batch["weight"], mask_N)
         if outputs.entropy is not None:
             entropy_N = trainable(outputs.entropy, mask_N)
-            if self.entropy_coef:  # without it the entropy has no gradient to compute
+            if self.entropy_coef:  # the entropy needs no gradient without a coefficient
                 term_N = term_N - self.entropy_coef * entropy_N
             metrics["entropy"] = Mean(entropy_N.detach().sum(), mask_N.sum())
         total = self._sum(term_N, batch)
@@ -133,11 +131,10 @@ class ClippedValue:
     """Σ_t ½·max((V − R)², (V_clip − R)²) over trainable tokens.
 
     Reads the columns `old_value`, V at the time of the rollout, and `return`. The explained
-    variance is that of `old_value`: what the critic knew before it saw these returns.
+    variance is measured on `old_value`, from before the critic saw these returns.
 
     Attributes:
-        clip: V moves from `old_value` by at most this before its gradient stops; None: plain
-            squared error.
+        clip: Distance of V from `old_value` at which its gradient stops; None: plain squared error.
     """
 
     clip: float | None
@@ -171,7 +168,7 @@ class ClippedValue:
 
 
 def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
-    """Spreads the mean over a response's trainable tokens to each of them [N]."""
+    """Gives each trainable token of a response the mean over them [N]."""
     mean_B = batch.per_sample(x_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
     return trainable(mean_B[batch.row], batch.mask)
 
@@ -202,5 +199,5 @@ def estimate_divergence(logprob_N: Tensor, old_N: Tensor, ref_N: Tensor) -> Tens
 
 
 def _bound_k3(logprob_N: Tensor, other_N: Tensor) -> Tensor:
-    """k3, for metrics alone: a log-ratio beyond the bound counts as the bound."""
+    """Computes k3 with a bounded log-ratio, for metrics only."""
     return k3((logprob_N - other_N).clamp(-_MAX_LOGRATIO, _MAX_LOGRATIO), torch.zeros_like(other_N))

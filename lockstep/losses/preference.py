@@ -1,4 +1,4 @@
-"""Losses over pairs of answers; their mathematics is in `objectives.preference`."""
+"""Losses over pairs of answers; the math is in `objectives.preference`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from lockstep.objectives.masks import trainable
 
 @dataclass(frozen=True)
 class Preference:
-    """Σ over pairs of w_p·L(Δ) + w_s·(−log π(y_w)), of pairs in which both answers have trainable
-    tokens.
+    """Σ w_p·L(Δ) + w_s·(−log π(y_w)) over pairs in which both answers have trainable tokens.
 
     A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first; only
-    its answer is trainable, the stop token included. Reads the per-token column `ref_logprob`, and
-    the per-sequence column `score` if `kind` uses scores. Pairs of judgements (`judge_pair`) are
-    trained on like all others, with separate metrics.
+    the answers are trainable, including the stop token. Reads the per-token column `ref_logprob`,
+    and the per-sequence column `score` if `kind` uses scores. Pairs of judgments (`judge_pair`) are
+    trained on like other pairs, with separate metrics.
 
     Attributes:
         kind: L, see `objectives.preference`.
         beta: β.
-        length_normalized: L sees means over an answer's tokens instead of sums.
+        length_normalized: True to use means over an answer's tokens in L instead of sums.
         gt_reward_scale: η of the RPO losses, which aim at β·Δ = η·(s_w − s_l).
         preference_coef: w_p.
-        sft_coef: w_s, of the maximum likelihood of chosen answers.
-        sft_length_normalized: True if that likelihood is the mean over an answer's tokens.
+        sft_coef: w_s, the weight of the negative log-likelihood of chosen answers.
+        sft_length_normalized: True to average that log-likelihood over an answer's tokens.
         label_smoothing: ε of `dpo` and `robust`.
     """
 
@@ -85,7 +84,7 @@ class Preference:
         )
 
     def _preferences(self, gap_P: Tensor, batch: Batch) -> Tensor:
-        """L of each pair, from Δ. Returns [P]."""
+        """Computes L of each pair from Δ. Returns [P]."""
         match self.kind:
             case "dpo":
                 return preference.conservative_dpo(gap_P, self.beta, self.label_smoothing)
@@ -112,15 +111,14 @@ class Preference:
 
 
 def _score_gap(batch: Batch) -> Tensor:
-    """Score of the chosen answer less that of the rejected one [P]."""
+    """Score of the chosen answer minus the score of the rejected one [P]."""
     better_P, worse_P = split_pairs(batch, batch["score"])
-    # A pair that is not trained on may lack scores, and NaN must not reach the gradient of the
-    # others.
+    # A pair that is not trained on may lack scores, and NaN must not reach other pairs' gradients.
     return trainable(better_P - worse_P, active_pairs(batch))
 
 
 def _of_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
-    """Metrics of pairs of answers, with the scores of their judge."""
+    """Metrics of pairs of answers, including their judge's scores."""
     metrics = measure_pairs(batch, rewards, active_P)
     if "score" in batch.sample:
         names = ("chosen_generated_rewards", "rejected_generated_rewards")
@@ -129,16 +127,14 @@ def _of_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) 
 
 
 def measure_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
-    """Measures the rewards of both answers of each pair, and their lengths."""
+    """Measures the rewards and lengths of both answers of each pair."""
     length_B = batch.per_sample(batch.mask.long())
     lengths = _means(("chosen_lengths", "reject_lengths"), split_pairs(batch, length_B), active_P)
     return measure_implicit_rewards(*rewards, active_P) + lengths
 
 
 def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Tensor) -> Metrics:
-    """Measures the rewards of both answers (DPO: β·d, the implicit reward), and how often they rank
-    a pair as given.
-    """
+    """Measures rewards (DPO: β·d, the implicit reward) and how often they rank pairs as labeled."""
     chosen_P = chosen_P.detach()
     rejected_P = rejected_P.detach()
     both = trainable(torch.cat([chosen_P, rejected_P]).double(), active_P.repeat(2))
@@ -163,7 +159,7 @@ def interval_of_acc(metrics: Metrics) -> Metrics:
 
 
 def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
-    """Means over active pairs of a column of the chosen and of the rejected answers."""
+    """Means of a column over the chosen and the rejected answers of active pairs."""
     totals = (trainable(column_P.float(), active_P).sum() for column_P in pair)
     return Metrics(
         {name: Mean(total, active_P.sum()) for name, total in zip(names, totals, strict=True)}
@@ -172,8 +168,7 @@ def _means(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor
 
 @dataclass(frozen=True)
 class SimPOLoss:
-    """Σ over pairs of −log σ(β·Δ − γ) − w_s·log π(y_w), Δ and log π(y_w) of means over an answer's
-    tokens.
+    """Σ −log σ(β·Δ − γ) − w_s·log π(y_w) over pairs, with token means for Δ and log π(y_w).
 
     Attributes:
         beta: β.
@@ -200,8 +195,7 @@ class SimPOLoss:
 
 @dataclass(frozen=True)
 class ORPOLoss:
-    """Σ over pairs of −log π(y_w) − λ·log σ(log odds(y_w) − log odds(y_l)), of means over an
-    answer's tokens.
+    """Σ −log π(y_w) − λ·log σ(log odds(y_w) − log odds(y_l)) over pairs, with means over tokens.
 
     Attributes:
         odds_ratio_coef: λ.
@@ -222,7 +216,7 @@ class ORPOLoss:
 
 
 def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Mean log-probability of the tokens of the chosen and of the rejected answers, [P] each."""
+    """Mean token log-probability of the chosen and the rejected answers, [P] each."""
     assert outputs.logprob is not None, "a loss of pairs needs a head that gives log-probabilities"
     length_B = batch.per_sample(batch.mask.long()).clamp(min=1)
     return split_pairs(batch, batch.per_sample(trainable(outputs.logprob, batch.mask)) / length_B)
@@ -231,9 +225,7 @@ def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
 def _sum_up(
     batch: Batch, preference_P: Tensor, surprise_P: Tensor, coefs: tuple[float, float]
 ) -> tuple[Tensor, Metrics]:
-    """Sums a pair loss and the negative log-likelihood of chosen answers, weighted, over active
-    pairs.
-    """
+    """Sums a pair loss and the weighted NLL of the chosen answers over active pairs."""
     active_P = active_pairs(batch)
     sums = [trainable(loss_P, active_P).sum() for loss_P in (preference_P, surprise_P)]
     total = coefs[0] * sums[0] + coefs[1] * sums[1]
@@ -244,15 +236,13 @@ def _sum_up(
 
 @dataclass(frozen=True)
 class BradleyTerry:
-    """Σ over pairs of −log σ(r_w − r_l − m) + c·(r_w + r_l)², of pairs in which both answers have
-    trainable tokens.
+    """Σ −log σ(r_w − r_l − m) + c·(r_w + r_l)² over pairs whose answers have trainable tokens.
 
     A pair is two neighboring sequences of a batch with `group_size` 2, the chosen one first. r is
     the head's output at the last token of a sequence.
 
     Attributes:
-        margin: m is the difference of the pair's scores, which the per-sequence column `score` has;
-            else 0.
+        margin: True to use the difference of the pair's `score` column as m; else m = 0.
         center_rewards_coefficient: c.
     """
 

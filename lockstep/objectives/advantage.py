@@ -1,9 +1,8 @@
-"""Generalized advantage estimation (Schulman et al. 2016) over the trainable tokens of a ragged
-batch.
+"""Generalized advantage estimation (Schulman et al. 2016) over trainable tokens.
 
-The steps of the decision process are the trainable tokens alone: tool output, user turns, prompts
-and padding are skipped. See `masks` for the legend; T is the largest number of trainable tokens of
-a sequence.
+The batch is ragged. Only trainable tokens are steps of the decision process: tool output, user
+turns, prompts and padding are skipped. See `masks` for the legend; T is the largest number of
+trainable tokens in a sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def gae(
     lam: float | Tensor,
     final_value_B: Tensor | None = None,
 ) -> Tensor:
-    """Estimates how much better each trainable token was than the value of the state before it.
+    """Estimates the advantage of each trainable token over the value of the state before it.
 
     With t+1 the next trainable token of the same sequence (Schulman et al. 2016, eq. 16):
 
@@ -38,8 +37,8 @@ def gae(
         lengths: Tokens of each sequence, int64 [B], on the CPU.
         gamma: Discount γ per trainable token.
         lam: λ, one for all or one per sequence [B].
-        final_value_B: V of the state after each sequence, fp32 [B]: what a truncated one is still
-            worth, 0 for one that has ended. None: all have ended.
+        final_value_B: V of the state after each sequence, fp32 [B]: 0 for a finished sequence; a
+            truncated one keeps its value. None: all have finished.
 
     Returns:
         Advantages, fp32 [N], 0 where the mask is off.
@@ -54,8 +53,7 @@ def gae(
     row_S = rows(lengths, mask_N.device)[mask_N]
     count_B = torch.bincount(row_S, minlength=len(lengths))
     steps = int(count_B.max()) if len(row_S) else 0
-    # Trainable tokens are laid out by step and sequence, so that every sequence ends at the last
-    # step.
+    # Trainable tokens are laid out by step and sequence; every sequence ends at the last step.
     step_S = steps - count_B.cumsum(0)[row_S] + torch.arange(len(row_S), device=row_S.device)
     reward_TB, value_TB, advantage_TB = reward_N.new_zeros(3, steps, len(lengths))
     reward_TB[step_S, row_S] = reward_N[mask_N]
@@ -75,11 +73,10 @@ def gae(
 
 
 def length_adaptive_lambda(mask_N: Tensor, lengths: Tensor, alpha: float) -> Tensor:
-    """λ that grows with the response, so that a reward at the end of a long one still reaches its
-    start.
+    """Computes λ that grows with length, so that a final reward reaches the start of a response.
 
     λ = 1 − 1 / max(1, α·length), length in trainable tokens (length-adaptive GAE of VAPO, Yue et
-    al. 2025; the maximum keeps λ ≥ 0 where α·length < 1).
+    al. 2025; the maximum keeps λ ≥ 0 if α·length < 1).
 
     Returns:
         fp32 [B].

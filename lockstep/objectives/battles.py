@@ -1,6 +1,4 @@
-"""Ranks judgements by pairwise battles with the Bradley-Terry model (1952), as Meta-Rewarding does
-(Wu et al. 2024).
-"""
+"""Ranks judgments by Bradley-Terry (1952) over pairwise battles (Meta-Rewarding, Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -11,20 +9,19 @@ import torch
 from torch import Tensor
 
 Winner = Literal["A", "B"]
-"""A: the player that is shown first; B: the other."""
+"""A: the player shown first; B: the player shown second."""
 Battles = Mapping[tuple[int, int], Winner | None]
-"""Winner of each battle, by the players in the order in which they were shown; None: no verdict."""
+"""Winner of each battle, by its players in the order shown; None: no verdict."""
 
 _STEPS = 100
 _EXACT = 1e-12
 
 
 def consistent_wins(battles: Battles, players: int) -> Tensor:
-    """Counts one win per pair where both orders name the same player, else a tie: half a win for
-    each.
+    """Counts one win per pair if both orders agree, else a tie: half a win for each player.
 
     Args:
-        battles: Pairs with an order that is missing or undecided do not count.
+        battles: Battles; pairs with a missing or undecided order do not count.
         players: Number of players.
 
     Returns:
@@ -35,7 +32,7 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
         back = battles.get((j, i))
         if i > j or winner is None or back is None:
             continue
-        if winner == back:  # the same place won both times: the order decided, not the answers
+        if winner == back:  # the same position won both times: the order decided, not the answers
             wins_PP[i, j] += 0.5
             wins_PP[j, i] += 0.5
         elif winner == "A":
@@ -46,21 +43,20 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
 
 
 def position_weighted_wins(battles: Battles, players: int) -> Tensor:
-    """Counts wins with less weight in the place that wins more often: ω₁ for one shown first, ω₂
-    for one shown second.
+    """Counts wins weighted by position; the position that wins more often weighs less.
 
     B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]; ω₁ is the share of
-    decided battles that the second place wins, and ω₂ that of the first (Wu et al. 2024, eq. 3–4).
-    A battle without a verdict adds nothing, and its other order still counts, as in the paper. The
-    paper does not say over which battles wins are totaled; here these are the battles given, of one
-    answer, so that no pair depends on other answers of its step.
+    decided battles won by the player shown second, and ω₂ the share won by the player shown first
+    (Wu et al. 2024, eq. 3–4). A battle without a verdict adds nothing, and its other order still
+    counts, as in the paper. The paper does not say over which battles the shares are taken; here it
+    is the battles given, of one answer, so that no pair depends on other answers of its step.
 
     Args:
-        battles: Those without a verdict do not count.
+        battles: Battles; those without a verdict do not count.
         players: Number of players.
 
     Returns:
-        Weighted wins of player i over player j, float64 [P, P]; all 0 where one place wins every
+        Weighted wins of player i over player j, float64 [P, P]; all 0 if one position wins every
         battle.
     """
     decided = {pair: winner for pair, winner in battles.items() if winner is not None}
@@ -75,13 +71,13 @@ def position_weighted_wins(battles: Battles, players: int) -> Tensor:
 
 
 def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
-    """Strengths θ that maximize Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖², by Newton's method.
+    """Maximizes Σ_ij wins_ij · log σ(θ_i − θ_j) − l2/2 · ‖θ‖² over θ by Newton's method.
 
-    The small l2 makes the optimum finite and unique, also where one player wins every battle.
+    The small l2 makes the optimum finite and unique, even if one player wins every battle.
 
     Args:
-        wins_PP: How often, or with what total weight, i beat j [P, P].
-        l2: Above 0.
+        wins_PP: Number or total weight of the wins of i over j [P, P].
+        l2: Regularization, above 0.
 
     Returns:
         θ, float64 [P]; its sum is 0. 400·θ/ln 10 + 1000 is the Elo scale.
@@ -102,9 +98,7 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
 
 
 def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
-    """Returns the largest of 1, ½, ¼, … at which a step does not lower the objective by more than
-    rounding.
-    """
+    """Returns the largest step size of 1, ½, ¼, … that does not lower the objective."""
     here = _objective(wins_PP, theta_P, l2)
     size = 1.0
     enough = here - _EXACT * max(1.0, abs(here))

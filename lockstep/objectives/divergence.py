@@ -1,21 +1,20 @@
-"""Estimates of the divergence between two policies, from log-probabilities of tokens that one of
-them sampled.
+"""Estimates of the KL divergence between two policies from tokens that one of them sampled.
 
 With Δ = log π(x) − log π_ref(x) of a token x ~ π (Schulman 2020, 'Approximating KL divergence'):
 
     k1 = Δ,    k2 = Δ²/2,    k3 = e^(−Δ) − 1 + Δ
 
-k1 and k3 are unbiased estimates of KL(π ‖ π_ref); k2 and k3 are never negative. What matters to
-training is the expected *gradient*, and that depends on where the estimate is used:
+k1 and k3 are unbiased estimates of KL(π ‖ π_ref); k2 and k3 are never negative. Training depends on
+the expected *gradient*, which depends on where the estimate is used:
 
-- In the reward, where the gradient is E[k·∇log π]: k1 gives ∇KL(π ‖ π_ref); k2 and k3 give
-  something else, which may even point away from the reference. So the reward takes `k1`.
-- In the loss, differentiated itself: k1's gradient has mean 0, k3's is that of KL(π_ref ‖ π), k2's
-  is right, as long as π itself sampled. So the loss takes `kl_loss`, which is k2 weighted by
-  π/π_old.
+- In the reward, the gradient is E[k·∇log π]: k1 gives ∇KL(π ‖ π_ref); k2 and k3 do not, and may
+  even point away from the reference. So the reward takes `k1`.
+- In the loss, the estimate itself is differentiated: k1's gradient has mean 0, k3's is the gradient
+  of KL(π_ref ‖ π), and k2's is right if π itself sampled. So the loss takes `kl_loss`, which is k2
+  weighted by π/π_old.
 
-`tests/conformance/test_kl_gradients.py` enumerates a small vocabulary and compares with autograd. Δ
-is never clamped where it is learned from, because that would bias the gradient.
+`tests/conformance/test_kl_gradients.py` enumerates a small vocabulary and compares with autograd.
+Training never clamps Δ, because that would bias the gradient.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ def k3(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
 
 
 def kl_loss(logprob_N: Tensor, old_logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
-    """The KL term of a loss: its expected gradient is that of KL(π ‖ π_ref) at the states that were
-    sampled.
+    """The KL term of a loss, with the expected gradient of KL(π ‖ π_ref) at the sampled states.
 
     sg(ρ)·Δ²/2 with ρ = π/π_old, which is 1 on-policy. Its gradient is ρ·Δ·∇log π: token by token
     that of ρ·k3 (DeepSeek-AI 2025, DeepSeek-V3.2), without the exponential of a log-ratio that must

@@ -1,8 +1,8 @@
 """Estimates of a model's accuracy from several responses per question, with their uncertainty.
 
-A figure is a mean over questions of one number per question. For pass@k and majority@k that number
-is an average over *all* subsets of k of the question's n responses: unbiased for k fresh responses,
-for any n. Subsets are counted in integers and divided once, so rounding loses nothing.
+An estimate is a mean over questions of one number per question. For pass@k and majority@k that
+number is an average over *all* subsets of k of the question's n responses: unbiased for k fresh
+responses, for any n. Subsets are counted in integers and divided once, so rounding loses nothing.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ class Estimate:
     questions: int
 
     def ends(self, name: str) -> Metrics:
-        """The interval for a run's log, beside the metric `name`: `name_low` and `name_high`."""
+        """The interval as metrics: `name_low` and `name_high`."""
         return Metrics({f"{name}_low": Last(self.low), f"{name}_high": Last(self.high)})
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Share of the k-subsets of `n` responses, `right` of them right, that hold a right one (Chen
-    et al. 2021, eq. 1).
+    """Share of k-subsets of `n` responses that hold one of the `right` correct responses.
 
-    1 − C(n − c, k) / C(n, k)
+    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, eq. 1)
 
     Raises:
         ValueError: There are fewer than k responses.
@@ -59,14 +58,13 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
-    """Share of the k-subsets in which the right answer has most votes; t answers that tie for most
-    count as 1/t each.
+    """Share of k-subsets in which the right answer has the most votes; t tied answers get 1/t each.
 
     Args:
         right: Responses with the right answer.
         wrong: Responses with each wrong answer.
-        silent: Responses without an answer; they have no vote, and without any vote the right
-            answer does not win.
+        silent: Responses without an answer, which have no vote; a subset without votes counts as
+            wrong.
         k: Size of a subset.
 
     Raises:
@@ -83,13 +81,12 @@ def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> fl
 
 
 def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[int, int]]:
-    """Counts ways to draw at most `limit` responses, `most` of each answer, by (responses drawn,
-    answers with `most`).
+    """Counts draws of at most `limit` responses by (responses drawn, answers with `most` votes).
 
     Args:
-        sizes: Responses there are with each answer.
-        most: Votes of the right answer.
-        limit: Responses that are left to draw.
+        sizes: Number of responses with each answer.
+        most: Votes of the right answer, the maximum for each other answer.
+        limit: Number of responses left to draw.
     """
     ways = Counter({(0, 0): 1})
     for size in sizes:
@@ -107,8 +104,8 @@ def share(values: Sequence[float]) -> Estimate:
     Wilson's interval (1927) at the sample size that a simple random sample would need for the same
     variance, as for surveys by clusters (Kish 1965; Korn & Graubard 1998): n* = p (1 − p) / (s² /
     n). The question is the cluster, so responses to one question never count as independent. With
-    one response per question n* = n: Wilson's own interval. Where all questions agree there is no
-    variance to go by, and n* = n, the least it can be.
+    one response per question n* = n, which gives Wilson's own interval. If all questions agree, the
+    variance is 0 and n* = n, its minimum.
     """
     if not values:
         return _nothing()
@@ -118,16 +115,14 @@ def share(values: Sequence[float]) -> Estimate:
     n = len(values)
     size = (
         n * p * (1 - p) / variance if min(values) < max(values) else float(n)
-    )  # rounding is no variance
+    )  # rounding error is not variance
     center = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
     half = _Z95 / (1 + _Z95**2 / size) * math.sqrt(p * (1 - p) / size + (_Z95 / (2 * size)) ** 2)
     return Estimate(p, max(0.0, center - half), min(1.0, center + half), n)
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean of one number of any size per question, ± 1.96 standard errors over questions (NaN
-    for one question).
-    """
+    """The mean of one number per question, ± 1.96 standard errors (NaN for a single question)."""
     if not values:
         return _nothing()
     column = torch.tensor(values, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Advantages without a critic: each response is compared with the others to its prompt.
+"""Advantages without a critic: each response is compared with others to the same prompt.
 
 P prompts, each with G responses that are neighbors; B = P·G.
 """
@@ -13,35 +13,35 @@ from torch import Tensor
 from lockstep.core.types import Baseline, ScaleRewards
 
 _LEAST = 1e-4  # added to the standard deviation, so that equal rewards do not divide by 0
-_LEAST_OF_OTHERS = 1e-6  # added to that of the others, where it is not 0
+_LEAST_OF_OTHERS = 1e-6  # added to the standard deviation of the others if it is not 0
 
 
 def group_advantage(
     score_B: Tensor, judged_B: Tensor, group_size: int, *, baseline: Baseline, scale: ScaleRewards
 ) -> tuple[Tensor, Tensor]:
-    """A_i = (r_i − b_i) / s over the responses that were judged; the rest count in no mean.
+    """Computes A_i = (r_i − b_i) / s over judged responses; the rest count in no mean.
 
     The mean of the group (GRPO, Shao et al. 2024, §4.1.2) holds r_i itself; the mean of the others
     (RLOO, Ahmadian et al. 2024, eq. 5) does not, and is n/(n − 1) times as far away. Without s the
     advantage is unbiased (Dr. GRPO, Liu et al. 2025).
 
-    Computed in fp64, where the sum of n equal fp32 numbers is exact, and so is their mean, so that
-    equal scores give exactly 0. In fp32 the mean of equal 0.3 can be off by 3e-8; divided by 1e-4
-    that is 3e-4, and Adam, which ignores scale, turns it into a full step.
+    Computed in fp64, in which the mean of n equal fp32 numbers is exact, so equal scores give
+    exactly 0. In fp32 the mean of equal 0.3 can be off by 3e-8; divided by 1e-4 that is 3e-4, and
+    Adam, which ignores scale, turns it into a full step.
 
     Args:
         score_B: r, fp32 [B].
         judged_B: True for each response that was judged, bool [B].
         group_size: G.
         baseline: b: the mean of the group, of its others, or 0.
-        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1. Or that of the
-            others of the group, and 1 where they are equal: one right answer among wrong ones keeps
-            the advantage 1, as in NeMo RL.
+        scale: s: the standard deviation of the group, or of all B, with n − 1; or 1; or the
+            standard deviation of the others of the group, or 1 if they are equal: one right answer
+            among wrong ones keeps the advantage 1, as in NeMo RL.
 
     Returns:
         A [B]; 0 for a response without a score and, with a baseline, for the only scored one of its
-        group. And 1/s [B], by which a reward of single tokens is scaled to an advantage; 0 where A
-        is 0 for one of these reasons.
+        group. And 1/s [B], which scales per-token rewards to advantages; 0 if A is 0 for one of
+        these reasons.
     """
     judged_PG = judged_B.view(-1, group_size)
     score_PG = torch.where(judged_PG, score_B.view(-1, group_size), 0.0).double()
@@ -85,8 +85,7 @@ def group_advantage(
 
 
 def _deviation_of_others(score_PG: Tensor, judged_PG: Tensor) -> Tensor:
-    """The standard deviation of the others, with n − 1; exactly 0 where they are equal or fewer
-    than two.
+    """Standard deviation of the others, with n − 1; exactly 0 if they are equal or fewer than two.
 
     Computed from the differences: subtracting one response from sums over the group would leave a
     rounding error instead of 0.

@@ -1,8 +1,8 @@
 """Sums, means and whitening over trainable tokens of a ragged batch.
 
 Legend for this folder: N flat tokens of all sequences, B sequences; `mask_N` is True on trainable
-tokens, `lengths` is int64 [B] on the CPU. Values where the mask is off, NaN included, never reach a
-result or a gradient.
+tokens, `lengths` is int64 [B] on the CPU. Values where the mask is off, including NaN, never reach
+a result or a gradient.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ def sum_before(x_N: Tensor, lengths: Tensor) -> Tensor:
 
 
 def masked_mean(x_N: Tensor, mask_N: Tensor) -> Tensor:
-    """Mean over trainable tokens; 0 where there is none. Returns a 0-d tensor."""
+    """Mean over trainable tokens; 0 if there are none. Returns a 0-d tensor."""
     return trainable(x_N, mask_N).sum() / mask_N.sum().clamp(min=1)
 
 
 def masked_whiten(x_N: Tensor, mask_N: Tensor) -> Tensor:
-    """Shifts and scales the trainable tokens of the whole batch to mean 0 and (population) variance
-    1.
+    """Shifts and scales the batch's trainable tokens to mean 0 and (population) variance 1.
 
-    y = (x − mean) / √(var + 1e-8), in fp64, where the mean of equal fp32 numbers is exact, so that
-    they whiten to 0.
+    y = (x − mean) / √(var + 1e-8), in fp64, in which the mean of equal fp32 numbers is exact, so
+    that they whiten to 0.
 
     Returns:
         [N], 0 where the mask is off.

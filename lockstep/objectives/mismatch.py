@@ -1,5 +1,4 @@
-"""Sampler against learner: how far their log-probabilities of the same tokens differ, and what to
-do about it.
+"""Mismatch between sampler and learner log-probabilities, and importance corrections for it.
 
 Both score the sampled tokens, under the sampling distribution. See `masks` for the legend; Δ is the
 learner's log-probability minus the sampler's, nats.
@@ -19,14 +18,13 @@ from lockstep.objectives.divergence import k1, k3
 from lockstep.objectives.masks import rows, sequence_sum, trainable
 
 DEPTHS = (0, 64, 256, 1024, 4096, 16384)
-"""First position of each range of positions whose gap is measured by itself."""
+"""First position of each range of positions whose gap is measured separately."""
 
 
 def token_tis(
     learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, high: float
 ) -> Tensor:
-    """Truncated importance sampling per token, min(e^Δ, high) (Ionides 2008; for this use, Yao et
-    al. 2025).
+    """Truncated importance sampling per token, min(e^Δ, high) (Ionides 2008; Yao et al. 2025).
 
     Returns:
         Importance weights from the sampling policy to the trained one, detached, fp32 [N], 0 where
@@ -43,9 +41,9 @@ def sequence_tis(
     lengths: Tensor,
     high: float,
 ) -> Tensor:
-    """Truncated importance sampling per sequence: all its tokens weigh min(e^ΣΔ, high).
+    """Truncated importance sampling per sequence: each of its tokens weighs min(e^ΣΔ, high).
 
-    Returns as `token_tis`.
+    Returns the same as `token_tis`.
     """
     delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
     ratio_B = sequence_sum(delta_N, mask_N, lengths).exp()
@@ -55,8 +53,9 @@ def sequence_tis(
 def icepop(
     learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, low: float, high: float
 ) -> Tensor:
-    """Masked importance sampling per token: e^Δ within [low, high], else 0 (Zhao et al. 2025); as
-    `token_tis`.
+    """Masked importance sampling per token: e^Δ if within [low, high], else 0.
+
+    Zhao et al. 2025. Returns the same as `token_tis`.
     """
     ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
     return trainable(ratio_N, mask_N & (ratio_N >= low) & (ratio_N <= high))
@@ -64,8 +63,7 @@ def icepop(
 
 @dataclass(frozen=True)
 class EffectiveSampleSize(Reduction):
-    """(Σw)² / (n·Σw²) over sequences: the effective share of them (Kish 1965); 1 where all weigh
-    the same.
+    """Effective sample share (Σw)² / (n·Σw²) over sequences (Kish 1965); 1 for equal weights.
 
     Kept as logarithms, because the weight of a long sequence may not fit a float.
 
@@ -100,7 +98,7 @@ def sequence_mismatch(
     """Mean of e^min(|Δ|, cap) over each sequence's trainable tokens.
 
     Returns:
-        fp32 [B]; 1, no mismatch, for a sequence that has none.
+        fp32 [B]; 1, no mismatch, for a sequence without trainable tokens.
     """
     error_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).abs().clamp(max=cap).exp()
     count_B = sequence_sum(torch.ones_like(error_N), mask_N, lengths)

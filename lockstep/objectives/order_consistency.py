@@ -1,23 +1,22 @@
-"""A test, without labels, of whether a pairwise judge sees more than the order in which two answers
-are shown.
+"""A label-free test of whether a pairwise judge responds to more than the order of two answers.
 
 Each pair is compared in both orders, and the judge is consistent if it names the same winner twice.
-Under the null hypothesis it does not read them: it names the one shown first with some probability
-p, independently each time. Then
+Under the null hypothesis it does not read the answers: it names the one shown first with some
+probability p, independently each time. Then
 
     P(consistent) = 2·p·(1 − p)
 
-½ for a coin, and 0 for a judge that always names the first. p is unknown, but given how often the
-first won, F of the 2n battles of n comparisons, it cancels, and the number C of consistent
-comparisons has an exact distribution:
+which is ½ for a coin toss, and 0 for a judge that always names the first. p is unknown, but it
+cancels given F, the wins of the first in the 2n battles of n comparisons, and the number C of
+consistent comparisons has an exact distribution:
 
     P(C = c | n, F) = n! / (a!·c!·b!) · 2^c / C(2n, F),   a = (F − c)/2,   b = n − a − c
 
-with a comparisons that the first won twice, and b that the second did. (It is the exact test of
-genetics for an excess of heterozygotes.) Where p differs from one comparison to the next, a judge
-without skill is consistent more rarely still. So P(C ≥ c | n, F) at or below `LEVEL` says that the
-winners depend on what was shown. It does not say that they are right: a judge that always prefers
-the longer one is consistent.
+with a comparisons that the first won twice, and b that the second won twice. (It is the exact test
+of genetics for an excess of heterozygotes.) If p differs between comparisons, a judge without skill
+is consistent even less often. So P(C ≥ c | n, F) at or below `LEVEL` shows that the winners depend
+on the answers. It does not show that they are right: a judge that always prefers the longer answer
+is consistent.
 
 The test may be repeated as comparisons come in: each time, a judge without skill passes with a
 probability of at most `LEVEL`, so on average it passes at most that share of the times.
@@ -33,7 +32,7 @@ from operator import add
 from lockstep.objectives.battles import Battles
 
 LEVEL = 0.01
-"""The greatest chance at which a judge without skill passes."""
+"""Maximum probability that a judge without skill passes."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Comparisons:
 
     Attributes:
         total: n.
-        consistent: C, those with the same winner in both orders.
-        first_wins: F, their battles that were won by the one shown first.
+        consistent: C, comparisons with the same winner in both orders.
+        first_wins: F, battles won by the answer shown first.
     """
 
     total: int = 0
@@ -55,9 +54,7 @@ class Comparisons:
 
     @property
     def by_chance(self) -> float:
-        """Expected consistent share of a judge without skill that names the first as often; NaN if
-        there are none.
-        """
+        """Expected consistent share of an unskilled judge with the same `first_wins`; NaN if empty."""
         if not self.total:
             return math.nan
         first = self.first_wins / (2 * self.total)
@@ -65,9 +62,7 @@ class Comparisons:
 
     @property
     def luck(self) -> float:
-        """P(C ≥ c | n, F): the chance that a judge without skill is so consistent; 1 where there
-        are none.
-        """
+        """P(C ≥ c | n, F): probability that an unskilled judge is this consistent; 1 if empty."""
         most = min(self.first_wins, 2 * self.total - self.first_wins)
         return min(
             1.0,
@@ -76,9 +71,7 @@ class Comparisons:
 
     @property
     def show_skill(self) -> bool:
-        """True if a judge without skill would be this consistent with a probability of at most
-        `LEVEL`.
-        """
+        """True if an unskilled judge would be this consistent with probability at most `LEVEL`."""
         return self.luck <= LEVEL
 
     def _probability(self, consistent: int) -> float:
@@ -95,7 +88,7 @@ class Comparisons:
 
 
 def count_comparisons(battles: Iterable[Battles]) -> Comparisons:
-    """Counts the comparisons of several sets of players, those that were decided in both orders."""
+    """Counts comparisons that were decided in both orders, over several sets of players."""
     decided = [
         (winner, back)
         for own in battles

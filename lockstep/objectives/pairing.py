@@ -1,6 +1,4 @@
-"""Choice of a preference pair by score (Yuan et al. 2024, §2.4), with length control (Wu et al.
-2024).
-"""
+"""Selects preference pairs by score (Yuan et al. 2024), with length control (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -11,17 +9,19 @@ from fractions import Fraction
 from typing import Literal
 
 Status = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
-"""Outcome of a row: a pair of answers to learn from; fewer than two scores; equal scores; equal
-answers; fewer than two answers that were finished; a pair of judgements to learn from.
+"""Outcome of choosing a pair for a row.
+
+ A pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than two
+ finished answers; a pair of judgments to learn from.
 """
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An answer that may be chosen for a pair.
+    """A candidate answer for a pair.
 
     Attributes:
-        tokens: Tokens of the answer, the stop token included.
+        tokens: Tokens of the answer, including the stop token.
         finished: Whether it ended before its limit.
         score: Mean of its verdicts; None if it has none.
         variance: Population variance of its verdicts; None if it has fewer than two.
@@ -35,12 +35,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """Two answers, by their places among a prompt's answers.
+    """Two answers, by their indices among a prompt's answers.
 
     Attributes:
-        status: Only a pair that is "ok" is learned from.
-        chosen: The better one; None if there is no pair.
-        rejected: The worse one.
+        status: Outcome; only "ok" pairs are trained on.
+        chosen: The better answer; None if there is no pair.
+        rejected: The worse answer.
     """
 
     status: Status
@@ -49,12 +49,12 @@ class AnswerPair:
 
 
 def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
-    """The answers to prefer and to reject.
+    """Chooses the preferred and the rejected answer.
 
-    With S the finished answers that have a score, from s_min to s_max, and ρ the length control:
-    the shortest of those within ρ·(s_max − s_min) of the best is preferred, and the longest of
-    those as near to the worst is rejected. With ρ = 0 these are the best and the worst; of equal
-    scores the one whose verdicts agree most.
+    Let S be the finished answers with a score, from s_min to s_max, and ρ the length control: the
+    shortest answer within ρ·(s_max − s_min) of the best is preferred, and the longest answer within
+    that distance of the worst is rejected. With ρ = 0 these are the best and the worst; ties go to
+    the answer whose verdicts agree most.
 
     Args:
         answers: Answers to one prompt.
@@ -97,22 +97,21 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
         rejected = min(low, key=doubt)
     if answers[chosen].tokens == answers[rejected].tokens:
         return AnswerPair("identical")
-    # From ρ = ½ on both sets can hold the same answers, and the short one can be the worse one.
+    # For ρ ≥ ½ the sets can overlap, and the short answer can be the worse one.
     if usable[chosen] > usable[rejected]:
         return AnswerPair("ok", chosen, rejected)
     return AnswerPair("tie")
 
 
 def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
-    """Selects as many places as possible, the first ones of each class, so that no class has more
-    than its share.
+    """Selects as many indices as possible, first ones first, without exceeding a class's share.
 
     Args:
-        classes: Class of each place.
-        room: Maximum number of places.
-        share: Largest share of the selection that one class may have; one place is always allowed.
+        classes: Class of each index.
+        room: Maximum number of indices.
+        share: Maximum share of the selection per class; one index is always allowed.
     """
-    exact = Fraction(repr(share))  # .58 of 50 is 29, and not 28.999
+    exact = Fraction(repr(share))  # .58 of 50 is 29, not 28.999
     for total in range(min(room, len(classes)), 0, -1):
         most = max(1, int(exact * total))
         counts = Counter[float]()

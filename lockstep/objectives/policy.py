@@ -1,6 +1,4 @@
-"""The clipped surrogate objective of PPO (Schulman et al. 2017), its extensions, and the weighted
-one of CISPO.
-"""
+"""The clipped surrogate of PPO (Schulman et al. 2017) with extensions, and CISPO's surrogate."""
 
 from __future__ import annotations
 
@@ -11,15 +9,14 @@ _MAX_LOGRATIO = 20.0  # nats: beyond, exp overflows in fp32 and a gradient of 0�
 
 
 def probability_ratio(logprob_N: Tensor, old_logprob_N: Tensor) -> Tensor:
-    """π(x_t | x_<t) / π_old(x_t | x_<t). Returns [N], its logarithm bounded by ±20."""
+    """π(x_t | x_<t) / π_old(x_t | x_<t) [N], with its logarithm bounded by ±20."""
     return (logprob_N - old_logprob_N).clamp(-_MAX_LOGRATIO, _MAX_LOGRATIO).exp()
 
 
 def cispo_loss(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss −sg(min(ρ, 1 + high))·A·log π of CISPO (MiniMax 2025, eq. 4): no token loses its
-    gradient.
+    """CISPO's loss −sg(min(ρ, 1 + high))·A·log π (MiniMax 2025, eq. 4): every token has a gradient.
 
     Arguments and results are those of `clip_surrogate`, but a token that is clipped here keeps a
     gradient, with the bound as its weight.
@@ -37,23 +34,22 @@ def clip_surrogate(
     clip_high: float,
     dual_clip: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss −min(ρA, clip(ρ, 1 − low, 1 + high)·A) with ρ = π/π_old (Schulman et al. 2017, eq.
-    7).
+    """PPO's loss −min(ρA, clip(ρ, 1 − low, 1 + high)·A), ρ = π/π_old (Schulman et al. 2017, eq. 7).
 
     Different bounds above and below are DAPO's clip-higher (Yu et al. 2025). Dual clip (Ye et al.
-    2020, eq. 5) bounds the loss by −c·A where A < 0, because there the minimum alone does not bound
-    it as the ratio grows.
+    2020, eq. 5) bounds the loss by −c·A if A < 0, because the minimum alone does not bound it as
+    the ratio grows.
 
     Args:
         logprob_N: log π of the sampled tokens, nats, fp32 [N].
         old_logprob_N: log π_old of the same.
         advantage_N: A of each token.
-        clip_low: ρ is clipped below at 1 − this.
-        clip_high: ρ is clipped above at 1 + this.
+        clip_low: ρ is clipped below at 1 − clip_low.
+        clip_high: ρ is clipped above at 1 + clip_high.
         dual_clip: c > 1, or None: no bound.
 
     Returns:
-        The loss of each token [N], and whether a bound decides it, so that its gradient is 0, bool
+        The loss of each token [N], and whether a bound is active, which makes its gradient 0, bool
         [N].
     """
     ratio_N = probability_ratio(logprob_N, old_logprob_N)

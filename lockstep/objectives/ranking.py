@@ -1,9 +1,8 @@
 """Agreement of a judge with people who ranked the responses to one prompt.
 
-People give ranks, the best lowest; a judge gives scores, the best highest. Responses that people
-rank alike say nothing about a judge and are left out; a judge who scores responses alike gets what
-a coin toss would: half a pair, and a correlation of 0. A measure is None where people rank no two
-responses differently.
+People give ranks, the best lowest; a judge gives scores, the best highest. Pairs that people rank
+equally are left out. A judge that scores responses equally gets the result of a coin toss: half a
+pair, and a correlation of 0. A measure is None if people rank no two responses differently.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from itertools import combinations
 
 
 def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """Share of the pairs that people rank differently which the judge does not tell apart."""
+    """Share of the pairs ranked differently by people that the judge scores equally."""
     rights = _rights(ranks, scores)
     if rights:
         return rights.count(0.5) / len(rights)
@@ -22,7 +21,7 @@ def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
 
 
 def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """1 if the judge orders every pair as people do, without a tie; else 0."""
+    """Returns 1 if the judge orders every pair as people do, without a tie; else 0."""
     rights = _rights(ranks, scores)
     if rights:
         return float(all(right == 1 for right in rights))
@@ -30,9 +29,7 @@ def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None
 
 
 def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> float | None:
-    """Share of the responses with the highest score of the scale that people rank best; None if
-    there are none.
-    """
+    """Share of responses with the scale's highest score that people rank best; None if none."""
     best = min(ranks, default=0.0)
     found = [rank == best for rank, score in zip(ranks, scores, strict=True) if score == top]
     if found and len(set(ranks)) > 1:
@@ -41,9 +38,7 @@ def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> 
 
 
 def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """Spearman's ρ: Pearson's correlation of the ranks of people and judge, where ties share their
-    mean rank.
-    """
+    """Spearman's ρ of people's and the judge's ranks; ties share their mean rank."""
     people = _places([-rank for rank in ranks])
     judge = _places(scores)
     if not any(people):
@@ -55,8 +50,9 @@ def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
 
 
 def kendall_tau(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
-    """Kendall's τ_b (1945): agreeing less disagreeing pairs, over √(pairs people tell apart · pairs
-    the judge does).
+    """Kendall's τ_b (1945): agreeing minus disagreeing pairs, normalized.
+
+    The divisor is √(pairs ranked differently by people · pairs ranked differently by the judge).
     """
     rights = _rights(ranks, scores)
     if not rights:
@@ -71,9 +67,9 @@ def longer_preferred(decisions: Sequence[tuple[float, int]]) -> float | None:
     """Share of the pairs of unequal length in which the longer one is preferred.
 
     Args:
-        decisions: For each pair, 1 where the judge prefers what people do, 0 where not, ½ for a tie
-            (all ones measure people themselves); and by how much the one that people prefer is
-            longer than the other.
+        decisions: For each pair, 1 if the judge agrees with people, 0 if not, ½ for a tie (all ones
+            measure people themselves); and the length of the response that people prefer minus the
+            length of the other.
     """
     longer = [right if excess > 0 else 1 - right for right, excess in decisions if excess]
     if longer:
@@ -84,10 +80,9 @@ def longer_preferred(decisions: Sequence[tuple[float, int]]) -> float | None:
 def decide_pairs(
     ranks: Sequence[float], scores: Sequence[float]
 ) -> Iterator[tuple[int, int, float]]:
-    """Yields, for each pair that people rank differently, the better, the other, and if the judge
-    is right (½: a tie).
+    """Yields each pair that people rank differently, and the judge's result (1, 0; ½: a tie).
 
-    Both are given by their places.
+    A pair is the indices of the better and of the worse response.
     """
     for a, b in combinations(range(len(ranks)), 2):
         if ranks[a] != ranks[b]:
@@ -104,7 +99,5 @@ def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
 
 
 def _places(values: Sequence[float]) -> list[float]:
-    """Ranks by value, ties sharing their mean, centered at 0: (number of lower values − number of
-    higher ones) / 2.
-    """
+    """Mean ranks centered at 0: (number of lower values − number of higher values) / 2."""
     return [sum((a > b) - (a < b) for b in values) / 2 for a in values]

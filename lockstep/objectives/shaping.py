@@ -18,9 +18,7 @@ def scale_reward(
 
 
 def overlong_penalty(length_B: Tensor, max_tokens: int, buffer: int, penalty: float) -> Tensor:
-    """A penalty of up to `penalty`, linearly over the last `buffer` tokens before `max_tokens`
-    (DAPO, eq. 13).
-    """
+    """A penalty of up to `penalty`, linear over the last `buffer` tokens (DAPO, eq. 13)."""
     over_B = (length_B - (max_tokens - buffer)) / buffer
     return penalty * over_B.clamp(0.0, 1.0)
 
@@ -29,7 +27,7 @@ def token_rewards(score_B: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
     """Puts each sequence's score at its last trainable token.
 
     Returns:
-        fp32 [N], 0 elsewhere; a sequence without a trainable token gives no reward.
+        fp32 [N], 0 elsewhere; a sequence without trainable tokens gets no reward.
     """
     index_N = torch.arange(mask_N.numel(), device=mask_N.device).masked_fill_(~mask_N, -1)
     nowhere_B = index_N.new_full((lengths.numel(),), -1)

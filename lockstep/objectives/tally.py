@@ -1,17 +1,16 @@
-"""Mean disagreement of sampler and learner with its standard error, kept as sums over responses
-that merge by addition.
+"""Mean disagreement of sampler and learner with its standard error, as mergeable sums.
 
-Let e = e^min(|Δ|, 3) − 1 of a token that the sampler drew, n_b the tokens of response b and E_b the
+Let e = e^min(|Δ|, 3) − 1 for a sampled token, n_b the number of tokens of response b, and E_b the
 sum of their e. The mean error is m = Σ E_b / Σ n_b. Tokens of one response share prompt and prefix,
-so responses are what is counted as independent: the standard error of m is that of a ratio of sums
-(Cochran 1977, 'Sampling Techniques', §6),
+so responses are the independent units: the standard error of m is that of a ratio of sums (Cochran
+1977, 'Sampling Techniques', §6),
 
     s² = B/(B − 1) · Σ_b (E_b − m·n_b)² / (Σ n_b)²
 
-and a bound counts as broken where m − 3·s lies above it. Without the cap a single token that is off
-by 8 nats, as bf16 has once in a while, would add 0.3 to the mean of 10,000; with it at most 0.002.
-Outliers pull m and s up together, so few of them in few responses break nothing; an error of every
-token has hardly any s, and breaks the bound at once. One response alone has no s and decides
+and a bound is broken if m − 3·s exceeds it. Without the cap, a single token that is off by 8 nats,
+which happens occasionally in bf16, would add 0.3 to the mean of 10,000 tokens; with it, at most
+0.002. Outliers raise m and s together, so a few in a few responses do not break the bound; an error
+in every token has a small s and breaks it immediately. A single response has no s and decides
 nothing; a step that decides nothing counts in the sum over the run. A log-probability that is not
 finite breaks every bound, because both sides must give every sampled token a finite one.
 """
@@ -29,25 +28,25 @@ from lockstep.core.metrics import Reduction
 from lockstep.objectives.masks import sequence_sum, trainable
 
 CAP = 3.0
-"""Nats; a token that is off by more counts as this."""
+"""Cap on a token's |Δ|, nats."""
 _STANDARD_ERRORS = 3.0
 _LARGEST = torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True)
 class Tally(Reduction):
-    """Sums over responses.
+    """Sums over responses that merge by addition.
 
     Attributes:
-        responses: B, those with a token to compare.
+        responses: B, the number of responses with a token to compare.
         tokens: Σ n.
         error: Σ E.
         tokens_squared: Σ n².
         error_squared: Σ E².
         product: Σ E·n.
         unknown: Tokens whose Δ is not finite; they count in `tokens`, and as the cap in the errors.
-        mismatches: Tokens whose two log-probabilities are not the same to the bit.
-        largest: Largest |Δ| of a token, nats; the largest fp64 number where one is not finite.
+        mismatches: Tokens whose two log-probabilities are not bit-identical.
+        largest: Largest |Δ| of a token, nats; the largest fp64 number if one is not finite.
     """
 
     responses: int = 0
@@ -64,7 +63,7 @@ class Tally(Reduction):
     def of(
         cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor
     ) -> Tally:
-        """Tallies log-probabilities of the same tokens by both sides, nats [N]."""
+        """Tallies both sides' log-probabilities of the same tokens, nats [N]."""
         delta_N = trainable(learner_logprob_N.double() - sampler_logprob_N.double(), mask_N)
         finite_N = delta_N.isfinite()
         size_N = delta_N.abs().masked_fill(~finite_N, CAP).clamp(max=CAP)
@@ -94,14 +93,14 @@ class Tally(Reduction):
 
     @property
     def mean(self) -> float:
-        """1 + m, the mean of e^min(|Δ|, 3); 1 where there are no tokens."""
+        """1 + m, the mean of e^min(|Δ|, 3); 1 if there are no tokens."""
         if self.tokens:
             return 1.0 + self.error / self.tokens
         return 1.0
 
     @property
     def standard_error(self) -> float:
-        """s; infinite where there are fewer than two responses."""
+        """The standard error s; infinite for fewer than two responses."""
         if self.responses < 2:
             return math.inf
         m = self.error / self.tokens
@@ -109,7 +108,5 @@ class Tally(Reduction):
         return math.sqrt(max(squares, 0.0) * self.responses / (self.responses - 1)) / self.tokens
 
     def breaks(self, bound: float) -> bool:
-        """True if the mean of e^|Δ| exceeds `bound` by more than 3 standard errors, or a Δ is not
-        finite.
-        """
+        """True if the mean exceeds `bound` by more than 3 standard errors, or a Δ is not finite."""
         return self.unknown > 0 or self.mean - _STANDARD_ERRORS * self.standard_error > bound

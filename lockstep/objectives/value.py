@@ -9,8 +9,9 @@ from torch import Tensor
 def clip_value_loss(
     value_N: Tensor, old_value_N: Tensor, return_N: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """½·max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, ±ε), as OpenAI
-    baselines' PPO2 clips values.
+    """½·max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, ±ε).
+
+     This is the value clipping of PPO2 in OpenAI Baselines.
 
     Args:
         value_N: V of the state before each token, fp32 [N].
@@ -19,7 +20,7 @@ def clip_value_loss(
         clip: ε in reward units; None: plain ½(V − R)².
 
     Returns:
-        The loss of each token [N], and whether the bound decides it, so that its gradient is 0,
+        The loss of each token [N], and whether the bound is active, which makes its gradient 0,
         bool [N].
     """
     plain_N = 0.5 * (value_N - return_N).square()
@@ -27,5 +28,5 @@ def clip_value_loss(
         return plain_N, torch.zeros_like(plain_N, dtype=torch.bool)
     moved_N = value_N - old_value_N
     bounded_N = 0.5 * (old_value_N + moved_N.clamp(-clip, clip) - return_N).square()
-    # Where V has moved less than ε the two differ by rounding, and nothing is decided.
+    # If V has moved less than ε, the two differ only by rounding, and the bound is inactive.
     return torch.maximum(plain_N, bounded_N), (bounded_N > plain_N) & (moved_N.abs() > clip)
