@@ -1,4 +1,4 @@
-"""Ranks judgments by Bradley-Terry (1952) over pairwise battles (Meta-Rewarding, Wu et al. 2024)."""
+"""Ranks judgments by Bradley-Terry (1952) over battles, as in Meta-Rewarding (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
 
 
 def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
-    """Returns the largest step size of 1, ½, ¼, … that does not lower the objective."""
+    """Returns the largest step of 1, ½, ¼, … that lowers the objective at most by rounding error."""
     here = _objective(wins_PP, theta_P, l2)
     size = 1.0
     enough = here - _EXACT * max(1.0, abs(here))

@@ -54,7 +54,7 @@ class Comparisons:
 
     @property
     def by_chance(self) -> float:
-        """Expected consistent share of an unskilled judge with the same `first_wins`; NaN if empty."""
+        """Expected consistent share of an unskilled judge with this `first_wins`; NaN if empty."""
         if not self.total:
             return math.nan
         first = self.first_wins / (2 * self.total)

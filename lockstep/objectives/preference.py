@@ -87,7 +87,7 @@ def log_odds(mean_B: Tensor) -> Tensor:
 def odds_ratio(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
     """−log σ(log odds(y_w) − log odds(y_l)): ORPO's ratio term (Hong et al. 2024, eq. 7).
 
-     It is ln 2 at equal odds.
+    It is ln 2 at equal odds.
 
     Args:
         chosen_P: Mean log-probability per token of the better answers, nats.
@@ -102,7 +102,7 @@ def odds_ratio(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
 def bradley_terry(gap_P: Tensor, margin_P: Tensor) -> Tensor:
     """−log σ(r_w − r_l − m): the reward model loss.
 
-     Ouyang et al. 2022, eq. 1; Touvron et al. 2023, eq. 2.
+    Ouyang et al. 2022, eq. 1; Touvron et al. 2023, eq. 2.
 
     Args:
         gap_P: r_w − r_l.

@@ -11,7 +11,7 @@ def clip_value_loss(
 ) -> tuple[Tensor, Tensor]:
     """½·max((V − R)², (V_clip − R)²) with V_clip = V_old + clip(V − V_old, ±ε).
 
-     This is the value clipping of PPO2 in OpenAI Baselines.
+    This is the value clipping of PPO2 in OpenAI Baselines.
 
     Args:
         value_N: V of the state before each token, fp32 [N].
