@@ -98,7 +98,7 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
 
 
 def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
-    """Returns the largest step of 1, ½, ¼, … that lowers the objective at most by rounding error."""
+    """Returns the largest step of 1, ½, ¼, … that lowers the objective at most by rounding."""
     here = _objective(wins_PP, theta_P, l2)
     size = 1.0
     enough = here - _EXACT * max(1.0, abs(here))

@@ -12,7 +12,7 @@ Status = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair
 """Outcome of choosing a pair for a row.
 
 A pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than two
- finished answers; a pair of judgments to learn from.
+finished answers; a pair of judgments to learn from.
 """
 
 
