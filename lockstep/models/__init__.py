@@ -1,4 +1,7 @@
-"""Models from folders and back. `transformers` shows no progress bars: a run has its own."""
+"""Loads and saves models.
+
+Turns off the progress bars of `transformers`; a run shows its own.
+"""
 
 from transformers.utils import logging
 

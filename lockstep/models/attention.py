@@ -1,9 +1,9 @@
-"""One attention function for every `transformers` model: a layout says which tokens see which, a
-kernel computes it.
+"""The attention function of all `transformers` models: a layout plus a kernel.
 
-Models call it with `layout=…`, which is passed down from the forward call. `Packed` is for scoring
-and training: packed sequences that do not see each other. The torch sampler has one that adds a KV
-cache. So training and sampling run the same modules with the same positions.
+The layout says which tokens see which; the kernel computes it. Models receive it as `layout=…` in
+the forward call. `Packed` is for scoring and training: packed sequences that do not see each other.
+The torch sampler has a layout that adds a KV cache. So training and sampling run the same modules
+with the same positions.
 """
 
 from __future__ import annotations
@@ -27,26 +27,20 @@ from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, mask_
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
-"""Name of the same attention, by a kernel that gives each token the same bits in decoding as in
-training.
-"""
+"""Name of the exact variant: a token gets the same bits in decoding as in training."""
 
 UNPADDED = "lockstep_varlen"
-"""Name of the same attention without padding; `open_kernels` says where a model can have it."""
+"""Name of the variant without padding; `open_kernels` decides which models can use it."""
 
 _FILLED = 0.75
-"""Least filled share of each row of a grid: a lower one costs padding, a higher one many small
-products.
-"""
+"""Least filled share of each grid row; lower wastes padding, higher makes many small products."""
 
 
 class Layout(ABC):
-    """Layout of a batch for attention: which tokens see which, and where keys and values are
-    kept.
-    """
+    """Attention layout of a batch: which tokens see which, and where the keys and values are."""
 
     takes_kernels: ClassVar[bool] = True
-    """True if any kernel can compute its products; if not, they are those of PyTorch's own."""
+    """True if any kernel can compute its products; if False, PyTorch's kernels must."""
 
     @abstractmethod
     def attend(
@@ -105,7 +99,7 @@ def attention(
     ):
         return layout.attend(
             kernel, 0, query, key, value, scaling, sliding_window
-        ), None  # a node of a compiled graph
+        ), None  # graph node when compiled
     return _attend_apart(module, query, key, value, *how), None
 
 
@@ -121,7 +115,7 @@ def _attend(
     s_aux: Tensor | None,
     kernel: Kernel | None,
 ) -> Tensor:
-    """`attention` outside of compiled graphs; no kernel: the exact one."""
+    """`attention` outside of compiled graphs; `kernel=None` selects the exact one."""
     name = type(module).__name__
     if layout is None:
         raise InputError(
@@ -140,7 +134,7 @@ def _attend(
     return layout.attend(kernel, int(module.layer_idx), query, key, value, scaling, window)  # type: ignore[arg-type]
 
 
-# Kept out of compiled graphs: each batch has other grids, and would be compiled again.
+# Kept out of compiled graphs: the grids differ in each batch and would force a recompile.
 _attend_apart = cast("Any", torch.compiler.disable(_attend))
 
 AttentionInterface.register(NAME, attention)
@@ -150,16 +144,17 @@ AttentionInterface.register(UNPADDED, partial(attention, kernel=VARLEN))
 
 @dataclass(frozen=True)
 class Packed(Layout):
-    """Packed sequences, in one row of N tokens; only attention lays them out in grids, unless a
-    kernel needs none.
+    """Packed sequences in one row of N tokens.
+
+    Only attention lays them out in grids, unless a kernel needs none.
 
     Grids are padded on the right, so causality already hides the padding, and only attention pays
     for it. Its cost grows with the square of the width, so sequences share a grid only with those
     of similar length.
 
     Attributes:
-        to_cells: Flat token of each cell, one grid after the other (any where the cell is padding),
-            int64 [C].
+        to_cells: Flat token of each cell, one grid after the other (arbitrary if the cell is
+            padding), int64 [C].
         from_cells: Cell of each token, int64 [N].
         shapes: Rows and width of each grid.
         bounds: Bounds of the sequences (cu_seqlens), from 0 to N, int32 [B + 1].
@@ -189,7 +184,7 @@ class Packed(Layout):
         return cls(token_C.to(device), from_cells, shapes, bounds, max(widths, default=0))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
-        """The same layout, with each tensor changed."""
+        """The same layout with each tensor mapped."""
         to_cells, from_cells, bounds = (
             change(x) for x in (self.to_cells, self.from_cells, self.bounds)
         )
@@ -210,7 +205,7 @@ class Packed(Layout):
         sizes = [rows * width for rows, width in self.shapes]
 
         def cut(x: Tensor) -> list[Tensor]:
-            """Cuts [1, heads, N, size] into [rows, heads, width, size] of each grid."""
+            """Splits [1, heads, N, size] into [rows, heads, width, size] for each grid."""
             pieces = x[0].transpose(0, 1).index_select(0, self.to_cells).split(sizes)
             return [
                 piece.unflatten(0, shape).transpose(1, 2)
@@ -223,19 +218,16 @@ class Packed(Layout):
 
 
 def width_of(width: int, length: int) -> int:
-    """The grid width for a sequence that follows longer ones: theirs, or its own length if it is
-    much shorter.
-    """
+    """The grid width for a next sequence: unchanged, or its own length if that is much shorter."""
     if length >= _FILLED * width:
         return width
     return length
 
 
 class SideBySide(Layout):
-    """Sequences as rows of one grid, right-padded: for models whose layers carry a state along the
-    row.
+    """Sequences as rows of one right-padded grid, for models with a recurrent state.
 
-    Queries are those of the last tokens; with a cache, keys of earlier tokens come before theirs.
+    Queries are those of the last tokens; with a cache, keys of earlier tokens come first.
     """
 
     takes_kernels = False
@@ -254,12 +246,12 @@ class SideBySide(Layout):
         return attend(query, key, value, mask, scaling).transpose(1, 2)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> SideBySide:
-        """The same layout, which has no tensors."""
+        """Returns itself: the layout has no tensors."""
         return self
 
 
 def find_visible(position_R: Tensor, width: int, window: int | None) -> Tensor:
-    """Finds the tokens that a token of each row sees from its position, bool [R, width]."""
+    """The tokens that each row's token sees from its position, bool [R, width]."""
     column = torch.arange(width, device=position_R.device)
     seen = column <= position_R[:, None]
     if window is None:

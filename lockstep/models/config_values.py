@@ -1,5 +1,7 @@
-"""Checks for impossible numbers in a model's configuration, before `transformers` reads it, which
-would hang on some, divide by others, and let a few through to the first forward pass.
+"""Checks for impossible numbers in a model's configuration.
+
+They run before `transformers` reads it, which hangs on some, divides by others, and lets a few
+through to the first forward pass.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from typing import Any
 
 _LAYERS = re.compile(r"num_hidden_layers|n_layers?")
 _MOST_LAYERS = 10_000
-"""More are a typing error; `transformers` builds layers one by one, for hours."""
+"""Limit on layers; more are a typo. `transformers` builds layers one by one, for hours."""
 _SIZE = re.compile(
     r"hidden_size|d_model|n_embd|(num_|n_)(attention_|key_value_)?heads?|head_dim|vocab_size|intermediate_size|n_inner|"
     r"max_position_embeddings|n_positions"
 )
-"""Names of sizes that are whole numbers from 1 on."""
+"""Sizes that must be integers ≥ 1."""
 _NUMBER = re.compile(r"rope_theta|factor|(\w+_)?eps(ilon)?")
-"""Names of numbers that must be finite and above 0; epsilons may be 0."""
+"""Numbers that must be finite and above 0; epsilons may be 0."""
 _ROPE = re.compile(r"rope_(parameters|scaling)")
 
 
 def find_fault(fields: Mapping[str, Any]) -> str | None:
-    """Says which field has a value that no model can have; None: none has."""
+    """Explains which field has an impossible value; None if all are possible."""
     faults = (_fault(name, value) for name, value in _walk(fields))
     return next((fault for fault in faults if fault is not None), None)
 
@@ -36,7 +38,7 @@ def _walk(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         within = name == "text_config" or _ROPE.fullmatch(name)
         if isinstance(value, dict) and (
             within or {"rope_type", "rope_theta"} & value.keys()
-        ):  # of one type of layer
+        ):  # rotary embedding of one layer type
             yield from _walk(value)
 
 

@@ -1,5 +1,4 @@
-"""One rank's share of a micro-batch: everything, or its share of each sequence under context
-parallelism.
+"""One rank's share of a micro-batch: a part of each sequence under context parallelism, else all.
 
 Sequences and their row are padded to lengths that can be cut. Padding lies to the right of a
 sequence, where causality hides it, or after the last one, as another sequence. Results come back at
@@ -31,13 +30,13 @@ class Cut:
     """A rank's share of a row.
 
     Attributes:
-        tokens: Its token ids, int64 [n].
-        position: Their places in their sequences, int64 [n].
-        layout: Which tokens they see.
-        place: Place of each token of the batch in the share, −1 for those of other ranks, int64
+        tokens: Token ids, int64 [n].
+        position: Positions in their sequences, int64 [n].
+        layout: Attention layout of the tokens.
+        place: Index of each token of the batch in the share, −1 for tokens of other ranks, int64
             [N]; None: the share is the batch itself.
-        ranks: Ranks that have the other shares.
-        rows: Number of rows that the tokens are cut into; 1: packed sequences.
+        ranks: Ranks that hold the shares.
+        rows: Number of rows of the grid; 1: packed sequences.
     """
 
     tokens: Tensor
@@ -49,9 +48,7 @@ class Cut:
 
     @classmethod
     def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False, multiple: int = 1) -> Cut:
-        """The share of a rank; the sizes of the row and of attention's grids are multiples of
-        `multiple` tokens.
-        """
+        """One rank's share; row and grid sizes are multiples of `multiple` tokens."""
         shares = ranks.size("cp")
         if side_by_side:
             return cls._grid(batch, ranks)
@@ -71,9 +68,7 @@ class Cut:
 
     @classmethod
     def _grid(cls, batch: Batch, ranks: Ranks) -> Cut:
-        """A row for each sequence, padded on the right, which neither attention nor a state
-        reads.
-        """
+        """One right-padded row per sequence; attention and recurrent states ignore padding."""
         width = int(batch.lengths.max())
         place_N = batch.row * width + batch.position
         tokens_T = batch.tokens.new_zeros(len(batch) * width).index_copy(0, place_N, batch.tokens)
@@ -82,7 +77,7 @@ class Cut:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Inputs as `transformers` models take them."""
+        """Inputs in the form that `transformers` models take."""
         return {
             "input_ids": self.tokens.view(self.rows, -1),
             "position_ids": self.position.view(self.rows, -1),
@@ -91,7 +86,7 @@ class Cut:
         }
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Cut:
-        """The same share, with each tensor changed."""
+        """The same share with each tensor mapped."""
         place = None if self.place is None else change(self.place)
         tokens = change(self.tokens)
         position = change(self.position)
@@ -100,9 +95,7 @@ class Cut:
         )
 
     def locate(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
-        """Finds which of some states this rank has: their indices [m] into M, and their places in
-        its share, [m].
-        """
+        """Selects this rank's states: their indices [m] into M, and into its share [m]."""
         if self.place is None:
             return slice(None), state_M
         place_M = self.place[state_M]
@@ -112,12 +105,11 @@ class Cut:
         return here, place_M[here]
 
     def spread(self, column_m: Tensor, into: Tensor, size: int) -> Tensor:
-        """Scatters this rank's values into a column, 0 elsewhere, and sums the columns of all
-        ranks.
+        """Scatters this rank's values into a zero column, and sums the columns of all ranks.
 
         Args:
-            column_m: Values of this rank, [m] or [m, …].
-            into: Place of each, int64 [m].
+            column_m: This rank's values, [m] or [m, …].
+            into: Index of each in the column, int64 [m].
             size: Size of the returned column.
         """
         column = column_m.new_zeros(size, *column_m.shape[1:]).index_copy(0, into, column_m)
@@ -128,7 +120,7 @@ def _pad(batch: Batch, multiple: int, divisor: int) -> tuple[Batch, Tensor]:
     """Pads each sequence to a multiple of `multiple`, and the row to one of multiple · divisor.
 
     Returns:
-        The padded batch, and the place of each token in it, int64 [N].
+        The padded batch, and the index of each token in it, int64 [N].
     """
     lengths = -(-batch.lengths // multiple) * multiple
     tail = -int(lengths.sum()) % (multiple * divisor)

@@ -20,7 +20,7 @@ _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
 def resolve_device(device: Device) -> torch.device:
-    """Returns the device; `auto` is the GPU where there is one.
+    """Returns the device; `auto` is the GPU if there is one.
 
     For a GPU, TF32 is turned off: see `keep_fp32`.
     """
@@ -43,17 +43,16 @@ def resolve_device(device: Device) -> torch.device:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Gives memory that torch keeps for later back to a GPU, where other processes can use it."""
+    """Releases torch's cached GPU memory, so that other processes can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def keep_fp32() -> str:
-    """Lets this process compute fp32 products and convolutions on GPUs in fp32, never in TF32;
-    returns what is set.
+    """Makes fp32 products and convolutions run in fp32 on GPUs, never TF32; returns the settings.
 
     Raises:
-        InputError: The environment would overrule it.
+        InputError: If an environment variable overrides it.
     """
     if os.environ.get(_OVERRIDE) == "1":
         raise InputError(
@@ -75,7 +74,7 @@ def _gpu() -> torch.device:
 
 
 def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
-    """The causal language model of a folder, on the device and by the kernels of a computation."""
+    """The causal language model of a folder, with the device and kernels of a computation."""
     lm = load_causal_lm(folder)
     if computation.adapters_apart is not None:
         adapt(lm, computation.adapters_apart)

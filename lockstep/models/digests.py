@@ -1,4 +1,4 @@
-"""Digests of models' files."""
+"""Digests of model files."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lockstep.core.errors import InputError
 from lockstep.data.cache import Stamp, ensure_cached, entry
 
 FULL = "sha256:"
-"""The beginning of a large file's digest.
+"""Length of the prefix that identifies a large file's digest.
 
-Older versions noted sixteen digits, of samples of the file.
+Older versions stored sixteen digits, from samples of the file.
 """
 
 _SMALL_BYTES = 1 << 24
 _SETTLED_NS = 10**9
-"""Age of a change from which on another one shows in a file's times, which move in ticks."""
+"""Age after which a further change is visible in a file's times, which advance in ticks."""
 
 _READING = Lock()
 
 
 def model_files(folder: Path, name: str = "model") -> dict[str, str]:
-    """A digest of each file of a model, by default the initial one."""
+    """A digest of each file of a model, by default of the initial one."""
     return {
         f"{name}.{path.name}": digest_file(path)
         for path in sorted(folder.iterdir())
@@ -38,7 +38,7 @@ def model_files(folder: Path, name: str = "model") -> dict[str, str]:
 def digest_file(path: Path) -> str:
     """A digest of a file.
 
-    That of a large one is read once, and kept by its path, size, times and inode.
+    The digest of a large file is computed once and cached by its path, size, times and inode.
     """
     if path.stat().st_size <= _SMALL_BYTES:
         return digest([path])
@@ -46,12 +46,12 @@ def digest_file(path: Path) -> str:
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of files, their names among it."""
+    """Sixteen hexadecimal digits of the SHA-256 of files, including their names."""
     total = hashlib.sha256()
     for path in paths:
         total.update(path.name.encode() + b"\0")
         with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # weights may be larger than the memory
+            hashlib.file_digest(file, lambda: total)  # weights may exceed the memory
     return total.hexdigest()[:16]
 
 
@@ -60,7 +60,7 @@ def _matters(path: Path) -> bool:
 
 
 def _keep(file: Path) -> str:
-    """The digest of all bytes of a file as it is now, which an earlier command may have kept."""
+    """The digest of all bytes of a file as it is now; may come from an earlier command's cache."""
     stamp = Stamp.of(file)
     if stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS:
         return _read_full(file)
@@ -73,10 +73,10 @@ def _keep(file: Path) -> str:
             )
         kept.write(found.encode())
 
-    with _READING:  # two threads would read it twice
+    with _READING:  # else two threads would read it twice
         kept = ensure_cached(entry("digest", stamp), write)
         text = kept.read_text(encoding="utf-8")
-    if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # the disk has failed
+    if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # disk error
         kept.unlink()
         raise InputError(f"{kept} was altered, and is removed; give the same command again")
     return text

@@ -1,6 +1,4 @@
-"""Writes Hugging Face model folders: a frame (everything but weights) and weights by canonical
-name.
-"""
+"""Writes Hugging Face model folders from a frame (all but the weights) and named weights."""
 
 from __future__ import annotations
 
@@ -35,19 +33,17 @@ from lockstep.system.disk import naming, sync, sync_tree
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"
 FileType = Literal["fp32", "bf16"]
-"""Types that weights are written in."""
+"""Types for written weights."""
 _TYPES: Mapping[FileType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes weights, configuration and tokenizer into `folder`, atomically; the folder must not
-    exist.
-    """
+    """Writes weights, configuration and tokenizer into a new `folder`, atomically."""
     with _appearing(folder) as aside:
         model.save_pretrained(aside)
         try:
             tokenizer.save_pretrained(aside)
-        except Exception as error:  # the library raises no OSError for what the disk refuses
+        except Exception as error:  # tokenizers raises no OSError for disk errors
             number = re.search(r"\(os error (\d+)\)", str(error))
             if number is None:
                 raise
@@ -55,8 +51,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def copy_frame(source: Path, folder: Path) -> None:
-    """Copies configuration, tokenizer, chat template and generation settings, byte for byte, unless
-    `folder` exists.
+    """Copies all files but the weights, byte for byte, unless `folder` exists.
+
+    These are configuration, tokenizer, chat template and generation settings.
     """
     if folder.exists():
         return
@@ -78,14 +75,14 @@ def assemble(
     """Writes the folder of a model, atomically.
 
     Args:
-        frame: A folder with everything but the weights.
+        frame: Folder with everything but the weights.
         weights: Weights by canonical name.
         folder: Target folder; must not exist.
         dtype: Type of the written weights.
         card: Text of the model card, README.md.
         reward_model: Write a reward model: a sequence classifier with one label.
-        adapter: Writes a folder of the adapters that have been merged into the weights; None: there
-            were none.
+        adapter: Writes the folder of the adapters that were merged into the weights; None: no
+            adapters.
     """
     register_own(frame, read_fields(frame))
     config = AutoConfig.from_pretrained(
@@ -101,7 +98,7 @@ def assemble(
         model.load_state_dict(
             {name: w.to(_TYPES[dtype]) for name, w in weights.items()}, strict=False, assign=True
         )
-    except RuntimeError as error:  # its message has a line for each
+    except RuntimeError as error:  # its message has a line for each error
         wrong = str(error).split("\n")[1:2] or [first_line(error)]
         raise InputError(
             f"{folder} cannot be written: the policy's weights are not of the shapes that "
@@ -117,8 +114,8 @@ def assemble(
         )
     with _appearing(folder) as aside:
         model.save_pretrained(aside)
-        # Published generation settings do not always pass `transformers`' own checks, so they go
-        # along as they are.
+        # Published generation settings do not always pass the checks of `transformers`, so they are
+        # copied as they are.
         for path in _frame(frame):
             if path.name != "config.json":
                 shutil.copyfile(path, aside / path.name)
@@ -140,12 +137,12 @@ def save_adapter(
     """Writes adapters as peft does, atomically, for its `PeftModel.from_pretrained`.
 
     Args:
-        tensors: Tensors by their names in a model's files, with the value unit of a reward model.
+        tensors: Tensors by their names in a model's files, including a reward model's value unit.
         network: The network that they adapt; it may be on the meta device.
         section: Their options in the recipe.
         base: The folder of the model that they adapt.
         dtype: Type of the written tensors.
-        reward_model: Write those of a reward model: a sequence classifier with one label.
+        reward_model: Write a reward model's adapters: a sequence classifier with one label.
         folder: Target folder; must not exist.
     """
     kind = "SEQ_CLS" if reward_model else "CAUSAL_LM"
@@ -159,9 +156,9 @@ def save_adapter(
 
 
 def _opening(folder: Path, kind: str, own_code: bool) -> str:
-    """The paragraph of a model's card that says how to open its folder."""
+    """The paragraph of a model card that explains how to load the model."""
     opener = "PreTrainedTokenizerFast" if is_generic(folder) else "AutoTokenizer"
-    remote = ", trust_remote_code=True" if own_code else ""  # the folder holds it
+    remote = ", trust_remote_code=True" if own_code else ""  # the folder has the code
     return f"""## How to open it
 ```python
 from transformers import {kind}, {opener}
@@ -180,8 +177,7 @@ def _frame(source: Path) -> list[Path]:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A temporary folder for the block to write; it is renamed to `folder` once all its bytes are
-    on the disk.
+    """A temporary folder for the block to fill; renamed to `folder` once all bytes are on disk.
 
     Raises:
         RunError: If the disk is full or fails.
@@ -190,15 +186,15 @@ def _appearing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(
         parents=True
-    )  # fails if an old one could not be removed, which must not become part of the new one
+    )  # fails if an old one could not be removed; its files must not end up in the new one
     try:
         yield aside
-    except SafetensorError as error:  # the disk's
+    except SafetensorError as error:  # disk error
         raise RunError(
             f"{folder} cannot be written ({first_line(error)}); mend the disk, or make room"
         ) from error
     for path in aside.glob("*.safetensors"):
-        path.chmod(aside.stat().st_mode & 0o666)  # safetensors makes weights private
+        path.chmod(aside.stat().st_mode & 0o666)  # safetensors creates private files
     sync_tree(aside)
     os.rename(aside, folder)
     sync(folder.parent)

@@ -1,6 +1,6 @@
-"""Hugging Face folders, by their configuration; weights are read in `lockstep.models.weight_files`.
+"""Configurations of Hugging Face folders; `lockstep.models.weight_files` reads the weights.
 
-Both find what is wrong with a folder before `transformers` opens it, and report it in one sentence.
+Both check a folder before `transformers` opens it, and report a fault in one sentence.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ CONFIG_ERRORS = (OSError, ValueError, KeyError, TypeError, StrictDataclassError)
 
 
 class ModelError(InputError):
-    """A model folder that cannot be used, said in one sentence."""
+    """The model folder cannot be used; the message is one sentence."""
 
 
 def require_folder(folder: str | os.PathLike[str]) -> Path:
-    """Raises ModelError where there is no such folder; names that look like those of a hub get a
-    hint.
-    """
+    """Raises ModelError if the folder does not exist, with a hint for hub-like names."""
     path = Path(folder)
     if path.is_dir():
         _require_files(path)
@@ -59,7 +57,7 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def _require_files(folder: Path) -> None:
-    """Raises ModelError where git has left a file's pointer in place of the file."""
+    """Raises ModelError if a file is only a Git LFS pointer."""
     for file in sorted(folder.glob("*")):
         if lfs.is_pointer(file):
             raise ModelError(
@@ -69,11 +67,10 @@ def _require_files(folder: Path) -> None:
 
 
 def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTrainedConfig:
-    """The configuration of a causal language model; or only of its backbone, which a reward model
-    has as well.
+    """The configuration of a causal language model, or of its backbone only (for reward models).
 
     Raises:
-        ModelError: If there is none, it cannot be read, or it is of another kind of model.
+        ModelError: If it is missing, unreadable, or of a different kind of model.
     """
     path = require_folder(folder)
     if (path / _ADAPTER).is_file():
@@ -86,7 +83,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     register_own(path, fields)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # for values that it does not foresee, transformers raises anything
+    except Exception as error:  # transformers raises anything for unexpected values
         raise ModelError(f"{path}/config.json cannot be used: {_why(fields, error)}") from error
     named = fields.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -115,9 +112,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 
 def refuse_own_code(folder: str, option: str, instead: str) -> None:
-    """Raises ModelError where a model's classes come from its folder, which another engine does not
-    run.
-    """
+    """Raises ModelError if a model needs code from its folder, which other engines do not run."""
     kind = read_config(folder).model_type
     if is_own(kind):
         raise ModelError(
@@ -127,12 +122,11 @@ def refuse_own_code(folder: str, option: str, instead: str) -> None:
 
 
 def require_usable(fields: Mapping[str, Any], source: str) -> None:
-    """Raises ModelError where a configuration is of quantized weights, or has a value that no model
-    can have.
+    """Raises ModelError for quantized weights and impossible values in a configuration.
 
     Args:
         fields: Fields of the configuration.
-        source: Place of the configuration; the message begins with it.
+        source: Path of the configuration; the message begins with it.
     """
     quantized = fields.get("quantization_config")
     if quantized:
@@ -160,9 +154,7 @@ def _why(fields: Mapping[str, Any], error: Exception) -> str:
 
 
 def require_classifier(folder: str | os.PathLike[str]) -> None:
-    """Raises ModelError where `transformers` has no sequence classifier on the folder's
-    backbone.
-    """
+    """Raises ModelError if `transformers` has no sequence classifier for the folder's backbone."""
     kind = read_config(folder, headless=True).model_type
     if not has_classifier(kind):
         raise ModelError(
@@ -172,7 +164,7 @@ def require_classifier(folder: str | os.PathLike[str]) -> None:
 
 
 def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
-    """Builds the model without memory for its weights: names, shapes and sizes.
+    """Builds the model on the meta device: names, shapes and sizes without weights.
 
     Raises:
         ModelError: If `transformers` cannot build it; begins with `source`.
@@ -193,7 +185,7 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
                 dtype=torch.float32,
                 trust_remote_code=False,
             )
-    except Exception as error:  # likewise
+    except Exception as error:  # transformers raises anything for unexpected values
         if error.args == (attention.NAME,):
             raise ModelError(
                 f"{source}: {config.model_type} chooses its attention from classes of its own, "
@@ -212,9 +204,7 @@ def head_size(config: PreTrainedConfig) -> int:
 
 
 def count_keys(text: PreTrainedConfig) -> int:
-    """Number of elements of one token's keys in one layer, by the configuration of the text
-    model.
-    """
+    """Number of elements of one token's keys in one layer, by the text model's configuration."""
     return int(text.to_dict().get("num_key_value_heads") or text.num_attention_heads) * head_size(
         text
     )
@@ -227,11 +217,10 @@ def count_cache_numbers(config: PreTrainedConfig) -> int:
 
 
 def context_of(config: PreTrainedConfig) -> int:
-    """The longest sequence in which a token's position does not depend on what else is in the
-    batch.
+    """The longest sequence in which a position does not depend on the rest of the batch.
 
     With rope type longrope, all positions of a batch change once one sequence is longer than the
-    model's original context, so for such models the original context is returned.
+    model's original context, so such models return their original context.
 
     Raises:
         ModelError: If the configuration does not say how long sequences may be.
@@ -253,10 +242,9 @@ def context_of(config: PreTrainedConfig) -> int:
 
 
 def carries_state(config: PreTrainedConfig) -> bool:
-    """True if layers carry a state along the sequence, beside keys and values: Mamba, delta nets,
-    short convolutions.
+    """True if layers carry a recurrent state: Mamba, delta nets, short convolutions.
 
-    Judged by the cache that `transformers` itself decodes such a model with.
+    Decided by the cache with which `transformers` decodes such a model.
     """
     return any(
         isinstance(layer, LinearAttentionCacheLayerMixin)
@@ -265,17 +253,13 @@ def carries_state(config: PreTrainedConfig) -> bool:
 
 
 def config_reason(error: BaseException) -> str:
-    """Returns the first line of a configuration's error; for a wrong field, of its cause, which
-    tells more.
-    """
+    """The first line of a configuration's error, or of its cause if a field is invalid."""
     cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
     return first_line(cause or error)
 
 
 def read_json(folder: Path, name: str, missing: str) -> dict[str, Any]:
-    """A JSON object in a folder; raises ModelError where there is none, which says `missing` where
-    there is no file.
-    """
+    """Reads a JSON object in a folder; raises ModelError, with `missing` for a missing file."""
     file = folder / name
     if not file.is_file():
         raise ModelError(f"{folder} has no {name}: {missing}")

@@ -1,8 +1,7 @@
-"""Mixtures of experts in the type of autocast, which does not cover the grouped product of all
-experts.
+"""Mixtures of experts in the type of autocast.
 
-With fp32 weights, a GPU would compute that product in fp32, expert by expert, and sync with the
-host at each.
+Autocast does not cover the grouped product of all experts. With fp32 weights, a GPU would compute
+that product in fp32, expert by expert, and sync with the host at each.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def compute_experts(experts: nn.Module, hidden: Tensor, chosen: Tensor, share: T
     """The results of a layer's experts, as `transformers` computes them, in the type of autocast.
 
     Args:
-        experts: A module of `transformers` that holds them all.
+        experts: The `transformers` module of all experts.
         hidden: Hidden states [N, D].
         chosen: Experts of each token, int64 [N, K].
         share: Weight of each expert's result [N, K].
@@ -30,7 +29,7 @@ def compute_experts(experts: nn.Module, hidden: Tensor, chosen: Tensor, share: T
         return grouped_mm_experts_forward(experts, hidden, chosen, share)
     dtype = torch.get_autocast_dtype(kind)
     weights = {name: weight.to(dtype) for name, weight in experts.named_parameters(recurse=False)}
-    with torch.autocast(kind, enabled=False):  # so that the call comes back here, and computes
+    with torch.autocast(kind, enabled=False):  # the call comes back here and computes
         return functional_call(experts, weights, (hidden.to(dtype), chosen, share)).to(hidden.dtype)
 
 

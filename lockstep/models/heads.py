@@ -1,5 +1,6 @@
-"""Heads: models as learners use them, from a ragged batch to one number per masked token or per
-state.
+"""Heads: the models that learners use.
+
+A head maps a ragged batch to one number per masked token or per state.
 """
 
 from __future__ import annotations
@@ -36,17 +37,15 @@ from lockstep_logprobs.shard import WHOLE, Shard
 from lockstep_logprobs.topk import vocab_topk
 
 PLAIN = SamplingParams(max_tokens=1)
-"""The model's own distribution: what a batch without sampling parameters is scored under."""
+"""The model's own distribution, for batches without sampling parameters."""
 
 _LARGE = 1e4
 _ROWS = 256
-"""Tokens whose logits are in memory together if only the likeliest token is needed."""
+"""Tokens per chunk of logits if only the likeliest token is needed."""
 
 
 def scores_tokens(head: Head) -> bool:
-    """True if a head gives log-probabilities of tokens; the others give one number for each
-    state.
-    """
+    """True if a head gives log-probabilities of tokens; other heads give one number per state."""
     match head:
         case "logits":
             return True
@@ -57,7 +56,7 @@ def scores_tokens(head: Head) -> bool:
 
 
 def scores_sequences(head: Head) -> bool:
-    """True if a head gives one number for a whole sequence, as classifiers do."""
+    """True if a head gives one number per sequence, like a classifier."""
     match head:
         case "reward":
             return True
@@ -68,7 +67,7 @@ def scores_sequences(head: Head) -> bool:
 
 
 def _has_bias(head: Head) -> bool:
-    """True if the unit of a head has a bias."""
+    """True if the head's linear unit has a bias."""
     match head:
         case "value":
             return True
@@ -82,16 +81,17 @@ def canonical(name: str) -> str:
     """A parameter's name in the Hugging Face checkpoint, from its name in a `LogitsHead`."""
     return name.removeprefix("lm.").replace(
         ".base_layer.", "."
-    )  # as peft calls a map that has an adapter
+    )  # peft's name of a map with an adapter
 
 
 def in_folder(backbone: str, name: str) -> str:
-    """Returns the name of a head's parameter in the files of a causal language model whose backbone
-    is `backbone`.
+    """The name of a head's parameter in the files of a causal language model.
+
+    `backbone` is the name of the model's backbone.
     """
     if name.startswith("backbone."):
         return f"{backbone}.{canonical(name.removeprefix('backbone.'))}"
-    if name.startswith("value."):  # as sequence classifiers of transformers have it
+    if name.startswith("value."):  # the name in sequence classifiers of transformers
         return f"score.{name.removeprefix('value.')}"
     return canonical(name)
 
@@ -102,7 +102,7 @@ class LogitsHead(nn.Module):
     Args:
         lm: The model.
         ranks: Ranks that hold the model together.
-        products: Whether its `logits_are_products`; None: it is tried.
+        products: Whether `logits_are_products` holds; None: try it.
     """
 
     def __init__(
@@ -142,9 +142,7 @@ class LogitsHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """A backbone with one linear unit, fp32, without dropout: V(x_<t) is read at the state of token
-    t − 1.
-    """
+    """A backbone with one linear unit, fp32, no dropout: V(x_<t) is read at the state of t − 1."""
 
     def __init__(
         self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE, head: Head = "value"
@@ -174,15 +172,13 @@ class ValueHead(nn.Module):
         return value_outputs(laid, partial(states_at, self.backbone, laid.cut), self.value)
 
     def first_weights(self) -> dict[str, Tensor]:
-        """Initial weights of the unit, by the names of its parameters."""
+        """Initial weights of the unit, by parameter name."""
         return first_value_weights(self._size, self._seed, self._head)
 
 
 @dataclass(frozen=True)
 class Logits:
-    """This rank's columns of the logits at m places [m, v]; exact: rows do not depend on each
-    other.
-    """
+    """This rank's columns of the logits of m states [m, v]; `exact` makes rows batch-invariant."""
 
     logits_mv: Tensor
     shard: Shard
@@ -191,8 +187,9 @@ class Logits:
     def scores(
         self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of tokens, [m] or [m, K], and the entropy [m], or None; `earlier` tokens
-        are penalized.
+        """Log-probabilities of tokens, [m] or [m, K], and the entropy [m] or None.
+
+        `earlier` tokens are penalized.
         """
         if earlier is None:
             logits_mv = self.logits_mv
@@ -205,15 +202,13 @@ class Logits:
         return likeliest(self.logits_mv, k, self.shard)
 
     def first(self) -> Tensor:
-        """The likeliest token of the whole vocabulary, int64 [m]; without gradient."""
+        """The likeliest token of the full vocabulary, int64 [m]; no gradient."""
         return vocab_topk(self.logits_mv, 1, self.shard)[1][:, 0]
 
 
 @dataclass(frozen=True)
 class Products:
-    """Logits as products of hidden states [m, D] and this rank's rows of a vocabulary head [v,
-    D].
-    """
+    """Logits as products of hidden states [m, D] and this rank's vocabulary head rows [v, D]."""
 
     hidden_mD: Tensor
     weight_vD: Tensor
@@ -237,9 +232,7 @@ class Products:
 
     @torch.no_grad()
     def first(self) -> Tensor:
-        """The likeliest token, as in `Logits`; the logits of at most `_ROWS` tokens are in memory
-        together.
-        """
+        """The likeliest token, as in `Logits`; at most `_ROWS` tokens' logits are in memory."""
         multiply = product if self.exact else F.linear
         shard = self.shard
         parts = self.hidden_mD.split(_ROWS)
@@ -257,8 +250,7 @@ Vocabulary = Logits | Products
 
 
 def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Outputs:
-    """Computes the outputs that a batch asks for at masked tokens; logits are only computed for
-    these.
+    """Computes a batch's requested outputs at masked tokens, with logits only for these.
 
     Args:
         batch: A batch of N tokens.
@@ -290,8 +282,7 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Output
 
 
 def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:
-    """Values V(x_<t) of the tokens that a batch asks for, and V after each sequence's last token,
-    fp32.
+    """The requested values V(x_<t) of a batch, and V after each sequence's last token, fp32.
 
     Args:
         batch: A batch of N tokens in B sequences.
@@ -313,9 +304,9 @@ def value_unit(size: int, head: Head) -> nn.Linear:
 
 
 def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
-    """Initial weights of a head's unit, by the names of its parameters."""
-    # A final norm leaves states of length about √size, so initial values have a standard deviation
-    # of about 0.1.
+    """Initial weights of a head's unit, by parameter name."""
+    # A final norm leaves states of norm about √size, so initial values have a standard deviation of
+    # about 0.1.
     weight = torch.empty(1, size, device="cpu")
     weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
     bias = {"value.bias": torch.zeros(1, device="cpu")} if _has_bias(head) else {}
@@ -323,7 +314,7 @@ def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
 
 
 def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
-    """This rank's rows of a vocabulary head, and the shard of tokens to which they belong."""
+    """This rank's rows of a vocabulary head, and the tokens of that shard."""
     if not isinstance(weight, DTensor):
         return weight, WHOLE
     start, _ = own_range(weight.shape[0], ranks.size("tp"), ranks.index("tp"))
@@ -332,11 +323,10 @@ def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
 
 @torch.no_grad()
 def logits_are_products(lm: PreTrainedModel) -> bool:
-    """True if logits are the last hidden states times the head's weight, without bias, cap or
-    factor.
+    """True if logits are the last hidden states times the head's weight: no bias, cap or factor.
 
-    This is tried on a few tokens: the head's input must be the backbone's output, and the head's
-    output must come out unchanged, also if it is so large that a cap would show. For that it is
+    Tried on a few tokens: the head's input must be the backbone's output, and the head's output
+    must come out unchanged, even if it is so large that a cap would show. For that test it is
     replaced by numbers up to 10,000.
     """
     head = lm.get_output_embeddings()
@@ -361,16 +351,16 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
 
 
 def inputs(batch: Batch) -> dict[str, Any]:
-    """A batch as `transformers` models take it in one process."""
+    """A batch in the form that `transformers` models take, in one process."""
     return Cut.of(batch, ALONE).inputs
 
 
 def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
-    """Some of the last hidden states [m, D]; the last layer computes no others where it can."""
+    """Some of the last hidden states [m, D]; the last layer computes only those if it can."""
     if takes_read(backbone):
         assert isinstance(backbone, PreTrainedModel), "a backbone of `transformers`"
-        # Padded to the multiple of the other layers, so that exact products need not pad, as only
-        # that is proven.
+        # Padded to the multiple of the other layers, so that exact products need not pad; only that
+        # is proven.
         filling = state_m.new_zeros(-len(state_m) % find_multiple(backbone))
         hidden = backbone(**cut.inputs, read=torch.cat([state_m, filling])).last_hidden_state
         return hidden.flatten(0, 1)[: len(state_m)]
@@ -378,6 +368,6 @@ def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
 
 
 def states(backbone: nn.Module, cut: Cut) -> Tensor:
-    """The last hidden states of this rank's tokens [n, D], whole on every tensor-parallel rank."""
+    """The last hidden states of this rank's tokens [n, D], full on all tensor-parallel ranks."""
     hidden = backbone(**cut.inputs).last_hidden_state
     return (hidden.full_tensor() if isinstance(hidden, DTensor) else hidden).flatten(0, 1)

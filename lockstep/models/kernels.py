@@ -1,6 +1,4 @@
-"""The kernels of attention, which compute the products that a layout of `models.attention` asks
-for.
-"""
+"""Attention kernels: they compute the products of a layout of `models.attention`."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from torch.nn.attention.varlen import varlen_attn
 
 _is_told = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _flash = partial(varlen_attn, enable_gqa=True) if _is_told else varlen_attn
-"""torch 2.11 takes fewer heads of keys than of queries without that argument."""
+"""torch 2.11 accepts fewer key heads than query heads without that argument."""
 
 
 class Kernel(ABC):
-    """The products of attention, over heads-first tensors [rows, heads, tokens, size]."""
+    """Products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
     @abstractmethod
     def causal(
@@ -31,30 +29,25 @@ class Kernel(ABC):
         Returns [rows · tokens, heads, size].
 
         Args:
-            query: Queries of the last tokens; there are no queries for a multiple of 128 tokens
-                before them.
+            query: Queries of the last tokens; a multiple of 128 earlier tokens has no queries.
         """
 
     @abstractmethod
     def mask(self, seen: Tensor) -> Tensor:
-        """The mask that `newest` takes, [rows, …, keys], from the keys that each token sees, bool
-        [rows, keys].
-        """
+        """Converts each row's seen keys, bool [rows, keys], to `newest`'s mask [rows, …, keys]."""
 
     @abstractmethod
     def newest(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
     ) -> Tensor:
-        """Attention of a token per row, [rows, heads, size], to keys that it sees.
+        """Attention of one token per row [rows, heads, size] to the keys that it sees.
 
         Returns the same shape.
         """
 
 
 class Fused(Kernel):
-    """PyTorch's own kernels, which sum in an order that depends on the number of queries and
-    keys.
-    """
+    """PyTorch's kernels; the summation order depends on the number of queries and keys."""
 
     def causal(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
@@ -72,12 +65,10 @@ class Fused(Kernel):
 
 
 class Varlen(Fused):
-    """`Fused`, but whole sequences are not padded: PyTorch's flash attention takes packed
-    sequences, in bf16.
-    """
+    """`Fused` without padding: PyTorch's flash attention takes packed sequences, in bf16."""
 
     def takes(self, query: Tensor, value: Tensor) -> bool:
-        """True if `sequences` computes heads of such sizes."""
+        """True if `sequences` supports these head sizes."""
         return query.shape[-1] == value.shape[-1] and takes_heads(query.shape[-1])
 
     def sequences(
@@ -108,7 +99,7 @@ class Varlen(Fused):
 
 
 def takes_heads(size: int) -> bool:
-    """True if flash attention takes heads of this size."""
+    """True if flash attention supports this head size."""
     return size % 8 == 0 and size <= 256
 
 
@@ -119,14 +110,13 @@ VARLEN = Varlen()
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """PyTorch's attention of tensors [rows, heads, tokens, size]; several heads of queries may
-    share one of keys.
+    """PyTorch's attention over [rows, heads, tokens, size]; query heads may share a key head.
 
-    On a GPU in fp32, shared heads of keys are repeated: only PyTorch's math kernel would take them
-    as they are, which keeps a number for each pair of tokens.
+    On a GPU in fp32, shared heads of keys are repeated: only PyTorch's math kernel takes them as
+    they are, and it keeps a number for each pair of tokens.
 
     Args:
-        mask: Keys that queries see; None: a plain causal one.
+        mask: Keys that queries see; None: causal.
     """
     if query.is_cuda and next(cast_as_autocast(query)).dtype == torch.float32:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
@@ -137,18 +127,14 @@ def attend(
 
 
 def cast_as_autocast(*tensors: Tensor) -> Iterator[Tensor]:
-    """Casts tensors as autocast does for PyTorch's attention; custom ops and other functions would
-    get them uncast.
-    """
+    """Casts tensors as autocast does for PyTorch's attention; custom ops would get them uncast."""
     kind = tensors[0].device.type
     enabled = torch.is_autocast_enabled(kind)
     return (tensor.to(torch.get_autocast_dtype(kind)) if enabled else tensor for tensor in tensors)
 
 
 def mask_newest(new: int, known: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Mask of the `known` tokens that the newest `new` of them see, bool [new, known]; None: a
-    plain causal one.
-    """
+    """Causal mask of `known` tokens for the newest `new`, bool [new, known]; None: plain causal."""
     if new == known and (window is None or window >= known):
         return None
     seen = torch.ones(new, known, dtype=torch.bool, device=device).tril(known - new)

@@ -1,5 +1,6 @@
-"""A micro-batch as a model reads it, with all indices that it needs, computed once on the CPU and
-copied along.
+"""A micro-batch with its layout and all indices that a model needs.
+
+They are computed once on the CPU and copied along.
 
 Letters: N tokens of the batch, n of this rank's share of it, m of those that are read.
 """
@@ -24,8 +25,8 @@ class Read:
     """The states of a rank's share whose outputs are computed.
 
     Attributes:
-        state: Their places in the share, int64 [m].
-        into: The place of each output in the column of the whole batch, int64 [m].
+        state: Indices in the share, int64 [m].
+        into: Index of each output in the batch's column, int64 [m].
     """
 
     state: Tensor
@@ -33,12 +34,12 @@ class Read:
 
     @classmethod
     def of(cls, cut: Cut, state_M: Tensor, into_M: Tensor) -> Read:
-        """Keeps those of the batch's states that are in this rank's share."""
+        """Keeps the batch's states that are in this rank's share."""
         here, state_m = cut.locate(state_M)
         return cls(state_m, into_M[here])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Read:
-        """The same, with each tensor changed."""
+        """The same with each tensor mapped."""
         return Read(change(self.state), change(self.into))
 
 
@@ -47,11 +48,10 @@ class LaidOut(Batch):
     """A batch with the layout and the indices that a model needs.
 
     Attributes:
-        cut: This rank's share.
-        read: The outputs to compute: of masked tokens, or, for a critic, of tokens with values;
-            those after the ends of sequences go to the places N, N + 1, ….
-        masked: The mask with which it was laid out, and the indices of its tokens; None: there was
-            no mask.
+        cut: Share of this rank.
+        read: Outputs to compute: of masked tokens, or, for a critic, of tokens with values; values
+            after the ends of sequences go to indices N, N + 1, ….
+        masked: Mask with which it was laid out, and the indices of its tokens; None: no mask.
     """
 
     cut: Cut
@@ -72,9 +72,9 @@ class LaidOut(Batch):
         Args:
             batch: The batch.
             ranks: Ranks that hold the model together.
-            read: Finds the outputs to compute.
+            read: Selects the outputs to compute.
             side_by_side: See `Cut.of`.
-            multiple: Likewise.
+            multiple: See `Cut.of`.
         """
         batch = batch.keep_places()
         cut = Cut.of(batch, ranks, side_by_side, multiple)
@@ -100,30 +100,26 @@ class LaidOut(Batch):
 
     @property
     def _indices(self) -> Tensor | None:
-        """Indices of trainable tokens, if the mask is that with which the batch was laid out."""
+        """Indices of trainable tokens, if the mask is the one with which the batch was laid out."""
         if self.masked is not None and self.masked[0] is self.token.get("mask"):
             return self.masked[1]
         return None
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch and its indices on `device`, by copies from pinned memory that nothing waits
-        for.
-        """
+        """The batch and its indices on `device`, by asynchronous copies from pinned memory."""
         if torch.device(device).type == "cpu":
             return super().to(device)
         return self.map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
 
 def read_masked(batch: Batch, cut: Cut) -> Read:
-    """Reads the states before masked tokens; the first token of a sequence has none."""
+    """Reads the states before masked tokens; a sequence's first token has none."""
     own_M = _list_masked(batch)
     return Read.of(cut, align.state_before(own_M), own_M)
 
 
 def read_values(batch: Batch, cut: Cut) -> Read:
-    """Reads the states before the tokens whose values a batch asks for, and those after
-    sequences.
-    """
+    """Reads the states before tokens whose values are requested, and those after sequences."""
     own_M = _list_valued(batch)
     count = batch.tokens.numel()
     after_B = torch.arange(len(batch), device=batch.tokens.device) + count
@@ -136,9 +132,7 @@ def _list_masked(batch: Batch) -> Tensor:
 
 
 def _list_valued(batch: Batch) -> Tensor:
-    """Indices of the tokens whose values a batch asks for; the first of a sequence has no state
-    before it.
-    """
+    """Indices of the tokens whose values are requested; a first token has no state before it."""
     match batch.values:
         case "all":
             return align.target_indices(batch)

@@ -1,10 +1,9 @@
-"""The last layer of a decoder: after its attention it computes only the tokens whose states are
-read.
+"""The last layer of a decoder, computed only for the tokens whose states are read.
 
-Other layers need the states of all tokens for the keys and values of the next one; the last layer's
-states are read by the head alone, which scores responses and not prompts. Tokens that are left out
-had no gradient either. Rows do not depend on their neighbors in exact models, so no log-probability
-changes by a bit; sums over rows, such as a weight's gradient, are rounded differently.
+Other layers need the states of all tokens for the keys and values of the next layer; only the head
+reads the last layer's states, and it scores responses, not prompts. Skipped tokens had no gradient
+either. Rows do not depend on their neighbors in exact models, so no log-probability changes by a
+bit; sums over rows, such as a weight's gradient, are rounded differently.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from transformers import PreTrainedModel
 from lockstep.models.families.registry import family_of
 
 _MARK = "takes_read"
-"""Attribute of a backbone: whether its last layer takes `read`; unset until that is decided."""
+"""Attribute of a backbone: whether its last layer takes `read`; unset until decided."""
 
 
 def read_less(lm: PreTrainedModel) -> None:
-    """Lets the last layer take `read`, if the family's layers are plain.
+    """Makes the last layer take `read`, if the family's layers are plain.
 
     Only once: it may have been wrapped since.
     """
@@ -33,9 +32,7 @@ def read_less(lm: PreTrainedModel) -> None:
 
 
 def read_all(lm: PreTrainedModel) -> None:
-    """Undoes `read_less` for good: compiled layers would be compiled again when only a single state
-    is read.
-    """
+    """Undoes `read_less` for good: compiled layers would recompile when a single state is read."""
     if takes_read(lm.base_model):
         vars(_last(lm)).pop("forward")
     vars(lm.base_model)[_MARK] = False
@@ -56,7 +53,7 @@ def _last(lm: PreTrainedModel) -> nn.Module:
 def compute_layer(
     layer: Any, hidden_states: Tensor, *, read: Tensor | None = None, **others: Any
 ) -> Tensor:
-    """States of a layer [1, n, D], or of its tokens `read` alone [1, m, D]."""
+    """States of a layer [1, n, D], or of its tokens `read` only [1, m, D]."""
     if read is None:
         return type(layer).forward(layer, hidden_states, **others)
     attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **others)

@@ -1,4 +1,4 @@
-"""Models from folders: always fp32 weights (the masters), always Lockstep's attention."""
+"""Loads models from folders: always fp32 masters, always Lockstep's attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lockstep.models.weight_files import check_weights, require_finite
 
 
 def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """Opens a Hugging Face folder as a causal language model.
+    """Loads a Hugging Face folder as a causal language model.
 
     Raises:
         ModelError: If the folder cannot be used.
@@ -38,7 +38,7 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """Opens the same folder, or that of a reward model, without its head.
+    """Loads the same folder, or a reward model's, without its head.
 
     Raises:
         ModelError: If the folder cannot be used.
@@ -53,7 +53,7 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 
 def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """Opens the model, after its folder has been compared with its configuration."""
+    """Loads the model, after checking the folder against its configuration."""
     require_finite(folder)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -65,8 +65,8 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
             trust_remote_code=False,
         )
     except (MemoryError, torch.OutOfMemoryError):
-        raise  # the folder is not to blame, and the same command may find more room
-    except Exception as error:  # for files that it does not foresee, transformers raises anything
+        raise  # not the folder's fault; a rerun may find more memory
+    except Exception as error:  # transformers raises anything for unexpected files
         raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
     keep_in_fp32(model)
     return model
@@ -74,7 +74,7 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 @contextmanager
 def _silence_head_warnings() -> Iterator[None]:
-    """Silences the warnings of `transformers` about missing heads, which are expected here."""
+    """Silences warnings of `transformers` about missing heads, which are expected here."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -95,7 +95,7 @@ def build_causal_lm(
         seed: Seed of the weights.
     """
     built = scratch_config(config, tokenizer)
-    skeleton(built, "model.scratch.config")  # for its errors
+    skeleton(built, "model.scratch.config")  # for its error messages
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -125,7 +125,7 @@ def scratch_config(
     try:
         known = AutoConfig.for_model(model_type)
         built = AutoConfig.for_model(model_type, **fields)
-    except Exception as error:  # for values that it does not foresee, transformers raises anything
+    except Exception as error:  # transformers raises anything for unexpected values
         raise ModelError(f"model.scratch.config: {config_reason(error)}") from error
     names = {*known.to_dict(), *known.attribute_map}
     for name in sorted(fields.keys() - names):

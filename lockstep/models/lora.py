@@ -1,9 +1,7 @@
-"""Low-rank adapters (Hu et al. 2021) on the linear maps of a network's layers, made, merged and
-written by peft.
+"""Low-rank adapters (Hu et al. 2021) on linear maps: created, merged and written by peft.
 
-A weight becomes W + (α / r) · B·A, of which only A and B are trained. There is no dropout, with
-which the trained policy would differ from the policy that samples. peft is imported only where it
-is needed.
+A weight becomes W + (α / r) · B·A, of which only A and B are trained. There is no dropout, which
+would make the trained policy differ from the sampling policy. peft is imported only when needed.
 
 Letters: r rank; W [out, in], B [out, r], A [r, in].
 """
@@ -29,24 +27,22 @@ _ADAPTER = "default"
 
 
 def is_adapter(name: str) -> bool:
-    """True if a parameter of a head is one of an adapter, by its name."""
+    """True if a head's parameter belongs to an adapter, by its name."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def learns(name: str) -> bool:
-    """True if a parameter of a head with adapters is trained: adapters are, and a value head's
-    unit.
-    """
+    """True if a parameter of an adapted head is trained: adapters and a value head's unit are."""
     return is_adapter(name) or name.startswith("value.")
 
 
 def in_adapter_file(name: str) -> str:
-    """Returns the name of a tensor in peft's files, from its name in the model's files."""
+    """The name of a tensor in peft's files, from its name in the model's files."""
     return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
 
 
 def require_peft() -> None:
-    """Raises ValueError where peft is not installed."""
+    """Raises ValueError if peft is not installed."""
     if importlib.util.find_spec("peft") is None:
         raise InputError(
             f"learner.lora needs peft, which is not installed; {install_command('lora')}"
@@ -54,10 +50,10 @@ def require_peft() -> None:
 
 
 def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
-    """Endings of the names of the linear maps that get adapters.
+    """Name endings of the linear maps that get adapters.
 
     Raises:
-        ValueError: If no linear maps have an ending, or any that is not in the layers has it.
+        ValueError: If no linear map has an ending, or a linear map outside the layers has it.
     """
     within = {id(module) for layer in layers(network) for module in layer.modules()}
     linear = {
@@ -86,7 +82,7 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 
 
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
-    """Finds the maps that get adapters; raises as `targets`."""
+    """The maps that get adapters; raises as `targets`."""
     endings = targets(network, section)
     linear = [
         (name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)
@@ -97,14 +93,12 @@ def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
 
 
 def _has_ending(name: str, ending: str) -> bool:
-    """True if peft takes `ending` as the end of a module's name: whole parts of it."""
+    """True if peft matches `ending` to the end of a module's name: by complete parts."""
     return f".{name}".endswith(f".{ending}")
 
 
 def adapt(network: PreTrainedModel, section: LoRA) -> None:
-    """Puts adapters into a network, in place, before it is sharded; all other parameters are
-    frozen.
-    """
+    """Adds adapters to an unsharded network, in place, and freezes all other parameters."""
     config = config_of(network, section)
     from peft import inject_adapter_in_model
 
@@ -127,8 +121,7 @@ def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
 
 
 def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Initial weights of adapters, by the names of their parameters in a head: A as peft
-    initializes it, B zero.
+    """Initial weights of adapters, by their names in a head: A as in peft, B zero.
 
     Random numbers are keyed by name, so that the weights are the same under any layout of ranks.
     """
@@ -145,9 +138,7 @@ def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Maps the name of each W with an adapter to a function that returns W + (α / r) · B·A without
-    changing W.
-    """
+    """Maps each adapted W's name to a function that returns W + (α / r) · B·A, out of place."""
     from peft.tuners.lora import LoraLayer
 
     adapted = (

@@ -1,5 +1,4 @@
-"""Map from the tensors of a Hugging Face checkpoint to the parameters of a Megatron model of the
-same sizes.
+"""Maps Hugging Face checkpoint tensors to parameters of a Megatron model of the same sizes.
 
 A family names the tensors (`models.families`); their layout is the same for all. Megatron fuses
 matrices with the same input: queries, keys and values group by group, gate and up one after the
@@ -30,11 +29,11 @@ _COLUMNS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """Slice of a parameter of one tensor-parallel rank that holds a tensor of the checkpoint.
+    """A view of one tensor-parallel rank's parameter that holds a checkpoint tensor.
 
     Attributes:
         name: Name of the tensor within the backbone.
-        dim: Dimension along which tensor parallelism shards it; None: every rank has all of it.
+        dim: Dimension along which tensor parallelism shards it; None: replicated.
         view: Maps memory laid out like the parameter to the tensor, or this rank's part of it.
     """
 
@@ -44,13 +43,11 @@ class ParameterSlice:
 
 
 _ACTIVATION = "silu"
-"""Activation of the gated units in the layers."""
+"""Activation of the gated units."""
 
 
 def require_known(config: PreTrainedConfig) -> None:
-    """Raises ValueError if a model cannot be computed by Megatron's layers as they are used
-    here.
-    """
+    """Raises ValueError if Megatron's layers, as used here, cannot compute a model."""
     fields = config.to_dict()
     if any(fields.get(name) for name in layers_of(config).refused_fields):
         raise InputError(
@@ -65,7 +62,7 @@ def require_known(config: PreTrainedConfig) -> None:
 
 
 def layers_of(config: PreTrainedConfig) -> MegatronLayers:
-    """Returns the Megatron layers of a model's family; raises ValueError if there are none."""
+    """The Megatron layers of a model's family; raises ValueError if it has none."""
     family = family_of(config)
     if family.megatron is None:
         raise InputError(
@@ -76,8 +73,7 @@ def layers_of(config: PreTrainedConfig) -> MegatronLayers:
 
 
 def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[int]:
-    """Layers of each pipeline stage: the same number, except that the first, with the embedding,
-    may have fewer.
+    """Layers per pipeline stage: equal, but the first, which has the embedding, may have fewer.
 
     Raises:
         ValueError: If the first stage would have none.
@@ -103,7 +99,7 @@ def places(
         first_layer: First layer of the parameter's pipeline stage.
 
     Raises:
-        KeyError: If no tensor is known to lie there.
+        KeyError: If the parameter is unknown.
     """
     found = _LAYER.search(parameter)
     number = "" if found is None else str(first_layer + int(found[0]))
@@ -121,7 +117,7 @@ def places(
 
 
 def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:
-    """Returns views of the tensors that Megatron lays into one parameter, in the family's order."""
+    """Views of the tensors in one Megatron parameter, in the family's order."""
     if parameter.endswith(_QKV):
         groups = _Groups.of(config)
         return groups.queries, groups.keys, groups.values
@@ -132,7 +128,7 @@ def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor],
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups of queries that share a key: the queries of a group, then its key and its value."""
+    """Query groups: the queries that share a key, then the key and the value."""
 
     heads: int
     size: int
@@ -152,12 +148,12 @@ class _Groups:
         return self._heads(parameter)[:, -1]
 
     def _heads(self, parameter: Tensor) -> Tensor:
-        """Views a matrix as [groups, heads of one, size of a head, …]."""
+        """Views a matrix as [groups, heads per group, size of a head, …]."""
         return parameter.view(-1, self.heads + 2, self.size, *parameter.shape[1:])
 
 
 def itself(parameter: Tensor) -> Tensor:
-    """The view of a tensor that is a parameter of its own."""
+    """The view for a tensor that fills its parameter."""
     return parameter
 
 

@@ -1,4 +1,4 @@
-"""A miniature of a model: every kind of layer of its configuration, once, with random weights.
+"""Miniature models: one layer of every kind in a configuration, with random weights.
 
 Sizes that only cost time are reduced (vocabulary, hidden units of MLPs, experts, heads of wide
 models), as are windows and chunks, so that short sequences already exceed them. Head size, rotary
@@ -28,8 +28,9 @@ _HIDDEN = 512
 _EXPERTS = 8
 _WINDOW = 4
 _GAIN = 1.1
-"""Standard deviation of weights times √hidden size: large enough that a wrong neighbor or position
-changes every result.
+"""Standard deviation of weights times √hidden size.
+
+Large enough that a wrong neighbor or position changes every result.
 """
 
 _HIDDEN_UNIT_FIELDS = (
@@ -45,9 +46,7 @@ _HEAD_FIELDS = (
     "linear_num_heads", "mamba_num_heads", "mamba_d_ssm", "num_heads",
 )  # fmt: skip
 _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
-"""Fields that limit what a token sees, or chunks of a state: made shorter than a sequence, so both
-ends are met.
-"""
+"""Fields for windows and state chunks; shortened below a sequence's length to test both ends."""
 _TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Fields = dict[str, Any]
@@ -55,11 +54,10 @@ Fields = dict[str, Any]
 
 
 def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """Makes a small random model with every kind of layer, fp32 on the CPU, with Lockstep's
-    attention.
+    """Builds a small random model with every kind of layer, fp32 on the CPU, with our attention.
 
     Args:
-        config: Configuration of the model that it stands for.
+        config: Configuration of the original model.
         seed: Seed of the weights.
 
     Raises:
@@ -74,7 +72,7 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
                 return _runnable(model, seed)
         except ModelError as wrong:
             error = wrong
-        except CONFIG_ERRORS as wrong:  # fields that do not go together
+        except CONFIG_ERRORS as wrong:  # incompatible fields
             error = ModelError(f"{config.model_type}: {config_reason(wrong)}")
     raise error or ModelError(f"{config.model_type}: no smaller model has its kinds of layers")
 
@@ -82,7 +80,7 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 def _smaller(
     config: PreTrainedConfig, full: PreTrainedModel
 ) -> Iterator[Callable[[], PreTrainedConfig]]:
-    """Yields factories of smaller configurations, the smallest first; some may fail."""
+    """Yields factories of smaller configurations, smallest first; some may fail."""
     text = config.get_text_config()
     kinds = _kinds(full)
     if not kinds:
@@ -91,7 +89,7 @@ def _smaller(
             "name it there"
         )
     own = text.attribute_map
-    fields = text.to_dict()  # what this configuration calls a usual name
+    fields = text.to_dict()  # this configuration's own name of the field
     common = _common(
         {**fields, **{name: fields[called] for name, called in own.items() if called in fields}}
     )
@@ -105,7 +103,7 @@ def _smaller(
 
 
 def _own_names(fields: Fields, own: Mapping[str, str]) -> Fields:
-    """Translates the usual names of fields to those of a configuration."""
+    """Translates common field names to a configuration's own."""
     called = {own[name]: value for name, value in fields.items() if name in own}
     return {**{name: value for name, value in fields.items() if name not in own}, **called}
 
@@ -120,7 +118,7 @@ def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         for parameter in (parameter for parameter in model.parameters() if parameter.ndim == 1):
             parameter.data += 0.1 * torch.randn_like(
                 parameter
-            )  # biases of 0 and norms of 1 would hide faults
+            )  # biases of 0 and norms of 1 would hide bugs
     model.eval()
     try:
         plain_logits(model, torch.arange(3))
@@ -141,9 +139,7 @@ def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 @torch.no_grad()
 def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor:
-    """Logits [T, V] of one sequence as `transformers` computes them alone: its own attention, no
-    packing, no cache.
-    """
+    """Logits [T, V] of one sequence by plain `transformers`: no packing, no cache."""
     model.set_attn_implementation("eager")
     try:
         return model(input_ids=tokens_T[None].to(model.device), use_cache=False).logits[0]
@@ -152,7 +148,7 @@ def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor
 
 
 def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
-    """Kind of each layer: its modules, and what is switched on in them; sizes do not count."""
+    """Kind of each layer: its modules and enabled features, regardless of sizes."""
     return [
         tuple(
             (name, type(module).__name__, *_switches(module))
@@ -178,7 +174,7 @@ def _common(fields: Fields) -> Fields:
 
 
 def _narrow(fields: Fields) -> Fields:
-    """Narrows layers where width only costs time."""
+    """Narrows layers if width only costs time."""
     cut = dict(fields)
     cut["vocab_size"] = min(fields["vocab_size"], _VOCABULARY)
     for name in _HIDDEN_UNIT_FIELDS:
@@ -197,7 +193,7 @@ def _narrow(fields: Fields) -> Fields:
 
 
 def _thin(fields: Fields) -> Fields:
-    """Reduces the number of heads, at the same size, and states with them."""
+    """Reduces the number of heads and of states with heads; head size stays."""
     counts = {name: fields[name] for name in _HEAD_FIELDS if isinstance(fields.get(name), int)}
     heads = [
         counts[name] for name in ("num_attention_heads", "num_key_value_heads") if counts.get(name)
@@ -212,7 +208,7 @@ def _thin(fields: Fields) -> Fields:
 
 
 def _with_layers(fields: Fields, places: Sequence[int], count: int) -> Fields:
-    """Keeps only these of `count` layers; lists with an entry for each layer are cut alike."""
+    """Keeps only these of `count` layers; also cuts lists with one entry per layer."""
     cut = {
         name: [value[place] for place in places]
         if isinstance(value, list) and len(value) == count

@@ -1,4 +1,4 @@
-"""The choice of kernels when a model is opened: attention without padding, experts in bf16."""
+"""Selects a model's kernels at load time: attention without padding, experts in bf16."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lockstep.models.kernels import takes_heads
 from lockstep.models.precision import TORCH_TYPES
 
 _OLDEST = (8, 0)
-"""Least compute capability for flash attention."""
+"""Minimum compute capability for flash attention."""
 
 
 def explain_padding(config: PreTrainedConfig, device: torch.device, dtype: DType) -> str | None:
-    """Says why attention of packed sequences is padded; None if it is not.
+    """Explains why attention over packed sequences is padded; None if it is not.
 
-    Padded in any case are shares of a sequence (context parallelism), and heads whose values have
-    another size than queries, and layers with caps or sinks.
+    Always padded: shares of a sequence (context parallelism), values with a different head size
+    than queries, and layers with caps or sinks.
     """
     if device.type != "cuda":
         return "the device is no GPU"
@@ -46,7 +46,7 @@ def open_kernels(lm: PreTrainedModel, device: torch.device, dtype: DType) -> Non
 
 
 def describe_attention(config: PreTrainedConfig, device: torch.device, dtype: DType) -> str:
-    """Names what computes attention of packed sequences, and why it is padded."""
+    """Describes the attention kernel, and why it pads."""
     reason = explain_padding(config, device, dtype)
     if reason is None:
         return "varlen_attn"

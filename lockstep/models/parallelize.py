@@ -1,14 +1,13 @@
-"""A model sharded over ranks: tensor and sequence parallelism by a plan (DTensor), everything else
-by FSDP2.
+"""Shards a model: tensor and sequence parallelism by a plan (DTensor), the rest by FSDP2.
 
 With several replicas (HSDP), FSDP2 also sums gradients over them.
 
 In 16 bits, a layer's linear maps are gathered in the type to which autocast would cast them: that
 halves the traffic, keeps no copy, and changes no number. Other parameters of a layer must stay
-fp32: if they are vectors, such as norms, every rank holds them whole and the learner sums their
+fp32: if they are vectors, such as norms, every rank holds full copies and the learner sums their
 gradients; otherwise the layer is gathered in fp32, as is everything outside of layers.
 
-Plans are in `models.families`, with all else that is particular to an architecture.
+Plans are in `models.families`, with everything else specific to an architecture.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from lockstep.models.families.registry import family_of, list_tensor_parallel
 from lockstep.models.last_layer import read_all
 from lockstep.models.precision import TORCH_TYPES
 
-register_dataclass(Outputs)  # FSDP looks for tensors in what a model returns
+register_dataclass(Outputs)  # FSDP looks for tensors in a model's outputs
 
 CUT = "dp_cp"
 """Name of the mesh dimension over which FSDP shards."""
@@ -52,7 +51,7 @@ CUT = "dp_cp"
 def require_divisible(
     config: PreTrainedConfig, tp: int, layout_key: str = "learner.parallel"
 ) -> None:
-    """Raises ValueError if a model cannot be sharded over so many tensor-parallel ranks.
+    """Raises ValueError if a model cannot be sharded over this number of tensor-parallel ranks.
 
     Args:
         config: Configuration of the model.
@@ -79,11 +78,11 @@ def require_divisible(
 def parallelize(
     model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: LearnerSection
 ) -> None:
-    """Shards a head of `models.heads` and the network in it, in place.
+    """Shards a head of `models.heads` and its network, in place.
 
     Args:
         model: The head; on the meta device, or with weights.
-        lm: Its network, with or without a vocabulary head.
+        lm: The head's network, with or without a vocabulary head.
         ranks: Ranks that hold the model together.
         section: Computation type, and whether shards are offloaded to the host (`cpu_offload`).
     """
@@ -122,15 +121,17 @@ def parallelize(
 
 
 def gathers_half(section: LearnerSection) -> bool:
-    """True if linear maps are gathered in 16 bits; not with `cpu_offload`, as FSDP moves no
-    unsharded vectors.
+    """True if linear maps are gathered in 16 bits.
+
+    False with `cpu_offload`: FSDP moves no unsharded vectors.
     """
     return section.is_half and not section.cpu_offload
 
 
 def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
-    """Parameters of a layer outside its linear maps, which autocast casts; None if they are not all
-    vectors.
+    """A layer's parameters outside its linear maps; None unless all are vectors.
+
+    Autocast casts only the linear maps.
     """
     linear = {
         id(p)
@@ -145,8 +146,9 @@ def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
 
 
 def abandon_pass(model: nn.Module) -> None:
-    """Drops gathered parameters and gradients that an interrupted pass left in FSDP, which has no
-    method for that.
+    """Frees gathered parameters and gradients that an interrupted pass left in FSDP.
+
+    FSDP has no method for it.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -155,7 +157,7 @@ def abandon_pass(model: nn.Module) -> None:
             group = None
         if group is None:
             continue
-        group.wait_for_unshard()  # of weights that were gathered ahead and are now old
+        group.wait_for_unshard()  # weights gathered ahead, now stale
         group.reshard()
         for held in group.fsdp_params:
             held.unsharded_accumulated_grad = None
@@ -164,9 +166,7 @@ def abandon_pass(model: nn.Module) -> None:
 
 
 def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh over which FSDP shards; with several replicas (HSDP), their dimension comes
-    first.
-    """
+    """The mesh over which FSDP shards; with replicas (HSDP), their dimension comes first."""
     cut = mesh["dp", "cp"]._flatten(CUT)
     if mesh["dp_replicate"].size() == 1:
         return cut
@@ -174,8 +174,9 @@ def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compiles each layer, once for batches of all sizes: whole, where `attention` can be a node of
-    its graph.
+    """Compiles each layer, once for batches of all sizes.
+
+    Compiles full graphs if `attention` can be a graph node.
 
     Args:
         lm: The network, changed in place so that names stay the same. Shard it and checkpoint its
@@ -192,16 +193,14 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
         )
     read_all(lm)
     symbols.use_duck_shape = (
-        False  # sizes that are equal in the first batch, of tokens and cells, differ in others
+        False  # sizes that happen to be equal in the first batch (tokens, cells) differ in others
     )
     for layer in layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
 def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
-    """Applies activation checkpointing to each layer: only its inputs are kept, and backward
-    recomputes it.
-    """
+    """Applies activation checkpointing to each layer: keeps its inputs, recomputes in backward."""
     for layer in blocks:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
@@ -214,9 +213,7 @@ def layers(lm: PreTrainedModel) -> list[nn.Module]:
 
 
 def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Shards a vocabulary head as the embedding is sharded; a tied one becomes the embedding's
-    matrix.
-    """
+    """Shards the vocabulary head like the embedding; a tied head becomes the embedding's matrix."""
     head = lm.get_output_embeddings()
     if head is None:
         return

@@ -1,4 +1,4 @@
-"""The types of a computation as PyTorch has them."""
+"""The types of a computation, in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ TORCH_TYPES: dict[DType, torch.dtype] = {
     "fp16": torch.float16,
 }
 OVERFLOW = "numbers above 65,504 overflow in fp16; set learner.dtype=bf16"
-"""The cure for numbers that are not finite, in fp16."""
+"""Advice for non-finite numbers in fp16, for messages."""
 
 
 def autocast(device: torch.device, dtype: DType) -> torch.autocast:
-    """The autocast context of a type: weights are cast for each product; masters, sums and norms
-    stay in fp32.
-    """
+    """Autocast for a type: casts weights for each product; masters, sums and norms stay fp32."""
     return torch.autocast(
         device.type, TORCH_TYPES[dtype], enabled=TORCH_TYPES[dtype] != torch.float32
     )

@@ -1,6 +1,4 @@
-"""Routers that a model computes in fp32 stay in fp32 under autocast, which would cast their
-products again.
-"""
+"""Keeps routers that a model computes in fp32 in fp32 under autocast, which casts products."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ _IN_FP32 = re.compile(
 
 
 def keep_in_fp32(model: nn.Module) -> None:
-    """Keeps autocast from each module whose `forward` casts its own weight to fp32 for a
-    product.
-    """
+    """Disables autocast for modules whose `forward` casts their weight to fp32 for a product."""
     for module in model.modules():
         if _casts_to_fp32(type(module)):
             module.forward = MethodType(_forward, module)
@@ -29,16 +25,16 @@ def keep_in_fp32(model: nn.Module) -> None:
 
 @cache
 def _casts_to_fp32(kind: type[nn.Module]) -> bool:
-    """True if the module is one of `transformers` whose `forward` holds such a product."""
+    """True if it is a `transformers` module whose `forward` has such a product."""
     if not kind.__module__.startswith("transformers.models."):
         return False
     try:
         return _IN_FP32.search(getsource(kind.forward)) is not None
     except OSError:
-        return False  # the class has no source
+        return False  # source unavailable
 
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """The module's results outside autocast."""
+    """The module's results outside of autocast."""
     with torch.autocast(next(module.parameters()).device.type, enabled=False):
         return type(module).forward(module, *args, **kwargs)

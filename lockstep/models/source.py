@@ -1,4 +1,4 @@
-"""The initial model of a run: read from a folder, or built from scratch."""
+"""The initial model of a run: loaded from a folder, or created from scratch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from lockstep.models.weight_files import are_on_hub, require_rewards
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The initial model: its folder, tokenizer, stop tokens, longest sequence, and vocabulary
-    size.
-    """
+    """The initial model: folder, tokenizer, stop tokens, longest sequence, and vocabulary size."""
 
     folder: str
     tokenizer: PreTrainedTokenizerBase
@@ -40,11 +38,10 @@ class ModelSource:
     vocabulary: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Decodes a response as the continuation of its prompt, without special tokens but those
-        that mark thoughts.
+        """Decodes a response as its prompt's continuation.
 
-        It is decoded after a letter, because some tokenizers (Llama 2's) drop the space before the
-        first word of a text.
+        Of special tokens, only those that mark thoughts are kept. It is decoded after a letter,
+        because some tokenizers (Llama 2's) drop the space before the first word of a text.
         """
         letter, before = self._letter
         return self._decode([*letter, *tokens])[len(before) :]
@@ -63,19 +60,15 @@ class ModelSource:
         return token_ids(self.tokenizer, [text], add_special_tokens=False)[0]
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Encodes a text that begins a sequence, with the tokenizer's special tokens, such as
-        BOS.
-        """
+        """Encodes a text that begins a sequence, with special tokens such as BOS."""
         return token_ids(self.tokenizer, [text], add_special_tokens=True)[0]
 
     def sampling(self, section: Sampling) -> SamplingParams:
-        """The distribution of a section of the recipe, for this model."""
+        """The sampling distribution of a section of the recipe, for this model."""
         return section.params(self.stop_token_ids)
 
     def require_room(self, option: str, tokens: int) -> None:
-        """Raises ValueError if sequences of `tokens` tokens, which `option` allows, do not fit the
-        model.
-        """
+        """Raises ValueError if the `tokens` that `option` allows exceed the model's context."""
         if tokens > self.context:
             raise InputError(
                 f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} "
@@ -84,7 +77,7 @@ class ModelSource:
 
 
 def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
-    """Builds a model, and its tokenizer from the rows of `files`, once, into `folder`."""
+    """Creates a model and its tokenizer from the rows of `files`, once, in `folder`."""
     if not folder.exists():
         scratch = recipe.model.scratch
         tokenizer = scratch_tokenizer(recipe, files)
@@ -94,7 +87,7 @@ def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
 
 
 def scratch_tokenizer(recipe: Common, files: FileGroup) -> PreTrainedTokenizerFast:
-    """The tokenizer of a new model, made from the rows of `files`."""
+    """A new model's tokenizer, made from the rows of `files`."""
     data = recipe.data
     return words_tokenizer(texts(open_rows(files, data.bad_rows), data))
 
@@ -117,9 +110,7 @@ def open_source(folder: Path | str) -> ModelSource:
 
 
 def _read_stops(folder: Path, vocabulary: int) -> list[int]:
-    """The stop tokens that a folder's generation_config.json names, or else its config.json, as in
-    `transformers`.
-    """
+    """The stop tokens in generation_config.json, or else in config.json, as in `transformers`."""
     generation = folder / "generation_config.json"
     if generation.is_file():
         named = read_json(folder, generation.name, "").get("eos_token_id")
@@ -153,9 +144,7 @@ def _is_token(stop: object, vocabulary: int) -> bool:
 
 
 def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
-    """Says that the chat template ends a turn with a token at which the model does not stop; None
-    if it does.
-    """
+    """Explains that the chat template ends turns with a non-stop token; None if it does not."""
     if not is_chat(data) or source.tokenizer.chat_template is None:
         return None
     end = find_passed_end(source.tokenizer, source.stop_token_ids, data.template_args)
@@ -170,10 +159,10 @@ def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
 
 
 def own_folder(section: ModelFolder, source: ModelSource) -> str:
-    """The folder of a model that has the vocabulary of another one.
+    """The folder of a model with the same vocabulary as another model.
 
     Raises:
-        ValueError: If its vocabulary differs, or it is a run that has not finished.
+        ValueError: If the vocabulary differs, or it is an unfinished run.
     """
     folder = weights_of(section.path)
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
@@ -185,10 +174,10 @@ def own_folder(section: ModelFolder, source: ModelSource) -> str:
 
 
 def reward_folder(section: ModelFolder, source: ModelSource) -> str:
-    """The folder of a reward model that has the vocabulary of another model.
+    """The folder of a reward model with the same vocabulary as another model.
 
     Raises:
-        ValueError: As `own_folder`, or if it is no reward model.
+        ValueError: As `own_folder`, or if it is not a reward model.
     """
     folder = own_folder(section, source)
     if not are_on_hub(Path(folder)):
@@ -199,9 +188,7 @@ def reward_folder(section: ModelFolder, source: ModelSource) -> str:
 def _require_embeddings(
     folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int
 ) -> None:
-    """Raises ValueError if the tokenizer makes tokens that the model has no embedding for; padding
-    is never made.
-    """
+    """Raises ValueError if the tokenizer can produce tokens that have no embedding."""
     made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
     largest = max(made | set(stops))
     if largest >= rows:

@@ -1,6 +1,4 @@
-"""Tokenizers: one made from the words of a small data set, or one read from a Hugging Face
-folder.
-"""
+"""Tokenizers: built from the words of a small data set, or read from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -19,34 +17,30 @@ EOS = "<eos>"
 UNK = "<unk>"
 
 # A word takes the space before it; a word or sign also takes the space between it and a number. So
-# a number never holds
-# a space, and 5 is one and the same token in "has 5 apples", "5+4=9" and "#### 5". The alternatives
-# cover every
-# character, so nothing is lost: decoding gives back the text byte for byte.
+# a number never holds a space, and 5 is the same token in "has 5 apples", "5+4=9" and "#### 5". The
+# alternatives cover every character, so nothing is lost: decoding gives back the text byte for
+# byte.
 _PIECES = r" ?\p{L}+(?: (?=[0-9]))?|[0-9]+|([^\s\p{L}0-9])\1*(?: (?=[0-9]))?|\s"
 
-# A model should be able to emit every number in the range of its data, not only those that happened
-# to be seen. Where
-# numbers are large the whole range would be nearly all of the vocabulary, and only the seen ones
-# are taken.
+# A model should be able to emit every number in the range of its data, not only those seen. If
+# numbers are large, the range would be nearly all of the vocabulary, so only seen numbers are
+# taken.
 _LARGEST_FILLED_RANGE = 1000
 
-# Made data repeats itself, and splitting is slow. Not every text is remembered: data may be larger
+# Synthetic data repeats itself, and splitting is slow. Not every text is cached: data may be larger
 # than memory.
 _REMEMBERED = 1 << 14
 
-# These classes say that tokenizer.json is the whole tokenizer. AutoTokenizer does not believe them
-# where config.json
-# names certain architectures (qwen2 among them, transformers 5.19): it then puts that
-# architecture's splitting around
-# the vocabulary, which breaks every other tokenizer, ours included. So they are opened by their own
-# name.
+# For these classes tokenizer.json is the complete tokenizer. AutoTokenizer overrides that if
+# config.json names certain architectures (qwen2 among them, transformers 5.19): it then wraps the
+# vocabulary in that architecture's splitting, which breaks every other tokenizer, ours included. So
+# they are opened by their own class name.
 _GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Makes a tokenizer with one token per word, number, run of one sign, and newline of the texts.
+    """Builds a tokenizer: one token per word, number, run of one sign, and newline of the texts.
 
     The order of the vocabulary depends only on the set of pieces: special tokens, numbers, then the
     rest by code point.
@@ -55,7 +49,7 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         texts: All text that must survive encoding; anything else becomes `<unk>`.
 
     Returns:
-        A tokenizer for which `decode(encode(x)) == x` for every text it was made from.
+        A tokenizer with `decode(encode(x)) == x` for every text it was built from.
     """
     splitter = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     pieces: set[str] = set()
@@ -95,19 +89,19 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def has_tokenizer(folder: str | Path) -> bool:
-    """True if a folder holds a tokenizer's files."""
+    """True if a folder has a tokenizer's files."""
     return any((Path(folder) / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Reads the tokenizer of a Hugging Face folder on this machine.
+    """Reads the tokenizer of a local Hugging Face folder.
 
     Raises:
-        ValueError: The folder is missing, has no tokenizer, or has one that cannot be read.
+        ValueError: The folder or its tokenizer is missing, or the tokenizer cannot be read.
     """
     folder = require_folder(folder)
-    # Checked first: for a folder with only a config.json transformers returns an empty tokenizer
-    # without a word.
+    # Checked first: for a folder with only a config.json, transformers silently returns an empty
+    # tokenizer.
     if not has_tokenizer(folder):
         raise InputError(
             f"{folder}: has no tokenizer (no tokenizer.json, nor another of "
@@ -118,7 +112,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         tokenizer = opener.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-        tokenizer("a")  # some values are read only here
+        tokenizer("a")  # some values are only read here
     except Exception as error:  # tokenizers raises bare exceptions
         if type(error) is Exception:
             why = first_line(error)
@@ -133,9 +127,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 
 
 def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Raises InputError where a tokenizer draws at random how a text is cut: no two readings would
-    be alike.
-    """
+    """Raises InputError for a tokenizer with random splits (dropout), which is irreproducible."""
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         model = tokenizer.backend_tokenizer.model
     else:
@@ -148,9 +140,7 @@ def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _refuse_unlisted_unknown(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Raises InputError where the unknown token has no id: transformers would look for it without
-    end.
-    """
+    """Raises InputError if the unknown token has no id: transformers would search forever."""
     unknown = tokenizer.unk_token
     if unknown is not None and unknown not in tokenizer.get_vocab():
         raise InputError(
@@ -160,12 +150,12 @@ def _refuse_unlisted_unknown(tokenizer: PreTrainedTokenizerBase, folder: Path) -
 
 
 def is_generic(folder: Path) -> bool:
-    """True if a folder's tokenizer is of no architecture: tokenizer.json is all of it."""
+    """True if tokenizer.json is a folder's complete tokenizer, for any architecture."""
     return _class_name(folder) in _GENERIC_CLASSES
 
 
 def _class_name(folder: Path) -> str | None:
-    """The class that a folder's tokenizer says it is of."""
+    """The tokenizer class that a folder names."""
     config = folder / "tokenizer_config.json"
     if not ((folder / "tokenizer.json").is_file() and config.is_file()):
         return None

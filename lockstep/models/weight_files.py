@@ -1,5 +1,6 @@
-"""Checks of the safetensors files of a model folder: names, shapes and types against its
-configuration, and that all numbers are finite.
+"""Checks of a model folder's safetensors files.
+
+Names, shapes and types must match the configuration, and all numbers must be finite.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _UNIT = "score.weight"
 _TYPES = ("F64", "F32", "BF16", "F16")
 _LARGEST = torch.finfo(torch.float32).max
 _NAMED = 3
-"""Number of tensors that are named in a message."""
+"""Number of tensors that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Stored:
     """A tensor's entry in the header of a file.
 
     Attributes:
-        file: File that holds it.
+        file: File that has it.
         shape: Shape in the file.
         type: Type by safetensors' name, such as BF16.
     """
@@ -49,9 +50,7 @@ class _Stored:
 
 @dataclass
 class _Report:
-    """Names of tensors, from which `transformers` removes those that may be missing, or that it
-    ignores.
-    """
+    """Tensor names without those that `transformers` tolerates as missing or ignores."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]
@@ -60,17 +59,17 @@ class _Report:
 def check_weights(
     folder: str | os.PathLike[str], model: PreTrainedModel, headless: bool = False
 ) -> None:
-    """Compares the headers of a folder's weights with the model that its configuration asks for.
+    """Compares the weight headers of a folder with the model of its configuration.
 
     Args:
         folder: Folder of the model.
-        model: The model of the configuration; it may be on the meta device.
+        model: Model of the configuration; may be on the meta device.
         headless: Only the backbone is needed: a language model's head may be missing, and a reward
-            model's present.
+            model's head may be present.
 
     Raises:
         ModelError: If weights are missing, unknown to the model, pickled, damaged, quantized, or of
-            another shape.
+            a different shape.
     """
     path = Path(folder)
     own = model.state_dict()
@@ -116,7 +115,7 @@ def _require_all(
     report = _Report(missing, unknown)
     model._adjust_missing_and_unexpected_keys(
         cast(LoadStateDictInfo, report)
-    )  # what it may lack, or not use
+    )  # what it may lack or ignore
     missing = report.missing_keys
     unknown = report.unexpected_keys
     if headless:
@@ -147,12 +146,10 @@ def require_finite(folder: str | os.PathLike[str]) -> None:
 
 
 def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
-    """Raises ModelError if a number of a tensor is NaN or infinite; its message begins with
-    `source`.
-    """
+    """Raises ModelError if a tensor has a NaN or infinity; the message begins with `source`."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    low, high = (float(end) for end in tensor.aminmax())  # both are NaN where one number is
+    low, high = (float(end) for end in tensor.aminmax())  # both are NaN if one number is
     largest = max(abs(low), abs(high))
     if _LARGEST < largest < math.inf:
         raise ModelError(
@@ -167,9 +164,7 @@ def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
 
 
 def require_rewards(folder: Path) -> None:
-    """Raises ModelError unless a folder's weights have the head of a reward model, one with a
-    single label.
-    """
+    """Raises ModelError unless a folder's weights include a reward model's head, with one label."""
     units = [
         headers[_UNIT].shape
         for file in weight_files(folder)
@@ -185,16 +180,14 @@ def require_rewards(folder: Path) -> None:
 
 
 def are_on_hub(folder: Path) -> bool:
-    """True if a folder is in the hub's local cache and lacks weights, which a dry run does not
-    fetch.
-    """
+    """True if a folder is in the hub's cache without weights, which a dry run does not fetch."""
     return folder.parent.name == "snapshots" and not all(
         file.is_file() for file in _list_files(folder)
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder; raises ModelError where one is missing."""
+    """The safetensors files of a folder; raises ModelError if one is missing."""
     files = _list_files(folder)
     missing = [file for file in files if not file.is_file()]
     if not missing and files:
@@ -209,7 +202,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    """The safetensors files that a folder should have: those of its index, or the one without."""
+    """The expected safetensors files of a folder: those of its index, or the single one."""
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX, "").get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
@@ -230,12 +223,11 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 class _Names:
-    """Renames tensors of files as `transformers` does: from older checkpoints, or into fused or
-    split tensors.
+    """Renames file tensors as `transformers` does: from older checkpoints, or fused or split.
 
     Args:
-        model: The model that is to hold them.
-        wanted: Its own tensors, by name.
+        model: The model to load.
+        wanted: The model's tensors, by name.
     """
 
     def __init__(self, model: PreTrainedModel, wanted: Mapping[str, object]) -> None:
@@ -245,9 +237,7 @@ class _Names:
         self._prefix, self._wanted = model.base_model_prefix, dict(wanted)
 
     def targets(self, name: str) -> list[str]:
-        """Names the model's tensors that a tensor of a file goes into, whether or not the model has
-        them.
-        """
+        """The model's tensors that a file's tensor goes into, whether or not the model has them."""
         renamed, source = self._rename(name, self._renamings, self._converters)
         if renamed not in self._wanted and name in self._wanted:
             renamed, source = self._rename(name, [], [])
@@ -265,7 +255,7 @@ class _Names:
 
 
 def _name_some(names: set[str]) -> str:
-    """Lists some names, and how many more there are."""
+    """Lists some names, and the number of others."""
     some = sorted(names)
     more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
     return ", ".join(some[:_NAMED]) + more
@@ -288,7 +278,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _open_file(file: Path) -> Iterator[Any]:
-    """A safetensors file, open; raises ModelError where it is damaged."""
+    """Opens a safetensors file; raises ModelError if it is damaged."""
     try:
         with safe_open(file, "pt") as opened:
             yield opened
@@ -296,7 +286,7 @@ def _open_file(file: Path) -> Iterator[Any]:
         SafetensorError,
         OSError,
         RuntimeError,
-    ) as error:  # the last from torch, for a file that does not open
+    ) as error:  # torch raises the last one for a file that does not open
         raise ModelError(
             f"{file} is damaged ({first_line(error)}); copy or download it again"
         ) from error

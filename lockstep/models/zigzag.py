@@ -1,5 +1,4 @@
-"""Attention under context parallelism: each rank has two chunks of every sequence, and gathers the
-keys of all ranks.
+"""Context-parallel attention: each rank has two chunks of every sequence, and gathers all keys.
 
 Keys and values are gathered, which with grouped-query attention are smaller than the hidden states.
 A rank computes attention for its own queries only; its early chunk sees few keys and its late one
@@ -26,7 +25,7 @@ from lockstep_logprobs.packed import Packing
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some of a sequence's tokens, which see these and all before them.
+    """A chunk of a sequence; its tokens see the chunk and all tokens before it.
 
     Attributes:
         size: Number of tokens.
@@ -57,9 +56,7 @@ class Zigzag(Layout):
 
     @classmethod
     def of(cls, row: Batch, packing: Packing, rank: int, group: dist.ProcessGroup | None) -> Zigzag:
-        """The layout of sequences whose lengths can be cut into 2 · C chunks, on one of the C ranks
-        of a group.
-        """
+        """One of C ranks' layout, for sequences whose lengths can be cut into 2 · C chunks."""
         count = 2 * packing.size
         chunks = tuple(
             Chunk(length // count, start, (number + 1) * length // count)
@@ -69,7 +66,7 @@ class Zigzag(Layout):
         return cls(group, chunks, packing.gather_index())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Zigzag:
-        """The same layout, with each tensor changed."""
+        """The same layout with each tensor mapped."""
         return replace(self, gathered=change(self.gathered))
 
     def attend(

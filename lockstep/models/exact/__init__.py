@@ -1,3 +1,4 @@
-"""Products, attention and activations that give a row the same bits in any batch, decoded, scored
-or trained.
+"""Batch-invariant products, attention and activations.
+
+A row gets the same bits in any batch: decoded, scored or trained.
 """

@@ -1,11 +1,10 @@
-"""Causal attention whose rows do not depend on their neighbors, nor on how many keys a cache holds,
-on CPUs.
+"""Batch-invariant causal attention on CPUs.
 
-A query's softmax runs over all its scores at once, and is multiplied with the values one block of
-keys at a time; the products are added in the order of the blocks. So a query has the same sums
-whether it is alone with a cache (decoding) or among others (prefill, scoring, training): a masked
-key adds an exact 0, also to the 16 partial sums of softmax. All is in fp32, which holds products of
-bf16 numbers exactly.
+A row depends neither on its neighbors nor on how many keys a cache holds. A query's softmax runs
+over all its scores, and is multiplied with the values one block of keys at a time; the products are
+added in the order of the blocks. So a query has the same sums whether it is alone with a cache
+(decoding) or among others (prefill, scoring, training): a masked key adds an exact 0, also to the
+16 partial sums of softmax. All is in fp32, which holds products of bf16 numbers exactly.
 
 Letters: B rows times heads of keys, G queries that share a head of keys, T queries, W keys, D size
 of a head.
@@ -27,25 +26,24 @@ from lockstep.models.kernels import FUSED, Kernel
 from lockstep_logprobs.kernel import runs_fused
 
 KEYS = 16
-"""Keys are padded to a multiple of this: a product with fewer takes another kernel, and softmax has
-as many partial sums.
+"""Keys are padded to a multiple of this.
+
+A product with fewer keys uses another kernel, and softmax has as many partial sums.
 """
 
 QUERIES = 4
-"""Queries of a product are padded to a multiple of this: fewer take another kernel.
+"""Queries of a product are padded to a multiple of this: fewer use another kernel.
 
 Unlike rows of a linear map, they are not divided among threads, which compute whole products.
 """
 
 BLOCK = 128
-"""Keys in one product with values, and queries computed at once; more keys would be summed in
-another order.
-"""
+"""Keys in one product with values, and queries per block; more keys would change the sum order."""
 
 
 @dataclass(frozen=True)
 class Blockwise(Kernel):
-    """Attention whose sums have the same order at any number of queries and keys.
+    """Attention with the same summation order at any number of queries and keys.
 
     Attributes:
         softcap: Scores become cap · tanh(score / cap); None: no cap.
@@ -103,18 +101,18 @@ class Blockwise(Kernel):
             return out[:, : queries // heads].reshape(query.shape)
 
     def _is_fused(self, query: Tensor) -> bool:
-        """True if Triton's kernel computes it, which knows neither caps nor sinks."""
+        """True if Triton's kernel can compute it: no cap and no sinks."""
         return self.softcap is None and self.sinks is None and runs_fused(query)
 
     def _sinks(self, query: Tensor, heads: int) -> Tensor | None:
-        """The sinks of the queries of one token [B, G, 1]."""
+        """The sinks for the queries of one token [B, G, 1]."""
         if self.sinks is None:
             return None
         return self.sinks.float().view(heads, -1, 1).repeat(query.shape[0], 1, 1)
 
 
 def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context without autocast; where it is off already it is not touched, which costs less."""
+    """A context without autocast; does nothing if autocast is off, which costs less."""
     on = torch.is_autocast_enabled(device.type)
     if on:
         return torch.autocast(device.type, enabled=False)
@@ -122,13 +120,13 @@ def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _fold(query: Tensor, heads: int) -> tuple[Tensor, int]:
-    """Queries [rows, H, T, D] as [B, T · G, D], and G."""
+    """Reshapes queries [rows, H, T, D] to [B, T · G, D]; returns also G."""
     groups = query.shape[1] // heads
     return query.unflatten(1, (heads, groups)).transpose(2, 3).flatten(2, 3).flatten(0, 1), groups
 
 
 def _unfold(out: Tensor, heads: int, groups: int) -> Tensor:
-    """[B, T · G, D] as [rows, T, H, D]."""
+    """Reshapes [B, T · G, D] to [rows, T, H, D]."""
     return out.unflatten(0, (-1, heads)).unflatten(2, (-1, groups)).transpose(1, 2).flatten(2, 3)
 
 
@@ -138,11 +136,11 @@ def _attend(
     """Attention of some queries [B, M, D] to keys [B, W, D].
 
     Args:
-        q: Queries, already scaled; `_weights` and `_mix` pad them for their products alone.
+        q: Queries, already scaled; `_weights` and `_mix` pad them only inside their products.
         k: Keys, starting at a block.
         v: Values.
-        mask: 0 where a query sees a key, else −∞: [M, W] for all rows, or [rows, 1, W] for all
-            heads of a row.
+        mask: 0 if a query sees a key, else −∞: [M, W] for all rows, or [rows, 1, W] for all heads
+            of a row.
         softcap: As in `Blockwise`.
         sinks: One for each query, broadcastable to [B, M, 1].
     """
@@ -150,7 +148,7 @@ def _attend(
 
 
 def _mix(weight: Tensor, v: Tensor) -> Tensor:
-    """Sums values by their weights [B, M, W]."""
+    """Sums values weighted by [B, M, W]."""
     filled = pad(weight, QUERIES)
     out = torch.bmm(filled[:, :, :BLOCK], v[:, :BLOCK])
     for start in range(BLOCK, v.shape[1], BLOCK):
@@ -162,9 +160,7 @@ def _mix(weight: Tensor, v: Tensor) -> Tensor:
 def _weights(
     q: Tensor, k: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Probabilities of keys [B, M, W], and of the sinks [B, M, 1]; and tanh(score / cap), if there
-    is a cap.
-    """
+    """Probabilities of keys [B, M, W] and of sinks [B, M, 1]; and tanh(score / cap) if capped."""
     score = torch.bmm(pad(q, QUERIES), k.transpose(1, 2))[:, : q.shape[1]]
     bent = None
     if softcap is not None:
@@ -184,9 +180,7 @@ def _weights(
 def _mask(
     start: int, stop: int, first: int, groups: int, window: int | None, device: torch.device
 ) -> Tensor:
-    """Mask of the keys from `first` to `stop` for the queries from `start` to `stop`, fp32 [(stop −
-    start) · G, W].
-    """
+    """Mask of keys [first, stop) for queries [start, stop), fp32 [(stop − start) · G, W]."""
     distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(
         first, stop, device=device
     )
@@ -199,10 +193,10 @@ def _mask(
 
 
 def _pieces(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple[int, int, int]]:
-    """Blocks of queries as (start, stop, first key), where the first key begins the first block of
-    keys that they see.
+    """Blocks of queries as (start, stop, first key).
 
-    Queries are those of the last tokens, and start at a block.
+    The first key begins the first block of keys that they see. Queries are those of the last
+    tokens, and start at a block.
     """
     width = k.shape[1]
     number = q.shape[1] // groups
@@ -225,16 +219,14 @@ def _piece_weights(
     softcap: float | None,
     groups: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`_weights` of the queries of one of `_pieces`."""
+    """`_weights` for the queries of one of `_pieces`."""
     start, stop, first = piece
     own = None if sinks is None else sinks.repeat(1, stop - start, 1)
     return _weights(q, k, _mask(start, stop, first, groups, window, q.device), softcap, own)
 
 
 class _Rows(torch.autograd.Function):
-    """Causal attention by Triton's kernel [rows, T, heads, size]; its gradient is that of PyTorch's
-    attention.
-    """
+    """Causal attention by Triton's kernel [rows, T, heads, size]; PyTorch computes the gradient."""
 
     @staticmethod
     def forward(
@@ -257,8 +249,8 @@ class _Rows(torch.autograd.Function):
 class _Causal(torch.autograd.Function):
     """`_attend` by blocks of queries, each without the keys after it.
 
-    Backward recomputes the weights, unless there is only one block, whose at most 128 weights per
-    query are kept.
+    Backward recomputes the weights, unless there is only one block; its weights, at most 128 per
+    query, are kept.
     """
 
     @staticmethod

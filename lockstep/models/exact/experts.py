@@ -1,7 +1,7 @@
-"""Mixtures of experts whose tokens do not depend on their neighbors, on CPUs.
+"""Batch-invariant mixtures of experts on CPUs.
 
-Products of a router, and of an expert however many tokens it got, are padded with rows as `linear`
-pads them. A token's experts are added in the order in which its router chose them.
+Products of a router, and of an expert with any number of tokens, are padded with rows as in
+`linear`. The results of a token's experts are added in the order in which its router chose them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from lockstep.models.exact.linear import linear
 from lockstep_logprobs.hidden import count_missing_rows
 
 ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "Qwen3MoeTopKRouter")
-"""Classes of `transformers` that `route` computes."""
+"""Router classes of `transformers` that `route` supports."""
 
 EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
-"""Those that `compute_experts` computes."""
+"""Expert classes of `transformers` that `compute_experts` supports."""
 
 
 def route(router: Any, hidden: Tensor) -> tuple[Tensor, ...]:
-    """The results of a router for some tokens, by its own operations on padded rows."""
+    """A router's results for some tokens, by its own operations on padded rows."""
     rows = hidden.shape[:-1].numel()
     filled = F.pad(hidden.reshape(rows, -1), (0, 0, 0, count_missing_rows(rows, router.weight)))
     return tuple(x[:rows] for x in type(router).forward(router, filled))
 
 
 def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
-    """The results of a layer's experts; products are in the type of the weights, as in
-    `transformers`.
+    """The results of a layer's experts; products use the type of the weights, as in `transformers`.
 
     Args:
-        experts: A module of `transformers` that holds them all.
+        experts: The `transformers` module of all experts.
         hidden: Hidden states [N, D].
         chosen: Experts of each token, int64 [N, K].
         share: Weight of each expert's result [N, K].
@@ -54,9 +53,7 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
     )
     with torch.autocast(hidden.device.type, enabled=False):
         rows = hidden.to(weights[0].dtype)[order // chosen.shape[1]]
-        parts = rows.split(
-            ends.diff(prepend=ends.new_zeros(1)).tolist()
-        )  # the only wait for the device
+        parts = rows.split(ends.diff(prepend=ends.new_zeros(1)).tolist())  # the only device sync
         gated = [_gate(experts, x) for x in _map_each(parts, weights[0], biases[0])]
         out = torch.cat(_map_each(gated, weights[1], biases[1]))
         each = (
@@ -67,7 +64,7 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
 
 
 def _map_each(parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Each expert's map of its rows."""
+    """Applies each expert's linear map to its rows."""
     biases = [None] * len(weight) if bias is None else bias.unbind()
     return [linear(x, w, b) for x, w, b in zip(parts, weight.unbind(), biases, strict=True)]
 
@@ -80,4 +77,4 @@ def _gate(experts: Any, x: Tensor) -> Tensor:
     up = x[..., 1::2].clamp(-experts.limit, experts.limit)
     return (up + 1.0) * (
         gate / (1.0 + (gate * -experts.alpha).exp())
-    )  # sigmoid rounds some elements otherwise
+    )  # sigmoid rounds some elements differently

@@ -1,9 +1,9 @@
-"""Linear maps and activations whose rows do not depend on their neighbors, on CPUs.
+"""Batch-invariant linear maps and activations on CPUs.
 
 The kernel of a matrix product decides in which order each element is summed, and the number of rows
-decides which kernel is used: few rows take another one, as do threads that are left with few rows,
-and small products in bf16. Products of a multiple of 8 rows that are large enough all take the same
-one (`count_missing_rows`). Vectorized activations can round the last elements of a tensor
+decides which kernel is used: few rows use another kernel, as do threads that get few rows, and
+small products in bf16. Products of a multiple of 8 rows that are large enough all use the same
+kernel (`count_missing_rows`). Vectorized activations can round the last elements of a tensor
 differently; they are written here in operations that do not.
 """
 
@@ -23,7 +23,7 @@ from lockstep_logprobs.kernel import runs_fused
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, each row of which has the same bits in any batch; differentiable."""
+    """Batch-invariant `F.linear`; differentiable."""
     rows = x.shape[:-1].numel()
     if missing := count_missing_rows(rows, weight):
         return F.linear(F.pad(x.reshape(rows, -1), (0, 0, 0, missing)), weight, bias)[:rows].view(
@@ -41,25 +41,21 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def pad(x: Tensor, multiple: int) -> Tensor:
-    """Adds zero rows up to a multiple; returns `x` itself if none are missing, where `F.pad` would
-    copy.
-    """
+    """Adds zero rows up to a multiple; returns `x` itself if none are missing (`F.pad` copies)."""
     if x.shape[-2] % multiple:
         return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple))
     return x
 
 
 def silu(x: Tensor) -> Tensor:
-    """x · sigmoid(x), each element of which has the same bits anywhere; differentiable."""
+    """SiLU, x · sigmoid(x), with position-independent rounding; differentiable."""
     if x.requires_grad:
         return _Activation.apply(x, _silu, torch.ops.aten.silu_backward)
     return _silu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x · Φ(x) by its approximation with tanh, each element of which has the same bits anywhere;
-    differentiable.
-    """
+    """GELU by the tanh approximation, with position-independent rounding; differentiable."""
     if x.requires_grad:
         return _Activation.apply(x, _gelu_tanh, _gelu_tanh_backward)
     return _gelu_tanh(x)
@@ -82,7 +78,7 @@ def _gelu_tanh_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 class _FixedTiles(torch.autograd.Function):
-    """A product by Triton's kernel, whose gradients are PyTorch's products."""
+    """A product by Triton's kernel; PyTorch computes its gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -105,9 +101,7 @@ class _FixedTiles(torch.autograd.Function):
 
 
 class _Activation(torch.autograd.Function):
-    """An activation written in operations that round alike, with the backward pass of PyTorch's
-    own.
-    """
+    """An activation with position-independent rounding; PyTorch computes its backward pass."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Models computed exactly: every row has the same bits decoded, prefilled, scored and trained."""
+"""Exact models: a row has the same bits decoded, prefilled, scored and trained."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from lockstep_logprobs.kernel import runs_fused
 _ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 _ROTARY = ("default", "linear", "llama3", "yarn")
-"""Types of rotary embeddings whose angles depend only on the position."""
+"""Rotary embedding types whose angles depend only on the position."""
 
 
 def make_exact(lm: PreTrainedModel) -> None:
-    """Makes a model compute exactly, in place; `explain_inexact` says of which models that is
-    true.
-    """
+    """Makes a model compute exactly, in place; `explain_inexact` tells which models support it."""
     for module in lm.modules():
         forward = _forward(module)
         if forward is not None:
@@ -41,16 +39,14 @@ def is_exact(lm: PreTrainedModel) -> bool:
 
 
 def find_multiple(lm: PreTrainedModel) -> int:
-    """The number of which a model's rows and keys should be multiples, so that its kernels need not
-    pad them.
-    """
+    """The multiple to which a model's rows and keys should be padded; its kernels then add none."""
     if is_exact(lm):
         return KEYS
     return 1
 
 
 def explain_inexact(config: PreTrainedConfig) -> str | None:
-    """Says why a model cannot be computed exactly; None: it can."""
+    """Explains why a model cannot be computed exactly; None if it can."""
     fields = config.get_text_config().to_dict()
     if not has_exact_layers(config):
         return (
@@ -72,7 +68,7 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
 
 
 def _forward(module: nn.Module) -> Callable[..., Any] | None:
-    """The function that computes a module exactly; None if its own does."""
+    """The function that computes a module exactly; None if its own forward does."""
     if isinstance(module, nn.Linear):
         return partial(_map, module)
     if isinstance(module, SiLUActivation | nn.SiLU):

@@ -1,5 +1,6 @@
-"""Row-invariant RMS norms for GPUs, where the order in which PyTorch sums a mean depends on the
-number of rows.
+"""Batch-invariant RMS norms for GPUs.
+
+The order in which PyTorch sums a mean depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -10,30 +11,28 @@ import torch
 from torch import Tensor, nn
 
 RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-"""Classes of `transformers` that `rms_norm` computes."""
+"""Norm classes of `transformers` that `rms_norm` supports."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight · x / √(mean(x²) + eps), computed in fp32 and rounded before the weight, as in
-    `transformers`.
-    """
+    """weight · x / √(mean(x²) + eps) in fp32, rounded before the weight, as in `transformers`."""
     wide = x.float()
     mean: Tensor = _MeanSquares.apply(wide)
     return weight * (wide * torch.rsqrt(mean + eps)).to(x.dtype)
 
 
 def normalize(module: Any, x: Tensor) -> Tensor:
-    """`rms_norm` by a module of `transformers`."""
+    """`rms_norm` with the weight of a `transformers` module."""
     return rms_norm(x, module.weight, module.variance_epsilon)
 
 
 def is_rms_norm(module: nn.Module) -> bool:
-    """True if `normalize` computes what a module does."""
+    """True if `normalize` computes the same as a module."""
     return type(module).__name__ in RMS_NORMS
 
 
 class _MeanSquares(torch.autograd.Function):
-    """Means of squares over the last dimension, which is kept with size 1."""
+    """Mean squares over the last dimension, which is kept with size 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

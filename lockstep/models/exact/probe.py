@@ -1,6 +1,4 @@
-"""A probe of this machine: whether it computes a token the same in any batch, at the shapes of a
-model.
-"""
+"""Probes whether this machine is batch-invariant at the shapes of a model."""
 
 from __future__ import annotations
 
@@ -31,26 +29,22 @@ from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.softmax import TILE_COLUMNS, column_tiles
 
 _LARGEST_HEAD = 128
-"""Largest head size on a GPU; attention with larger heads takes more shared memory than an A100
-has.
-"""
+"""Largest head size on a GPU; larger ones exceed the shared memory of an A100."""
 
 _SIZES = (1, 5, 9, 17, 65, 264)
-"""Rows of the products that are tried."""
+"""Numbers of rows to try."""
 
 _DRAWN = 256
-"""Columns of a weight that are drawn; the others repeat them, since a kernel is not chosen by
-values.
-"""
+"""Random columns of a weight; the others repeat them, since values do not select a kernel."""
 
 _LENGTH = 300
-"""Tokens of the sequences that attention is tried with: several blocks."""
+"""Sequence length for trying attention: several blocks."""
 
 _SAMPLINGS = (SamplingParams(1), SamplingParams(1, temperature=0.7, top_k=20, top_p=0.9))
 
 
 def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
-    """Says why a model has no exact kernels for GPUs; None: it has."""
+    """Explains why a model has no exact GPU kernels; None if it has."""
     if not has_exact_layers_on_gpus(config):
         return (
             f"a {config.model_type} has no exact kernels for GPUs; these have: "
@@ -72,8 +66,7 @@ def probe(
     device: torch.device | str = "cpu",
     adapters: LoRA | None = None,
 ) -> str | None:
-    """Says what this machine does not compute the same in any batch, on one thread or all; None:
-    nothing was found.
+    """Explains what differs between batches on this machine, on one thread or all; None if nothing.
 
     Each shape is tried once in this process, for each number of threads and precision.
     """
@@ -93,7 +86,7 @@ _known = dict[tuple[object, ...], bool]()
 def _list_trials(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, adapters: LoRA | None
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Everything that a model computes over several tokens, by name."""
+    """Checks of everything that a model computes over several tokens, by name."""
     lm = skeleton(config, config.name_or_path or config.model_type)
     if adapters is not None:
         with torch.device("meta"):
@@ -126,9 +119,7 @@ def _list_trials(
 
 
 def _maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dtype, bool]]:
-    """The linear maps of a module of a model: size, columns, type, and whether the weight is
-    transposed in memory.
-    """
+    """The linear maps of a module: size, columns, type, and whether the weight is transposed."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear) or kind in ROUTERS:
         columns, size = module.weight.shape
@@ -137,12 +128,12 @@ def _maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dty
         turned = bool(module.is_transposed)
         for weight in (module.gate_up_proj[0], module.down_proj[0]):
             size, columns = (weight if turned else weight.mT).shape
-            yield size, columns, torch.float32, turned  # in the type of their weights
+            yield size, columns, torch.float32, turned  # in the weights' type
 
 
 @contextmanager
 def use_threads(number: int) -> Iterator[None]:
-    """Computes with so many threads inside."""
+    """A context with this number of torch threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -160,10 +151,10 @@ def _random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float3
 def _draw_cancelling(
     rows: int, columns: int, size: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Draws factors [rows, size] and [columns, size] whose products cancel: the rounding that is
-    left tells the order.
+    """Random factors [rows, size] and [columns, size] whose products cancel.
 
-    With other numbers, bf16 rounds the difference away in all but 1 element of some 40,000.
+    The remaining rounding shows the order of summation. With other numbers, bf16 rounds the
+    difference away in all but 1 of about 40,000 elements.
     """
     half = -(-size // 2)
     draw = torch.Generator().manual_seed(rows + columns + size)
@@ -181,9 +172,7 @@ def _draw_cancelling(
 def _try_map(
     size: int, columns: int, dtype: torch.dtype, turned: bool, device: torch.device
 ) -> bool:
-    """Tries batches that repeat a few rows, on one thread and on all, against each of them
-    alone.
-    """
+    """Compares batches of repeated rows with each row alone, on one thread and on all."""
     repeats = -(-columns // _DRAWN)
     times = -(-_SIZES[-1] // ROWS)
     x, weight = _draw_cancelling(ROWS, min(columns, _DRAWN), size, dtype)
@@ -201,9 +190,7 @@ def _try_map(
 
 
 def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
-    """Tries the first and the last tile of a vocabulary head on a CPU, where scoring computes it
-    tile by tile.
-    """
+    """Tries the first and last tile of a vocabulary head on a CPU; scoring computes it in tiles."""
     columns = min(vocabulary, TILE_COLUMNS + vocabulary % TILE_COLUMNS)
     x, weight = _draw_cancelling(ROWS, columns, size, dtype)
     tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
@@ -211,7 +198,7 @@ def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
 
 
 def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
-    """Tries some queries alone, as while decoding, and among all."""
+    """Compares some queries alone, as in decoding, with all of them."""
     kernel = Blockwise()
     scaling = size**-0.5
     q, k, v = (

@@ -1,1 +1,1 @@
-"""Particulars of single architectures: a file for each family, and the registry of them all."""
+"""Architecture-specific settings: one file per family, and a registry."""

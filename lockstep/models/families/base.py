@@ -1,4 +1,4 @@
-"""A model family: what Lockstep has to know of an architecture besides its configuration."""
+"""The definition of a model family: what Lockstep needs beyond an architecture's configuration."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class MegatronLayers:
-    """Particulars of a family on Megatron's own layers: RMS norms, gated SiLU, rotary positions,
-    grouped queries.
+    """Settings of a family on Megatron's own layers.
+
+    These have RMS norms, gated SiLU, rotary positions and grouped queries.
 
     Attributes:
-        tensors: Maps each parameter of a `GPTModel` to the tensors of a checkpoint that lie in it,
-            in order; `*` is the number of a layer. Names are those within the backbone; that of the
-            vocabulary head is as it is.
-        refused_fields: Fields of the configuration that, where set, ask for what these layers do
-            not compute.
+        tensors: Maps each parameter of a `GPTModel` to the checkpoint tensors in it, in order; `*`
+            is the number of a layer. Names are relative to the backbone, except the vocabulary
+            head's.
+        refused_fields: Fields of the configuration that, if set, require features that these layers
+            lack.
     """
 
     tensors: Mapping[str, tuple[str, ...]]
@@ -40,7 +41,7 @@ class MegatronLayers:
 
     @property
     def qkv_bias(self) -> bool:
-        """True if queries, keys and values have biases: then there are tensors for them."""
+        """True if queries, keys and values have biases."""
         return "decoder.layers.*.self_attention.linear_qkv.bias" in self.tensors
 
     @property
@@ -51,17 +52,19 @@ class MegatronLayers:
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture of `transformers`. All fields but its type are optional, and enable features.
+    """An architecture of `transformers`.
+
+    Only the type is required; each other field enables a feature.
 
     Attributes:
-        model_type: Type in configurations.
-        tensor_parallel: Its tensor-parallel plan; None: tp is refused.
-        megatron: Its map to Megatron's layers; None: the Megatron backend refuses it.
-        reads_boxes: Whether each rank reads only its own boxes of the files, so that none ever
-            holds the whole model. This requires that files name tensors as the network does, that
-            logits are products of the last hidden states and the vocabulary head, and that buffers
-            follow from the configuration.
-        plain: True if a layer adds attention and an MLP to its input, each after a norm, as
+        model_type: `model_type` in configurations.
+        tensor_parallel: Tensor-parallel plan; None: tp is refused.
+        megatron: Map to Megatron's layers; None: the Megatron backend refuses it.
+        reads_boxes: Whether each rank reads only its own boxes of the files, so that no rank holds
+            the full model. This requires that files name tensors as the network does, that logits
+            are products of the last hidden states and the vocabulary head, and that buffers follow
+            from the configuration.
+        plain: Whether a layer adds attention and an MLP to its input, each after a norm, as
             `last_layer` computes it.
     """
 

@@ -1,4 +1,4 @@
-"""Architectures that `transformers` itself knows, by their types."""
+"""Architectures that `transformers` supports, by type."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def is_known(model_type: object) -> bool:
 
 
 def find_nearest(model_type: object) -> str | None:
-    """The type that a misspelled one may stand for."""
+    """The closest known type to a misspelled one."""
     return next(iter(get_close_matches(str(model_type), CONFIG_MAPPING.keys(), 1)), None)
 
 
 def has_classifier(model_type: str) -> bool:
-    """True if `transformers` has a sequence classifier on this backbone."""
+    """True if `transformers` has a sequence classifier for this backbone."""
     return model_type in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES

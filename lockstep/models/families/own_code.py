@@ -1,9 +1,8 @@
-"""Model classes that a folder brings (`auto_map`): imported from trusted files, and registered in
-`transformers`.
+"""Model classes from a model's folder (`auto_map`), loaded only from trusted files.
 
-The bytes that are compared with the trusted digests are the bytes that run. A file may import its
-neighbors relatively (`from .configuration_mine import …`), which have to be trusted, too; nothing
-else of the folder can be imported.
+They are registered in `transformers`. The bytes that are compared with the trusted digests are the
+bytes that run. A file may import its neighbors relatively (`from .configuration_mine import …`),
+which have to be trusted, too; nothing else in the folder can be imported.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class _Own:
     """The code of a model type.
 
     Attributes:
-        package: Name of its package, which changes with it.
-        content: Its files, by the names of their modules.
+        package: Package name, which contains the content's digest.
+        content: Content of the files, by module name.
     """
 
     package: str
@@ -48,7 +47,7 @@ class _Own:
 
 
 _OWN: dict[str, _Own] = {}
-"""The model types whose classes come from a folder."""
+"""Model types whose classes come from a folder."""
 
 
 def is_own(model_type: object) -> bool:
@@ -57,9 +56,7 @@ def is_own(model_type: object) -> bool:
 
 
 def find_package(model_type: str) -> str | None:
-    """The package name of a model type's own code, which contains its digest; None for types of
-    `transformers`.
-    """
+    """The package name of a type's own code, with its digest; None for types of `transformers`."""
     own = _OWN.get(model_type)
     if own is None:
         return None
@@ -67,20 +64,17 @@ def find_package(model_type: str) -> str | None:
 
 
 def write_own_files(model_type: str, folder: Path) -> None:
-    """Writes the files of a model type's own code into a folder; nothing for types of
-    `transformers`.
-    """
+    """Copies the files of a type's own code into a folder; none for types of `transformers`."""
     if model_type in _OWN:
         for name, text in _OWN[model_type].content.items():
             (folder / f"{name}.py").write_bytes(text)
 
 
 def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
-    """The Python files in a folder that a configuration's own classes need; [] for types of
-    `transformers`.
+    """The Python files in a folder that a configuration needs; [] for types of `transformers`.
 
     Raises:
-        InputError: It names code that is not there.
+        InputError: A file is missing.
     """
     kind = fields.get("model_type")
     places = fields.get("auto_map")
@@ -104,12 +98,11 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
 
 
 def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Registers the classes that a folder brings in `transformers`, once, if its configuration
-    needs them.
+    """Registers a folder's classes in `transformers`, once, if its configuration needs them.
 
     Raises:
-        UntrustedCode: The user has not named their files.
-        InputError: They cannot be used.
+        UntrustedCode: The user has not trusted the files.
+        InputError: The code cannot be used.
     """
     kind = str(fields.get("model_type"))
     if _is_of_transformers(kind):
@@ -132,7 +125,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
             "give one of them a type of its own"
         )
     if kind not in _OWN:
-        if multiprocessing.parent_process() is None:  # workers run the same
+        if multiprocessing.parent_process() is None:  # for worker processes
             note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
         sys.meta_path.insert(0, _Files(package, folder, content))
         _register(folder, kind, package, places)
@@ -140,14 +133,12 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _is_of_transformers(kind: object) -> bool:
-    """True for a type of `transformers` itself, not of registered classes."""
+    """True for a type of `transformers` itself, as opposed to registered classes."""
     return is_known(kind) and not is_own(kind)
 
 
 def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
-    """Raises InputError where a trusted file would not be used, since `transformers` has the type
-    itself.
-    """
+    """Raises InputError if `transformers` has the type and would ignore the trusted file."""
     places = fields.get("auto_map")
     for place in places.values() if isinstance(places, dict) else ():
         file = folder / f"{str(place).partition('.')[0]}.py"
@@ -171,7 +162,7 @@ def _module_of(folder: Path, place: object) -> str:
 
 
 def _list_neighbors(file: Path) -> list[str]:
-    """The modules beside a file that it imports relatively."""
+    """The modules in the same folder that it imports relatively."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (SyntaxError, ValueError) as error:
@@ -204,7 +195,7 @@ def _find_class(folder: Path, package: str, place: str) -> type:
     module, _, name = place.partition(".")
     try:
         found = vars(importlib.import_module(f"{package}.{module}")).get(name)
-    except Exception as error:  # the user's module may raise anything while it is imported
+    except Exception as error:  # the user's module may raise anything on import
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{folder}/{module}.py cannot be imported ({what})") from error
     if not isinstance(found, type):
@@ -215,13 +206,12 @@ def _find_class(folder: Path, package: str, place: str) -> type:
 
 
 class _Files(MetaPathFinder, SourceLoader):
-    """Imports the modules of one folder's package from bytes that were read before, and from
-    nowhere else.
+    """Imports a folder's modules only from bytes that were already read.
 
     Args:
         package: Name of the package.
         folder: The folder, for the modules' file names.
-        content: Content of the files, by the names of their modules.
+        content: Content of the files, by module name.
     """
 
     def __init__(self, package: str, folder: Path, content: Mapping[str, bytes]) -> None:

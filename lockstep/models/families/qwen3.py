@@ -1,4 +1,4 @@
-"""Qwen3: a Llama whose queries and keys have norms, cut over heads as these are."""
+"""Qwen3: a Llama whose queries and keys have norms, sharded over heads like them."""
 
 from __future__ import annotations
 

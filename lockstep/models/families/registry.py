@@ -18,14 +18,10 @@ EXACT_TYPES = (
     "gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen3",
     "qwen3_moe",
 )  # fmt: skip
-"""Models all of whose layers `models.exact` computes, as `tests/models/exact/test_exact_model.py`
-shows.
-"""
+"""Models that `models.exact` fully computes; see `tests/models/exact/test_exact_model.py`."""
 
 GPU_EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Those of them that it computes on GPUs, as `tests/models/exact/test_fused_model.py` shows in
-Triton's interpreter.
-"""
+"""The subset for GPUs; see `tests/models/exact/test_fused_model.py` (Triton's interpreter)."""
 
 
 def _import_family(name: str) -> Family:
@@ -38,9 +34,7 @@ FAMILIES = tuple(_import_family(name) for name in _FILES)
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a model; for a type that is not registered, a family without optional
-    features.
-    """
+    """The family of a model; an unregistered type gets a family without optional features."""
     kind = config.model_type
     return next((family for family in FAMILIES if family.model_type == kind), Family(kind))
 
@@ -56,10 +50,10 @@ def has_exact_layers_on_gpus(config: PreTrainedConfig) -> bool:
 
 
 def list_tensor_parallel() -> str:
-    """The families that tensor-parallel ranks can share, for messages."""
+    """The families that support tensor parallelism, for messages."""
     return ", ".join(family.model_type for family in FAMILIES if family.tensor_parallel is not None)
 
 
 def list_megatron() -> str:
-    """The families that Megatron's layers compute, for messages."""
+    """The families that Megatron's layers support, for messages."""
     return ", ".join(family.model_type for family in FAMILIES if family.megatron is not None)

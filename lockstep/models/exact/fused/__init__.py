@@ -1,3 +1,1 @@
-"""Triton kernels whose rows do not depend on their neighbors, on GPUs: tiles are constants, and no
-sum is split.
-"""
+"""Batch-invariant Triton kernels for GPUs: constant tiles, and no split sums."""

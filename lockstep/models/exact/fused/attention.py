@@ -1,12 +1,11 @@
-"""Attention of some queries to the keys before them, by one program that reads all blocks of keys
-in order.
+"""Batch-invariant attention: one program reads all blocks of keys in order for its queries.
 
 A masked key adds an exact 0 and changes no maximum, so a query has the same bits alone with a cache
 and among others.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
+# Triton cannot be installed along with vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -18,20 +17,20 @@ from lockstep_logprobs.fused.lanes import finite_base, launch
 
 _ROWS = 32
 _KEYS = 32
-"""Queries of a program, padded to this number, and keys of a block."""
+"""Queries per program, padded to this number, and keys per block."""
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, window: int
 ) -> Tensor:
-    """Attention of the last tokens of rows to those before them, or to those of a mask.
+    """Attention of each row's last tokens to all earlier tokens, or to those of a mask.
 
     Args:
         query: Queries [rows, heads, T, size] of the last of W tokens, fp32.
-        key: Keys and values of all, of fewer heads, [rows, groups, W, size].
+        key: Keys and values of all W tokens; may have fewer heads [rows, groups, W, size].
         mask: Added to scores of a single query [rows, W]: 0 or −∞; None: causal.
         scaling: Multiplies queries.
-        window: Keys that a query sees at most, itself among them.
+        window: Most keys that a query sees, its own included.
 
     Returns:
         fp32 [rows, T, heads, size].

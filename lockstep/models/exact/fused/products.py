@@ -1,9 +1,7 @@
-"""Products and sums of squares of rows: a program has some rows and goes through their whole length
-in one order.
-"""
+"""Batch-invariant products and row norms: each program reads its whole rows in a fixed order."""
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
+# Triton cannot be installed along with vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -16,17 +14,17 @@ from lockstep_logprobs.fused.rows import with_adjacent_columns
 
 _ROWS = 64
 _COLUMNS = 128
-"""A tile of results, however few rows there are."""
+"""Tile of results, regardless of the number of rows."""
 
 _BYTES = 128
-"""Bytes of a row that are multiplied at once."""
+"""Bytes of a row that are multiplied in one step."""
 
 _TILE = 1024
 _HALVINGS = 10
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, from [M, D] and [C, D] of one type; added in fp32 and rounded once."""
+    """x · weightᵀ + bias for [M, D] and [C, D] of one type; accumulates in fp32, rounds once."""
     rows = with_adjacent_columns(x)
     weights = with_adjacent_columns(weight)
     out = x.new_empty(len(x), len(weight))
@@ -84,7 +82,7 @@ def _multiply(
 
 
 def mean_squares(x: Tensor) -> Tensor:
-    """The mean of the squares of each row, fp32 [M], from [M, D]."""
+    """The mean square of each row, fp32 [M], from [M, D]."""
     rows = with_adjacent_columns(x)
     out = x.new_empty(len(x))
     if len(x):
