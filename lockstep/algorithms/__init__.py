@@ -1,6 +1,6 @@
-"""Everything that the author of an algorithm imports, except the sections of its recipe.
+"""The public API for authors of algorithms, except the recipe sections.
 
-Each name is imported on first use, so that recipes are read without torch. The guide is
+Each name is imported on first use, so that recipes are read without torch. See
 docs/guides/own_algorithm.md.
 """
 

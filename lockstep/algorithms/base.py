@@ -1,10 +1,10 @@
-"""The declaration of an algorithm: options, models, its largest step, and how it is set up.
+"""The declaration of an algorithm: its options, models, largest step and setup.
 
 Imports no torch.
 
-`Algorithm` is all that the rest of the package knows: `train`, `--dry-run`, `plan`, export and
-`config` read what it declares, and never ask which algorithm it is. docs/guides/own_algorithm.md
-writes one.
+`Algorithm` is the only interface to the rest of the package: `train`, `--dry-run`, `plan`, export
+and `config` read its declarations and contain no code for particular algorithms.
+docs/guides/own_algorithm.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 
 class Algorithm(Common, ABC):
-    """A recipe that trains: the base class of algorithms, with all that the package has to know of
-    them.
+    """The base class of algorithms: a training recipe with all that the package needs to know.
 
-    A subclass adds its sections as fields, and defines what is abstract here. Mark it
-    `typing.final`: a type checker then reports what is missing.
+    A subclass adds its sections as fields and defines the abstract members. Mark it `typing.final`
+    so that a type checker reports missing members.
     """
 
     @rule
@@ -98,20 +97,18 @@ class Algorithm(Common, ABC):
     @property
     @abstractmethod
     def models(self) -> tuple[ModelRole, ...]:
-        """Every model of the run; the first is the one that is exported in the end."""
+        """Every model of the run; the first one is exported at the end."""
 
     @property
     def own_layouts(self) -> tuple[ModelRole, ...]:
-        """Models whose parallel layout has an option of its own instead of `learner.parallel`."""
+        """Models with their own option for the parallel layout instead of `learner.parallel`."""
         return tuple(
             role for role in self.models if role.learner.layout_key != self.learner.layout_key
         )
 
     @property
     def judges(self) -> Mapping[str, AskedSection]:
-        """Judge models of rewards that need an inference engine of their own, by the key of their
-        section.
-        """
+        """Judge models of rewards that need a separate inference engine, by section key."""
         sections = (
             (name, section) for name, section in self.rewards.items() if section is not None
         )
@@ -125,19 +122,15 @@ class Algorithm(Common, ABC):
     @property
     @abstractmethod
     def largest_step(self) -> Load:
-        """The largest workload of its learners."""
+        """The largest workload of the learners."""
 
     @property
     @abstractmethod
     def lengths(self) -> Mapping[str, int]:
-        """Longest sequences that options allow, in tokens, by the options' names; the model must
-        have room for them.
-        """
+        """Maximum sequence lengths, tokens, by option; the model must support them."""
 
     def _answer_lengths(self, **limits: int | None) -> dict[str, int]:
-        """Entries of `lengths` for prompt plus answer, from `max_tokens` of each section; None: the
-        section is off.
-        """
+        """Entries of `lengths` for prompt plus answer, by section; None: the section is off."""
         prompt = self.data.max_prompt_tokens
         return {
             f"data.max_prompt_tokens + {section}.max_tokens": prompt + limit
@@ -149,37 +142,35 @@ class Algorithm(Common, ABC):
     def open(self, setup: Setup) -> Job:
         """Opens data and models, and returns the job.
 
-        Everything that can be wrong with the recipe is raised here.
+        Raises all errors in the recipe.
 
-        A dry run calls it as well, with stand-ins for the models, so do not call a model here.
+        A dry run also calls it, with stand-ins for the models, so do not call a model here.
         """
 
     @property
     def inference(self) -> Inference | None:
-        """The inference engine and its distributions; None: it samples nothing."""
+        """The inference engine and its sampling distributions; None: no sampling."""
         return None
 
     @property
     def rewards(self) -> Mapping[str, RewardSection | None]:
-        """Rewards that score responses, by option, so that a dry run can try each before any model
-        is known.
-        """
+        """Reward sections by option, so that a dry run can try each without a model."""
         return {}
 
 
 class BuiltInAlgorithm(Algorithm, ABC):
-    """A recipe that ships: the registry names the function that opens it."""
+    """A built-in recipe; the registry names the function that opens it."""
 
     def open(self, setup: Setup) -> Job:
         return registry.find_opener(type(self))(self, setup)
 
     @property
     def frozen_reference(self) -> ModelRole:
-        """The reference policy π_ref: the initial model, which no step changes."""
+        """The reference policy π_ref: the initial model, which stays frozen."""
         return ModelRole("reference", "logits", self.learner)
 
     def _read_reward_model(self, section: ModelFolder | None) -> ModelRole | None:
-        """The reward model, if one scores."""
+        """The reward model, if there is one."""
         if section is None:
             return None
         return ModelRole("reward_model", "reward", self.learner, path=section.path)

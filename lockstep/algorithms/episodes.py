@@ -1,6 +1,4 @@
-"""The episodes of a recipe: its environment, and the conversion of its observations to tokens of
-the model.
-"""
+"""Sets up a recipe's environment and the tokenization of its observations."""
 
 from __future__ import annotations
 
@@ -30,14 +28,14 @@ def episodes_of(
 
     Args:
         section: The environment.
-        data: Tells if prompts are conversations.
+        data: The data section, which declares whether prompts are conversations.
         source: The model.
-        note: Shows the user failed episodes.
+        note: Shows a line about failed episodes.
 
     Raises:
-        EnvironmentFault: There is no such environment.
-        ValueError: A stop is no token of this model, or its chat template takes no messages after
-            an answer.
+        EnvironmentFault: The environment cannot be found.
+        ValueError: A stop string is not a token of this model, or its chat template does not
+            support messages after an answer.
     """
     if section is None:
         return None
@@ -55,9 +53,7 @@ def episodes_of(
 def _require_readable_calls(
     section: EnvironmentSection, data: DataSection, source: ModelSource
 ) -> None:
-    """Raises InputError where prompts are no conversations, or the tokenizer drops the mark of a
-    call.
-    """
+    """Raises InputError if prompts are not conversations or decoding drops tool-call marks."""
     if section.tool_format is None:
         return
     if not is_chat(data):
@@ -75,9 +71,7 @@ def _require_readable_calls(
 
 
 def describe_rewards(judge: str | None) -> str:
-    """Says whether an environment's rewards count, given the option that scores its episodes
-    instead.
-    """
+    """Describes whether the environment's rewards count, given the option that overrides them."""
     if judge is None:
         return "its rewards count"
     return f"its rewards are ignored, {judge} scores; {judge}=null: they count"
@@ -86,19 +80,19 @@ def describe_rewards(judge: str | None) -> str:
 def observations(
     data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]
 ) -> Observed:
-    """Builds the function that tokenizes an observation: as a user message in a conversation, else
-    as bare text.
+    """Builds the function that tokenizes observations, as user messages or as plain text.
 
-    Results of tools become messages with the role `tool`.
+    Observations are user messages if prompts are conversations. Tool results become messages with
+    the role `tool`.
 
     Args:
-        data: Tells if prompts are conversations, and of tools.
+        data: The data section, which declares conversations and tools.
         stops: Tokens that end a turn inside a message.
         source: The model.
-        note: Shows the user, once, text that the model has no token for.
+        note: Shows a line, once, about text that the model has no token for.
 
     Raises:
-        ValueError: Its chat template takes no messages after an answer, or no tools.
+        ValueError: The chat template does not support messages after an answer, or tools.
     """
 
     values = data.template_values
@@ -144,15 +138,13 @@ def observations(
 
 
 def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int, Sequence[int]]:
-    """Finds the tokens by which the chat template closes an assistant message.
+    """Finds the tokens with which the chat template closes an assistant message.
 
     Returns:
         The number of template tokens after an answer, up to and including the first stop token; 0
         if there is none before the text of the next message. And the last tokens of a response that
-        stand for them, so that they are
-        not written again: any stop token if the template closes answers with one, or this one alone
-            if it opens the
-        next message.
+        replace them, so that they are not written twice: any stop token if the template closes
+        answers with one, or only this one if it opens the next message.
     """
     try:
         before, said, _ = messages.render_follow_up(_SAID, source.tokenizer, values).partition(

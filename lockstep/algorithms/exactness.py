@@ -1,4 +1,4 @@
-"""Decides whether sampler and learner compute log-probabilities that are equal bit for bit."""
+"""Decides whether sampler and learner compute bit-identical log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.models.folder import read_config
 
 
 def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None]) -> str | None:
-    """Decides whether a run computes exactly; notes the reason where it should and cannot.
+    """Decides whether a run computes exactly; notes the reason if it should but cannot.
 
     Args:
         algorithm: The recipe.
@@ -23,10 +23,10 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         note: Shows the user a line.
 
     Returns:
-        The reason why it does not; None if it does.
+        The reason why the run is not exact; None if it is.
 
     Raises:
-        InputError: It cannot, and the recipe requires it.
+        InputError: The run cannot be exact, and the recipe requires it.
     """
     inference = algorithm.inference
     if inference is None or inference.sampling is None:
@@ -58,13 +58,13 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
 def choose_kernels(
     folder: str, sampler: SamplerSection, computation: Computation, note: Callable[[str], None]
 ) -> Computation:
-    """Chooses batch-invariant kernels for a model that only samples, where they exist for it.
+    """Chooses batch-invariant kernels for a model that only samples, if available.
 
     Args:
         folder: Folder of the model.
-        sampler: Its engine.
+        sampler: Its inference engine.
         computation: Device and dtype.
-        note: Shows the user the reason where they do not.
+        note: Shows the reason if they are not available.
     """
     usual = Computation(device=computation.device, dtype=computation.dtype)
     reason = explain_inexact_sampler(folder, sampler, usual)
@@ -79,13 +79,12 @@ def choose_kernels(
 def choose_learner_kernels(
     folder: str, learner: LearnerSection, note: Callable[[str], None]
 ) -> LearnerSection:
-    """Chooses exact kernels for a learner before its samplers are known, where they exist for its
-    model.
+    """Chooses exact kernels for a learner before its samplers are known, if available.
 
     Args:
         folder: Folder of the model.
-        learner: Its options.
-        note: Shows the user the reason where they do not.
+        learner: The learner's options.
+        note: Shows the reason if they are not available.
     """
     reason = learner.explain_inexact()
     if reason is None and learner.lora is not None:
@@ -109,14 +108,14 @@ def explain_inexact_sampler(
     adapters: LoRA | None = None,
     may_be_slow: bool = False,
 ) -> str | None:
-    """Returns the reason why a token's log-probability depends on its batch; None if it does not.
+    """Returns the reason why log-probabilities depend on the batch; None if they do not.
 
     Args:
         folder: Folder of the model.
-        sampler: Its engine.
+        sampler: Its inference engine.
         computation: Device and dtype.
         adapters: LoRA adapters of the model.
-        may_be_slow: True to use exact kernels on a GPU as well, where they are slower.
+        may_be_slow: True to use exact kernels on a GPU too, although they are slower.
     """
     if not INFERENCE.find(sampler.backend).is_exact:
         return f"sampler.backend={sampler.backend} has kernels of its own"
@@ -126,7 +125,7 @@ def explain_inexact_sampler(
 def _explain_inexact_model(
     folder: str, computation: Computation, adapters: LoRA | None = None, may_be_slow: bool = False
 ) -> str | None:
-    """Returns the reason why this machine does not compute a model exactly; None if it does."""
+    """Returns the reason why this machine cannot compute a model exactly; None if it can."""
     device = resolve_device(computation.device)
     config = read_config(folder)
     if device.type == "cpu":

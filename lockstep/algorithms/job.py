@@ -1,6 +1,4 @@
-"""A job: all that a run needs around an algorithm's step, and the step's interface to the loop that
-runs it.
-"""
+"""A job: an algorithm's step with all that the training loop needs to run it."""
 
 from __future__ import annotations
 
@@ -15,12 +13,13 @@ from lockstep.monitor.agreement import Agreement
 
 @dataclass(frozen=True)
 class StepResult:
-    """Outcome of one step.
+    """Result of one step.
 
     Attributes:
         metrics: Metrics to log.
-        position: Rows of training data used since the start of the run; the next step begins there.
-        tokens: Tokens that were generated or trained on, for the throughput.
+        position: Number of training rows used since the start of the run; the next step begins
+            there.
+        tokens: Number of tokens generated or trained on, for the throughput.
         samples: Rows for the sample log.
     """
 
@@ -31,7 +30,7 @@ class StepResult:
 
 
 Step = Callable[[int, int], StepResult]
-"""An algorithm's step: number of the step (from 0) and position in the data, to its outcome."""
+"""An algorithm's step: maps the step number (from 0) and the data position to a result."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class RunLength:
     """The length of a run.
 
     Attributes:
-        steps: Greatest number of steps.
-        rows: Greatest number of rows of data; None: any number.
-        rows_per_step: Fewest rows that a step takes, apart from a smaller last one.
-        trains_rest: True if a smaller last step takes the rows that do not fill one; else they are
-            left out.
+        steps: Maximum number of steps.
+        rows: Maximum number of rows; None: unlimited.
+        rows_per_step: Minimum number of rows per step, except for a smaller last step.
+        trains_rest: True to train the rows that do not fill a step in a smaller last step; else
+            they are skipped.
     """
 
     steps: int
@@ -53,13 +52,13 @@ class RunLength:
 
     @property
     def rest(self) -> int:
-        """Rows at the end of the last epoch that do not fill a step."""
+        """Number of rows at the end of the last epoch that do not fill a step."""
         if self.rows is None:
             return 0
         return self.rows % self.rows_per_step
 
     def over(self, step: int, position: int) -> bool:
-        """True if a run that has done `step` steps and used `position` rows is finished."""
+        """True if a run is finished after `step` steps and `position` rows."""
         fewest = 1 if self.trains_rest else self.rows_per_step
         return step >= self.steps or (self.rows is not None and position + fewest > self.rows)
 
@@ -70,7 +69,7 @@ class RunLength:
         return min(self.rows_per_step, self.rows - position)
 
     def describe_rest(self) -> str | None:
-        """Says what happens to the rows that do not fill a step; None if there are none."""
+        """Describes what happens to rows that do not fill a step; None if there are none."""
         if not self.rest:
             return None
         if self.rest > 1:
@@ -90,11 +89,11 @@ class StepEvent:
     """One iteration of the loop.
 
     Attributes:
-        step: Number of steps done.
-        result: Outcome of the newest step.
-        finished: True if the run has reached its end.
-        leaving: True if the loop ends after this step, at the end of the run or stopped before it.
-        values: Logged values of this step, to which a validation adds its own.
+        step: Number of finished steps.
+        result: Result of the latest step.
+        finished: True if the run is complete.
+        leaving: True if the loop ends after this step, because the run is complete or was stopped.
+        values: Logged values of this step; a validation adds to them.
     """
 
     step: int
@@ -105,7 +104,7 @@ class StepEvent:
 
 
 class Checkpointable(Protocol):
-    """State that goes into checkpoints; the three methods are those of `Learner`."""
+    """State saved in checkpoints; the three methods are as in `Learner`."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -140,14 +139,14 @@ class Job:
 
     Attributes:
         step: The algorithm's step.
-        run_length: Limits on steps and rows, which end the run.
-        state: State to checkpoint, by name: each model that the run changes, and all else that
-            steps depend on.
-        validate: Scores the policy on held-out rows; None where there are none.
-        data: The rows that are trained on, in words.
-        held_out: The rows that are validated on, in words; None where there are none.
-        agreement: Compares learner and sampler at each step; its state is in checkpoints. None:
-            nothing is sampled.
+        run_length: Limits on steps and rows.
+        state: State to checkpoint, by name: each model that the run changes, and everything else
+            that steps depend on.
+        validate: Scores the policy on held-out rows; None if there are none.
+        data: Description of the training rows.
+        held_out: Description of the validation rows; None if there are none.
+        agreement: Compares learner and sampler at each step; its state is checkpointed. None: no
+            sampling.
     """
 
     step: Step

@@ -1,6 +1,4 @@
-"""The step of supervised fine-tuning, and the rows that it learns; also self-rewarding's first
-iteration can be one.
-"""
+"""The supervised fine-tuning step and its data, shared with self-rewarding."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def sft_step(
     run_length: RunLength,
     seed: int,
 ) -> StepResult:
-    """Runs one optimizer step on the rows from `position` on."""
+    """Runs one optimizer step on rows starting at `position`."""
     count = run_length.count_rows(position)
     with phase("data"):
         batch = batch_of(demonstrations.at(position, count, seed))
@@ -39,7 +37,7 @@ def sft_step(
 def open_answers(
     setup: Setup, files: FileGroup, data: DataSection, longest: int, option: str
 ) -> Demonstrations:
-    """Opens the rows that have an answer, of at most `longest` tokens; `option` says so."""
+    """Opens rows with answers, at most `longest` tokens long as set by `option`."""
     answered = Rule(
         lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None,
         "answered",

@@ -1,8 +1,6 @@
-"""Setup and step of algorithms that learn from pairs of answers: DPO, SimPO, ORPO and reward
-models.
+"""Setup and step of algorithms on pairs of answers: DPO, SimPO, ORPO and reward models.
 
-They differ in the loss, in the model that learns, and in whether a reference policy reads the pairs
-first.
+They differ in the loss, the model that learns, and the use of a reference policy.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ class PairStep:
     """One optimizer step on the next pairs.
 
     Attributes:
-        role: The model that learns: the policy π, or a reward model.
-        learner: It.
-        reference: The frozen π_ref; None: the loss does not read it.
+        role: Role of the model that learns: the policy π or a reward model.
+        learner: The model that learns.
+        reference: The frozen π_ref; None: not used by the loss.
         pairs: The pairs; the sample log shows the first of each step.
         phase: Times the phases.
-        num_logged_samples: Pairs of a step in the sample log.
+        num_logged_samples: Number of pairs per step in the sample log.
     """
 
     role: ModelRole
@@ -75,12 +73,12 @@ class PairStep:
         )
 
     def measure(self, batch: Batch) -> Metrics:
-        """Metrics of training on held-out pairs, and the 95 % interval of `acc`; no gradients."""
+        """Training metrics on held-out pairs, with the 95 % interval of `acc`; no gradients."""
         _, metrics = self.loss(self._score(batch), batch)
         return metrics + interval_of_acc(metrics)
 
     def _score(self, batch: Batch) -> Outputs:
-        """Outputs of the model that learns, as the loss reads them."""
+        """Outputs of the model that learns, in the form that the loss reads."""
         match self.role.head:
             case "logits":
                 return Outputs(logprob=compute_logprobs(self.learner, batch, "the policy"))
@@ -139,21 +137,20 @@ def _validate(recipe: PairsRecipe, pairs: Pairs, step: PairStep) -> Validate | N
 
 
 def list_answers(batch: Batch) -> list[tuple[int, ...]]:
-    """The tokens of each answer, those that the policy chose."""
+    """The tokens of each answer that the policy sampled."""
     sequences = zip(batch.sequences(), batch.sequences("mask"), strict=True)
     return [tuple(sequence[mask].tolist()) for sequence, mask in sequences]
 
 
 def select_pairs(answers: Batch, pairs: Sequence[AnswerPair], group: int) -> Batch:
-    """The chosen and the rejected answer of each pair, next to each other, with their scores.
+    """Builds a batch of chosen and rejected answers, next to each other, with their scores.
 
-    The policy itself is trained, at temperature 1 over all tokens, not the distribution that was
-    sampled from.
+    Training uses the policy at temperature 1 over all tokens, not the sampling distribution.
 
     Args:
         answers: `group` answers to each prompt, with their `score`.
-        pairs: One for each prompt.
-        group: Answers to each prompt.
+        pairs: One pair per prompt.
+        group: Number of answers per prompt.
     """
     rows = [
         prompt * group + place
@@ -168,7 +165,7 @@ def select_pairs(answers: Batch, pairs: Sequence[AnswerPair], group: int) -> Bat
 
 
 def build_preference_loss(section: PreferenceSection, beta: float) -> Preference:
-    """Builds the loss of a recipe; β apart, since it may change over a run."""
+    """Builds the loss of a recipe; β is separate because it may change during a run."""
     by_length = section.preference_average_log_probs
     return Preference(
         kind=section.preference_loss,

@@ -1,4 +1,4 @@
-"""The parts that the jobs of several algorithms share: prompts, rewards, agreement, validation."""
+"""Setup shared by several algorithms: prompts, rewards, agreement, validation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from lockstep.weight_sync.sync import random_probe
 
 
 def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
-    """Describes how many rows there are, and which were skipped."""
+    """Describes the number of rows and the skipped ones."""
     named = what.removesuffix("s") if len(rows) == 1 else what
     return f"{len(rows)} {named} ({rows.selection.account})"
 
@@ -45,7 +45,7 @@ def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
 def validate_figures(
     measure: Callable[[int], Metrics] | None, version: Callable[[int], int] = int
 ) -> Validate | None:
-    """Wraps a measurement as a validation without samples; None stays None.
+    """Converts a measurement to a validation without samples; None stays None.
 
     Args:
         measure: Measures the weights of a version.
@@ -59,17 +59,17 @@ def validate_figures(
 def measure_run_length(
     recipe: Common, rows: int, rows_per_step: int, trains_rest: bool = False
 ) -> RunLength:
-    """The length of a run: `max_steps` steps, or else `max_epochs` passes over the data.
+    """Computes the length of a run: `max_steps` steps, else `max_epochs` passes over the data.
 
     Args:
-        recipe: Has the section `run`.
-        rows: Rows of one pass over the data.
-        rows_per_step: Rows that a step takes.
+        recipe: Recipe with the section `run`.
+        rows: Number of rows in one pass over the data.
+        rows_per_step: Number of rows per step.
         trains_rest: True if the last step may be smaller: it takes `RunLength.count_rows`. Else the
-            run says how many rows are left out.
+            run reports the number of skipped rows.
 
     Raises:
-        InputError: There are not enough rows for one step.
+        InputError: Not enough rows for one step.
     """
     if recipe.run.max_steps >= 0:
         return RunLength(recipe.run.max_steps, None, rows_per_step, trains_rest)
@@ -92,9 +92,7 @@ def build_engine(setup: Setup, learner: Learner, sampler: Sampler) -> SamplerSes
 def build_agreement(
     algorithm: Algorithm, setup: Setup, learner: Learner, engine: SamplerSession, cure: str = ""
 ) -> Agreement:
-    """Builds the comparison of learner and sampler; `cure` tells the user what to do about drift,
-    in its alarm.
-    """
+    """Builds the comparison of learner and sampler; `cure` is advice for the drift alarm."""
     inference = algorithm.inference
     assert inference is not None, "what samples is compared"
     section = inference.agreement
@@ -106,7 +104,7 @@ def build_agreement(
         bound, section.stops, examine, is_exact, section.requires_exact, setup.inexact
     )
     watch = None
-    if section.drift is not None and not is_exact:  # to the bit, any difference is drift
+    if section.drift is not None and not is_exact:  # if exact, any difference is drift
         test = DriftTest(
             section.drift.false_alarm_rate,
             section.drift.baseline_steps,
@@ -118,9 +116,7 @@ def build_agreement(
 
 
 def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) -> Prompts:
-    """Opens the training prompts; the reward scores their answers, so it defines what a row
-    needs.
-    """
+    """Opens the training prompts; the reward defines the required fields of a row."""
     return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward))
 
 
@@ -128,12 +124,12 @@ def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) ->
     """Opens held-out prompts.
 
     Args:
-        recipe: Its limits apply.
-        setup: Has the files.
-        reward: Scores the answers, so it defines what a row needs.
+        recipe: Recipe with limits on lengths.
+        setup: Setup with the files.
+        reward: The reward of answers, which defines the required fields of a row.
 
     Returns:
-        None where nothing is held out.
+        None if no prompts are held out.
     """
     files = setup.files.validation
     if files is None:
@@ -151,19 +147,17 @@ def measure_answers(
     environment: EnvironmentSection | None = None,
     own: RewardSection | None = None,
 ) -> Callable[[int], Metrics] | None:
-    """Builds a validation that samples answers to held-out prompts with the weights of a version,
-    and grades them.
+    """Builds a validation that samples answers to held-out prompts and grades them.
 
     Args:
-        recipe: Limits the number of prompts.
-        setup: Has the model.
-        prompts: Held-out prompts; None: nothing is held out.
+        recipe: Recipe with the number of prompts.
+        setup: Setup with the model.
+        prompts: Held-out prompts; None: no validation.
         collector: Samples with the current policy, and scores.
-        asked: Number of answers to each prompt, and their distribution.
-        reward: Scores them; None: a reward model or an environment does.
-        environment: Answers the policy, where it tells which answers pass.
-        own: The section `validation_reward`, which scores them in place of `reward`; None: the
-            collector scores.
+        asked: Number of answers per prompt, and their sampling distribution.
+        reward: The reward; None: a reward model or an environment scores answers.
+        environment: The environment's section, if its rewards define which answers pass.
+        own: The section `validation_reward`, which replaces `reward`; None: the collector scores.
     """
     if prompts is None or asked is None:
         return None
@@ -184,14 +178,14 @@ def measure_answers(
 
 @dataclass(frozen=True)
 class SampledAnswers:
-    """The parts by which an algorithm samples answers and has them rewarded.
+    """An algorithm's data, sampling, rewards and validation.
 
     Attributes:
         rows: The training prompts.
-        held_out: The held-out prompts; None: nothing is held out.
+        held_out: The held-out prompts; None: no validation.
         collector: Samples with the current policy, and scores.
         agreement: Compares learner and sampler.
-        measure: Validates the weights of a version; None: nothing is held out.
+        measure: Validates the weights of a version; None: no validation.
     """
 
     rows: Prompts
@@ -212,16 +206,16 @@ def open_sampling(
     grades: EnvironmentSection | None = None,
     best_reward: float | None = None,
 ) -> SampledAnswers:
-    """Opens prompts, rewards, and what samples and validates.
+    """Opens prompts, rewards, sampling and validation.
 
     Args:
         recipe: The recipe.
-        setup: Opens what the recipe names.
+        setup: The run's setup.
         policy: The learner that samples.
         sampler: Its inference engine.
-        cure: What to do about drift, in its alarm.
+        cure: Advice for the drift alarm.
         episodes: The environment; None: single-turn.
-        grades: The environment's section, if it tells which answers pass.
+        grades: The environment's section, if its rewards define which answers pass.
         best_reward: The mean reward of the best policy, if known.
     """
     engine = build_engine(setup, policy, sampler)
@@ -244,14 +238,14 @@ def open_sampling(
 
 @dataclass(frozen=True)
 class ComparedSampler:
-    """Samples responses by the policy's current weights, and compares learner and sampler on them.
+    """Samples responses with the policy's current weights, and compares learner and sampler.
 
     Attributes:
         policy: The policy π.
         collector: Samples and scores.
-        agreement: Compares.
-        sampling: The distribution that responses are sampled from.
-        num_generations: Responses to each prompt.
+        agreement: Compares learner and sampler.
+        sampling: The sampling distribution.
+        num_generations: Number of responses per prompt.
         phase: Times the phases.
     """
 
@@ -263,9 +257,7 @@ class ComparedSampler:
     phase: Phase
 
     def __call__(self, step: int, position: int, count: int) -> tuple[Rollouts, Batch, Metrics]:
-        """Returns rollouts of a step, their batch with `old_logprob`, and metrics of sync and
-        comparison.
-        """
+        """Returns a step's rollouts, their batch with `old_logprob`, and metrics."""
         with self.phase("generate"), self.collector.engine.at(step) as refitted:
             rollouts = self.collector.collect(position, count, self.sampling, self.num_generations)
         with self.phase("logprobs"):
@@ -276,7 +268,7 @@ class ComparedSampler:
 
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:
-    """Adds the column `ref_logprob`, log-probabilities under the frozen reference policy."""
+    """Adds the column `ref_logprob`, the log-probabilities of the frozen reference policy."""
     return batch.with_columns(
         {"ref_logprob": compute_logprobs(reference, batch, "the reference policy")}
     )

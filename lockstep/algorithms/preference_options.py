@@ -1,6 +1,4 @@
-"""The options of learning from pairs of answers, a chosen and a rejected one, which several
-algorithms have.
-"""
+"""Options shared by algorithms that learn from pairs of chosen and rejected answers."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from lockstep.core.types import PreferenceLoss
 
 
 class PreferenceSection(Section):
-    """The options of the loss of a pair; see `lockstep.objectives.preference` for the losses."""
+    """The options of a pair loss; see `lockstep.objectives.preference` for the losses."""
 
     preference_loss: PreferenceLoss = Field(
         default="dpo", description="loss of a pair; scale and rpo_… read its scores"
@@ -49,7 +47,7 @@ class PreferenceSection(Section):
 
     @property
     def reads_scores(self) -> bool:
-        """True if pairs need the scores of their answers."""
+        """True if pairs need scores for their answers."""
         match self.preference_loss:
             case "dpo" | "robust" | "ipo":
                 return False

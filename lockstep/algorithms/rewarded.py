@@ -1,6 +1,4 @@
-"""The common parts of recipes that sample answers: those that learn from rewards of them, and
-others.
-"""
+"""Base classes of recipes that sample answers, with and without training rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from lockstep.rewards.options import RewardSection
 
 
 class SampledRecipe(BuiltInAlgorithm):
-    """A recipe that samples answers, in training or to held-out prompts alone."""
+    """A recipe that samples answers, in training or only in validation."""
 
     sampling: Sampling | None
     sampler: EngineSection = SamplerSection()
@@ -41,9 +39,7 @@ class SampledRecipe(BuiltInAlgorithm):
         return {"validation_reward": self.validation_reward}
 
     def _require_whole_validation(self) -> None:
-        """Raises ValueError where held-out answers are sampled and not rewarded, or the other way
-        round.
-        """
+        """Raises ValueError if validation samples answers without a reward, or the reverse."""
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError(
                 "validation_reward and validation_sampling go together; say both, or none"
@@ -51,7 +47,7 @@ class SampledRecipe(BuiltInAlgorithm):
 
 
 class RewardedRecipe(SampledRecipe):
-    """A recipe that samples answers, and learns from their rewards."""
+    """A recipe that samples answers and trains on their rewards."""
 
     reward: RewardSection | None = None
     reward_model: ModelFolder | None = Field(
@@ -76,7 +72,7 @@ class RewardedRecipe(SampledRecipe):
 
     @property
     def reward_role(self) -> ModelRole | None:
-        """The reward model, if one scores."""
+        """The reward model, if there is one."""
         return self._read_reward_model(self.reward_model)
 
     @property

@@ -1,4 +1,4 @@
-"""Declarations of an algorithm: the roles of its models, its inference, its largest workload.
+"""An algorithm's declarations: the roles of its models, its inference, its largest workload.
 
 Imports no torch.
 """
@@ -16,16 +16,16 @@ from lockstep.monitor.options import AgreementSection
 
 @dataclass(frozen=True)
 class ModelRole:
-    """A model of an algorithm: its initial weights, its head, and its optimizer if it learns.
+    """A model of an algorithm: its initial weights, head, and optimizer if it is trained.
 
     Attributes:
         name: Name of the role, such as policy or critic, in checkpoints and plans.
         head: Output for each token.
-        learner: Its parallel layout, dtype and device.
-        optimizer: Its optimizer; None: the model is frozen.
-        path: Folder of its initial weights; None: those of the run's initial model.
-        follows: True if the run copies a learner's weights into it, so that it needs the learner's
-            LoRA adapters.
+        learner: Parallel layout, dtype and device.
+        optimizer: Optimizer; None: the model is frozen.
+        path: Folder of the initial weights; None: the run's initial model.
+        follows: True if the run copies a learner's weights into this model, which then needs the
+            learner's LoRA adapters.
     """
 
     name: str
@@ -37,20 +37,21 @@ class ModelRole:
 
     @property
     def is_saved(self) -> bool:
-        """True if a run changes its weights, so that checkpoints hold them."""
+        """True if a run changes the model's weights, so that checkpoints hold them."""
         return self.optimizer is not None or self.follows
 
 
 @dataclass(frozen=True)
 class Inference:
-    """The inference of an algorithm: its engine, and the distributions that it samples from.
+    """The inference of an algorithm: its engine and sampling distributions.
 
     Attributes:
         sampler: The inference engine.
-        agreement: The comparison of learner and sampler.
-        sampling: The distribution of training rollouts; None: it trains on no samples.
-        validation_sampling: The distribution of validation; None: validation samples nothing.
-        one_step_ahead: True if the sampler works while the learner does.
+        agreement: Options of the comparison of learner and sampler.
+        sampling: The sampling distribution of training rollouts; None: no training rollouts.
+        validation_sampling: The sampling distribution of validation; None: validation does not
+            sample.
+        one_step_ahead: True if sampler and learner work concurrently.
     """
 
     sampler: SamplerSection
@@ -61,14 +62,14 @@ class Inference:
 
     @property
     def penalizes(self) -> bool:
-        """True if a sampling penalty makes the engine keep track of the tokens before."""
+        """True if a sampling penalty requires the engine to track previous tokens."""
         return any(
             one is not None and one.params().penalizes
             for one in (self.sampling, self.validation_sampling)
         )
 
     def explain_inexact(self, learner: LearnerSection) -> str | None:
-        """Returns the reason why learner and sampler cannot agree bit for bit; None if they can."""
+        """Returns the reason why learner and sampler cannot be bit-identical; None if they can."""
         if self.sampling is None:
             return "it trains on no samples"
         reason = learner.explain_inexact()
@@ -82,20 +83,22 @@ class Inference:
 
 
 _OWN = SamplingParams(1)
-"""The model's own distribution."""
+"""The model's distribution, without sampling options."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The largest workload of a learner, with every sequence at its maximum length.
+    """The largest workload of a learner: every sequence has maximum length.
 
     Attributes:
-        sequence: Tokens of the longest sequence.
-        group: Sequences that must share a forward pass: 2 for pairs.
-        rows: Groups per optimizer step.
-        updates: Optimizer steps per step of the algorithm.
-        scored: Groups that each frozen model scores per step of the algorithm, before the update.
-        generated: Tokens of the longest generated sequence, with its prompt; 0: nothing is sampled.
+        sequence: Number of tokens of the longest sequence.
+        group: Number of sequences that must share a forward pass: 2 for pairs.
+        rows: Number of groups per optimizer step.
+        updates: Number of optimizer steps per step of the algorithm.
+        scored: Number of groups that each frozen model scores per step of the algorithm, before the
+            update.
+        generated: Number of tokens of the longest generated sequence, including its prompt; 0: no
+            sampling.
         sampling: The distribution that tokens are scored under; its `max_tokens` does not matter
             here.
     """
@@ -110,12 +113,12 @@ class Load:
 
     @property
     def shortest(self) -> int:
-        """Tokens of one group: the smallest possible micro-batch."""
+        """Number of tokens in one group: the smallest possible micro-batch."""
         return self.group * self.sequence
 
     @property
     def description(self) -> str:
-        """The optimizer steps of a step, in words."""
+        """Describes the optimizer steps of a step."""
         if self.updates == 1:
             steps = "1 optimizer step"
         else:
@@ -123,16 +126,16 @@ class Load:
         return f"{steps} of {self.rows} {'pairs' if self.group == 2 else 'rows'}"
 
     def together(self, learner: LearnerSection) -> int:
-        """Groups in one micro-batch."""
+        """Number of groups in one micro-batch."""
         return learner.rows_per_pass or max(1, learner.micro_batch_tokens // self.shortest)
 
     def tokens(self, learner: LearnerSection) -> int:
-        """Tokens of one micro-batch, over all ranks that share it."""
+        """Number of tokens in one micro-batch, over all ranks that share it."""
         return (
             min(self.together(learner), -(-self.rows // learner.parallel.row_shares))
             * self.shortest
         )
 
     def passes(self, learner: LearnerSection, groups: int) -> int:
-        """Micro-batches of each rank over `groups` groups."""
+        """Number of micro-batches per rank for `groups` groups."""
         return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))

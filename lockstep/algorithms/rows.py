@@ -22,10 +22,10 @@ from lockstep.models.source import ModelSource
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Files of rows: training prompts, demonstrations (the same files, unless the data is made),
-    validation rows.
+    """Data files: training prompts, demonstrations and validation rows.
 
-    A toy task may also write judgements, and comparisons of judgements, with known right answers.
+    Demonstrations are the same files as the prompts, unless a task writes the data. A toy task may
+    also write judgments, and comparisons of judgments, with known right answers.
     """
 
     train: FileGroup
@@ -35,7 +35,7 @@ class DataFiles:
     comparisons: FileGroup | None = None
 
     def digests(self) -> dict[str, str]:
-        """A digest of the files' content, by their use; read from the rows' index."""
+        """Digests of the files' content by their use, read from the index."""
         names = {
             self.validation: "validation",
             self.demonstrations: "demonstrations",
@@ -49,7 +49,7 @@ class DataFiles:
 
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:
-    """Returns the recipe's data files; the task of `data.task` writes them first."""
+    """Returns the recipe's data files; if `data.task` is set, the task writes them first."""
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
         train = files_of(section.train, section.weights)
@@ -67,7 +67,7 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
 
 
 def _make(task: Task, folder: Path) -> TaskFiles:
-    """Has a task write its files; raises InputError if a user's task fails or leaves a file out."""
+    """Has a task write its files; raises InputError if a user's task fails or omits a file."""
     named = f"data.task {task.name}"
     try:
         made = task.write(folder)
@@ -84,14 +84,14 @@ def _make(task: Task, folder: Path) -> TaskFiles:
 
 
 def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
-    """Files as a recipe lists them."""
+    """Files in the form that a recipe lists them."""
     return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 
 def open_prompts(
     files: FileGroup, section: DataSection, tokenizer: PreTrainedTokenizerBase, rule: Rule = ANY_ROW
 ) -> Prompts:
-    """Opens files of rows as prompts; `rule` is what the reward requires of them."""
+    """Opens files as prompts; `rule` is the reward's requirement on rows."""
     return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule)
 
 
@@ -103,9 +103,7 @@ def open_demonstrations(
     limit: str,
     rule: Rule = ANY_ROW,
 ) -> Demonstrations:
-    """Opens files of rows as demonstrations of at most `longest` tokens; `limit` names the option
-    that says so.
-    """
+    """Opens files as demonstrations of at most `longest` tokens, set by the option `limit`."""
     rows = open_rows(files, data.bad_rows)
     return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, rule, limit)
 
@@ -113,8 +111,6 @@ def open_demonstrations(
 def open_pairs(
     files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str
 ) -> Pairs:
-    """Opens files of rows as pairs of at most `longest` tokens; `limit` names the option that says
-    so.
-    """
+    """Opens files as pairs of at most `longest` tokens, set by the option `limit`."""
     rows = open_rows(files, data.bad_rows)
     return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, limit=limit)

@@ -1,8 +1,7 @@
-"""The setup that a run offers to an algorithm: files, models, samplers, rewards, judges.
+"""The setup that a run provides to an algorithm: files, models, samplers, rewards, judges.
 
-A real run implements it with models that compute (`lockstep.run.live_setup`), a dry run with
-stand-ins that only check (`lockstep.run.dry_run.setup`), so that both go through the same
-`Algorithm.open`.
+A real run implements it with real models (`lockstep.run.live_setup`), a dry run with stand-ins that
+only check (`lockstep.run.dry_run.setup`), so that both use the same `Algorithm.open`.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy as a judge: how its sampler answers, and the source of its model."""
+    """The policy as a judge: its sampler's answers and the source of its model."""
 
     generate: Generate
     source: ModelSource
 
 
 class Setup(Protocol):
-    """Opens the models, samplers and judges of an algorithm; all of them end with the run."""
+    """Opens the models, samplers and judges of an algorithm; all are closed with the run."""
 
     @property
     def folder(self) -> Path:
@@ -58,69 +57,60 @@ class Setup(Protocol):
 
     @property
     def dtype(self) -> DType:
-        """The type that learners and samplers compute in."""
+        """The dtype that learners and samplers compute in."""
         ...
 
     @property
     def inexact(self) -> str | None:
-        """The reason that learners and sampler do not compute by the kernels of `models.exact`;
-        None: they do.
-        """
+        """The reason for not using the kernels of `models.exact`; None: they are used."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Names and times what happens inside the `with` block."""
+        """Names and times a phase, the `with` block."""
         ...
 
     def beside(self, name: str) -> AbstractContextManager[None]:
-        """Names and times the `with` block where it runs in another thread, beside the phases."""
+        """Names and times a `with` block in another thread, concurrent with the phases."""
         ...
 
     def note(self, text: str) -> None:
-        """Shows the user a line that the progress display does not overwrite."""
+        """Shows a line that the progress display does not overwrite."""
         ...
 
     def learner(self, role: ModelRole) -> Learner:
-        """Opens a model, in this process or in ranks of its own.
+        """Opens a model, in this process or in separate ranks.
 
         Raises:
-            InputError: It has another tokenizer than the initial model, scores nothing where it
-                should, or is missing.
+            InputError: Its tokenizer differs from the initial model's, its score head is missing,
+                or the model cannot be found.
             ModelError: This machine does not compute it correctly.
         """
         ...
 
     def sampler(self, learner: Learner) -> Sampler:
-        """Opens the inference engine: on the learner's modules if in one process, else one for all
-        learners.
-        """
+        """Opens the inference engine, on the learner's modules if in one process."""
         ...
 
     def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
-        """Opens the inference engine in separate processes, so that it works while the learner
-        does.
+        """Opens the inference engine in separate processes, concurrent with the learner.
 
         Returns:
-            The engine, and what ends it at once, in the middle of its work.
+            The engine, and a function that stops it immediately.
         """
         ...
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
-        """Builds the reward of responses to these rows; `option` is the section's name."""
+        """Builds the reward of responses to these rows; `option` is the section's key."""
         ...
 
     def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
-        """Starts the environment, if there is one; `judge`: the option that rewards its episodes;
-        None: itself.
-        """
+        """Starts the environment, if any; `judge` is the option that replaces its rewards."""
         ...
 
     def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
-        """Opens a judge: the policy, another model, or a server; `name` is the section's."""
+        """Opens a judge: the policy, another model or a server; `name` is the section's key."""
         ...
 
     def attempt(self, build: Callable[[], T], otherwise: T) -> T:
-        """Returns the result of `build`; a dry run reports its failure and continues with
-        `otherwise`.
-        """
+        """Returns `build()`; a dry run reports its failure and continues with `otherwise`."""
         ...

@@ -1,6 +1,4 @@
-"""The common part of recipes that train on rows as they are, without sampling: single answers, or
-pairs of them.
-"""
+"""Base classes of recipes that train on data without sampling: answers or pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from lockstep.data.pair_options import PairSection
 
 
 class Supervised(BuiltInAlgorithm):
-    """A recipe that trains on rows as they are, without sampling."""
+    """A recipe that trains on data without sampling."""
 
     optimizer: Optimizer
 
@@ -30,14 +28,14 @@ class Supervised(BuiltInAlgorithm):
 
 
 class LearnedPairs(Section):
-    """Number of pairs per optimizer step, and their greatest length."""
+    """Number of pairs per optimizer step, and their maximum length."""
 
     global_batch_size: PositiveInt = Field(description="pairs per optimizer step")
     max_tokens: PositiveInt = Field(description="longest prompt and answer together")
 
 
 class PairsRecipe(Supervised):
-    """A recipe that learns from pairs."""
+    """A recipe that trains on pairs."""
 
     section: ClassVar[str]
     """The key of the algorithm's own section."""
@@ -64,7 +62,7 @@ class PairsRecipe(Supervised):
 
     @property
     def reference_role(self) -> ModelRole | None:
-        """The reference policy π_ref; None: the loss does not read it."""
+        """The reference policy π_ref; None: not used by the loss."""
         return None
 
     @property

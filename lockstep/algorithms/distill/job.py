@@ -1,9 +1,8 @@
-"""Distillation: Hinton et al. 2015, on the student's own rollouts as in Agarwal et al. 2024,
-Algorithm 1.
+"""Distillation (Hinton et al. 2015), on-policy as in Agarwal et al. 2024, Algorithm 1.
 
-At every token the student learns the teacher's distribution. On-policy the sequences are the
-student's own rollouts, so it learns to recover from its own mistakes; off-policy they are the
-data's.
+At every token the student learns the teacher's distribution. On-policy, the sequences are the
+student's own rollouts, so it learns to recover from its own mistakes; off-policy, they come from
+the data.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from lockstep.rollouts.samples import sample_rows
 
 @dataclass(frozen=True)
 class DistillStep:
-    """One iteration: take sequences, score each token by the teacher, and learn its distributions.
+    """One iteration: take sequences, score each token by the teacher, and learn from its scores.
 
     Attributes:
         policy: The student π.
-        source: Samples the student's own sequences, or has those of the data.
+        source: Source of sequences: the student's samples or the data.
         vocabulary: Size of the vocabulary.
         seed: Seed of the order within a step.
     """
@@ -78,9 +77,7 @@ class DistillStep:
     def _take(
         self, step: int, position: int, count: int
     ) -> tuple[Batch, Metrics, list[dict[str, Any]]]:
-        """Takes sequences: y ~ π(·|x), with the agreement of learner and sampler on them, or rows
-        of the data.
-        """
+        """Takes sequences: samples y ~ π(·|x) with agreement metrics, or rows of the data."""
         if isinstance(self.source, Demonstrations):
             with self.phase("data"):
                 return batch_of(self.source.at(position, count, self.seed)), Metrics(), []
@@ -90,12 +87,10 @@ class DistillStep:
         return rollouts.batch, compared + rollouts.lengths().with_prefix("train"), samples
 
     def add_teacher_logprobs(self, batch: Batch) -> Batch:
-        """Adds the teacher's top tokens and their log-probabilities in the position of each token,
-        [N, K].
+        """Adds the teacher's top tokens and their log-probabilities at each position, [N, K].
 
-        With the whole vocabulary, the student's distribution is whole too, and the ids of the
-        tokens are left out. Both distributions are the models' own, before any shaping of the one
-        that was sampled from.
+        With the full vocabulary, the student's distribution is full too, and token ids are left
+        out. Both distributions are the models' own, without sampling options such as temperature.
         """
         k = self.options.top_k or self.vocabulary
         with self.phase("teacher"):
@@ -108,7 +103,7 @@ class DistillStep:
 
 
 def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
-    """Opens the student, the teacher, and the sequences."""
+    """Opens the student, the teacher and the source of sequences."""
     options = recipe.distill
     _require_vocabulary(recipe, setup)
     policy = setup.learner(recipe.policy_role)
@@ -164,9 +159,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
 
 
 def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
-    """Raises InputError if the teacher has another vocabulary, or is asked for more tokens than
-    that has.
-    """
+    """Raises InputError if the teacher's vocabulary is different or smaller than `top_k`."""
     vocabulary = setup.source.vocabulary
     count = recipe.distill.top_k or 0
     if count > vocabulary:
@@ -185,7 +178,7 @@ def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
 
 
 def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
-    """Opens prompts for the student's rollouts, or rows with answers."""
+    """Opens prompts for the student's rollouts, or demonstrations."""
     data = recipe.data
     longest = recipe.distill.max_tokens
     files = setup.files

@@ -53,12 +53,12 @@ class DistillSection(Section):
 
     @property
     def responses(self) -> int:
-        """Responses of a step."""
+        """Number of responses per step."""
         return self.num_prompts_per_step * self.num_generations
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of a step."""
+        """Number of optimizer steps per step."""
         return self.responses // self.global_batch_size
 
     @rule

@@ -1,9 +1,8 @@
-"""Setup of direct preference optimization (Rafailov et al. 2023): pairs train a policy without a
-reward model.
+"""Setup of DPO (Rafailov et al. 2023): pairs train a policy without a reward model.
 
-The policy that maximizes a reward less β·KL(π ‖ π_ref) has r(x, y) = β·log π(y | x)/π_ref(y | x) +
-β·log Z(x). Put into Bradley and Terry's model of preferences, Z cancels, and what is left to
-maximize is log σ(β·Δ) (eq. 7).
+The policy that maximizes reward − β·KL(π ‖ π_ref) has r(x, y) = β·log π(y | x)/π_ref(y | x) + β·log
+Z(x). In the Bradley-Terry model of preferences Z cancels, and the log-likelihood to maximize is log
+σ(β·Δ) (eq. 7).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Setup of GRPO: policy gradients with no further model."""
+"""Setup of GRPO: policy gradients without a critic."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class GRPOSection(PolicyGradientSection):
-    """Group-relative policy optimization (Shao et al. 2024) and relatives; see
-    docs/algorithms/grpo.md.
-    """
+    """Group relative policy optimization (Shao et al. 2024); see docs/algorithms/grpo.md."""
 
     whiten_advantages: bool = Field(
         default=False, description="advantages of a step get mean 0 and variance 1 (REINFORCE++)"
@@ -55,7 +53,7 @@ class GRPOSection(PolicyGradientSection):
 
     @property
     def has_sequence_ratio(self) -> bool:
-        """True if the importance ratio is that of a whole response."""
+        """True if importance ratios are per response instead of per token."""
         match self.importance_sampling_level:
             case "token":
                 return False
@@ -66,7 +64,7 @@ class GRPOSection(PolicyGradientSection):
 
     @property
     def is_cispo(self) -> bool:
-        """True if the surrogate is CISPO's, log π."""
+        """True if the surrogate is CISPO's weighted log π."""
         match self.loss:
             case "clip":
                 return False
@@ -127,10 +125,9 @@ class GRPOSection(PolicyGradientSection):
 
 
 class PolicyGradient(PolicyGradientRecipe):
-    """`algorithm: grpo`; derive from it to change the advantages or the loss, and keep all else of
-    GRPO.
+    """`algorithm: grpo`; subclass it to change only the advantages or the loss.
 
-    The guide is docs/guides/own_algorithm.md.
+    See docs/guides/own_algorithm.md.
     """
 
     section = "grpo"
@@ -141,19 +138,19 @@ class PolicyGradient(PolicyGradientRecipe):
         return self.grpo
 
     def advantages(self, batch: Batch) -> Tensor:
-        """Compares each response with the others to its prompt.
+        """Computes advantages by comparing each response with the others to its prompt.
 
-        If the KL is part of the reward, a token pays for itself and what follows it, A_t = (r −
-        β·Σ_(i≥t) KL_i − b)/s, because it decides nothing about what came before (REINFORCE++, Hu
-        2025). Its baseline b and deviation s are of whole responses, r − β·Σ_i KL_i.
+        If the KL is part of the reward, a token is charged for itself and later tokens, A_t = (r −
+        β·Σ_(i≥t) KL_i − b)/s, because it does not affect earlier ones (REINFORCE++, Hu 2025). The
+        baseline b and the standard deviation s are computed from full responses, r − β·Σ_i KL_i.
 
         Args:
-            batch: Scored responses; those to one prompt are neighbors. `batch["shaped_score"]` has
-                their rewards [B], 0 for a response without a verdict, whose `batch["score"]` is NaN
-                and which is not trained on.
+            batch: Scored responses; responses to one prompt are neighbors. `batch["shaped_score"]`
+                has their rewards [B]. It is 0 for a response without a verdict, whose
+                `batch["score"]` is NaN and which is not trained on.
 
         Returns:
-            One advantage per response [B], which each of its tokens gets, or one per token [N].
+            One advantage per response [B], used for all its tokens, or one per token [N].
         """
         from lockstep.objectives.group import group_advantage
         from lockstep.objectives.masks import sum_before
@@ -174,7 +171,7 @@ class PolicyGradient(PolicyGradientRecipe):
         return advantage_B[batch.row] + slope_B[batch.row] * paid_N
 
     def policy_loss(self) -> Loss:
-        """The loss of the policy; a KL to the reference policy is added to it.
+        """The policy's loss, before the KL to the reference policy is added.
 
         Returns:
             A frozen dataclass; see `lockstep.Loss`.

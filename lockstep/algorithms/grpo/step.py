@@ -1,8 +1,6 @@
-"""GRPO: Shao et al. 2024, Algorithm 1, and its relatives: RLOO, Dr.
+"""GRPO (Shao et al. 2024, Algorithm 1), RLOO, Dr. GRPO, DAPO, GSPO, CISPO and REINFORCE++.
 
-GRPO, DAPO, GSPO, CISPO, REINFORCE++.
-
-PPO without a critic: the baseline of a response is made of the other responses to its prompt.
+PPO without a critic: the baseline of a response is computed from the other responses to its prompt.
 """
 
 from __future__ import annotations
@@ -36,9 +34,7 @@ def learn(
     settings: Settings,
     recipe: PolicyGradient,
 ) -> StepResult:
-    """The part of an iteration after sampling: compare responses within their groups, and improve
-    the policy.
-    """
+    """Trains the policy on sampled rollouts: compares responses in groups, then updates."""
     batch, preparation = prepare_batch(step, step, sampled.rollouts.batch, workers, settings)
     batch, credit = with_advantages(batch, recipe)
     require_credit(batch)
@@ -55,11 +51,10 @@ def learn(
 
 
 def with_advantages(batch: Batch, recipe: PolicyGradient) -> tuple[Batch, Metrics]:
-    """Adds the column `advantage` of the tokens, and measures it before it is whitened.
+    """Adds the per-token column `advantage`; its metrics are from before whitening.
 
     Raises:
-        InputError: The recipe's class, which may be the user's, returned something else than
-            advantages.
+        InputError: The recipe's class, possibly user-defined, did not return advantages.
     """
     advantage = recipe.advantages(batch)
     if not isinstance(advantage, Tensor) or advantage.shape not in (

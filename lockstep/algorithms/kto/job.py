@@ -1,11 +1,9 @@
-"""KTO: Ethayarajh et al. 2024.
-
-A policy learns from answers that are each labeled good or bad, without pairs.
+"""KTO (Ethayarajh et al. 2024): learning from answers labeled good or bad, without pairs.
 
 The reference point z0 is the KL of the policy from its reference, estimated over mismatched pairs:
-each prompt of the batch with the answer of the row after it. It is measured before the update,
-once, over the whole batch, and given to the loss as a number. So it has no gradient, and neither
-micro-batches nor ranks change it.
+each prompt of the batch with the answer of the next row. It is measured once per batch before the
+update and passed to the loss as a number, so it has no gradient and does not depend on
+micro-batches or ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from lockstep.objectives.masks import trainable
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Labeled rows, and the mismatched ones, each with the reference policy's log-probabilities."""
+    """Labeled rows and mismatched rows with the reference policy's log-probabilities."""
 
     own: Batch
     mismatched: Batch
@@ -60,8 +58,8 @@ class KTOStep:
         policy: π.
         reference: The frozen π_ref.
         rows: The data.
-        label: Field of a row with its label.
-        max_tokens: The greatest length.
+        label: Name of the label field.
+        max_tokens: Maximum length, tokens.
     """
 
     policy: Learner
@@ -75,10 +73,9 @@ class KTOStep:
     seed: int
 
     def __call__(self, step: int, position: int) -> StepResult:
-        """Runs the step; a smaller last one measures the reference point on its rows and those
-        before, as many as all.
+        """Runs the step; a smaller last one adds earlier rows to measure the reference point.
 
-        So every step measures it on as many rows.
+        So every step measures it on the same number of rows.
         """
         end = position + self.run_length.count_rows(position)
         size = self.run_length.rows_per_step
@@ -93,13 +90,11 @@ class KTOStep:
         return StepResult(metrics.with_prefix("train"), end, scored.own.tokens.numel())
 
     def score(self, rows: Sequence[AnsweredRow], first: int = 0) -> ScoredRows:
-        """Makes the batches of rows, and scores them by the reference policy, which no step
-        changes.
+        """Builds the batches of rows and scores them by the frozen reference policy.
 
         Args:
             rows: Labeled rows.
-            first: The first of the rows whose own answers are taken; the mismatched ones are of all
-                rows.
+            first: Index of the first row to use with its own answer; all rows are used mismatched.
         """
         labeled = rows[first:]
         label_B = torch.tensor([read_field(row.prompt.row, self.label) for row in labeled])
@@ -110,15 +105,13 @@ class KTOStep:
         )
 
     def with_reference_point(self, mismatched: Batch) -> KTOLoss:
-        """The loss with z0 of the current policy, estimated over all mismatched rows."""
+        """Builds the loss with the current policy's z0, estimated over all mismatched rows."""
         logprob_N = compute_logprobs(self.policy, mismatched, "the policy")
         ratio_N = trainable(logprob_N - mismatched["ref_logprob"], mismatched.mask)
         return replace(self.loss, point=estimate_reference_point(mismatched.per_sample(ratio_N)))
 
     def measure(self, scored: ScoredRows) -> Metrics:
-        """Metrics of training on held-out rows, with the reference point that they have; no
-        gradients.
-        """
+        """Training metrics on held-out rows with their own reference point; no gradients."""
         loss = self.with_reference_point(scored.mismatched)
         _, metrics = loss(
             Outputs(logprob=compute_logprobs(self.policy, scored.own, "the policy")), scored.own
@@ -127,9 +120,9 @@ class KTOStep:
 
 
 def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
-    """Gives each prompt the completion of the next row, in a circle, that has another prompt.
+    """Gives each prompt the completion of the next row (cyclically) with a different prompt.
 
-    A completion is cut where it would make a sequence longer than `max_tokens`, which no row is.
+    A completion is truncated if its sequence would exceed `max_tokens`.
 
     Raises:
         InputError: If all rows have the same prompt.
@@ -202,7 +195,7 @@ def _validate(recipe: KTORecipe, held_out: Demonstrations, step: KTOStep) -> Val
     rows = held_out.first(recipe.data.max_validation_samples)
     mismatch(
         rows, recipe.kto.max_tokens
-    )  # raises now, not at the first validation, if all prompts are equal
+    )  # raises early, before the first validation, if all prompts are equal
 
     @cache
     def score() -> ScoredRows:

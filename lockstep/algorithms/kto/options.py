@@ -13,7 +13,7 @@ from lockstep.config.section import rule
 
 
 class LabeledSection(DataSection):
-    """Rows with a prompt, one answer, and whether that is desirable."""
+    """Rows with a prompt, one answer, and a label: desirable or not."""
 
     label: str = Field(
         default="label", description="field with true where the answer is desirable, else false"
@@ -51,7 +51,7 @@ class KTOSection(Section):
 class KTORecipe(Supervised):
     """`algorithm: kto`"""
 
-    data: LabeledSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    data: LabeledSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so safe to narrow
     kto: KTOSection
 
     @property

@@ -1,9 +1,9 @@
-"""Online DPO: Guo et al. 2024, Algorithm 1.
+"""Online DPO (Guo et al. 2024, Algorithm 1): DPO on pairs sampled in the same step.
 
 The policy learns by DPO from pairs of its own answers of this very step.
 
 Several answers to each prompt are sampled from the current policy and scored; the best and the
-worst are a pair. A prompt whose answers are all worth the same gives none, and is counted.
+worst form a pair. A prompt whose answers have equal scores gives no pair and is counted.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from lockstep.rollouts.samples import sample_rows
 
 @dataclass(frozen=True)
 class OnlineDPOStep:
-    """One iteration: sample answers, pair the best with the worst, and make one optimizer step on
-    the pairs.
+    """One iteration: sample answers, pair the best with the worst, and update the policy.
 
     Attributes:
-        sample: Samples from the policy π, and compares.
+        sample: Samples from the policy π, and compares learner and sampler.
         reference: The frozen π_ref.
     """
 
@@ -57,7 +56,7 @@ class OnlineDPOStep:
         return StepResult(metrics, position + count, answers.tokens.numel(), samples)
 
     def _learn(self, pairs: Batch) -> Metrics:
-        """Makes one optimizer step on pairs; without any, none."""
+        """Makes one optimizer step on the pairs, if any."""
         if not len(pairs):
             return Metrics(updates_skipped=Sum(1.0))
         with self.sample.phase("reference"):
@@ -67,12 +66,11 @@ class OnlineDPOStep:
 
 
 def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
-    """Pairs the best with the worst answer to each prompt, by score; an answer without a verdict is
-    left out.
+    """Pairs the best with the worst answer to each prompt; skips answers without a verdict.
 
     Returns:
-        Pairs, the better answer first. And the shares of prompts that gave a pair, and that did
-        not: because of equal scores, too few verdicts, or equal answers.
+        Pairs, the better answer first. And the shares of prompts that gave a pair, and that gave
+        none because of equal scores, too few verdicts, or equal answers.
     """
     candidates = [
         Candidate(tokens, True, score if score == score else None)  # NaN: no verdict
@@ -89,7 +87,7 @@ def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
 
 
 def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
-    """Opens the policy, its reference and sampler, the prompts and their reward."""
+    """Opens the policy, the reference, the sampler, the prompts and the reward."""
     options = recipe.online_dpo
     size = options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)

@@ -34,7 +34,7 @@ class OnlineDPOSection(PreferenceSection):
 
     @property
     def responses(self) -> int:
-        """Answers of a step."""
+        """Number of answers per step."""
         return self.num_prompts_per_step * self.num_generations
 
 

@@ -3,10 +3,10 @@
     learner | sync π_t  | learn from y_t ~ π_(t−1)          | wait | hooks | sync π_(t+1)  | …
     sampler |           | sample and score y_(t+1) ~ π_t           |       |               | …
 
-The first rollouts are the current policy's; all others come from weights that are one step old.
-`Ahead` is a step like any other: the loop, and all that happens between two steps, see nothing in
-flight. Rollouts that were sampled ahead are in no checkpoint; the weights that sampled them are, so
-that a resumed run samples them again, to the same bits.
+The first rollouts come from the current policy; all others come from weights that are one step old.
+`Ahead` implements the usual step interface, and nothing is in flight from the loop's point of view.
+Checkpoints do not hold rollouts that were sampled ahead; they hold the weights that sampled them,
+so that a resumed run samples bit-identical ones.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _PROBE = "probe.safetensors"
 
 @dataclass
 class Ahead:
-    """A `Step` whose rollouts are sampled during the step before; its state is in checkpoints.
+    """A `Step` whose rollouts are sampled during the previous step; its state is checkpointed.
 
     Attributes:
-        workers: The models, and the session of a sampler in processes of its own.
+        workers: The models, and the session of a sampler in separate processes.
         settings: The options.
         agreement: Compares learner and sampler on rollouts of older weights.
-        learn: The rest of the step.
-        version: Version of the weights when a step begins.
-        run_length: The end of the run; nothing is sampled for a step that never comes.
-        beside: Times the phases of the other thread.
-        abandon: Ends the sampler at once, after an error while it works.
+        learn: The training part of the step.
+        version: Version of the weights at the start of a step.
+        run_length: The length of the run, so that nothing is sampled past its end.
+        beside: Times the phases of the sampling thread.
+        abandon: Stops the sampler immediately, after an error while it is working.
     """
 
     workers: PolicyGradientWorkers
@@ -69,11 +69,11 @@ class Ahead:
     _writer: StateWriter = field(default_factory=StateWriter, init=False)
 
     def __call__(self, step: int, position: int) -> StepResult:
-        """Learns from the rollouts that were sampled during the step before.
+        """Trains on the rollouts that were sampled during the previous step.
 
         Raises:
-            SamplerLost: Or any other error of sampling; the learners are then as they were after
-                the step before.
+            SamplerLost: Or any other sampling error; the learners are unchanged since the previous
+                step.
         """
         sampled = self._take_rollouts(step, position)
         try:
@@ -87,8 +87,8 @@ class Ahead:
         return result
 
     def save(self, folder: Path) -> None:
-        """Saves the weights that sample for the next step; see `Learner.save`."""
-        if self._snapshot is None:  # nothing was sampled yet
+        """Saves the weights that sampled for the next step; see `Learner.save`."""
+        if self._snapshot is None:  # nothing sampled yet
             return
         files = {
             _WEIGHTS: self._snapshot.tensors,
@@ -107,7 +107,7 @@ class Ahead:
     def load(self, folder: Path) -> None:
         """Restores those weights; see `Learner.load`.
 
-        A run that was not one step ahead before has none yet.
+        A run that did not sample one step ahead before has none yet.
         """
         if not folder.exists():
             return
@@ -117,9 +117,7 @@ class Ahead:
         )
 
     def _take_rollouts(self, step: int, position: int) -> SampledStep:
-        """Returns the rollouts that were sampled ahead; the first step, also after resuming,
-        samples its own now.
-        """
+        """Returns the rollouts sampled ahead; the first step after a start samples its own."""
         begun = self._begun
         self._begun = None
         if begun is not None:
@@ -134,11 +132,11 @@ class Ahead:
         return sampled
 
     def _begin(self, step: int, sampled: SampledStep) -> Metrics:
-        """Compares the rollouts, syncs the current weights, and starts sampling for the next step.
+        """Compares the rollouts, syncs the current weights and starts sampling for the next step.
 
-        Only after the sync may the current weights replace those that sampled for this step: if the
-        sampler is lost in the sync, or learner and sampler disagree, the checkpoint must hold the
-        old ones.
+        The current weights replace the ones that sampled for this step only after the sync: if the
+        sampler is lost during the sync, or learner and sampler disagree, the checkpoint must hold
+        the old ones.
         """
         snapshot = self._copy_weights(step)
         with self.workers.phase("watch"):
@@ -164,22 +162,18 @@ class Ahead:
             return self._draw(position, refitted)
 
     def _draw(self, position: int, refitted: Metrics) -> SampledStep:
-        """Samples a step's rollouts; the sampler then reads some of the responses back with the
-        same weights.
-        """
+        """Samples a step's rollouts, then has the sampler rescore some with the same weights."""
         sampled = draw(position, refitted, self.workers, self.settings)
         return replace(sampled, read_N=self.agreement.read(sampled.rollouts.batch))
 
     def _settle(self) -> None:
-        """Waits for the sampler. Its error is raised by the next step, since this one is done."""
+        """Waits for the sampler. The next step raises its error, since this step is done."""
         if self._begun is not None:
             with self.workers.phase("wait for rollouts"):
                 wait_for_all([self._begun])
 
     def _copy_weights(self, step: int) -> Snapshot:
-        """Copies the policy's weights, or returns the copy that there is, if it is of this
-        version.
-        """
+        """Copies the policy's weights, or returns the existing copy of this version."""
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot

@@ -1,4 +1,4 @@
-"""Setup of algorithms that learn from their own rollouts, sampled in order or one step ahead."""
+"""Setup of algorithms that train on their own rollouts, sampled in order or one step ahead."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from lockstep.algorithms.setup import Setup
 
 @dataclass(frozen=True)
 class AlgorithmParts:
-    """The parts that one of these algorithms adds.
+    """The algorithm-specific parts.
 
     Attributes:
-        settings: Its options, as values.
+        settings: The algorithm's options as values.
         learn: The part of an iteration after sampling.
-        version: Version of the policy's weights after a number of steps.
-        state: Its additions to a checkpoint.
+        version: Returns the version of the policy's weights after a number of steps.
+        state: Additional checkpoint state.
     """
 
     settings: Settings
@@ -45,9 +45,7 @@ def open_policy_gradient(
     setup: Setup,
     program: Callable[[PolicyGradientWorkers], AlgorithmParts],
 ) -> Job:
-    """Opens models, environment, prompts and rewards; `program` builds the algorithm's own step
-    from them.
-    """
+    """Opens models, environment, prompts and rewards; `program` builds the algorithm's parts."""
     options = recipe.options
     size = recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
@@ -116,7 +114,7 @@ def open_policy_gradient(
 
 
 def _find_best_reward(recipe: PolicyGradientRecipe) -> float | None:
-    """The mean reward of the best policy, if the recipe's task declares it of what rewards here."""
+    """The mean reward of the best policy, if the task declares it for this recipe's reward."""
     if recipe.data.task is None or recipe.reward_model is not None:
         return None
     if recipe.reward is not None:

@@ -1,6 +1,4 @@
-"""Options that PPO and GRPO share: rollouts, shaping, the clipped objective and the reference
-policy.
-"""
+"""Options shared by PPO and GRPO: rollouts, shaping, clipped objective, reference policy."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
 
 
 class AdaptiveKL(Section):
-    """A coefficient that follows a target: β ← β·(1 + gain·clip(KL/target − 1, −0.2, 0.2)) after
-    each step.
+    """Adaptive KL: β ← β·(1 + gain·clip(KL/target − 1, −0.2, 0.2)) after each step.
 
     Ziegler et al. 2019, 'Fine-Tuning Language Models from Human Preferences', §2.2, where gain is
     0.1.
@@ -34,9 +31,7 @@ class AdaptiveKL(Section):
 
 
 class KL(Section):
-    """The divergence KL(π ‖ π_ref) from the reference policy, which is the initial one; see
-    docs/algorithms/ppo.md.
-    """
+    """KL(π ‖ π_ref) from the reference policy, the initial model; see docs/algorithms/ppo.md."""
 
     coef: NonNegativeFloat = Field(
         description="β, of the divergence of each token in nats; 0: no reference is loaded"
@@ -52,7 +47,7 @@ class KL(Section):
 
     @property
     def in_loss(self) -> bool:
-        """True if it is a term of the loss; otherwise it is part of the reward."""
+        """True if the KL is a term of the loss; otherwise it is part of the reward."""
         match self.placement:
             case "loss":
                 return True
@@ -69,7 +64,7 @@ class KL(Section):
 
 
 class RewardScaling(Section):
-    """Linear map of rewards: source range, clamped, to target range."""
+    """Linear map of rewards from the clamped source range to the target range."""
 
     source: tuple[float, float] = Field(
         default=(0.0, 1.0), description="range of the rewards as given"
@@ -83,9 +78,7 @@ class RewardScaling(Section):
 
 
 class Overlong(Section):
-    """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13), linear over the last `buffer` tokens
-    of `max_tokens`.
-    """
+    """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13) over the last `buffer` tokens."""
 
     buffer: PositiveInt = Field(
         description="tokens before sampling.max_tokens over which the penalty grows"
@@ -96,9 +89,7 @@ class Overlong(Section):
 
 
 class DynamicSampling(Section):
-    """Sample until the step has enough prompts whose rewards differ (DAPO, Yu et al. 2025,
-    §3.2).
-    """
+    """Dynamic sampling: only prompts with differing rewards (DAPO, Yu et al. 2025, §3.2)."""
 
     max_batches: PositiveInt = Field(
         default=10,
@@ -107,9 +98,7 @@ class DynamicSampling(Section):
 
 
 class CorrectionSection(Section):
-    """Importance weights from sampler to learner, for engines whose log-probabilities differ from
-    the learner's.
-    """
+    """Importance weights that correct for differences between sampler and learner."""
 
     kind: Literal["token_tis", "sequence_tis", "icepop"] = Field(
         description=(
@@ -132,9 +121,7 @@ class CorrectionSection(Section):
 
 
 class PolicyGradientSection(Section):
-    """Options of every algorithm that samples from the policy and improves it by the clipped
-    objective.
-    """
+    """Options of algorithms that sample from the policy and use the clipped objective."""
 
     num_prompts_per_step: PositiveInt = Field(
         le=1_000_000, description="prompts that a step answers"
@@ -181,17 +168,17 @@ class PolicyGradientSection(Section):
 
     @property
     def responses(self) -> int:
-        """Responses of a step."""
+        """Number of responses per step."""
         return self.num_prompts_per_step * self.num_generations
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of a step."""
+        """Number of optimizer steps per step."""
         return self.responses // self.global_batch_size * self.ppo_epochs
 
     @property
     def has_reference(self) -> bool:
-        """True if the reference policy is loaded."""
+        """True if the recipe needs the reference policy."""
         return self.kl is not None and self.kl.coef > 0
 
     @rule
@@ -220,7 +207,7 @@ class PolicyGradientSection(Section):
 
 
 class PolicyGradientRecipe(RewardedRecipe):
-    """A recipe of an algorithm that learns from its own rollouts by the clipped objective."""
+    """A recipe that trains on its own rollouts by the clipped objective."""
 
     section: ClassVar[str]
     """The key of the algorithm's own section."""
@@ -246,11 +233,11 @@ class PolicyGradientRecipe(RewardedRecipe):
         raise NotImplementedError(f"{type(self).__name__} has no section of its own")
 
     def policy_loss(self) -> Loss:
-        """The policy's loss, without the KL to the reference policy."""
+        """The policy's loss without the KL to the reference policy."""
         return self.build_clipped_loss()
 
     def build_clipped_loss(self) -> ClippedSurrogate:
-        """The clipped objective (PPO, eq. 7), its mean over tokens."""
+        """The clipped objective (PPO, eq. 7), averaged over tokens."""
         from lockstep.losses.ppo import ClippedSurrogate
 
         options = self.options
@@ -263,7 +250,7 @@ class PolicyGradientRecipe(RewardedRecipe):
 
     @property
     def max_answer_tokens(self) -> int:
-        """Longest answer while training, tokens: all that follows a prompt."""
+        """Maximum training answer length, tokens: everything after a prompt."""
         if self.environment is None:
             return self.sampling.max_tokens
         return self.environment.max_tokens
@@ -319,9 +306,7 @@ class PolicyGradientRecipe(RewardedRecipe):
 
     @property
     def episode_judge(self) -> str | None:
-        """The option that scores episodes in place of their environment; None: the environment
-        rewards.
-        """
+        """The option that overrides environment rewards; None: the environment rewards."""
         if self.reward_model is not None:
             return "reward_model"
         if self.reward is None:

@@ -1,6 +1,4 @@
-"""The step that PPO and GRPO share: rollouts, shaping, importance weights, the reference policy,
-minibatches.
-"""
+"""The step shared by PPO and GRPO: rollouts, shaping, importance weights, minibatches."""
 
 from __future__ import annotations
 
@@ -45,12 +43,12 @@ from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 _FILE, _MAX_ERROR = (
     "kl.json",
     0.2,
-)  # beyond this error, relative to the target, the coefficient moves no faster
+)  # limit on the relative error, so that the coefficient changes slowly
 
 
 @dataclass
 class KLCoefficient:
-    """The KL coefficient β, which is part of a checkpoint if it is adaptive.
+    """The KL coefficient β, which is checkpointed if adaptive.
 
     Attributes:
         value: β of the current step.
@@ -73,7 +71,7 @@ class KLCoefficient:
     def save(self, folder: Path) -> None:
         """Saves β; see `Learner.save`."""
         folder.mkdir(parents=True, exist_ok=True)
-        # JSON has the shortest digits that read back as the same.
+        # JSON keeps the shortest digits that read back as the same number.
         (folder / _FILE).write_text(json.dumps({"coef": self.value}), encoding="utf-8")
 
     def poll_save(self, wait: bool) -> bool:
@@ -82,7 +80,7 @@ class KLCoefficient:
     def load(self, folder: Path) -> None:
         """Restores β; see `Learner.load`.
 
-        A run whose coefficient was fixed has none, and keeps the recipe's.
+        A run whose coefficient was fixed has none; the recipe's β is used.
         """
         if folder.exists():
             self.value = float(json.loads((folder / _FILE).read_text(encoding="utf-8"))["coef"])
@@ -90,12 +88,11 @@ class KLCoefficient:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientWorkers:
-    """Models and data of a step: π, π_ref (only with a KL), the rollout collector, and the
-    comparison with the sampler.
+    """Models and data of a step: π, π_ref (only with a KL), collector and agreement.
 
     Attributes:
-        agreement: None one step ahead, where rollouts are compared before the next ones are
-            sampled.
+        agreement: Compares learner and sampler; None if sampling one step ahead, which compares
+            rollouts separately.
     """
 
     policy: Learner
@@ -110,12 +107,12 @@ Options = TypeVar("Options", bound=PolicyGradientSection, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientSettings(Generic[Options]):
-    """The options of the recipe as values, ready for use in the step.
+    """The recipe's options as values for the step.
 
     Attributes:
         options: The algorithm's own section.
-        kl: The coefficient of the KL to the reference policy; None: there is no reference policy.
-        policy_loss: The loss, without that coefficient.
+        kl: The coefficient of the KL to the reference policy; None: no reference policy.
+        policy_loss: The loss without the KL.
     """
 
     options: Options
@@ -131,14 +128,14 @@ Settings = PolicyGradientSettings[PolicyGradientSection]
 
 @dataclass(frozen=True)
 class SampledStep:
-    """The rollouts that a step learns from.
+    """The rollouts that a step trains on.
 
     Attributes:
         rollouts: Responses and their scores.
         position: Position in the data after the last prompt.
         metrics: Metrics of the rollouts, and of the weight sync before them.
-        read_N: Log-probabilities by which the sampler read some responses back, see
-            `Agreement.read`; None: it did not.
+        read_N: The sampler's rescored log-probabilities of some responses, see `Agreement.read`;
+            None: not rescored.
     """
 
     rollouts: Rollouts
@@ -158,9 +155,7 @@ def sample_step(
 def draw(
     position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: Settings
 ) -> SampledStep:
-    """Samples responses to a step's prompts; with dynamic sampling keeps only prompts whose rewards
-    differ.
-    """
+    """Samples responses; dynamic sampling keeps only prompts whose rewards differ."""
     options = settings.options
     sample = workers.collector
     sampling = settings.sampling
@@ -180,19 +175,18 @@ def draw(
 def prepare_batch(
     step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
 ) -> tuple[Batch, Metrics]:
-    """Adds the policy's log-probabilities and importance weights, and masks responses that the
-    recipe leaves out.
+    """Adds log-probabilities and importance weights, and masks excluded responses.
 
     Args:
-        step: Steps done.
+        step: Number of finished steps.
         version: Version of the policy's weights.
         batch: Scored responses.
         workers: The models.
         settings: Options.
 
     Returns:
-        The batch with `old_logprob`, `shaped_score` and `weight`, and with a reference
-        `ref_logprob`, `kl`, and, where the KL is part of the reward, `kl_penalty`; and metrics.
+        The batch with `old_logprob`, `shaped_score` and `weight`; with a reference policy also
+        `ref_logprob` and `kl`, and `kl_penalty` if the KL is part of the reward. And metrics.
     """
     with workers.phase("logprobs"):
         batch = _add_old_logprobs(step, batch, workers, settings)
@@ -220,8 +214,8 @@ def train_policy(
 ) -> Metrics:
     """Runs one optimizer step of the policy: number `place` of epoch `epoch`.
 
-    The first one still has the weights that sampled, so tokens that were not recomputed are
-    compared there, before the weights change.
+    The first one still has the weights that sampled, so it compares the tokens that were not
+    recomputed.
     """
     agreement = workers.agreement
     loss = policy_loss(settings)
@@ -242,24 +236,20 @@ def train_policy(
 
 
 def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
-    """Shuffles the sequences of a step by seed and `when`, and splits them into one minibatch per
-    optimizer step.
-    """
+    """Shuffles a step's sequences by seed and `when`, and splits them into minibatches."""
     order = keyed.permutation(len(batch), seed, "minibatches", *when)
     return (batch.select(rows) for rows in order.split(size))
 
 
 def of_epoch(metrics: Metrics, epoch: int, settings: Settings) -> Metrics:
-    """Metrics of an epoch; where there are several epochs, also under the epoch's own name."""
+    """Metrics of an epoch; with several epochs, also under the epoch's own name."""
     if settings.options.ppo_epochs == 1:
         return metrics
     return metrics + metrics.with_prefix(f"epoch_{epoch + 1}")
 
 
 def require_credit(batch: Batch) -> None:
-    """Raises NotFiniteError where advantages, or the squares of a critic's returns, are NaN or
-    infinite.
-    """
+    """Raises NotFiniteError if advantages or squared returns are NaN or infinite."""
     columns = [batch.token["advantage"]]
     if "return" in batch.token:
         columns.append(batch.token["return"].square())  # as the critic's loss takes them
@@ -269,7 +259,7 @@ def require_credit(batch: Batch) -> None:
 
 
 def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
-    """Metrics of the advantages before they are whitened, and of the number of trained tokens."""
+    """Metrics of the advantages before whitening, and the number of trained tokens."""
     trained = batch.mask.sum()
     return Metrics(
         advantage=Mean(advantage_N.sum(), trained),
@@ -288,9 +278,7 @@ def _add_old_logprobs(
 
 
 def _shape_scores(batch: Batch, settings: Settings) -> Batch:
-    """Shapes scores; masks responses without a verdict, and truncated ones where the recipe says
-    so.
-    """
+    """Shapes scores; masks responses without a verdict and, if set, truncated ones."""
     options = settings.options
     score_B = batch["score"]
     keep_B = batch["score"].isfinite()
@@ -310,9 +298,7 @@ def _shape_scores(batch: Batch, settings: Settings) -> Batch:
 
 
 def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]:
-    """Drops responses that sampler and learner disagree on, and weighs the rest where the recipe
-    says so.
-    """
+    """Masks responses with a large mismatch and weighs the rest, as the recipe sets."""
     metrics = Metrics()
     if settings.options.max_sequence_mismatch is not None:
         error_B = sequence_mismatch(
@@ -351,9 +337,7 @@ def _with_reference(
 
 
 def _measure_objective(batch: Batch, settings: Settings) -> Metrics:
-    """Metrics of the maximized objective: the shaped score less β·KL of all tokens per response;
-    what was clamped.
-    """
+    """Metrics of the objective, shaped score − β·KL per response, and of clamping."""
     objective_B = batch["shaped_score"]
     if settings.kl is not None:
         objective_B = objective_B - settings.kl.value * batch.per_sample(batch["kl"])
@@ -386,14 +370,14 @@ def adapt_kl(batch: Batch, settings: Settings) -> None:
 
 
 def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
-    """Masks the other sequences; they stay in the batch, so minibatches keep their sizes."""
+    """Masks all other sequences; they stay in the batch, so minibatches keep their sizes."""
     return batch.with_columns({"mask": batch.mask & keep_B[batch.row]})
 
 
 def build_settings(
     recipe: PolicyGradientRecipe, options: Options, stop_token_ids: tuple[int, ...]
 ) -> PolicyGradientSettings[Options]:
-    """Converts a recipe's options to values, once.
+    """Converts a recipe's options to values.
 
     Args:
         recipe: The recipe.

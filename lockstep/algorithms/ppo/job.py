@@ -1,4 +1,4 @@
-"""Setup of PPO: policy gradients, with a critic V."""
+"""Setup of PPO: policy gradients with a critic V."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
 
 
 def _require_rewards_so_far(episodes: Episodes | None) -> None:
-    """Raises InputError if an episode that a limit ends has a whole reward already, to which no
-    value may be added.
-    """
+    """Raises InputError if truncated episodes have a final reward but are bootstrapped."""
     if episodes is not None and not episodes.keeps_rewards:
         raise InputError(
             "ppo.bootstrap_truncated adds the critic's value to the rewards so far, but "

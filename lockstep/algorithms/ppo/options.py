@@ -15,9 +15,7 @@ from lockstep.config.sources import ModelFolder
 
 
 class PPOSection(PolicyGradientSection):
-    """Proximal policy optimization with a critic (Schulman et al. 2017); see
-    docs/algorithms/ppo.md.
-    """
+    """Proximal policy optimization (Schulman et al. 2017); see docs/algorithms/ppo.md."""
 
     critic_warmup_steps: NonNegativeInt = Field(
         default=0, description="steps in which only the critic learns"
@@ -61,7 +59,7 @@ class PPOSection(PolicyGradientSection):
 
 
 class CriticSection(Optimizer):
-    """AdamW of the critic, and its layout where that is not the policy's."""
+    """AdamW options of the critic, and its layout if different from the policy's."""
 
     parallel: Parallel | None = Field(
         default=None,

@@ -1,7 +1,7 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
-A step of the decision process is a token that the policy chose. `learn` is the algorithm;
-`PPOSettings` holds the options, those that successors of the paper added among them, as values.
+A step of the decision process is a token sampled by the policy. `learn` is the algorithm;
+`PPOSettings` holds the options as values, including extensions from later papers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lockstep.rollouts.samples import sample_rows
 
 @dataclass(frozen=True, kw_only=True)
 class PPOWorkers(PolicyGradientWorkers):
-    """Models and data of a step, with the critic V."""
+    """Models and data of a step, including the critic V."""
 
     critic: Learner
 
@@ -50,9 +50,7 @@ PPOSettings = PolicyGradientSettings[PPOSection]
 def learn(
     step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings
 ) -> StepResult:
-    """The part of an iteration after sampling: compute values, estimate advantages, improve critic
-    and policy.
-    """
+    """Trains on sampled rollouts: values, advantages, then critic and policy updates."""
     batch = sampled.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
@@ -73,18 +71,15 @@ def learn(
 
 
 def policy_version(step: int, ppo: PPOSection) -> int:
-    """The version of the policy's weights: how many of the first `step` steps trained the
-    policy.
-    """
+    """Version of the policy's weights: how many of the first `step` steps trained it."""
     return max(0, step - ppo.critic_warmup_steps)
 
 
 def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
-    """Advantages and returns by GAE (Schulman et al. 2016, eq. 16), each with its own λ where asked
-    (VAPO, 2025).
+    """Computes advantages and returns by GAE (Schulman et al. 2016, eq. 16).
 
-    The score is the reward of the last token, less β·KL of every token where the KL is part of the
-    reward.
+    Each can have its own λ (VAPO, 2025). The score is the reward of the last token, minus β·KL of
+    every token if the KL is part of the reward.
     """
     reward_N = token_rewards(batch["shaped_score"], batch.mask, batch.lengths)
     if "kl_penalty" in batch.token:
@@ -127,9 +122,7 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
 def _train_epoch(
     batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings
 ) -> Metrics:
-    """Trains one epoch; the policy goes first, since its comparison with the sampler may refuse the
-    whole step.
-    """
+    """Trains one epoch, policy first, since its comparison with the sampler may reject the step."""
     metrics = Metrics()
     order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
     for place, minibatch in enumerate(order):
@@ -142,5 +135,5 @@ def _train_epoch(
 
 
 def build_settings(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPOSettings:
-    """Converts a recipe's options to values, once."""
+    """Converts a recipe's options to values."""
     return policy_gradient.build_settings(recipe, recipe.ppo, stop_token_ids)

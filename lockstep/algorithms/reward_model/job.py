@@ -1,8 +1,7 @@
-"""Setup of reward models (Ouyang et al. 2022, §3.5): the chosen answer is to score higher than the
-rejected one.
+"""Setup of reward model training (Ouyang et al. 2022, §3.5).
 
-Bradley and Terry (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x, y_l)), whose likelihood is
-maximized.
+Maximizes the likelihood of the Bradley-Terry model (1952): P(y_w ≻ y_l | x) = σ(r(x, y_w) − r(x,
+y_l)).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from lockstep.losses.preference import BradleyTerry
 
 
 def open_reward_model(recipe: RewardModelRecipe, setup: Setup) -> Job:
-    """Opens the reward model and its pairs."""
+    """Opens the reward model and the pairs."""
     options = recipe.reward_model
     return open_pair_job(
         recipe, setup, BradleyTerry(options.margin, options.center_rewards_coefficient)

@@ -12,8 +12,9 @@ from lockstep.config.section import rule
 
 
 class RewardModelSection(LearnedPairs):
-    """A reward model of pairs (Bradley and Terry 1952; Ouyang et al. 2022); see
-    docs/algorithms/reward_model.md.
+    """Reward model training on pairs; see docs/algorithms/reward_model.md.
+
+    Bradley and Terry 1952; Ouyang et al. 2022.
     """
 
     margin: bool = Field(

@@ -1,4 +1,4 @@
-"""Answers of a step: their judgements, the pair of each prompt, and their metrics."""
+"""A step's answers, their judgments, the pair of each prompt, and metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.rollouts.rollout import Rollouts
 
 
 def judge_answers(rollouts: Rollouts, judge: Judge[float], key: int) -> list[Judged[float]]:
-    """Asks the judge about each answer; `key` is that of its random numbers."""
+    """Asks the judge to score each answer; `key` keys the random numbers."""
     answered = enumerate(zip(rollouts.prompts, rollouts.responses, strict=True))
     return judge(
         [
@@ -31,12 +31,12 @@ def judge_answers(rollouts: Rollouts, judge: Judge[float], key: int) -> list[Jud
 
 @dataclass(frozen=True)
 class RankedAnswers:
-    """Scored answers, and the chosen pair of each prompt.
+    """Scored answers and the pair chosen for each prompt.
 
     Attributes:
-        rollouts: All answers, those to one prompt next to each other, with their scores.
-        judged: Their judgements.
-        pairs: One for each prompt.
+        rollouts: All answers with their scores; answers to one prompt are neighbors.
+        judged: Judgments of the answers.
+        pairs: One pair per prompt.
     """
 
     rollouts: Rollouts
@@ -45,20 +45,20 @@ class RankedAnswers:
 
     @property
     def group(self) -> int:
-        """Number of answers to each prompt."""
+        """Number of answers per prompt."""
         return len(self.judged) // len(self.pairs)
 
     @property
     def usable(self) -> int:
-        """Number of pairs to learn from."""
+        """Number of pairs to train on."""
         return sum(pair.status == "ok" for pair in self.pairs)
 
     def batch(self) -> Batch:
-        """The pairs to learn from."""
+        """The pairs to train on."""
         return select_pairs(self.rollouts.batch, self.pairs, self.group)
 
     def sample_rows(self, count: int) -> list[dict[str, Any]]:
-        """The first prompts with their chosen pair, as rows of JSON types."""
+        """The first prompts with their pairs, as rows of JSON types."""
         return [self._sample_row(prompt, pair) for prompt, pair in enumerate(self.pairs[:count])]
 
     def _sample_row(self, prompt: int, pair: AnswerPair) -> dict[str, Any]:
@@ -85,9 +85,7 @@ class RankedAnswers:
 def choose_pairs(
     rollouts: Rollouts, judged: Sequence[Judged[float]], length_control: float, group: int
 ) -> RankedAnswers:
-    """Chooses pairs from answers, `group` to each prompt, with length control ρ; see
-    `objectives.pairing`.
-    """
+    """Chooses a pair per prompt of `group` answers, with length control; see `pairing`."""
     cut = rollouts.batch["truncated"].tolist()
     answers = [
         Candidate(own, not unfinished, mean_score(one), score_variance(one))
@@ -108,9 +106,10 @@ _STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinish
 
 
 def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]]) -> Metrics:
-    """Metrics of the scores, lengths and ends of all answers.
+    """Metrics of the scores, lengths and truncation of all answers.
 
-    `top_class_share` is the share of the most frequent verdict: a judge that always says 5 has 1.
+    `top_class_share` is the share of the most frequent verdict; it is 1 for a judge that always
+    gives 5.
     """
     scores = [score for one in judged if (score := mean_score(one)) is not None]
     doubts = [doubt for one in judged if (doubt := score_variance(one)) is not None]
@@ -128,9 +127,7 @@ def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]]) -> Metri
 
 
 def pair_metrics(pairs: Sequence[AnswerPair]) -> Metrics:
-    """Metrics of the pairs: `bad_samples_per_GBS` are prompts without a pair to learn from, also
-    counted by cause.
-    """
+    """Metrics of the pairs; `bad_samples_per_GBS` counts prompts without a usable pair."""
     found = Counter(pair.status for pair in pairs)
     bad = Metrics(bad_samples_per_GBS=Mean(len(pairs) - found["ok"], len(pairs)))
     return bad + Metrics(

@@ -1,6 +1,4 @@
-"""Setup of self-rewarding training: the acting policy, the judge, and a recipe's options as
-values.
-"""
+"""Setup of self-rewarding training: acting policy, judges and options."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ _WINS = {"order_consistency": consistent_wins, "position": position_weighted_win
 
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
-    """Opens the acting policy, the judges, and the learners."""
+    """Opens the acting policy, the judges and the learners."""
     options = recipe.self_rewarding
     size = recipe.self_rewarding.global_batch_size
     policy = setup.learner(recipe.policy_role)
@@ -123,10 +121,10 @@ def _open_meta_judge(
 def _build_settings(
     recipe: SelfRewardingRecipe, prompts: int, setup: Setup
 ) -> SelfRewardingSettings:
-    """Converts a recipe's options to values, once, and notes how many prompts are left over.
+    """Converts a recipe's options to values, and notes the number of unused prompts.
 
     Raises:
-        InputError: An iteration has not a single step.
+        InputError: An iteration has no step.
     """
     options = recipe.self_rewarding
     run = recipe.run
@@ -151,7 +149,7 @@ def _build_settings(
 
 
 def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str], None]) -> int:
-    """Number of prompts of an iteration; notes how many are in none."""
+    """Number of prompts per iteration; notes the number of unused prompts."""
     iterations = recipe.self_rewarding.max_iterations
     match recipe.self_rewarding.prompt_source:
         case "same":
@@ -173,7 +171,7 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
 
 
 def _together(*measures: Validate | None) -> Validate | None:
-    """Combines validations into one; None where there are none."""
+    """Combines validations into one; None if there are none."""
     present = [measure for measure in measures if measure is not None]
     if present:
         return lambda step: sum((measure(step) for measure in present), Validation(Metrics()))
@@ -183,9 +181,7 @@ def _together(*measures: Validate | None) -> Validate | None:
 def _true_worth(
     recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
 ) -> Validate | None:
-    """Builds the validation of the policy's answers to held-out prompts by a reward other than its
-    own judgement.
-    """
+    """Builds the validation of held-out answers by a reward instead of the policy's judgment."""
     reward = recipe.validation_reward
     rows = None if reward is None else open_held_out(recipe, setup, reward)
     return validate_figures(
@@ -196,7 +192,7 @@ def _true_worth(
 
 
 def open_first_iteration(recipe: SelfRewardingRecipe, policy: Learner, setup: Setup) -> Step:
-    """Opens the step of a first iteration that learns the data's own answers."""
+    """Opens the step of a first iteration that trains on demonstrations."""
     size = recipe.self_rewarding.global_batch_size
     data = recipe.data
     longest = data.max_prompt_tokens + recipe.sampling.max_tokens

@@ -1,9 +1,9 @@
-"""Meta-Rewarding (Wu et al. 2024): judgements are judged, and the better ones are trained on.
+"""Meta-Rewarding (Wu et al. 2024): judges judgments and trains on the better ones.
 
-The answers whose verdicts differ most are taken. Any two judgements of an answer battle in both
-orders, without their final scores, and the strongest and the weakest are a pair to learn from. All
-happens within a step, so nothing waits in a queue. Pairs are trained on only while the iteration's
-comparisons show skill (`Skill`).
+The answers whose verdicts differ most are used. Every two judgments of an answer battle in both
+orders, without their final scores, and the strongest and the weakest form a training pair.
+Everything happens within a step, so there is no queue. Pairs are trained on only while the
+iteration's comparisons show skill (`Skill`).
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ from lockstep.objectives.order_consistency import Comparisons, count_comparisons
 from lockstep.objectives.pairing import balance
 
 _SPARE = 2
-"""Answers that are taken for each pair that there is room for: not all of them give one."""
+"""Number of answers to compare per wanted pair, since not every answer gives a pair."""
 _EQUAL = 1e-9
 _ELO = 400 / math.log(10)
 
 
 @dataclass(frozen=True)
 class MetaJudging:
-    """The meta-judge and the rules by which judgements are compared.
+    """The meta-judge and its rules for comparing judgments.
 
     Attributes:
-        judge: Decides which of two judgements is better.
-        wins: Counts wins from the battles of a number of judgements.
-        reasons: Strips the score from a judgement.
-        max_class_share: The greatest share of a step's pairs that may prefer judgements of the same
-            score.
-        max_judgement_tokens: The longest judgement that may be preferred, tokens; None: any may.
+        judge: Decides which of two judgments is better.
+        wins: Computes wins from battles and the number of judgments.
+        reasons: Strips the score from a judgment.
+        max_class_share: Maximum share of a step's pairs that prefer judgments of the same score.
+        max_judgement_tokens: Maximum length of a preferred judgment, tokens; None: no limit.
     """
 
     judge: Judge[Winner]
@@ -60,12 +59,12 @@ class MetaJudging:
 
 @dataclass(frozen=True)
 class Reading:
-    """A finished judgement with a score.
+    """A finished judgment with a score.
 
     Attributes:
-        score: Its score.
-        reasons: Its text without the score.
-        answer: The whole judgement, with its tokens.
+        score: The score.
+        reasons: The text without the score.
+        answer: The full judgment, with its tokens.
     """
 
     score: float
@@ -75,13 +74,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Doubted:
-    """An answer whose judgements differ.
+    """A response whose judgments disagree.
 
     Attributes:
         place: Index among a step's answers.
         prompt: The prompt.
-        response: The answer.
-        judgements: Its judgements; no two give the same reasons.
+        response: The response.
+        judgements: Judgments with distinct reasons.
     """
 
     place: int
@@ -91,18 +90,18 @@ class Doubted:
 
     @property
     def orders(self) -> list[tuple[int, int]]:
-        """Order of two judgements, first and second, in each of the battles."""
+        """Indices of the first and second judgment of each battle."""
         return list(permutations(range(len(self.judgements)), 2))
 
 
 @dataclass(frozen=True)
 class JudgePair:
-    """Two judgements of one answer.
+    """A pair of judgments of one response.
 
     Attributes:
-        doubted: The answer.
-        chosen: The strongest judgement.
-        rejected: The weakest one.
+        doubted: The response.
+        chosen: The strongest judgment.
+        rejected: The weakest judgment.
         elo_gap: Difference of their Elo ratings.
     """
 
@@ -115,9 +114,7 @@ class JudgePair:
 def judge_pairs(
     ranked: RankedAnswers, room: int, meta: MetaJudging, step: int
 ) -> tuple[list[JudgePair], Metrics, Comparisons]:
-    """Pairs of judgements of a step's answers, at most `room`; metrics of the battles, and counts
-    of them.
-    """
+    """Builds at most `room` pairs of judgments; returns metrics and counts of battles."""
     varied = _pick_doubted(ranked, meta.reasons)
     fitting = [one for one in varied if meta.judge.fits(_cases(one, step))]
     doubted = fitting[: _SPARE * room]
@@ -136,9 +133,9 @@ def judge_pairs(
 
 
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
-    """Builds a batch of pairs of judgements, the better and the worse of each next to each other.
+    """Builds a batch of judgment pairs, the better judgment first.
 
-    Their scores are those of an answer, not their own: for losses that read scores each pair is one
+    The scores in judgments are about the response, so for losses that read scores each pair is one
     point apart.
     """
     batch = build_batch(
@@ -152,7 +149,7 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
 
 
 def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    """A pair of judgements as a row of JSON types."""
+    """A pair of judgments as a row of JSON types."""
     prompt, _ = _tokens(pair.chosen.answer)
     row: dict[str, Any] = {
         "id": f"{pair.doubted.prompt.id}, judged",
@@ -175,10 +172,9 @@ def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[Doubted]:
-    """Picks for each prompt the finished answer whose verdicts vary most, if they do; the most
-    varied first.
+    """Picks each prompt's finished answer with the most varied verdicts, most varied first.
 
-    An answer that was shortened for the judge is not picked.
+    Answers with equal verdicts, or shortened for the judge, are not picked.
     """
     rollouts = ranked.rollouts
     judged = ranked.judged
@@ -200,7 +196,7 @@ def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[
 
 
 def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Reading]:
-    """Finished judgements; only the first of those that give the same reasons."""
+    """Finished judgments without duplicate reasons."""
     found: dict[str, Reading] = {}
     for one in judged.judgements:
         if one.verdict.value is not None and one.answer is not None and one.answer.finished:
@@ -210,7 +206,7 @@ def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Rea
 
 
 def _cases(doubted: Doubted, step: int) -> list[Case]:
-    """Builds all battles: prompt, answer, and the reasons of two judgements in one order."""
+    """Builds all battles: prompt, response, and the reasons of two judgments in one order."""
     prompt = doubted.prompt
     texts = [one.reasons for one in doubted.judgements]
     place = prompt.id, doubted.place
@@ -228,9 +224,7 @@ def _cases(doubted: Doubted, step: int) -> list[Case]:
 
 
 def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> JudgePair | None:
-    """The strongest and the weakest judgement; None where either is tied, or both have the same
-    score.
-    """
+    """The strongest and the weakest judgment; None if tied or of equal score."""
     strength_P = bradley_terry(meta.wins(battles, len(doubted.judgements)))
     order = strength_P.argsort(descending=True, stable=True).tolist()
     ranked = strength_P[order].tolist()
@@ -248,9 +242,7 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
 def _measure_battles(
     battles: Sequence[Battles], compared: Comparisons, found: Sequence[JudgePair | None]
 ) -> Metrics:
-    """Metrics of the meta-judge: wins of the first position, battles without a winner, gaps between
-    winners.
-    """
+    """Metrics of the meta-judge: first-position wins, undecided battles, Elo gaps."""
     winners = [winner for own in battles for winner in own.values() if winner is not None]
     pairs = [pair for pair in found if pair is not None]
     return Metrics(
@@ -265,13 +257,13 @@ _FILE = "skill.json"
 
 
 class Skill:
-    """The comparisons of an iteration so far, and what they show; part of a checkpoint.
+    """Tracks whether the meta-judge's comparisons show skill in an iteration; checkpointed.
 
-    All comparisons of an iteration are those of one meta-judge; the next iteration has another one,
-    which must show skill of its own.
+    An iteration has one meta-judge; the next iteration has a new one, which must show its own
+    skill.
 
     Args:
-        note: Shows a line that stays.
+        note: Shows a persistent line.
     """
 
     def __init__(self, note: Callable[[str], object]) -> None:
@@ -279,7 +271,7 @@ class Skill:
         self._iteration, self._seen = 0, Comparisons()
 
     def show(self, iteration: int, found: Comparisons) -> bool:
-        """True if the comparisons of the iteration show skill, the newest among them."""
+        """True if the iteration's comparisons, including the newest, show skill."""
         if iteration != self._iteration:
             self._iteration, self._seen = iteration, Comparisons()
         is_first = not self._seen.total
@@ -313,7 +305,7 @@ class Skill:
     def load(self, folder: Path) -> None:
         """Restores the counts; see `Learner.load`.
 
-        A run that began without a meta-judge has none.
+        A run that started without a meta-judge has none.
         """
         if folder.exists():
             state = json.loads((folder / _FILE).read_text(encoding="utf-8"))

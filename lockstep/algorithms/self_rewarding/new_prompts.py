@@ -1,9 +1,8 @@
-"""New prompts, written by the policy after examples: self-instruct (Wang et al. 2022, arXiv
-2212.10560).
+"""Self-instruct (Wang et al. 2022, arXiv 2212.10560): the policy writes new prompts.
 
-Self-Rewarding makes each iteration's prompts this way (Yuan et al. 2024, §2.3); the words of the
-request are ours. The new prompts depend only on the weights, the prompts of the data, and the keys
-of the random numbers.
+Self-Rewarding makes each iteration's prompts from examples this way (Yuan et al. 2024, §2.3); the
+wording of the request is ours. The new prompts depend only on the weights, the data's prompts and
+the random keys.
 """
 
 from __future__ import annotations
@@ -52,14 +51,15 @@ Request {_EXAMPLES + 1}:
 Outcome = Literal[
     "made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"
 ]
-"""Outcomes of an attempt: a prompt; no text, as the request was too long; or a text that was cut
-off, is empty, is longer than a prompt may be, is a prompt of the data, or was written before in
-this iteration.
+"""Outcomes of an attempt.
+
+A prompt; no text because the request was too long; or a text that was truncated, is empty, exceeds
+the prompt limit, is a prompt of the data, or was already written in this iteration.
 """
 
 
 class TooFewPromptsError(RunError):
-    """All attempts are used up, and prompts are missing."""
+    """All attempts were used without enough new prompts."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class PromptWriter:
     Attributes:
         answering: The model that writes.
         template: The request, with fields for examples.
-        prompts: Prompts of the data: examples, and texts that must not be repeated.
+        prompts: The data's prompts, as examples and as texts that must not be repeated.
         field: Field of a row with its text.
-        max_attempts: Greatest number of requests for each new prompt.
+        max_attempts: Maximum number of requests per new prompt.
         seed: Seed of the random numbers.
     """
 
@@ -83,10 +83,10 @@ class PromptWriter:
     seed: int
 
     def __call__(self, iteration: int, count: int) -> tuple[list[dict[str, Any]], Metrics]:
-        """Writes `count` new prompts. Returns their rows, and the number of attempts by outcome.
+        """Writes `count` new prompts; returns their rows and the number of attempts by outcome.
 
         Raises:
-            TooFewPromptsError: The attempts did not give as many.
+            TooFewPromptsError: The attempts gave fewer prompts.
         """
         found: dict[int, str] = {}
         outcomes = Counter[Outcome]()
@@ -122,7 +122,7 @@ class PromptWriter:
         )
 
     def _ask(self, iteration: int, attempts: range) -> list[Answer | None]:
-        """The replies to the requests that are not too long."""
+        """Samples replies to the requests that are not too long."""
         requests = [self._request(iteration, number) for number in attempts]
         keys = [keyed.key(self.seed, "new prompts", iteration, number) for number in attempts]
         fitting = [
@@ -171,14 +171,12 @@ class PromptWriter:
 
 
 def _mark(text: str) -> int:
-    """A hash that is the same for texts that differ in space and case only."""
+    """A hash that ignores white space and case."""
     return keyed.key(" ".join(text.split()).casefold())
 
 
 NewPrompts = Callable[[int, int], tuple[Prompts, Metrics]]
-"""Prompts of an iteration, and metrics of their generation, by its number and the version of its
-first weights.
-"""
+"""Prompts and metrics of an iteration, by its number and the version of its weights."""
 
 
 def open_new_prompts(
@@ -189,18 +187,18 @@ def open_new_prompts(
     source: ModelSource,
     folder: Path,
 ) -> NewPrompts | None:
-    """Opens the writer of new prompts, if the recipe has one; the current iteration's are cached.
+    """Opens the writer of new prompts, if set; the current iteration's prompts are cached.
 
     Args:
-        recipe: Its section `new_prompts`.
-        prompts: Prompts of the data, which serve as examples.
-        count: Prompts of an iteration.
-        engine: Sampler session of the reference, which is the policy of the iteration's beginning.
+        recipe: Recipe with the section `new_prompts`.
+        prompts: The data's prompts, used as examples.
+        count: Number of prompts per iteration.
+        engine: Sampler session of the reference, the policy at the start of the iteration.
         source: Tokenizer and template of the model.
-        folder: Folder of the new prompts, one file for each iteration.
+        folder: Folder of the new prompts, one file per iteration.
 
     Raises:
-        InputError: Template or data cannot be used for that, or requests do not fit the model.
+        InputError: The template or the data is unsuitable, or requests do not fit the model.
     """
     section = recipe.new_prompts
     data = recipe.data
@@ -233,7 +231,7 @@ def open_new_prompts(
 
 
 def _open_template(section: NewPromptsSection, prompts: int) -> Template:
-    """The template of the request, whose fields are {example_1}, {example_2} and so on."""
+    """Opens the request template, whose fields are {example_1}, {example_2} and so on."""
     text = WRITE if section.template is None else section.template
     count = max(1, len(set(fields(text))))
     template = Template(

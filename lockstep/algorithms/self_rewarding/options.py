@@ -82,9 +82,7 @@ class SelfRewardingSection(PreferenceSection):
         return _of(self.ref_policy_kl_penalty, iteration)
 
     def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
-        """Greatest number of pairs of judgements beside a number of pairs of answers, by their
-        share of all pairs.
-        """
+        """Maximum number of judgment pairs for a number of answer pairs."""
         share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
         return int(share / (1 - share) * answer_pairs + 1e-9)
 
@@ -130,7 +128,7 @@ class SelfRewardingSection(PreferenceSection):
 
 
 class KnownSection(Section):
-    """Judgements that are known to be right, on which the policy is validated as a judge."""
+    """Known right judgments, which validate the policy as a judge."""
 
     judgements: RowsPath | None = Field(
         default=None, description="file of rows with prompt, response and score"
@@ -143,7 +141,7 @@ class KnownSection(Section):
 
 
 class WritingSampling(Sampling):
-    """The distribution that new prompts are sampled from, as Yuan et al. 2024 do."""
+    """The sampling distribution of new prompts, as in Yuan et al. 2024."""
 
     temperature: NonNegativeFloat = Field(
         default=0.6, description="0: greedy, where only the examples make a difference"
@@ -157,7 +155,7 @@ class WritingSampling(Sampling):
 
 
 class NewPromptsSection(Section):
-    """Prompts that the policy writes when an iteration begins, after examples from the data."""
+    """New prompts that the policy writes from examples at the start of an iteration."""
 
     count: PositiveInt | None = Field(
         default=None, description="prompts of an iteration; null: as many as the data has"
@@ -183,7 +181,7 @@ class NewPromptsSection(Section):
 class SelfRewardingRecipe(SampledRecipe):
     """`algorithm: self_rewarding`"""
 
-    steps_and_epochs = True  # epochs are of an iteration, steps of the run
+    steps_and_epochs = True  # epochs are per iteration, steps per run
     self_rewarding: SelfRewardingSection
     judge: JudgeSection
     meta_judge: MetaJudgeSection | None = Field(
@@ -264,7 +262,7 @@ class SelfRewardingRecipe(SampledRecipe):
 
     @property
     def reference_role(self) -> ModelRole:
-        """The reference policy π_ref: the policy of an iteration's beginning."""
+        """The reference policy π_ref: the policy at the start of an iteration."""
         return ModelRole("reference", "logits", self.learner, follows=True)
 
     @property

@@ -1,10 +1,10 @@
-"""Self-rewarding training: Yuan et al. 2024, with the length control of Wu et al. 2024.
+"""Self-rewarding training (Yuan et al. 2024) with length control (Wu et al. 2024).
 
 The model answers, judges its own answers, and learns from the best and the worst by DPO; with a
-meta-judge it learns to judge, too. An iteration goes through the prompts; the policy at its
-beginning is the reference, which also acts and judges. It is replaced when the next iteration
-begins, not when this one ends, so that figures at the end of an iteration are measured against the
-policy that wrote its answers.
+meta-judge it also learns to judge. An iteration goes through the prompts; the policy at its start
+is the reference, which also acts and judges. It is replaced when the next iteration begins, not
+when this one ends, so that metrics at the end of an iteration are measured against the policy that
+wrote its answers.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ from lockstep.rollouts.rollout import RolloutCollector
 
 @dataclass(frozen=True)
 class SelfRewardingWorkers:
-    """Models and data of a step: π, the frozen π_ref, the rollout collector, and the judges, which
-    may be π itself.
+    """Models and data of a step: π, the frozen π_ref, rollout collector and judges.
 
     Attributes:
-        shared_folder: A folder inside the run's, which all machines share; it exists while weights
-            are handed over.
-        new_prompts: Writes the prompts of an iteration; None: the prompts are those of the data.
-        first_iteration: A step of the first iteration, if that is SFT.
-        skill: What the meta-judge's comparisons have shown.
+        shared_folder: A folder inside the run's folder, shared by all machines; it exists only
+            during weight transfers.
+        new_prompts: Writes the prompts of an iteration; None: use the data's prompts.
+        first_iteration: Step of the first iteration if it is SFT.
+        skill: Skill of the meta-judge.
     """
 
     policy: Learner
@@ -72,12 +71,12 @@ class SelfRewardingWorkers:
 
 @dataclass(frozen=True)
 class SelfRewardingSettings:
-    """The options of the recipe, ready for use in the step.
+    """The recipe's options as values for the step.
 
     Attributes:
-        rows: Prompts of one pass of an iteration.
-        epochs: Passes of an iteration.
-        num_logged_samples: Prompts of a step that the sample log shows.
+        rows: Number of prompts in one pass of an iteration.
+        epochs: Number of passes per iteration.
+        num_logged_samples: Number of prompts per step in the sample log.
     """
 
     options: SelfRewardingSection
@@ -88,33 +87,31 @@ class SelfRewardingSettings:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Optimizer steps of an iteration; prompts that do not fill one are left over."""
+        """Optimizer steps per iteration; prompts that do not fill a step are skipped."""
         return self.rows * self.epochs // self.options.global_batch_size
 
     def position(self, step: int) -> int:
-        """Row of the run at which a step begins; each iteration has rows of its own."""
+        """Row of the run at which a step begins; iterations do not share rows."""
         iteration, within = divmod(step, self.steps_per_iteration)
         return iteration * self.rows * self.epochs + within * self.options.global_batch_size
 
     def epoch(self, step: int) -> int:
-        """Passes that an iteration has made over its prompts before a step."""
+        """Number of passes that an iteration has made over its prompts before a step."""
         return step % self.steps_per_iteration * self.options.global_batch_size // self.rows
 
     def beginning(self, step: int) -> int:
-        """The first step of a step's iteration."""
+        """The first step of the iteration that contains a step."""
         return step - step % self.steps_per_iteration
 
     def loss(self, iteration: int) -> Preference:
-        """The loss on pairs of an iteration."""
+        """The pair loss of an iteration."""
         return build_preference_loss(self.options, self.options.beta_of(iteration))
 
 
 def self_rewarding_step(
     step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> StepResult:
-    """Runs one optimizer step; when an iteration after the first begins, the policy becomes the
-    reference.
-    """
+    """Runs one optimizer step; a new iteration first copies the policy to the reference."""
     iteration = step // settings.steps_per_iteration
     if iteration and step == settings.beginning(step):
         with workers.phase("reference"):
@@ -135,7 +132,7 @@ def self_rewarding_step(
 
 @dataclass(frozen=True)
 class JudgedAnswers:
-    """Answers, their scores, and the pairs among them.
+    """Answers, their scores, and their pairs.
 
     Attributes:
         metrics: Metrics of answers, judges and pairs.
@@ -146,9 +143,7 @@ class JudgedAnswers:
     metrics: Metrics
 
     def batch(self) -> Batch:
-        """All pairs to learn from; the column `judge_pair` tells them apart, where there are
-        both.
-        """
+        """All training pairs; `judge_pair` marks judgment pairs if there are both kinds."""
         batch = self.answers.batch()
         if not self.judgements:
             return batch
@@ -164,14 +159,13 @@ def answer_and_judge(
     workers: SelfRewardingWorkers,
     settings: SelfRewardingSettings,
 ) -> JudgedAnswers:
-    """Runs all of a step that comes before the update: answer, judge, choose; the sampler's session
-    is open.
+    """Answers, judges and chooses pairs, with the sampler's session open.
 
     Args:
         rows: Rows of the prompts.
         iteration: The iteration whose options apply.
         key: Key of the judge's random numbers.
-        collector: Has the prompts.
+        collector: The collector with the prompts.
         workers: Models.
         settings: Options.
     """
@@ -217,9 +211,7 @@ def _learn_from_own_judgement(
 def _asking(
     step: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> tuple[RolloutCollector, Metrics]:
-    """The collector for the prompts of a step's iteration; at its beginning, with metrics of new
-    prompts.
-    """
+    """Returns the collector of a step's iteration; at its start, with new-prompt metrics."""
     if workers.new_prompts is None:
         return workers.collector, Metrics()
     began = settings.beginning(step)
@@ -235,13 +227,11 @@ def _judge_judgements(
     workers: SelfRewardingWorkers,
     options: SelfRewardingSection,
 ) -> tuple[list[JudgePair], Metrics]:
-    """Makes pairs of judgements, at most as many as there is room for; none while the meta-judge
-    shows no skill.
-    """
+    """Builds judgment pairs up to a limit; none until the meta-judge shows skill."""
     room = options.room_for_judge_pairs(iteration, answers.usable)
     if workers.meta is None or not room:
         return [], Metrics()
-    with workers.phase("meta_judge"):  # which of two judgements of y_n is better, says π_ref
+    with workers.phase("meta_judge"):  # π_ref decides which of two judgments of y_n is better
         found, metrics, compared = judge_pairs(answers, room, workers.meta, key)
     kept = found if workers.skill.show(iteration, compared) else []
     metrics += workers.skill.metrics() + Metrics(left_out=Sum(len(found) - len(kept)))
@@ -254,7 +244,7 @@ def _judge_judgements(
 def _train_on_pairs(
     batch: Batch, workers: SelfRewardingWorkers, settings: SelfRewardingSettings, iteration: int
 ) -> Metrics:
-    """Runs one optimizer step on the pairs; none if there are no pairs."""
+    """Runs one optimizer step on the pairs, if any."""
     if not len(batch):
         return Metrics({"train/updates_skipped": Sum(1.0)})
     with workers.phase("logprobs"):

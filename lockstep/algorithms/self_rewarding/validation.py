@@ -1,6 +1,4 @@
-"""Validation of a self-rewarding run: held-out prompts, chosen as in training, and judges on known
-judgements.
-"""
+"""Validates a self-rewarding run on held-out prompts, and its judges on known judgments."""
 
 from __future__ import annotations
 
@@ -37,17 +35,13 @@ from lockstep.rollouts.sampler_session import SamplerSession
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out prompts with the interface of training prompts: by position, in the order of their
-    file.
-    """
+    """Held-out prompts with the interface of training prompts, in file order."""
 
     prompts: Sequence[Prompt]
     answer: Callable[[Prompt], str]
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        """The prompts `position` … `position + count − 1`, fewer at the end; in the same order for
-        every seed.
-        """
+        """Prompts `position` … `position + count − 1`, fewer at the end, for any seed."""
         return list(self.prompts[position : position + count])
 
 
@@ -57,12 +51,11 @@ def open_twins(
     workers: SelfRewardingWorkers,
     settings: SelfRewardingSettings,
 ) -> Validate | None:
-    """Opens the metrics of a training step on held-out prompts, as `val/…`, and a table of the
-    chosen pairs.
+    """Builds the validation by training-step metrics (`val/…`) and a table of pairs.
 
-    Options and reference policy are those of the newest step, whose iteration may have ended with
-    it. Random numbers are the same each time, so the reference's answers are made once for each
-    iteration: then only π's log-probabilities are new. An iteration of SFT has nothing to measure.
+    Options and reference policy are those of the latest step, which may be the last of its
+    iteration. Random numbers are the same each time, so the reference's answers are sampled once
+    per iteration; after that only π's log-probabilities are new. An SFT iteration has no metrics.
     """
     if prompts is None:
         return None
@@ -76,7 +69,7 @@ def open_twins(
     def make_pairs(iteration: int) -> tuple[list[JudgedAnswers], list[Batch]]:
         own = replace(
             workers, phase=skip_timing, skill=Skill(lambda text: None)
-        )  # all is timed as validation
+        )  # all time counts as validation
         found: list[JudgedAnswers] = []
         batches: list[Batch] = []
         for start in range(0, count, size):
@@ -112,7 +105,7 @@ def open_twins(
 
 
 def _rebind_judge(judge: Judge[V], actor: SamplerSession, policy: SamplerSession) -> Judge[V]:
-    """The same judge; where the acting policy judges, asks the current policy instead."""
+    """The same judge, with the current policy in place of the acting policy."""
     answering = judge.answering
     if isinstance(answering, SamplerAnswers) and answering.generate == actor.generate:
         return replace(judge, answering=replace(answering, generate=policy.generate))
@@ -126,15 +119,14 @@ def measure_judges(
     actor: SamplerSession,
     engine: SamplerSession,
 ) -> Callable[[int], Metrics] | None:
-    """Builds a validation of the judges' accuracy, by the weights of a version; None without known
-    judgements.
+    """Builds the validation of the judges' accuracy; None without known judgments.
 
     Args:
-        known: Known scores, and known winners.
+        known: Known scores and known winners.
         judge: The judge that scores.
-        meta: The comparison of judgements; None: there is none.
+        meta: The comparison of judgments; None: not used.
         actor: Sampler session of the acting policy.
-        engine: Sampler session of the current policy, which is asked in its place.
+        engine: Sampler session of the current policy, which replaces the acting policy.
     """
     scores, winners = known
     if not (scores or winners):
@@ -155,11 +147,10 @@ def measure_judges(
 def read_known(
     recipe: SelfRewardingRecipe, files: DataFiles
 ) -> tuple[list[Known[float]], list[Known[Winner]]]:
-    """Reads known judgements from the recipe's files or from made data; winners only where
-    judgements are compared.
+    """Reads known judgments from the recipe's files or the task; winners only for meta-judges.
 
     Raises:
-        DataError: A row lacks what it needs, or has a score that the judge cannot give.
+        DataError: A row lacks a field, or has a score that the judge cannot give.
     """
     section = recipe.known
     judge = recipe.judge

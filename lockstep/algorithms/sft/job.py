@@ -1,6 +1,4 @@
-"""Supervised fine-tuning: maximum likelihood of completions with their stop token; prompts are only
-read.
-"""
+"""Supervised fine-tuning: cross-entropy on completions and stop tokens, not on prompts."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from lockstep.learners.base import Learner, compute_logprobs
 
 
 def measure_held_out_loss(policy: Learner, batch: Batch) -> Metrics:
-    """Cross-entropy per trainable token of held-out rows, nats, and its exponential; no
-    gradients.
-    """
+    """Held-out cross-entropy per trainable token, nats, and perplexity; no gradients."""
     total = -compute_logprobs(policy, batch, "the policy").double()[batch.mask].sum()
     loss = Mean(total, batch.mask.sum())
     return Metrics(loss=loss, perplexity=Mean((total / batch.mask.sum()).exp()))

@@ -12,7 +12,7 @@ from lockstep.config import Section
 
 
 class SFTSection(Section):
-    """Supervised fine-tuning on completions, the stop token included."""
+    """Supervised fine-tuning on completions, including the stop token."""
 
     global_batch_size: PositiveInt = Field(description="rows per optimizer step")
     max_tokens: PositiveInt = Field(description="longest prompt and completion together")
