@@ -1,6 +1,4 @@
-"""The backends that a recipe names; what a machine lacks for one is said, and the others are
-compared without it.
-"""
+"""Builds the backends of a recipe; those that the machine cannot run are reported and skipped."""
 
 from __future__ import annotations
 
@@ -24,14 +22,15 @@ from lockstep_doctor.table.options import BackendName, DoctorRecipe, ranks_of
 _NO_LEARNERS = ("hf", "vllm")
 _PROMPT = 512
 _LEAST_GIB = 0.5
-"""Tokens of a prompt that the cache has room for beside a response, and its least size."""
+"""Prompt tokens that the cache holds in addition to a response, and the smallest cache in GiB."""
 
 
 @contextmanager
 def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
-    """All that this machine can have, by name, in the recipe's order; they are closed at the end.
+    """Opens all backends that this machine can run, by name, in the recipe's order, and closes them
+    at the end.
 
-    `shown` is what the user sees.
+    Progress is reported to `shown`.
     """
     missing = find_missing(recipe)
     for name, reason in missing.items():
@@ -57,10 +56,10 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
 def backend_of(
     recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: Workers
 ) -> Backend:
-    """One of them.
+    """Builds one backend.
 
     Raises:
-        ValueError: If it cannot compute as the recipe says.
+        ValueError: It cannot compute as the recipe says.
     """
     folder = recipe.model.path
     learner = recipe.learner
@@ -77,13 +76,13 @@ def backend_of(
 
 
 def section_of(recipe: DoctorRecipe, name: str) -> LearnerSection:
-    """The learner that a backend's name stands for."""
+    """The learner section of a backend's name."""
     return LearnerSection.of(recipe.learner, name.partition("-")[0], ranks_of(name))
 
 
 def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
-    """The engine's options; on a GPU its cache has room for the grid, and leaves the rest to the
-    other backends.
+    """The sampler section; on a GPU its cache is just large enough for the grid, to leave memory to
+    the other backends.
     """
     if (
         resolve_device(recipe.learner.device).type != "cuda"
@@ -99,9 +98,7 @@ def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
 
 
 def explain_missing(name: BackendName, device: torch.device, dtype: DType = "fp32") -> str | None:
-    """Says what this machine lacks for a backend; None: nothing that could be known before it
-    starts.
-    """
+    """Explains why this machine cannot run a backend; None if no reason is known in advance."""
     if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.float16:
         return "Megatron does not compute in fp16"
     if (
@@ -109,15 +106,15 @@ def explain_missing(name: BackendName, device: torch.device, dtype: DType = "fp3
         and TORCH_TYPES[dtype] == torch.bfloat16
         and device.type == "cpu"
     ):
-        return "Megatron computes bf16 on GPUs alone, and the device is none"
+        return "Megatron computes bf16 only on GPUs"
     return None
 
 
 def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
-    """The backends of a recipe that are left out, and why.
+    """The backends of a recipe that this machine cannot run, with reasons.
 
     Raises:
-        InputError: Fewer than two are left.
+        InputError: Fewer than two backends are left.
     """
     device = resolve_device(recipe.learner.device)
     reasons = {
@@ -127,7 +124,6 @@ def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
     if len(recipe.backends) - len(missing) < 2:
         said = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise InputError(
-            f"backends leaves fewer than two to compare ({said}); name another one that can start "
-            "here"
+            f"backends leaves fewer than two to compare ({said}); add one that can start here"
         )
     return missing

@@ -1,6 +1,7 @@
-"""Plain `transformers`: the outside witness.
+"""Plain `transformers`, the independent reference.
 
-Its own attention, masks, cache and logits processors; nothing of ours.
+It uses the attention, masks, cache and logits processors of `transformers`, and no computation of
+Lockstep's.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from lockstep_doctor.table.base import USUAL, Capability, Conditions
 
 Sequences = Sequence[Tensor]
 CHUNK = 1024
-"""Tokens that are read at once where attention holds all its weights, and whose logits become
-log-probabilities.
+"""Tokens per chunk, in eager attention (which holds all its weights) and in computing
+log-probabilities from logits.
 """
 
 
 class HFBackend:
-    """Implements `doctor.base.Backend`, with a copy of the model for each type and kernel that it
-    is asked for.
+    """Implements `doctor.base.Backend`, with a copy of the model for each requested type and
+    kernel.
 
-    What it does in steps are methods, so that a variation can be made of one.
+    Each step is a method, so that a subclass can change one.
     """
 
     name = "hf"
@@ -89,14 +90,14 @@ class HFBackend:
         }
 
     def close(self) -> None:
-        """It has no processes of its own."""
+        """Does nothing: there are no processes to close."""
 
     def attention(self, conditions: Conditions) -> str:
-        """The attention that it computes with, by its name in `transformers`."""
+        """Name of the attention implementation in `transformers`."""
         return conditions.kernel or ("sdpa" if self._sdpa else "eager")
 
     def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
-        """The model for some conditions."""
+        """The model for the conditions."""
         asked = self._usual.but(conditions)
         key = asked.dtype, self.attention(asked)
         if key not in self._models:
@@ -151,7 +152,7 @@ class HFBackend:
         self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
     ) -> Batch:
         if sampling.stop_token_ids:
-            raise InputError("the doctor draws responses of full length; leave stop_token_ids out")
+            raise InputError("the doctor draws responses of full length; leave out stop_token_ids")
         asked = self._usual.but(conditions)
         model = self.model(asked)
         size = asked.batch_size or 1
@@ -165,7 +166,7 @@ class HFBackend:
         return lay_behind(requests, rows, 0, sampling)
 
     def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
-        """Computes the logits of each sequence, [T, V], side by side with padding."""
+        """Computes the logits of each sequence, [T, V], in one padded batch."""
         padded = pad_sequence(list(sequences), batch_first=True).to(self.device)
         seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True).to(
             self.device
@@ -174,8 +175,8 @@ class HFBackend:
         return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
 
     def _read_in_chunks(self, tokens_T: Tensor, text: int, asked: Conditions) -> Tensor:
-        """Logits of one sequence [T, V]; eager attention holds a chunk's weights, and the usual one
-        reads `text`.
+        """Computes logits of one sequence [T, V] chunk by chunk; the default attention reads the
+        first `text` tokens.
         """
         own = self.model(asked)
         quick = self.model(replace(asked, kernel=None))
@@ -196,10 +197,10 @@ class HFBackend:
     def logprob(
         self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
     ) -> Tensor:
-        """log π of tokens from the logits that describe them, nats, fp32 [M]."""
+        """Log-probabilities of tokens from the logits that predict them, nats, fp32 [M]."""
         shaped_MV = shape_logits(logits_MV.float(), sampling)
         own_M1 = token_M[:, None]
-        # A token that was drawn can be drawn, even where rounding puts it just outside.
+        # A drawn token is inside the support, even if rounding puts it just outside.
         inside_MV = shaped_MV.scatter(
             -1,
             own_M1,
@@ -216,7 +217,9 @@ class HFBackend:
         sampling: SamplingParams,
         conditions: Conditions,
     ) -> tuple[Tensor, Tensor]:
-        """Responses by the model's own `generate`. Returns tokens and log-probabilities [B, K]."""
+        """Draws responses with the model's own `generate`; returns tokens and log-probabilities [B,
+        K].
+        """
         drawing = _Drawing(self, requests, sampling, conditions)
         prompts = [torch.tensor(request.tokens) for request in requests]
         padded = pad_sequence(prompts, batch_first=True, padding_side="left")
@@ -236,15 +239,15 @@ class HFBackend:
 
 
 def _count_prompt(batch: Batch, number: int) -> int:
-    """Returns how many tokens of a sequence come before the first masked one."""
+    """Returns the number of tokens before the first masked token of a sequence."""
     return int(batch.mask.split(batch.lengths.tolist())[number].int().argmax())
 
 
 def _penalize_rows(
     logits_MV: Tensor, seen: Iterable[tuple[Tensor, Tensor]], sampling: SamplingParams
 ) -> Tensor:
-    """Logits of next tokens, with penalties; `seen` is what comes before each, and the response's
-    part of that.
+    """Applies penalties to next-token logits; `seen` has, for each, all tokens before it and those
+    of the response.
     """
     if not sampling.penalizes or not len(logits_MV):
         return logits_MV
@@ -256,8 +259,8 @@ def _penalize_rows(
 def penalize(
     logits_V: Tensor, before: Tensor, response: Tensor, sampling: SamplingParams
 ) -> Tensor:
-    """Returns logits of the next token, fp32, with penalties on those of prompt and response, and
-    on the response's.
+    """Applies the repetition penalty of all tokens before, and frequency and presence penalties of
+    the response, to next-token logits; returns fp32.
     """
     scores: Any = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
     penalized_V = scores(before[None].to(logits_V.device), logits_V[None].float())[0]
@@ -270,9 +273,7 @@ def penalize(
 
 
 def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Returns logits of the distribution that is sampled from, by the processors of
-    `transformers`.
-    """
+    """Returns logits of the sampling distribution, by the processors of `transformers`."""
     scores: Any = logits_MV / sampling.divisor
     nothing: Any = None
     if sampling.min_p:
@@ -285,9 +286,7 @@ def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 class _Drawing(LogitsProcessor):
-    """Draws with keyed random numbers, notes what it drew, and leaves `generate` no other
-    choice.
-    """
+    """Draws tokens with keyed random numbers, records them, and forces `generate` to take them."""
 
     def __init__(
         self,

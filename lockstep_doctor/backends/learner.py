@@ -1,6 +1,4 @@
-"""A training backend as runs have it, by the same specs: a learner scores, and the torch sampler
-draws.
-"""
+"""A training backend, built as in a run: a learner scores, and the torch sampler draws."""
 
 from __future__ import annotations
 
@@ -27,10 +25,10 @@ _TIMEOUT_S = 600.0
 class LearnerBackend:
     """Implements `doctor.base.Backend`.
 
-    A learner in processes of its own scores in its own packing, and draws nothing.
+    A learner in separate processes scores in its own packing and cannot generate.
 
     Args:
-        section: How it computes; None: as learners do by default.
+        section: Learner options; None: the defaults.
     """
 
     def __init__(
@@ -85,9 +83,7 @@ class LearnerBackend:
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
     ) -> Batch:
-        assert self.network is not None, (
-            f"{self.name} does not generate, and says so in its capabilities"
-        )
+        assert self.network is not None, f"{self.name} cannot generate, see its capabilities"
         size = conditions.batch_size or self._batch_size
         return torch_sampler(self.network, size, self._section.dtype).generate(requests, sampling)
 

@@ -1,4 +1,4 @@
-"""vLLM, in a process of its own."""
+"""vLLM in a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VLLMBackend:
     """Implements `doctor.base.Backend`. An engine takes half a minute to start.
 
     Args:
-        tp: Ranks that share heads and hidden units.
+        tp: Tensor-parallel size.
     """
 
     name = "vllm"
@@ -42,9 +42,9 @@ class VLLMBackend:
     ) -> None:
         if section.replicas > 1:
             raise InputError(
-                f"the doctor asks one engine, not {section.replicas}; leave sampler.replicas at 1"
+                f"the doctor uses one engine, not {section.replicas}; leave sampler.replicas at 1"
             )
-        # Where vLLM is one backend among several, the section need not say so.
+        # The section's backend may differ if vLLM is one of several backends.
         section = section.model_copy(update={"backend": "vllm", "tensor_parallel": tp})
         require_sampler(section, computation)
         if tp > 1:
@@ -70,12 +70,12 @@ class VLLMBackend:
         }
 
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
-        """Never reads the prefix cache: vLLM does not where it is asked for log-probabilities of a
-        prompt.
+        """Scores without the prefix cache, which vLLM does not use for log-probabilities of
+        prompts.
         """
         if batch.sampling is not None and not batch.sampling.unshaped:
             raise InputError(
-                "vLLM rescores at temperature 1 and over all tokens only; leave batch.sampling out"
+                "vLLM rescores only at temperature 1 over all tokens; leave out batch.sampling"
             )
         parts = batch.split(conditions.batch_size or len(batch))
         return torch.cat([self.engine.logprobs(part) for part in parts])
@@ -86,12 +86,12 @@ class VLLMBackend:
         """Implements `Backend.generate`.
 
         Returns:
-            The batch, with per sample `prefix_hits`, tokens of the prompt whose keys and values
-            came out of the prefix cache.
+            The batch, with a per-sample column `prefix_hits`: prompt tokens read from the prefix
+                cache.
         """
         if conditions.fresh:
             self.engine.remotes[0].call("drop_caches")
-        self.engine.remotes[0].call("take_prefix_hits")  # those before
+        self.engine.remotes[0].call("take_prefix_hits")  # drops earlier counts
         size = conditions.batch_size or len(requests)
         parts = [
             self.engine.generate(requests[start : start + size], sampling)
@@ -105,7 +105,7 @@ class VLLMBackend:
 
 
 def _short(dtype: str) -> str:
-    """torch's name of a type as the doctor's."""
+    """Converts torch's name of a type to Lockstep's."""
     return next(
         (short for short, own in TORCH_TYPES.items() if str(own) == f"torch.{dtype}"), dtype
     )

@@ -1,1 +1,1 @@
-"""Dumps of ids and log-probabilities that any program wrote, and a model beside them."""
+"""Dumps of token ids and log-probabilities from any program, and their comparison with a model."""

@@ -1,5 +1,5 @@
-"""The judgement of a dump by the model's folder: which side leaves the model's own column, and at
-which stage.
+"""Compares a dump with its model: finds which side deviates from the model's log-probabilities, and
+at which stage.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lockstep_doctor.locate import FLOORS
 from lockstep_doctor.statistics import CAP, difference_up_to_cap, score_tokens
 
 Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
-"""The place where a side leaves the model: what is read, the pass itself, the division of the
-logits, what is done to single log-probabilities, or how they are put together.
+"""The stage at which a side deviates from the model: the input ids, the forward pass, the division
+of logits by a temperature, changes to single log-probabilities, or the order of the column.
 """
 
 _NEARBY = (0.96, 0.98, 1.02, 1.04)
-_TOLD = "at the temperature that the dump says"
+_TOLD = "at the dump's temperature"
 _CLOSER = 0.3
 _LEAST_FLOOR = 1e-4
 _FEW_ROWS = 8
 _MOST_IDS = 16_384
-"""Rows in front with at most so many ids are computed."""
+"""Only the first rows, up to this number of ids in total, are computed."""
 _STAGES: Mapping[str, Stage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
     **dict.fromkeys(
@@ -38,24 +38,24 @@ _STAGES: Mapping[str, Stage] = {
     ),
     "renormalized over a nucleus": "log-probabilities",
 }
-"""Stages of findings whose kind says it."""
+"""Stage by kind of finding."""
 
 _COARSE = ("numbers of bf16", "numbers of 1 decimal", "numbers of 2 decimals")
-"""Grids that move a log-probability by more than a thousandth."""
+"""Number formats that move a log-probability by more than 0.001."""
 
 
 @dataclass(frozen=True)
 class SideVerdict:
-    """One side of a dump, beside the model.
+    """One side of a dump compared with the model.
 
     Attributes:
-        rms: From the model's column, nats: root mean square of differences, each counting at most
-            3.
-        change: With which change of the model's column that is, such as `at temperature 0.7`;
-            empty: with none.
-        left: What is left with the change.
-        stage: Where it leaves the model; None: it does not.
-        findings: What the differences that are left look like.
+        rms: Root mean square difference from the model's log-probabilities, nats; each difference
+            counts at most 3.
+        change: Change of the model's log-probabilities that fits best, such as `at temperature
+            0.7`; empty if none.
+        left: Root mean square difference after the change.
+        stage: Stage at which the side deviates; None if it agrees.
+        findings: Patterns in the remaining differences.
     """
 
     side: ColumnSide
@@ -72,11 +72,12 @@ class DumpLocation:
     """Result of `locate_dump`.
 
     Attributes:
-        gap: Between them, nats, like `SideVerdict.rms`; None: there is one side alone.
-        floor: What rounding in bf16 makes, nats.
-        rows: That were computed.
-        of_rows: That the dump has.
-        doubt: What the dump does not say, and how the verdict hangs on it; empty: it says all.
+        gap: Difference between both sides, nats, as in `SideVerdict.rms`; None if the dump has one
+            side.
+        floor: Difference that bf16 rounding causes, nats.
+        rows: Number of rows computed.
+        of_rows: Number of rows in the dump.
+        doubt: Missing information that the verdict depends on; empty if none.
     """
 
     model: str
@@ -90,8 +91,9 @@ class DumpLocation:
 
     @property
     def wrong(self) -> list[SideVerdict]:
-        """The sides that leave the model; two that divide by the same temperature agree on a
-        convention.
+        """The sides that deviate from the model.
+
+        Two sides that divide by the same temperature follow a convention and are not wrong.
         """
         agreed = len(self.sides) > 1 and len({one.change for one in self.sides}) == 1
         return [
@@ -107,37 +109,35 @@ def locate_dump(
     names: FieldNames | None = None,
     heard: Callable[[str], object] = lambda phase: None,
 ) -> DumpLocation:
-    """Says which side of a dump leaves the model, and at which stage.
+    """Finds which side of a dump deviates from the model, and at which stage.
 
     Args:
-        dump: Its file or folder, or what `read_dump` returned.
-        folder: Of the model that generated it, as `transformers` saves one.
-        names: Of the dump's columns, as far as they are not known.
+        dump: File or folder, or the result of `read_dump`.
+        folder: Folder of the model that generated it, as `transformers` saves it.
+        names: Names of columns that are not in `KNOWN`.
 
     Raises:
-        DumpError: The dump or the model cannot be read, the dump has no ids, or the model does not
-            know all of them.
+        DumpError: The dump or the model cannot be read, the dump has no ids, or an id is not in the
+            model's vocabulary.
     """
     if isinstance(dump, Dump):
         dump = dump
     else:
         dump = read_dump(dump, names)
     if dump.columns.ids is None:
-        raise DumpError(
-            "the dump has no ids of prompt and response, without which nothing can be computed "
-            "again"
-        )
+        raise DumpError("the dump has no token ids; write the ids of prompt and response into it")
     heard(f"load {folder}")
     model = _load(Path(folder))
     most = int(dump.columns.ids.max())
     if most >= (size := model.get_input_embeddings().weight.shape[0]):
         raise DumpError(
-            f"{folder}: knows {size} ids, but the dump has id {most}; is it that model's?"
+            f"{folder}: the model has {size} token ids, but the dump has id {most}; give the "
+            "model that wrote the dump"
         )
     own = dump.columns.take(max(1, int((dump.columns.offsets[1:] <= _MOST_IDS).sum())))
     heard(f"compute {own.train.numel():,} ids of {own.lengths.numel()} rows")
     judge = _Judge(model, own)
-    heard("measure what rounding in bf16 makes")
+    heard("measure bf16 rounding")
     floor = judge.measure_floor(_load(Path(folder), torch.bfloat16))
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
     sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
@@ -153,23 +153,22 @@ def locate_dump(
 
 
 def _doubt_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
-    """Says that 1 was taken for a temperature, where the dump does not say it and a side has
-    another; else empty.
+    """A note that temperature 1 was assumed, if the dump does not give it and a side fits a
+    different one; otherwise empty.
     """
     others = sorted({one.change for one in sides if one.change.startswith("at temperature")})
     if not others or "temperature" in dump.columns.facts:
         return ""
     return (
-        "the dump does not say the temperature, and 1 was taken: if they were sampled "
-        f"{' or '.join(others)}, a side "
-        "that fits it is right, and one at 1 is wrong; write the temperature into the dump"
+        f"the dump has no temperature, so 1 is assumed; if it was sampled {' or '.join(others)}, "
+        "a side that fits is right and a side at 1 is wrong; add a temperature column to the dump"
     )
 
 
 def _load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     if not (folder / "config.json").is_file():
         raise DumpError(
-            f"{folder}: has no config.json; give a model's folder as transformers saves it"
+            f"{folder}: missing config.json; give a model folder as transformers saves it"
         )
     try:
         return load(folder, dtype, "cpu")
@@ -186,15 +185,15 @@ def _score(
     change: Callable[[Tensor], Tensor] = torch.clone,
     rows: int | None = None,
 ) -> dict[str, Tensor]:
-    """Returns log-probabilities of all entries by name, float64; NaN for an id with none in front.
+    """Returns log-probabilities of all entries by name, float64; NaN for the first id of a row.
 
-    Sequences are computed one at a time, so that nothing is padded.
+    Sequences are computed one at a time, without padding.
 
     Args:
         model: Called with `input_ids`; its result has `logits`.
-        temperatures: By name, of all rows or of each, [B].
-        change: Puts other ids in front of a row's.
-        rows: So many are computed, those in front; None: all.
+        temperatures: Temperatures by name: one for all rows, or one for each row, [B].
+        change: Changes the first ids of a row.
+        rows: Number of rows to compute, from the first; None: all.
 
     Raises:
         DumpError: The model gives NaN.
@@ -211,8 +210,7 @@ def _score(
             own = score_tokens(scaled, given[1:]).double()[-ids.numel() :]
             if bool(own.isnan().any()):
                 raise DumpError(
-                    f"the model in {dtype} gives log-probabilities that are NaN; no side can be "
-                    "judged by it"
+                    f"the model in {dtype} returns NaN log-probabilities; it cannot judge the dump"
                 )
             found[name][end - own.numel() : end] = own
     return found
@@ -223,8 +221,9 @@ def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
 
 
 def _says_stage(finding: Finding) -> bool:
-    """True for a finding about the dump's side that is a fault; digits that a dump drops behind the
-    second are none.
+    """True for a finding about the dump's side that is a fault.
+
+    Rounding to three or more decimals is not.
     """
     if finding.kind == "grid":
         return finding.what in _COARSE and finding.side != "train"
@@ -232,7 +231,9 @@ def _says_stage(finding: Finding) -> bool:
 
 
 class _Judge:
-    """The model's column of the rows of a dump, under several changes, beside both sides."""
+    """The model's log-probabilities for the rows of a dump, under several changes, compared with
+    both sides.
+    """
 
     def __init__(self, model: Any, columns: TokenColumns) -> None:
         self._model = model
@@ -251,33 +252,29 @@ class _Judge:
         self._by = _score(model, columns, temperatures)
         self.compared = columns.mask & ~self._by[""].isnan()
         if not bool(self.compared.any()):
-            raise DumpError(
-                "no token that was generated has another one in front of it; there is nothing to "
-                "compare"
-            )
+            raise DumpError("no generated token follows another token; nothing to compare")
 
     def measure_floor(self, rounded: Any) -> float:
-        """Returns how far the model in bf16 is from itself, in the first rows."""
+        """Returns the difference between the model in bf16 and in fp32 over the first rows,
+        nats.
+        """
         again = _score(rounded, self._columns, {"": 1.0}, rows=_FEW_ROWS)[""]
         floor = max(_LEAST_FLOOR, self._measure(self._by[""], again))
         if not FLOORS * floor < CAP:
             raise DumpError(
-                f"the model in bf16 is {floor:.2g} nats from itself in fp32; no side can be "
-                "judged by it"
+                f"the model in bf16 differs from fp32 by {floor:.2g} nats; it cannot judge the dump"
             )
         return floor
 
     def judge(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
-        """Returns where a side leaves the model."""
+        """Returns the verdict on a side."""
         if side == "train":
             column = self._columns.train
         else:
             column = self._columns.infer
         change, off = self._find_nearest(column)
         if not change and not off[""] < _CLOSER * off[self._told]:
-            change = (
-                self._told
-            )  # nothing fits, so what is wrong is looked for at the temperature of the dump
+            change = self._told  # nothing fits: look for the fault at the dump's own temperature
         if change.startswith("at temperature"):
             near = [float(change.split()[-1]) * factor for factor in _NEARBY]
             self._by |= _score(
@@ -311,19 +308,21 @@ class _Judge:
         return SideVerdict(side, name, off[""], change, left, stage, findings)
 
     def _find_nearest(self, column: Tensor) -> tuple[str, dict[str, float]]:
-        """The change that comes closest, where it comes much closer than none, and how close each
-        comes.
+        """The change that fits much better than none, if any, and the difference after each
+        change.
         """
         off = {change: self._measure(column, own) for change, own in self._by.items()}
         best = min(off, key=off.__getitem__)
         return best if off[best] < _CLOSER * off[""] else "", off
 
     def _measure(self, column: Tensor, own: Tensor) -> float:
-        """The distance of a column from one of the model's, where that one has numbers."""
+        """The difference between a column and the model's, on entries that the model scored."""
         return _rms(column, own, self.compared & ~own.isnan())
 
     def _find_front(self, column: Tensor, left: float) -> tuple[str, float] | Literal[""]:
-        """The other ids in front that bring the first rows closer, and what is left then."""
+        """The change of first ids that fits the first rows better, and the difference left after
+        it.
+        """
         fronts: dict[str, Callable[[Tensor], Tensor]] = {
             "without the first id": lambda ids: ids[1:]
         }
@@ -339,18 +338,18 @@ class _Judge:
 
 
 def describe_dump(found: DumpLocation) -> Iterator[str]:
-    """Yields what was found, line by line."""
+    """Yields the report line by line."""
     if found.rows < found.of_rows:
         part = f" of {found.of_rows}"
     else:
         part = ""
     yield (
-        f"{found.tokens:,} generated tokens of {found.rows}{part} rows, beside {found.model} in "
-        "float32"
+        f"{found.tokens:,} generated tokens of {found.rows}{part} rows, compared with "
+        f"{found.model} in float32"
     )
-    yield f"rounding in bf16 makes {found.floor:.2g} nats (root mean square, as all that follow)"
+    yield f"bf16 rounding alone: {found.floor:.2g} nats (root mean square, as in the lines below)"
     if found.gap is not None:
-        yield f"both sides differ by {found.gap:.2g}"
+        yield f"the sides differ by {found.gap:.2g}"
     for one in found.sides:
         if one.change:
             near = f", and {one.left:.2g} {one.change}"
@@ -359,7 +358,7 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
         if one.stage is None:
             how = "rounding explains it"
         else:
-            how = f"it leaves the model at {_WORDS[one.stage]}"
+            how = f"it deviates at {_WORDS[one.stage]}"
         yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
         for finding in one.findings:
             yield f"  {finding.kind}: {finding.what}"
@@ -371,16 +370,16 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
     yield (
         f"wrong: {' and '.join(one.side for one in wrong)}"
         if wrong
-        else "neither side leaves the model"
+        else "both sides agree with the model"
     )
     if wrong and found.doubt:
         yield found.doubt
 
 
 _WORDS: Mapping[Stage, str] = {
-    "ids": "the ids: it read others",
-    "model": "the model itself, by other weights or in its pass; taps say where",
-    "temperature": "the temperature that the logits are divided by",
-    "log-probabilities": "single log-probabilities, which are changed behind the logits",
-    "column": "the column: values are lost, or stand at other tokens",
+    "ids": "the ids: it read different ones",
+    "model": "the model: different weights or forward pass; lockstep doctor locate finds the place",
+    "temperature": "the temperature of the logits",
+    "log-probabilities": "single log-probabilities, changed after the logits",
+    "column": "the column: values are missing or belong to other tokens",
 }

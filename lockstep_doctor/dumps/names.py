@@ -1,4 +1,4 @@
-"""The names that libraries give the columns of a dump."""
+"""Column names that libraries use in dumps."""
 
 from __future__ import annotations
 
@@ -40,26 +40,29 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
     "prompt": ("prompt_id", "uid", "group_index"),
 }
-"""Names by what they are. Of a mask all that are there count together; of the others the first."""
+"""Known names by role.
+
+All masks present are combined; for other roles the first name present counts.
+"""
 
 
 class DumpError(ValueError):
-    """A dump or a model's folder is not what it should be: one sentence, with what to do."""
+    """Invalid dump or model folder; the message is one sentence that says what to do."""
 
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Names of a dump's columns where they are none of `KNOWN`.
+    """Names of a dump's columns that are not in `KNOWN`.
 
     Attributes:
         train: Log-probabilities of the training side, a list in each row.
-        infer: Of the inference side.
+        infer: Log-probabilities of the inference side.
         ids: Token ids of prompt and response.
-        mask: 1 or true for the tokens that were generated.
-        attention: 0 or false for padding, of all ids.
-        prompt_length: How many tokens, from the front, are prompt.
-        temperature: That the row was sampled at.
-        prompt: Rows that answer the same one have the same value.
+        mask: 1 or true for generated tokens.
+        attention: 0 or false for padding, over all ids.
+        prompt_length: Number of prompt tokens at the start of the row.
+        temperature: Sampling temperature of the row.
+        prompt: Id of the prompt; rows that answer the same prompt have the same value.
     """
 
     train: str | None = None
@@ -72,7 +75,7 @@ class FieldNames:
     prompt: str | None = None
 
     def candidates(self, role: str) -> tuple[str, ...]:
-        """Returns the name that was said, or all that are known."""
+        """Returns the given name of a role, or all known names."""
         own: str | None = vars(self).get(role)
         if own is None:
             return KNOWN[role]

@@ -1,7 +1,7 @@
-"""Dumps of ids and log-probabilities of any framework: rows of lists become flat columns, one entry
-per token.
+"""Reads dumps of token ids and log-probabilities of any framework: rows of lists become flat
+columns, one entry per token.
 
-No code of a file is run: tensors and plain containers are read, and nothing else.
+Code in a file is never run: only tensors and plain containers are read.
 """
 
 from __future__ import annotations
@@ -41,20 +41,18 @@ _ARRAYS: list[Any] = [
         for core in ("core", "_core")
     ),
 ]
-"""Names that arrays and numbers of numpy are made of, in its first and second edition."""
+"""Globals in pickled arrays and numbers of numpy 1 and 2."""
 
 _ADVICE = (
-    "write tensors, numbers, strings, lists and dicts alone: docs/guides/dumps.md has five "
-    "lines for each library"
+    "write only tensors, numbers, strings, lists and dicts: docs/guides/dumps.md has five lines "
+    "for each library"
 )
 
 LARGEST = 0.1
-"""Nats above 0 that rounding may make of a log-probability."""
+"""Nats by which rounding may lift a log-probability above 0."""
 
 _CERTAIN = 0.01
-"""Nats: a token that the other side gives so much may be certain, and its log-probability exactly
-0.
-"""
+"""Nats: if the other side's log-probability is this close to 0, an exact 0 may be right."""
 _MOST_ID = 2.0**53
 _EXPORTERS = "docs/guides/dumps.md has five lines that write them"
 
@@ -64,10 +62,9 @@ class Dump:
     """The content of a dump.
 
     Attributes:
-        columns: Every token of every sequence without padding; NaN for a side that says nothing of
-            it.
-        train: Name of the column of the training side; None: there is none.
-        infer: Of the inference side.
+        columns: All tokens of all sequences without padding; NaN if a side has no value.
+        train: Name of the training side's column; None if missing.
+        infer: Name of the inference side's column; None if missing.
     """
 
     columns: TokenColumns
@@ -76,14 +73,14 @@ class Dump:
 
 
 def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
-    """Reads a dump of one side's log-probabilities, or of both.
+    """Reads a dump with one or both sides' log-probabilities.
 
     Args:
         path: JSONL (gzip too), safetensors, a `.pt`, or a folder of such files.
-        names: Of its columns, as far as they are not known.
+        names: Names of columns that are not in `KNOWN`.
 
     Raises:
-        DumpError: It cannot be read, a column is missing, or a row does not hold what it should.
+        DumpError: The file cannot be read, a column is missing, or a row is invalid.
     """
     path = Path(path)
     names = names or FieldNames()
@@ -96,12 +93,12 @@ def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
         sides = sides or _find_sides(where, row, names)
         read.append(_RowReader(where, row, names, sides, prompts).read())
     if not any(bool(one.mask.any()) for one in read):
-        raise DumpError(f"{path}: no token is left to compare; is the mask right?")
+        raise DumpError(f"{path}: no token is left to compare; check the mask")
     return Dump(_join(read), sides["train"], sides["infer"])
 
 
 def _flatten(row: Row) -> Row:
-    """A row as it is meant: NeMo RL writes batches of one."""
+    """Returns a row without the batch dimension of 1 that NeMo RL writes."""
     nested = {name for name, value in row.items() if isinstance(value, list) and len(value) == 1}
     if any(isinstance(row[name][0], list) for name in nested):
         return {name: value[0] if name in nested else value for name, value in row.items()}
@@ -109,23 +106,21 @@ def _flatten(row: Row) -> Row:
 
 
 def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None]:
-    """The columns of both sides; one may be missing."""
+    """Finds the columns of both sides; one may be missing."""
     there = ", ".join(sorted(row)) or "none"
     for role, name in vars(names).items():
         if name is not None and name not in row:
-            raise DumpError(
-                f"{where}: has no column {name!r}, which is to be {role}; there are {there}"
-            )
+            raise DumpError(f"{where}: missing column {name!r} for {role}; found: {there}")
     found: dict[str, str | None] = {}
     for side in ("train", "infer"):
         own = [name for name in names.candidates(side) if row.get(name) is not None]
         if len(own) > 1:
-            raise DumpError(f"{where}: {' and '.join(own)} could both be {side}; say {_how(side)}")
+            raise DumpError(f"{where}: {' and '.join(own)} could both be {side}; set {_how(side)}")
         found[side] = own[0] if own else None
     if found["train"] is found["infer"] is None:
         raise DumpError(
-            f"{where}: has no column of log-probabilities; there are {there}; {_EXPORTERS}; name "
-            f"others by {_how('train')}"
+            f"{where}: missing a column of log-probabilities; found: {there}; {_EXPORTERS}; set "
+            f"other names with {_how('train')}"
         )
     if found["train"] == found["infer"]:
         raise DumpError(f"{where}: {found['train']} cannot be both sides")
@@ -139,7 +134,7 @@ def _how(role: str) -> str:
 
 @dataclass(frozen=True)
 class _RowReader:
-    """Reads one row; where a column is shorter than the ids, it speaks of the last ones."""
+    """Reads one row; a column shorter than the ids covers the last ids."""
 
     where: str
     row: Row
@@ -156,7 +151,7 @@ class _RowReader:
         )
         spoken = max(column.size for column in columns.values())
         if any(column.size < spoken for column in columns.values()):
-            raise self._wrong(f"{count}; both must speak of the same tokens")
+            raise self._wrong(f"{count}; both must cover the same tokens")
         if ids is None:
             total = spoken
         else:
@@ -172,7 +167,7 @@ class _RowReader:
         for name, side in zip(self.sides.values(), (train, infer), strict=True):
             if name is not None:
                 self._check(name, side[total - spoken :], mask[total - spoken :])
-        real &= np.cumsum(mask[::-1])[::-1] > 0  # nothing behind the last one
+        real &= np.cumsum(mask[::-1])[::-1] > 0  # nothing after the last generated token
         train, infer, mask = (torch.from_numpy(one[real]) for one in (train, infer, mask))
         if ids is None:
             own = None
@@ -183,12 +178,12 @@ class _RowReader:
         )
 
     def _names(self, role: str) -> list[str]:
-        """The columns of a role that hold something."""
+        """The present columns of a role."""
         return [name for name in self.names.candidates(role) if self.row.get(name) is not None]
 
     def _ids(self) -> Floats | None:
         parts = [[name for name in self.names.candidates("ids") if self._holds_numbers(name)][:1]]
-        if not parts[0]:  # a response without its prompt is no sequence
+        if not parts[0]:  # a response alone is not a whole sequence
             parts = [
                 [name for name in KNOWN[role] if self._holds_numbers(name)][:1]
                 for role in ("prompt_ids", "response_ids")
@@ -200,7 +195,7 @@ class _RowReader:
         wrong = np.flatnonzero(~((ids >= 0) & (ids < _MOST_ID) & (ids == np.floor(ids))))
         if wrong.size:
             raise self._wrong(
-                f"{' and '.join(used)}: {ids[wrong[0]]:g} at entry {wrong[0]} is no token id"
+                f"{' and '.join(used)}: {ids[wrong[0]]:g} at entry {wrong[0]} is not a token id"
             )
         return ids
 
@@ -211,7 +206,7 @@ class _RowReader:
         return isinstance(value, Tensor | np.ndarray)
 
     def _find_real(self, total: int) -> Bools:
-        """The entries that are no padding, [T]."""
+        """True for entries that are not padding, [T]."""
         real = np.ones(total, bool)
         for name in self._names("attention")[:1]:
             real &= self._flags(name, total, total)
@@ -223,8 +218,8 @@ class _RowReader:
         return real
 
     def _find_generated(self, train: Floats, infer: Floats, spoken: Bools) -> Bools:
-        """The entries that are compared; without a mask all that both sides speak of, of which none
-        may be context.
+        """True for the entries to compare; without a mask, all entries that both sides cover, which
+        must not include context.
         """
         total = spoken.size
         if masks := self._names("mask"):
@@ -245,9 +240,9 @@ class _RowReader:
             ends = []
         if zero[ends].any() or (zero & ~(np.abs(train) <= _CERTAIN)).any():
             raise self._wrong(
-                f"there is no mask, and {name} is exactly 0 at {zero.sum()} entries, the first "
-                f"{np.argmax(zero)}: a prompt or a turn that the model did not write, or a fault? "
-                f"Name the mask by {_how('mask')}"
+                f"missing mask, and {name} is exactly 0 at {zero.sum()} entries, the first "
+                f"{np.argmax(zero)}: these may be a prompt, a tool's turn or a fault; set the "
+                f"mask with {_how('mask')}"
             )
         return spoken
 
@@ -263,7 +258,7 @@ class _RowReader:
         wrong = np.flatnonzero(mask & (np.isnan(side) | (side > LARGEST)))
         if wrong.size:
             raise self._wrong(
-                f"{name} has {side[wrong[0]]:g} at entry {wrong[0]}, which is no log-probability"
+                f"{name} has {side[wrong[0]]:g} at entry {wrong[0]}; not a log-probability"
             )
         if mask.any() and (side[mask] > LARGEST / 10).all():
             raise self._wrong(
@@ -273,7 +268,7 @@ class _RowReader:
     def _flags(self, name: str, total: int, least: int) -> Bools:
         flags = self._tokens(name)
         if not np.isin(flags, (0, 1)).all():
-            raise self._wrong(f"{name} has entries besides 0 and 1")
+            raise self._wrong(f"{name} has values other than 0 and 1")
         if not least <= flags.size <= total:
             raise self._wrong(
                 f"{name} has {flags.size} entries for {least} log-probabilities and {total} tokens"
@@ -289,11 +284,11 @@ class _RowReader:
             )
         except (TypeError, ValueError, OverflowError):
             raise self._wrong(
-                f"{name} is no list of numbers; write one entry for each token"
+                f"{name} is not a list of numbers; write one entry per token"
             ) from None
         if column.ndim != 1:
             raise self._wrong(
-                f"{name} has shape {list(column.shape)}, and not one number per token"
+                f"{name} has shape {list(column.shape)}; expected one number per token"
             )
         return column
 
@@ -302,9 +297,9 @@ class _RowReader:
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise self._wrong(f"{name} is {str(value)[:40]!r}, which is no number") from None
+            raise self._wrong(f"{name} is {str(value)[:40]!r}; expected a number") from None
         if not least <= number <= most:
-            raise self._wrong(f"{name} is {number:g}, and not from {least:g} to {most:g}")
+            raise self._wrong(f"{name} is {number:g}; expected a value from {least:g} to {most:g}")
         return number
 
     def _wrong(self, what: str) -> DumpError:
@@ -312,12 +307,12 @@ class _RowReader:
 
 
 def _pad(column: Floats, total: int, fill: float) -> Floats:
-    """A column with what it does not speak of in front."""
+    """Pads the front of a column for entries that it does not cover."""
     return np.concatenate([np.full(total - column.size, fill), column])
 
 
 def _join(rows: Sequence[TokenColumns]) -> TokenColumns:
-    """Rows behind each other, with the facts and ids that all of them have."""
+    """Concatenates rows; keeps ids and facts that all rows have."""
     ids = [one.ids for one in rows if one.ids is not None]
     facts: dict[RowFact, Tensor] = {
         name: torch.cat([one.facts[name] for one in rows])
@@ -337,30 +332,30 @@ def _join(rows: Sequence[TokenColumns]) -> TokenColumns:
 
 
 def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """Yields each row of a file, or of all files in a folder, with the words that say where it is.
+    """Yields each row of a file, or of all files in a folder, with its location for error messages.
 
     Args:
-        path: A file of a kind in `KINDS`, or a folder of some.
-        names: Of the columns that matter; others may be left out.
+        path: A file of a kind in `KINDS`, or a folder of such files.
+        names: Columns to read; others may be left out.
 
     Raises:
-        DumpError: It cannot be read.
+        DumpError: A file cannot be read.
     """
     files = [path]
     if path.is_dir():
         files = sorted(one for one in path.iterdir() if _kind(one) in _READERS)
     if not files:
-        raise DumpError(f"{path}: has no dump in it; what is read is {KINDS}")
+        raise DumpError(f"{path}: no dump in this folder; write one of {KINDS}")
     for file in files:
         if not file.is_file():
-            raise DumpError(f"{file}: there is no such file")
+            raise DumpError(f"{file}: no such file")
         if _kind(file) not in _READERS:
-            raise DumpError(f"{file}: no reader for this kind of file; what is read is {KINDS}")
+            raise DumpError(f"{file}: cannot read this kind of file; use one of {KINDS}")
         try:
             yield from _READERS[_kind(file)](file, names)
         except DumpError:
             raise
-        except Exception as error:  # a file of another program may make its library raise any
+        except Exception as error:  # a malformed file may make its library raise anything
             reason = str(error).partition("\n")[0][:200] or type(error).__name__
             raise DumpError(f"{file}: cannot be read: {reason}") from error
 
@@ -379,13 +374,13 @@ def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]
             try:
                 row: Any = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DumpError(f"{where}: is no JSON: {error}") from error
+                raise DumpError(f"{where}: invalid JSON: {error}") from error
             yield where, _row(where, row)
 
 
 def _row(where: str, row: Any) -> Row:
     if not isinstance(row, dict):
-        raise DumpError(f"{where}: is no row (a JSON object) but {type(row).__name__}")
+        raise DumpError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row
 
 
@@ -400,9 +395,7 @@ def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str,
 
 def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     if not zipfile.is_zipfile(path):
-        raise DumpError(
-            f"{path}: is no file of torch.save (a zip file); write it again with torch.save"
-        )
+        raise DumpError(f"{path}: not a file written by torch.save; write it again with torch.save")
     with safe_globals(_ARRAYS):
         if unsafe := get_unsafe_globals_in_checkpoint(str(path)):
             raise DumpError(
@@ -419,20 +412,20 @@ def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
         case dict():
             return _transpose(path, content, names)
         case _:
-            raise DumpError(f"{path}: is no dict of columns but {type(content).__name__}")
+            raise DumpError(f"{path}: expected a dict of columns, got {type(content).__name__}")
 
 
 def _transpose(
     path: Path, table: Mapping[str, Any], names: Collection[str]
 ) -> Iterator[tuple[str, Row]]:
-    """Rows of columns; what has no entry for each row is said of all of them alike."""
+    """Yields rows from columns; a value without one entry per row applies to all rows."""
     kept = {name: column for name, column in table.items() if name in names}
     shapes = {name: _shape(column) for name, column in kept.items()}
     rows = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
     if len(set(rows.values())) != 1:
         there = rows or "none of a known name"
         raise DumpError(
-            f"{path}: needs columns with one row of tokens for each sequence; there are {there}"
+            f"{path}: needs columns with one row of tokens for each sequence; found: {there}"
         )
     count = next(iter(rows.values()))
     each = [name for name, shape in shapes.items() if shape and shape[0] == count]
@@ -441,7 +434,7 @@ def _transpose(
 
 
 def _shape(column: Any) -> tuple[int, ...]:
-    """The sizes of an array or of lists in it; of lists of several lengths that of the first."""
+    """The shape of an array or of nested lists; of ragged lists, the shape of the first."""
     if isinstance(column, Tensor | np.ndarray):
         return tuple(column.shape)
     if not isinstance(column, list | tuple):

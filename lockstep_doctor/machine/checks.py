@@ -1,5 +1,5 @@
-"""The checks of a machine: each measures, or says what it lacks, or finds that a promise is
-broken.
+"""The checks of `lockstep gpu-check`: each returns measurements, or raises if the machine lacks
+something or a guarantee is broken.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ from lockstep.weight_sync.sync import random_probe, sync_weights
 from lockstep_doctor.machine.trial import TYPES, Trial
 
 _WAIT_S = 300.0
-"""The longest that one call of another process may take."""
+"""Timeout of one call to another process."""
 _REPEATS = 5
 FEW_ROWS = 8
-"""Rows of a product so thin that it takes as long as its weights take to be read."""
+"""Rows of a matrix product so thin that its time is the time to read the weights."""
 _UPDATES = 8
 _LARGEST_GAP_OF_RANKS = 1e-3
-"""Nats between log-probabilities over all GPUs and those of one."""
+"""Largest difference between log-probabilities over all GPUs and on one, nats."""
 
 _SPREAD = 4.0
 _BOUNDS: Mapping[DType, Mapping[str, float]] = {
     "fp32": {"log p": 1e-4, "entropy": 1e-4, "gradient": 1e-5},
     "bf16": {"log p": 1e-4, "entropy": 1e-4, "gradient": 2.0**-7},
 }
-"""Largest errors of scores; in bf16 a gradient is rounded."""
+"""Largest errors of scores; a bf16 gradient is rounded."""
 
 Measured = Mapping[str, float | str]
-"""Figures of a check, by name with their unit."""
+"""Results of a check by name and unit."""
 
 
 def list_checks(trial: Trial) -> dict[str, Callable[[], Measured]]:
-    """All checks by name, the quick ones first; what a machine lacks for one is an `InputError`."""
+    """All checks by name, quick ones first.
+
+    A check raises `InputError` if the machine lacks something for it.
+    """
     in_each_type: Mapping[str, Callable[[Trial, DType], Measured]] = {
         "log-probabilities": measure_scores,
         "learner": measure_learner,
@@ -77,7 +80,7 @@ def list_checks(trial: Trial) -> dict[str, Callable[[], Measured]]:
 
 
 def measure_copy(trial: Trial) -> Measured:
-    """Reads and writes memory of the device, and moves as much from the host."""
+    """Measures the bandwidth of device memory and of copies from the host."""
     here = torch.zeros(trial.scale.copied, dtype=torch.uint8, device=trial.device)
     there = torch.zeros_like(here)
     host = torch.zeros(
@@ -92,7 +95,7 @@ def measure_copy(trial: Trial) -> Measured:
 
 
 def measure_products(trial: Trial) -> Measured:
-    """Multiplies square matrices, and few rows with one, as decoding does."""
+    """Measures square matrix products, and products with few rows as in decoding."""
     found: dict[str, float] = {}
     for name, dtype in TYPES.items():
         found[f"{name}, TFLOP/s"] = multiply(trial, dtype, trial.scale.product) / 1e12
@@ -104,7 +107,7 @@ def measure_products(trial: Trial) -> Measured:
 
 
 def multiply(trial: Trial, dtype: torch.dtype, rows: int) -> float:
-    """Operations per second of a product of so many rows with a square matrix."""
+    """Operations per second of a product of `rows` rows with a square matrix."""
     size = trial.scale.product
     left, right = (torch.randn(n, size, device=trial.device, dtype=dtype) for n in (rows, size))
     out = torch.empty_like(left)
@@ -153,8 +156,8 @@ def _find_gap(found: Tensor, true: Tensor) -> float:
 
 
 def measure_learner(trial: Trial, dtype: DType) -> Measured:
-    """Trains on one batch again and again: speed, memory against the plan, and whether the loss
-    falls.
+    """Trains on one batch repeatedly: measures speed and memory against the plan, and requires that
+    the loss falls.
     """
     if trial.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -206,16 +209,17 @@ def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
 
 
 def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
-    """Samples with the torch sampler, and lets a learner with the same weights score the tokens."""
+    """Samples with the torch sampler, and scores the tokens with a learner of the same weights."""
     sampler = SamplerSpec(str(trial.folder), trial.sampler(), trial.computation(dtype)).open_here()
     return _agree(trial, sampler, trial.learner(dtype).build(), dtype)
 
 
 def measure_exact(trial: Trial, dtype: DType) -> Measured:
-    """Samples and scores by the exact kernels, which on a GPU only `agreement.exact=require` uses.
+    """Samples and scores with the exact kernels, which on a GPU only `agreement.exact=require`
+    uses.
 
     Raises:
-        BrokenPromiseError: A token's two log-probabilities are not the same to the bit.
+        BrokenPromiseError: A token's two log-probabilities are not bitwise equal.
     """
     inexact = explain_inexact_sampler(
         str(trial.folder), trial.sampler(), trial.computation(dtype), may_be_slow=True
@@ -233,15 +237,15 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     )
     if found["not equal to the bit"]:
         raise BrokenPromiseError(
-            f"sampler and learner compute exactly here, and {found['not equal to the bit']:,.0f} "
-            f"of {found['tokens compared']:,.0f} tokens differ, by up to "
+            f"exact kernels of sampler and learner differ on {found['not equal to the bit']:,.0f} "
+            f"of {found['tokens compared']:,.0f} tokens, by up to "
             f"{found['largest |Δ|, nats']:.2g} nats"
         )
     return found
 
 
 def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> dict[str, float]:
-    """Samples, and compares log-probabilities token by token."""
+    """Samples, and compares log-probabilities per token."""
     sampler.generate(trial.requests[:2], trial.sampling)
     begun = time.perf_counter()
     batch = sampler.generate(trial.requests, trial.sampling)
@@ -262,18 +266,18 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
 
 
 def measure_sync(trial: Trial, carrier: str) -> Measured:
-    """Sends weights to a torch sampler in a process of its own, and compares fingerprints of what
-    it holds.
+    """Sends weights to a torch sampler in a separate process, and compares fingerprints of the
+    received weights.
     """
     if carrier == "cuda_ipc" and trial.device.type != "cuda":
-        raise InputError("it takes a GPU")
+        raise InputError("needs a GPU")
     with _open(trial, trial.sampler(transfer=carrier), "fp32") as pool:
         return _send(trial, trial.learner("fp32").build(), pool, "fp32")
 
 
 def measure_vllm(trial: Trial) -> Measured:
-    """Sends weights to vLLM, samples with it, and lets a learner with the same weights score the
-    tokens.
+    """Sends weights to vLLM, samples with it, and scores the tokens with a learner of the same
+    weights.
     """
     section = trial.sampler(backend="vllm", kv_cache_gib=trial.cache_gib)
     require_sampler(section, trial.computation("bf16"))
@@ -285,12 +289,12 @@ def measure_vllm(trial: Trial) -> Measured:
 def _open(
     trial: Trial, section: SamplerSection, dtype: DType
 ) -> AbstractContextManager[SamplerPool]:
-    """Starts a sampler in a process of its own."""
+    """Starts a sampler in a separate process."""
     return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation(dtype))))
 
 
 def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> dict[str, float]:
-    """Sends weights several times; a broken promise is raised."""
+    """Sends weights several times; raises `BrokenPromiseError` if a sync fails."""
     probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response, dtype)
     size = sum(tensor.numel() * pool.dtype.itemsize for _, tensor in learner.weights())
     attested = 0.0
@@ -307,9 +311,9 @@ def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> di
 
 
 def measure_ranks(trial: Trial) -> Measured:
-    """Trains over all GPUs, and compares log-probabilities with those of one."""
+    """Trains over all GPUs, and compares log-probabilities with one GPU's."""
     if trial.gpus < 2:
-        raise InputError("it takes two GPUs")
+        raise InputError("needs two GPUs")
     alone = trial.learner("fp32").build()
     with closing(launch(trial.learner("fp32", ranks=trial.gpus), _WAIT_S)) as many:
         gap = float((alone.logprobs(trial.batch) - many.logprobs(trial.batch)).abs().max())
@@ -320,7 +324,7 @@ def measure_ranks(trial: Trial) -> Measured:
 
 
 def _time(trial: Trial, work: Callable[[], object]) -> float:
-    """Seconds of some work, the fastest of several times."""
+    """Seconds that some work takes: the fastest of several runs."""
     work()
     seconds = list[float]()
     for _ in range(_REPEATS):
@@ -333,6 +337,6 @@ def _time(trial: Trial, work: Callable[[], object]) -> float:
 
 
 def _wait(trial: Trial) -> None:
-    """Waits until the device has done its work."""
+    """Waits until the device is idle."""
     if trial.device.type == "cuda":
         torch.cuda.synchronize()

@@ -1,6 +1,4 @@
-"""`lockstep gpu-check`: runs all checks, prints a table, and writes what was found as JSON to
-send.
-"""
+"""`lockstep gpu-check`: runs all checks, prints a table, and writes the results as JSON to send."""
 
 from __future__ import annotations
 
@@ -30,10 +28,10 @@ from lockstep_doctor.machine.checks import FEW_ROWS, Measured, list_checks
 from lockstep_doctor.machine.trial import TYPES, Scale, Trial
 
 State = Literal["ok", "skipped", "failed", "broken"]
-"""`broken`: a promise does not hold here. `failed`: the check could not be made."""
+"""`broken`: a guarantee does not hold on this machine. `failed`: the check could not run."""
 
 _SYNCS = "weight sync, cuda_ipc", "weight sync, shared_memory"
-"""Carriers, the one first that colocated engines take by default."""
+"""Weight sync checks; the default of colocated engines comes first."""
 
 _PACKAGES = ("triton", "vllm", "flash-attn", "megatron-core", "ray")
 
@@ -44,10 +42,10 @@ class Outcome:
 
     Attributes:
         check: Its name.
-        state: How it ended.
-        measured: What it measured.
-        note: The reason, where it did not measure.
-        seconds: Time that it took.
+        state: Result.
+        measured: Measurements.
+        note: Why it did not measure.
+        seconds: Time taken.
         trace: Traceback of a check that failed.
     """
 
@@ -67,10 +65,10 @@ def check_machine(device: str, out: Path) -> int:
         out: Folder of `gpu_check.json`.
 
     Returns:
-        The exit code: 0, or 4 where a promise is broken, or 1 where a check failed.
+        The exit code: 0, 4 if a guarantee is broken, or 1 if a check failed.
 
     Raises:
-        InputError: There is no such device.
+        InputError: The device does not exist.
     """
     chosen = resolve_device(Computation.model_validate({"device": device}).device)
     machine = describe_devices(chosen)
@@ -99,8 +97,8 @@ def check_machine(device: str, out: Path) -> int:
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print("\n".join([*(f"{key}: {text}" for key, text in machine.items()), "", _render(outcomes)]))
     print(
-        f"{out}/gpu_check.json has all of it; please send it with an issue, also where everything "
-        "is ok"
+        f"{out}/gpu_check.json has the full results; please attach it to an issue, even if "
+        "everything is ok"
     )
     states = {outcome.state for outcome in outcomes}
     if "broken" in states:
@@ -111,9 +109,9 @@ def check_machine(device: str, out: Path) -> int:
 
 
 def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
-    """Makes one check; an error that it raises is its outcome."""
+    """Runs one check; turns an error into its outcome."""
     gc.collect()
-    torch.cuda.empty_cache()  # what earlier checks had is memory of this one
+    torch.cuda.empty_cache()  # frees memory of earlier checks
     begun = time.monotonic()
     try:
         measured = measure()
@@ -121,7 +119,7 @@ def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
         return Outcome(name, "skipped", {}, str(error))
     except BrokenPromiseError as error:
         return Outcome(name, "broken", {}, str(error), time.monotonic() - begun)
-    # on an unknown machine a check may fail in any way; the others are made all the same
+    # on an unknown machine a check may fail in any way; the other checks still run
     except Exception as error:
         if isinstance(error, LockstepError):
             note = str(error)
@@ -132,7 +130,7 @@ def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
 
 
 def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Rates]:
-    """Rates for `lockstep plan --rates`, in each type in which all was measured that they need."""
+    """Rates for `lockstep plan --rates`, for each dtype whose checks all succeeded."""
     sync = next((measured[name] for name in _SYNCS if name in measured), None)
     if sync is None:
         return {}
@@ -150,9 +148,9 @@ def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Ra
 def _find_rates_in(
     trial: Trial, measured: Mapping[str, Measured], dtype: DType, sync: Measured
 ) -> Rates:
-    """Rates in one type.
+    """Rates for one dtype.
 
-    The time of a layer is what a decoding pass takes besides products and reading.
+    The time of a layer is the rest of a decoding pass after products and memory reads.
     """
     products = measured["products"]
     known = Rates(
@@ -171,7 +169,7 @@ def _find_rates_in(
 
 
 def describe_devices(device: torch.device) -> Mapping[str, str]:
-    """The machine, its devices and versions of packages that a run does not note."""
+    """Describes the machine, its devices, and versions of packages that a run does not record."""
     gpus = [torch.cuda.get_device_name(number) for number in range(_count_gpus(device))]
     found = {
         "device": f"{len(gpus)} × {', '.join(sorted(set(gpus)))}" if gpus else "CPU",

@@ -1,6 +1,4 @@
-"""The model and the work of `lockstep gpu-check`: random weights and random tokens, so that it
-needs no download.
-"""
+"""The model and workload of `lockstep gpu-check`: random weights and tokens, without a download."""
 
 from __future__ import annotations
 
@@ -30,17 +28,17 @@ _OPTIMIZER = Optimizer(lr=1e-3)
 
 @dataclass(frozen=True)
 class Scale:
-    """The extent of the work.
+    """Size of the workload.
 
     Attributes:
         hidden: Hidden size of the model.
-        layers: Its layers.
-        vocabulary: Its tokens.
-        rows: Sequences that are sampled and trained on.
-        prompt: Tokens of each prompt.
-        response: Tokens of each response.
-        product: Rows and columns of the matrices that are multiplied.
-        copied: Bytes that are copied.
+        layers: Number of layers.
+        vocabulary: Vocabulary size.
+        rows: Number of sequences to sample and train on.
+        prompt: Tokens per prompt.
+        response: Tokens per response.
+        product: Rows and columns of the multiplied matrices.
+        copied: Bytes to copy.
     """
 
     hidden: int
@@ -54,7 +52,7 @@ class Scale:
 
     @classmethod
     def for_memory(cls, memory: int | None) -> Scale:
-        """The work that a GPU with so many bytes has room for, several times over; None: a CPU."""
+        """A workload that fits a GPU of `memory` bytes several times; None: a CPU."""
         if memory is None:
             return cls(512, 8, 2048, 8, 32, 32, 1024, 1 << 26)
         if memory < 30e9:
@@ -64,13 +62,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Trial:
-    """A model in a folder, and what is done with it.
+    """A model in a folder and its workload.
 
     Attributes:
         folder: The model.
-        device: Where it computes.
-        gpus: Number of GPUs there.
-        scale: The extent of the work.
+        device: Device of the computation.
+        gpus: Number of GPUs.
+        scale: Size of the workload.
     """
 
     folder: Path
@@ -80,7 +78,7 @@ class Trial:
 
     @classmethod
     def make(cls, folder: Path, device: torch.device, gpus: int, scale: Scale) -> Trial:
-        """Writes the model."""
+        """Writes a random model to the folder."""
         config = AutoConfig.for_model(
             "llama",
             vocab_size=scale.vocabulary,
@@ -101,12 +99,12 @@ class Trial:
         return Computation(device="cuda" if self.device.type == "cuda" else "cpu", dtype=dtype)
 
     def learner(self, dtype: DType, ranks: int = 1) -> LearnerSpec:
-        """A learner on one device, or on several with a part of the model and of the rows each."""
+        """A learner on one device, or sharded over several data-parallel ranks."""
         section = LearnerSection.of(self.computation(dtype), parallel=Parallel(dp=ranks))
         return LearnerSpec(str(self.folder), "logits", section, _OPTIMIZER, seed=0)
 
     def rank(self, dtype: DType) -> Rank:
-        """The learner as a plan has it; it samples and trains on all rows once."""
+        """The learner as `lockstep plan` describes it; it samples and trains on all rows once."""
         length = self.scale.prompt + self.scale.response
         rows = self.scale.rows
         sizes = Sizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
@@ -116,15 +114,13 @@ class Trial:
 
     @property
     def cache_gib(self) -> float:
-        """Room for keys and values of all rows, twice over: an engine takes no more of a device
-        that others use.
-        """
+        """Cache size in GiB: keys and values of all rows, twice; leaves memory to other engines."""
         sizes = self.rank("fp32").sizes
         tokens = self.scale.rows * (self.scale.prompt + self.scale.response)
         return 2 * FP32 * sizes.cache * tokens / 2**30
 
     def sampler(self, **options: str | float) -> SamplerSection:
-        """A sampler that has room for all rows at once."""
+        """A sampler with room for all rows at once."""
         return SamplerSection.model_validate({"max_batch_size": self.scale.rows, **options})
 
     @cached_property
@@ -142,12 +138,12 @@ class Trial:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The sampling of responses: all to their full length."""
+        """Sampling parameters: all responses have full length."""
         return SamplingParams(self.scale.response)
 
     @cached_property
     def batch(self) -> Batch:
-        """Sequences of random tokens, all of them trained on but the first of each sequence."""
+        """Sequences of random tokens; all tokens but the first of each sequence are trained on."""
         rows = self.scale.rows
         length = self.scale.prompt + self.scale.response
         keys = torch.tensor([keyed.key("batch", row) for row in range(rows)])

@@ -1,4 +1,4 @@
-"""Interface of a backend, and the conditions under which it can be made to compute."""
+"""The interface of a backend, and the conditions under which it computes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from lockstep.core.types import Request, SamplingParams
 Side = Literal["train", "infer"]
 Kernel = Literal["eager", "sdpa"]
 Capability = Literal[
-    "generate",  # draws responses, with the log-probabilities that it drew with
-    "shaped",  # rescores under a temperature, filters and penalties
+    "generate",  # draws responses and returns their log-probabilities
+    "shaped",  # rescores with a temperature, filters and penalties
 ]
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Deviations from how a backend usually computes; a backend disregards those that it has no
-    choice in.
+    """Overrides of a backend's usual computation; a backend ignores those that it does not support.
 
     Attributes:
-        dtype: Of the computation; None: the backend's own.
-        fresh: Drop every cache first.
+        dtype: Type of the computation; None: the backend's own.
+        fresh: Whether to drop all caches first.
     """
 
     dtype: DType | None = None
@@ -36,7 +35,7 @@ class Conditions:
     fresh: bool = False
 
     def but(self, other: Conditions) -> Conditions:
-        """These, and over them what the other ones say."""
+        """These conditions, overridden by those that `other` sets."""
         return replace(
             other, **{name: usual for name, usual in vars(self).items() if not vars(other)[name]}
         )
@@ -46,9 +45,7 @@ USUAL = Conditions()
 
 
 class Backend(Protocol):
-    """One side of a comparison: something that scores tokens with a model, and perhaps generates
-    with it.
-    """
+    """One side of a comparison: scores tokens with a model, and may generate with it."""
 
     name: str
 
@@ -57,17 +54,17 @@ class Backend(Protocol):
 
     @property
     def context(self) -> int:
-        """The longest sequence that the model reads."""
+        """Length of the longest sequence that the model accepts."""
         ...
 
     @property
     def network(self) -> nn.Module | None:
-        """The model; None: another process has it."""
+        """The model; None if it is in a different process."""
         ...
 
     def settings(self) -> Mapping[str, Any]:
-        """Returns all known settings that shape its numbers: dtype, kernel, training (mode),
-        batch_size, layout, tensor_parallel_size (of more than one rank), kv_dtype, quantization.
+        """Returns all known settings that affect its numbers: dtype, kernel, training (mode),
+        batch_size, layout, tensor_parallel_size (above 1), kv_dtype, quantization.
         """
         ...
 
@@ -83,7 +80,7 @@ class Backend(Protocol):
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
     ) -> Batch:
-        """Generates like `Sampler.generate`; `sampler_logprob` comes from its decoding."""
+        """Generates like `Sampler.generate`; `sampler_logprob` comes from decoding."""
         ...
 
     def close(self) -> None: ...

@@ -1,8 +1,8 @@
-"""Confidence bounds over clusters: exact ones for rates, Student's t with a correction for skewness
-for other figures.
+"""Confidence bounds over clusters: exact bounds for rates, skewness-corrected Student's t for other
+figures.
 
-Bounds are one-sided, each with its own probability: `below`, that the truth is below the lower one,
-and `above`.
+Bounds are one-sided: `below` is the probability that the truth is below the lower bound, `above`
+that it is above the upper one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.report.sweeps import student
 
 _HALVINGS = 60
 _TINY = 1e-300
-_DUST = 1e-13  # of a value: what rounding makes of equal numbers is no variance
+_DUST = 1e-13  # relative spread below which values count as equal up to rounding
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ def bound_rate(totals: Tensor, below: float, above: float) -> Bounded:
     """Bounds a share from hits and trials of clusters [G, 2], by the binomial tail (Clopper &
     Pearson 1934).
 
-    There are as many independent trials as give the variance that is seen between clusters (Kish
-    1965; Korn & Graubard 1998, as in `objectives.estimates.share`). Where nothing was hit there is
-    no variance, and all trials count.
+    The number of independent trials is the effective sample size that matches the variance between
+    clusters (Kish 1965; Korn & Graubard 1998, as in `objectives.estimates.share`). Without hits all
+    trials count.
     """
     hits_G, trials_G = totals.unbind(1)
     clusters = trials_G.numel()
@@ -68,11 +68,10 @@ def mean(sums: Tensor) -> Tensor:
 def bound(
     totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, above: float
 ) -> Bounded:
-    """Bounds a smooth function of sums over clusters, [G, K] → [G], by leaving each out once (Tukey
-    1958).
+    """Bounds a smooth function of sums over clusters, [G, K] → [G], by the jackknife (Tukey 1958).
 
-    Sums of few clusters with heavy tails are skewed, and so is their t: Hall's transformation
-    (1992) takes that into account, and then the bounds miss as seldom as those of a bootstrap do
+    Sums of few heavy-tailed clusters are skewed, and so is their t. Hall's transformation (1992)
+    corrects for that; the bounds then miss as rarely as bootstrap bounds
     (`tests/doctor/test_doctor_statistics.py`).
     """
     value, error, skewness = _jackknife(totals, statistic)
@@ -85,8 +84,8 @@ def bound(
 
 
 def standard_errors(totals: Tensor, allowed: float) -> float:
-    """Standard errors by which a mean over tokens [G, 2] exceeds ±`allowed`, from Student to
-    normal.
+    """Number of standard errors by which a mean over tokens [G, 2] exceeds ±`allowed`, converted
+    from Student's t to a normal z.
     """
     value, error, _ = _jackknife(totals, mean)
     beyond = max(0.0, abs(value) - allowed)
@@ -99,8 +98,8 @@ def standard_errors(totals: Tensor, allowed: float) -> float:
 
 
 def _jackknife(totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> tuple[float, float, float]:
-    """The value, its standard error and the skewness of what clusters add to it; a single cluster
-    has neither.
+    """The value, its standard error and the skewness of cluster contributions; both are 0 for a
+    single cluster.
     """
     whole = totals.sum(0, keepdim=True)
     clusters = totals.shape[0]
@@ -116,7 +115,7 @@ def _jackknife(totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> tuple[f
 
 
 def _unskew(t: float, skewness: float, clusters: int) -> float:
-    """The quantile of a t whose clusters are skewed, by the inverse of Hall's transformation."""
+    """A quantile of t corrected for skewness, by the inverse of Hall's transformation."""
     if abs(skewness) < 1e-6:
         return t
     root = math.sqrt(clusters)
@@ -124,7 +123,7 @@ def _unskew(t: float, skewness: float, clusters: int) -> float:
 
 
 def _binomial_tail(k: int, n: float, p: float) -> float:
-    """The chance of at most `k` hits in `n` trials, each a hit with probability `p`."""
+    """The probability of at most `k` hits in `n` trials with hit probability `p`."""
     i = torch.arange(k + 1, dtype=torch.float64)
     ways = math.lgamma(n + 1) - torch.lgamma(i + 1) - torch.lgamma(n - i + 1)
     return float(

@@ -1,5 +1,5 @@
-"""Cells of the table: every backend draws once, all rescore what each drew, token for token, and
-pairs are judged.
+"""Measures the cells of the table: backends draw responses, all backends rescore them token by
+token, and pairs are judged.
 """
 
 from __future__ import annotations
@@ -23,39 +23,37 @@ from lockstep_doctor.table.plan import Cell, clusters_of, rescore_limit
 from lockstep_doctor.table.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
 
 PASS_TOKENS = 16_384
-"""The most tokens of a pass that scores, unless a single sequence is longer: this bounds the
-memory.
-"""
+"""Limit of tokens per scoring pass, to bound memory; a single sequence may be longer."""
 REPEATED = 25
-"""Tokens of a response that is asked again."""
+"""Tokens per response in a repeated request."""
 
 Kind = Literal["shaped", "plain"]
-"""Under the distribution that was drawn from · at temperature 1 and among all tokens."""
+"""Scored under the sampling distribution, or at temperature 1 over all tokens."""
 State = Literal["measured", "beyond context", "cut by budget"]
 Pair = tuple[str, str]
-"""Training side and inference side."""
+"""Names of the training side and the inference side."""
 _FEWEST = 2 * LEAST_CLUSTERS
-"""Clusters of a cell.
+"""Clusters of a cell cut into segments.
 
-Among 8, bounds for a table of 72 cells left healthy ones open now and then; among 16 never.
+In a table of 72 cells, 8 clusters sometimes left healthy cells inconclusive; 16 never did.
 """
 SHORTEST_SEGMENT = 250
-"""Tokens of a sequence that stand for an independent one, where a cell has fewer than
-`LEAST_CLUSTERS` of those.
+"""Least tokens of a segment that counts as an independent sequence, in cells with fewer than
+`LEAST_CLUSTERS` sequences.
 """
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Tokens that one backend drew, and what all of them say about these.
+    """Tokens drawn by one backend, and all backends' log-probabilities of them.
 
     M of the N tokens were drawn.
 
     Attributes:
-        cluster: Which sequences answer the same prompt, int64 [B].
-        tensors: By the names that they have in files, fp32 [M]: `decoded`, log-probabilities that
-            the drawer's decoding gave, nats; `kind.backend`, those by prefill;
-            `kind.rounding.type`, how far rounding alone takes one, in absolute value.
+        cluster: Ids shared by sequences that answer the same prompt, int64 [B].
+        tensors: Tensors by their names in files, fp32 [M]: `decoded`, log-probabilities from the
+            drawer's decoding, nats; `kind.backend`, log-probabilities by prefill;
+            `kind.rounding.type`, |Δ| from rounding alone.
     """
 
     drawer: str
@@ -65,9 +63,7 @@ class Drawn:
     dtypes: Mapping[str, DType]
 
     def kind(self, train: str, infer: str) -> Kind:
-        """Returns the kind of a comparison: under the sampling distribution where both sides
-        support it.
-        """
+        """Returns the kind of a comparison: `shaped` if both sides support it."""
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
         if all(f"shaped.{name}" in self.tensors for name in needed):
             return "shaped"
@@ -80,8 +76,9 @@ class Drawn:
         return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
 
     def compare(self, train: str, infer: str) -> Compared:
-        """A pair's two columns: of decoding for what the inference side drew itself, else of
-        prefill.
+        """Returns a pair's two columns.
+
+        The inference side's column comes from decoding if it drew the tokens, else from prefill.
         """
         of_train, of_infer = (self.tensors[name] for name in self.columns(train, infer))
         mask = self.batch.mask
@@ -94,10 +91,10 @@ class Drawn:
         )
 
     def distribution(self, train: str, infer: str) -> SamplingParams | None:
-        """Returns the distribution that a pair's tokens were drawn from, and scored under.
+        """Returns the distribution that a pair's tokens were drawn from and scored under.
 
-        Where they were scored under another, no side's probabilities of what was drawn add up to 1,
-        as little as those of greedy tokens do, and it is said to be greedy.
+        If they were scored under a different one, the result is greedy: as for greedy tokens, no
+        side's probabilities of the drawn tokens sum to 1.
         """
         sampling = self.batch.sampling
         if sampling is None or sampling.unshaped or self.kind(train, infer) == "shaped":
@@ -114,12 +111,13 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Repeated:
-    """The same request asked again and again.
+    """Result of repeating the same request.
 
     Attributes:
-        same_tokens: How often the tokens were those of the first time, which counts.
-        bitwise: How often every log-probability was, too, by decoding and by prefill.
-        rms: Of the differences of log-probabilities by prefill from those of the first time, nats.
+        same_tokens: Number of rounds with the first round's tokens, the first included.
+        bitwise: Number of those rounds whose log-probabilities, by decoding and by prefill, are
+            also bitwise equal.
+        rms: Root mean square difference of prefill log-probabilities from the first round, nats.
     """
 
     cell: str
@@ -134,11 +132,11 @@ class Bench:
     """Measures cells.
 
     Args:
-        witness: Plain `transformers` on the same model, for the floor.
+        witness: Plain `transformers` on the same model, to measure rounding.
 
     Attributes:
         generating: Names of the backends that draw responses.
-        dtypes: Types in which the backends compute, by their names.
+        dtypes: Compute types by backend name.
     """
 
     def __init__(self, backends: Mapping[str, Backend], witness: Backend, grid: DoctorGrid) -> None:
@@ -151,17 +149,19 @@ class Bench:
         }
 
     def drawers(self, cell: Cell) -> Sequence[str]:
-        """Returns the backends that draw the cell's responses; the inference engine comes last."""
+        """Returns the names of backends that draw the cell's responses; the inference engine comes
+        last.
+        """
         if cell.length <= self.grid.all_draw_to:
             return self.generating
         return self.generating[-1:]
 
     def scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
-        """Returns the backends that score what one drew, by kind: also at temperature 1 if one
-        supports nothing else.
+        """Returns the backends that score a drawer's samples, by kind; `plain` is added if a
+        backend supports only that.
 
-        The last one that generates is the inference side of its pairs: where it draws, its decoding
-        is compared.
+        The last backend that generates is the inference side of its pairs: on its own samples its
+        decoding is compared.
         """
         every = self.backends.items()
         shaped = [
@@ -199,8 +199,8 @@ class Bench:
         return Drawn(drawer, batch, cluster, said, self.dtypes)
 
     def repeat(self, cell: Cell, name: str, requests: Sequence[Request]) -> Repeated:
-        """Asks for the beginning of one batch of a cell so many times, and scores what came first
-        as often.
+        """Generates the beginning of one batch of a cell `grid.repeats` times, and scores the first
+        round as often.
         """
         backend = self.backends[name]
         times = self.grid.repeats
@@ -231,13 +231,13 @@ class Bench:
         )
 
     def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
-        """The cell's batch size, or as many of its sequences as a pass has room for."""
+        """Conditions with the cell's batch size, limited by `PASS_TOKENS`."""
         room = max(1, PASS_TOKENS // int(batch.lengths.max()))
         return Conditions(batch_size=min(cell.batch_size, room))
 
     def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
-        """|what the witness says in a type − what it says in fp32|; in fp32, padded and alone by
-        two kernels.
+        """|Δ| between the witness in a type and in fp32; for fp32, between its two passes of
+        `floor_conditions`.
         """
         beside_others = self._side_by_side(cell, batch)
         first, second = (
@@ -248,13 +248,13 @@ class Bench:
 
 
 def find_generating(backends: Mapping[str, Backend]) -> list[str]:
-    """Returns the names of those that draw responses."""
+    """Returns the names of backends that draw responses."""
     return [name for name, backend in backends.items() if "generate" in backend.capabilities]
 
 
 def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
-    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, two kernels,
-    padded and alone.
+    """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, padded, and
+    unpadded with a different kernel.
     """
     exact = Conditions(dtype="fp32")
     return exact, Conditions(
@@ -263,8 +263,8 @@ def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
 
 
 def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:
-    """The batch as a backend is asked to score it; one that knows only temperature 1 is not told
-    another.
+    """The batch for a backend to score, without sampling parameters if it or the kind does not use
+    them.
     """
     if kind == "shaped" and "shaped" in backend.capabilities:
         return batch
@@ -273,11 +273,11 @@ def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A cell, and what was measured there.
+    """A cell and its measurements.
 
     Attributes:
-        drawn: By each backend that generates.
-        repeats: Of each backend that generates, where the cell is one of the shortest.
+        drawn: Samples of each drawer.
+        repeats: Repeats of each backend that generates, if the cell has the shortest length.
     """
 
     cell: Cell
@@ -287,22 +287,22 @@ class TableRow:
     seconds: float = 0.0
 
     def by(self, drawer: str) -> Drawn | None:
-        """Returns a backend's samples, if it draws."""
+        """Returns a backend's samples; None if it did not draw."""
         return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
 
 
 def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
-    """Each with each; the earlier one is the training side, or the one that draws no responses, of
-    which one may be.
+    """All pairs of backends with at least one that generates.
+
+    The training side is the earlier backend, or the one that cannot generate.
 
     Raises:
-        ValueError: If no backend draws any.
+        ValueError: No backend generates.
     """
     draw = find_generating(backends)
     if not draw:
         raise InputError(
-            f"none of {', '.join(backends)} draws responses; name one more in backends, such as "
-            "torch"
+            f"none of {', '.join(backends)} generates; add one to backends, such as torch"
         )
     both = [pair for pair in combinations(backends, 2) if set(pair) & set(draw)]
     return [pair if pair[1] in draw else (pair[1], pair[0]) for pair in both]
@@ -311,8 +311,8 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
 def judge_rows(
     rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits
 ) -> dict[tuple[int, Pair], CellJudgement]:
-    """Judges all measured cells of all pairs together, by number and pair: what is rare is counted
-    over its cells.
+    """Judges all measured cells of all pairs, by cell number and pair; rare events are counted over
+    a pair's cells.
     """
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
     measured_rows = [row for _, row in measured]
@@ -334,11 +334,11 @@ def judge_rows(
 
 
 def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: DoctorLimits) -> Clause:
-    """The clause on outliers over all cells of a pair; if they do not pass, over those of one
+    """The outlier clause over all cells of a pair; if it does not pass, over the cells of one
     method.
 
-    Only under top-k and top-p does rounding move tokens over an edge, which leaves the other
-    methods in no doubt.
+    Only under top-k and top-p does rounding move tokens across an edge, so other methods are judged
+    separately.
     """
     every = judge_tails([part for row in rows for part in _parts(row, pair)], limits)
     if every.verdict == "PASS":
@@ -350,13 +350,13 @@ def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: Doct
 
 
 def counts_segments(row: TableRow, pair: Pair) -> bool:
-    """True if what a pair says in a row is judged by segments of too few sequences."""
+    """True if a pair is judged in a row by segments, because sequences are few."""
     return any(make_independent(one) is not one for one in _parts(row, pair))
 
 
 def make_independent(compared: Compared) -> Compared:
-    """Returns the clusters for bounds: sequences, or segments of them where a cell has few and long
-    ones.
+    """Returns the comparison clustered for bounds: by sequence, or by segment if a cell has few
+    long sequences.
     """
     few = compared.lengths.numel() < LEAST_CLUSTERS
     count = max(LEAST_CLUSTERS, min(_FEWEST, compared.train.numel() // SHORTEST_SEGMENT))
@@ -366,8 +366,8 @@ def make_independent(compared: Compared) -> Compared:
 
 
 def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
-    """Returns the samples of each side; the shared ones stand in for an inference side that drew
-    none.
+    """Returns the samples of each side; shared samples stand in for an inference side that did not
+    draw.
     """
     own = row.by(pair[0])
     other = row.by(pair[1]) or row.drawn[-1]

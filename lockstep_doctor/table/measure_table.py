@@ -1,5 +1,5 @@
-"""`lockstep doctor table`: the guide's grid over every pair of backends, each cell with its
-interval and a verdict.
+"""`lockstep doctor table`: the grid over every pair of backends, each cell with an interval and a
+verdict.
 
 report.json, columns.safetensors   for programs, see `report.py`
 table.md              for people
@@ -49,11 +49,11 @@ TABLE = "table.md"
 
 
 def measure_and_report(loaded: Loaded) -> TableResult:
-    """Measures a table, prints it, and leaves the report.
+    """Measures a table, prints it, and writes the report.
 
     Raises:
-        ChangedError: If the folder holds a report on something else.
-        ValueError: If the model or its prompts cannot be used.
+        ChangedError: The folder holds a different report.
+        ValueError: The model or its prompts cannot be used.
     """
     with open_session(loaded) as (results, backends, shown):
         found = Measurement(loaded.expect(DoctorRecipe), backends, shown).measure()
@@ -65,11 +65,11 @@ def measure_and_report(loaded: Loaded) -> TableResult:
 
 
 class Measurement:
-    """Goes through the cells of a recipe, shortest first.
+    """Measures the cells of a recipe, shortest first.
 
     Args:
         recipe: The recipe.
-        backends: What is compared, by name; the earlier of a pair is the training side.
+        backends: Backends to compare, by name; the earlier of a pair is the training side.
         shown: Progress.
     """
 
@@ -89,7 +89,7 @@ class Measurement:
         self._rows: list[TableRow] = []
 
     def measure(self) -> TableResult:
-        """Measures and judges all."""
+        """Measures and judges all cells."""
         beyond = len(self._cells) - len(self._inside)
         if beyond:
             outside = f", and {beyond} beyond the context of {self._context} tokens"
@@ -108,7 +108,7 @@ class Measurement:
         return self._result()
 
     def _count_work(self, cell: Cell) -> int:
-        """Steps that decode a cell's responses, and tokens that are scored."""
+        """Work of a cell: decoding steps plus scored tokens."""
         grid = self._recipe.grid
         count = count_sequences(cell, grid)
         steps = math.ceil(count / cell.batch_size) * cell.decoded
@@ -116,7 +116,7 @@ class Measurement:
         return len(self._bench.drawers(cell)) * (steps + scored)
 
     def _expect_s(self, cell: Cell) -> float:
-        """Seconds of a cell, by the time that the measured cells took; 0 if there are none."""
+        """Estimated seconds of a cell, from the measured cells; 0 if none was measured."""
         measured = [row for row in self._rows if row.state == "measured"]
         work = sum(self._count_work(row.cell) for row in measured)
         return self._count_work(cell) * sum(row.seconds for row in measured) / max(work, 1)
@@ -153,7 +153,7 @@ class Measurement:
         return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
 
     def _fits(self, cell: Cell, left_s: float) -> bool:
-        """True if a cell is expected to end in time."""
+        """True if a cell is expected to fit the budget."""
         return left_s > 0 and self._expect_s(cell) <= left_s
 
     def _notes(self, cut: Sequence[str]) -> list[str]:
@@ -162,23 +162,20 @@ class Measurement:
         ]
         if self._source.tokenizer is None:
             path = self._recipe.model.path
-            notes.append(
-                f"{path} has no tokenizer: all prompts, real and counting, are random tokens."
-            )
+            notes.append(f"{path} has no tokenizer: all prompts are random tokens.")
         begun = sorted({cell.length for cell in self._inside if cell.beginning})
         if begun:
             decoded = self._recipe.grid.decoded_tokens
             notes.append(
-                f"of responses of {', '.join(f'{length:,}' for length in begun)} tokens the last "
-                f"{decoded:,} are "
-                "decoded and compared; the others are the prompts' text, end to end, and read."
+                f"responses of {', '.join(f'{length:,}' for length in begun)} tokens begin with "
+                f"prompt text, which is prefilled; their last {decoded:,} tokens are decoded and "
+                "compared."
             )
         if cut:
             budget = self._recipe.grid.budget_s
             notes.append(
-                f"{len(cut)} cells were left out, since they would not end within "
-                f"grid.budget_s={budget:g} (null: no "
-                f"limit), and the verdict is on the others: {'; '.join(cut)}."
+                f"{len(cut)} cells were skipped, since they would exceed grid.budget_s={budget:g} "
+                f"(null: no limit); the verdict covers the others: {'; '.join(cut)}."
             )
         return notes
 

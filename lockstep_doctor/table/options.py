@@ -21,20 +21,18 @@ _NAMES = (
 )
 _ANY_LENGTH = 2**40
 BackendName = Annotated[str, Field(pattern=_NAMES)]
-"""`torch-dp2tp2` and `megatron-pp2` are learners over so many ranks, `vllm-tp2` is a vLLM of
-two.
-"""
+"""`torch-dp2tp2` and `megatron-pp2` are learners over 4 and 2 ranks, `vllm-tp2` is vLLM over 2."""
 
 
 def ranks_of(backend: BackendName) -> Parallel:
-    """The ranks that a backend's name asks for.
+    """The parallel sizes in a backend's name.
 
     Raises:
-        InputError: If it names one twice.
+        InputError: A size is given twice.
     """
     sizes = _LAYOUT.findall(backend.partition("-")[2])
     if len({name for name, _ in sizes}) < len(sizes):
-        raise InputError(f"backends: {backend} says one size twice")
+        raise InputError(f"backends: {backend} gives one size twice; give each once")
     return Parallel(**{name: int(size) for name, size in sizes})
 
 
@@ -43,20 +41,20 @@ class DoctorData(PromptSection):
 
     prompts: Paths | None = Field(
         default=None,
-        description="file of rows, or a list of files; null: the few that ship with Lockstep",
+        description="file of rows, or a list of files; null: a few that ship with Lockstep",
     )
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return {"overlong_prompts": "where prompts are cut to their last tokens"}
+        return {"overlong_prompts": "since prompts are cut to their last tokens"}
 
     def uncut(self, rows: Paths) -> DataSection:
-        """The same section for other `rows`, in their order, with prompts of any length."""
+        """The same section for `rows`, in their order, with prompts of any length."""
         return self.model_copy(update={"max_prompt_tokens": _ANY_LENGTH}).as_data(rows, answer="")
 
 
 class Method(Distribution):
-    """A way to draw."""
+    """A sampling distribution."""
 
     @property
     def name(self) -> str:
@@ -74,57 +72,62 @@ class DoctorGrid(Section):
         default=(100, 1000, 10000), description="tokens of a response"
     )
     data: tuple[Literal["real", "counting"], ...] = Field(
-        default=("real", "counting"), description="prompts: text, or numbers in a row"
+        default=("real", "counting"), description="prompts: text, or counting numbers"
     )
     methods: tuple[Method, ...] = Field(
         default=(Method(temperature=0.0), Method(), Method(temperature=0.7), Method(top_p=0.9)),
-        description="ways to draw",
+        description="sampling distributions",
     )
     batch_sizes: tuple[PositiveInt, ...] = Field(
-        default=(1, 8, 32), description="sequences side by side"
+        default=(1, 8, 32), description="sequences per batch"
     )
     sequences: PositiveInt = Field(
         default=32,
         description=(
-            "of a cell; fewer where max_steps or max_tokens allow no more, and one batch at least"
+            "sequences of a cell; fewer if max_steps or max_tokens require it, but at least one "
+            "batch"
         ),
     )
     all_draw_to: PositiveInt = Field(
         default=100,
         description=(
-            "up to this length every backend that generates draws; beyond, the last of "
-            "them draws for all"
+            "up to this response length every backend that generates draws; beyond it, only the "
+            "last one"
         ),
     )
     decoded_tokens: PositiveInt = Field(
         default=1000,
-        description="tokens at the end of a response that are decoded, at most, and compared; a "
-        "longer one begins with the prompts' text, which is read at once",
+        description=(
+            "most tokens of a response to decode and compare; a longer response begins "
+            "with prompt text, which is prefilled"
+        ),
     )
     max_steps: PositiveInt = Field(
         default=2000,
         description=(
-            "decoding steps of each backend in a cell, at most, but for one batch: bounds "
-            "the time of batch 1"
+            "most decoding steps of each backend in a cell, beyond one batch; bounds the time of "
+            "batch size 1"
         ),
     )
     max_tokens: PositiveInt = Field(
         default=20000,
-        description="tokens of a cell that all backends rescore, at most, but for one sequence; "
-        "the rest of a batch "
-        "only lies beside them while they are drawn, and does not begin with text",
+        description=(
+            "most tokens of a cell that all backends rescore, beyond one sequence; the "
+            "rest of a batch is only generated along with them, without text at its "
+            "beginning"
+        ),
     )
     repeats: PositiveInt = Field(
         default=10,
         description=(
-            "how often a cell of the shortest length is asked the same, for its first 25 tokens"
+            "number of times to repeat a cell of the shortest length, for its first 25 tokens"
         ),
     )
     budget_s: PositiveFloat | None = Field(
         default=None,
         description=(
-            "begin no cell that would end after so many seconds; it is shown as left out; "
-            "null: no limit"
+            "time budget in seconds; cells that would exceed it are skipped and listed; null: no "
+            "limit"
         ),
     )
 
@@ -133,14 +136,15 @@ class DoctorLimits(Section):
     """Limits of agreement."""
 
     max_mult_prob_error: Annotated[float, Field(ge=1.0)] = Field(
-        default=1.05, description="mean of e^|Δ|, which is never below 1; the field's usual limit"
+        default=1.05,
+        description=("largest mean of e^|Δ|, at least 1; the default is the usual limit"),
     )
     max_outlier_rate: Probability = Field(
         default=1e-3,
-        description="share of tokens with |Δ| above 1 nat; 1e-2 for mixtures of experts",
+        description="largest share of tokens with |Δ| above 1 nat; 1e-2 for mixtures of experts",
     )
     confidence: Probability = Field(
-        default=0.99, description="of one-sided bounds, over the whole table"
+        default=0.99, description="confidence of one-sided bounds, over the whole table"
     )
 
 
@@ -149,7 +153,9 @@ class DoctorRun(Section):
 
     folder: LocalPath | None = Field(
         default=None,
-        description="folder of the results; null: doctor/<model>-<hash of all that matters>",
+        description=(
+            "folder of the results; null: doctor/<model>-<hash of model, prompts and options>"
+        ),
     )
 
 
@@ -157,12 +163,12 @@ class DoctorRecipe(Recipe):
     """`algorithm: doctor`"""
 
     command = "doctor table MODEL --recipe {recipe}"
-    seed: int = Field(default=0, description="key of every random number")
+    seed: int = Field(default=0, description="seed of all random numbers")
     model: ModelFolder
     data: DoctorData
     backends: tuple[BackendName, ...] = Field(
         default=("hf", "torch"),
-        description="what is compared, each with each; the earlier of a pair is the trainer",
+        description="backends to compare pairwise; the earlier of a pair is the training side",
     )
     grid: DoctorGrid = DoctorGrid()
     limits: DoctorLimits = DoctorLimits()
@@ -179,8 +185,8 @@ class DoctorRecipe(Recipe):
     def _each_backend_once(self) -> None:
         if len(self.backends) < 2:
             raise ValueError(
-                "backends names whom to compare: two or more of hf, torch, vllm, megatron, "
+                "backends needs two or more to compare, such as hf, torch, vllm, megatron, "
                 "torch-dp2tp2, vllm-tp2, megatron-pp2"
             )
         if len(set(self.backends)) < len(self.backends):
-            raise ValueError("backends names one twice; its repeats are measured anyway")
+            raise ValueError("backends has a duplicate; name each once")

@@ -1,6 +1,4 @@
-"""Plan of the table: its cells, the number and requests of each cell's sequences, and their
-prompts.
-"""
+"""Plan of the table: its cells, and the requests and prompts of each cell."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ from lockstep.rollouts.rollout import requests_of
 from lockstep_doctor.table.options import DoctorGrid, DoctorRecipe, Method
 
 ROOM = 1
-"""Tokens behind a sequence that vLLM wants room for in its context when it scores the sequence."""
+"""Extra tokens of context that vLLM needs to score a sequence."""
 COUNT = 64
-"""Prompts of numbers, or of random tokens."""
+"""Number of counting or random prompts."""
 _MOST = 256
-"""Real prompts that are read, at most."""
+"""Largest number of real prompts to read."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,8 @@ class Cell:
 
     Attributes:
         length: Tokens of each response.
-        beginning: Tokens of a response that are text, and read; the others are decoded and
-            compared.
+        beginning: Tokens at the beginning of a response that are prompt text and prefilled; the
+            rest are decoded and compared.
     """
 
     length: int
@@ -75,8 +73,8 @@ def cells_of(grid: DoctorGrid) -> list[Cell]:
 
 
 def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
-    """Returns the number of a cell's sequences: as many as the grid asks for and its bounds allow,
-    and one batch.
+    """Returns the number of a cell's sequences: the grid's number within its limits, and at least
+    one batch.
     """
     rescored = math.ceil(rescore_limit(cell, grid) / cell.batch_size)
     rounds = max(1, min(grid.max_steps // cell.decoded, rescored))
@@ -89,8 +87,8 @@ def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
 
 
 def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
-    """One request per sequence: every prompt once, then again with other draws; greedy, only
-    once.
+    """One request per sequence: every prompt once, then again with new random keys; once only if
+    greedy.
     """
     distinct = list({prompt.tokens: prompt for prompt in prompts}.values())
     if cell.greedy:
@@ -104,8 +102,8 @@ def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -
 def put_text_before(
     requests: Sequence[Request], cell: Cell, prompts: Sequence[Prompt], count: int
 ) -> list[Request]:
-    """Returns the requests, the first `count` of them with the cell's beginning: all prompts, end
-    to end, in rounds.
+    """Returns the requests; the first `count` begin with the cell's text, which is all prompts
+    concatenated and repeated.
     """
     text = tuple(
         islice(cycle(token for prompt in prompts for token in prompt.tokens), cell.beginning)
@@ -123,13 +121,13 @@ def clusters_of(requests: Sequence[Request]) -> Tensor:
 
 @dataclass(frozen=True)
 class PromptSource:
-    """The prompts of a recipe, for its model."""
+    """The prompts of a recipe for its model."""
 
     recipe: DoctorRecipe
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The model's, where it has one."""
+        """The model's tokenizer; None if it has none."""
         folder = self.recipe.model.path
         if has_tokenizer(folder):
             return load_tokenizer(folder)
@@ -137,7 +135,7 @@ class PromptSource:
 
     @property
     def rows(self) -> str | tuple[str, ...]:
-        """The files that real prompts are read from."""
+        """The files of real prompts."""
         return self.recipe.data.prompts or str(
             files("lockstep_doctor").joinpath("table", "prompts.jsonl")
         )
@@ -146,7 +144,7 @@ class PromptSource:
         """All prompts of a kind, none longer than `room` tokens.
 
         Raises:
-            ValueError: If there are none, or they hold tokens that the model does not know.
+            ValueError: There are none, or a token is not in the model's vocabulary.
         """
         if self.tokenizer is None:
             return self._random(data, room)
@@ -155,13 +153,13 @@ class PromptSource:
         else:
             found = self._counting(self.tokenizer, room)
         if not found:
-            raise InputError(f"{self.rows} holds no prompt; name a file with rows as data.prompts")
+            raise InputError(f"{self.rows} holds no prompt; set data.prompts to a file with rows")
         largest = max(max(prompt.tokens, default=0) for prompt in found)
         if largest >= self._vocabulary:
             raise InputError(
-                f"the tokenizer in {self.recipe.model.path} makes token {largest}, but the model "
-                "has embeddings for "
-                f"{self._vocabulary} tokens; bring the tokenizer that belongs to the model"
+                f"the tokenizer in {self.recipe.model.path} returns token {largest}, but the "
+                f"model has embeddings for {self._vocabulary} tokens; use the model's own "
+                "tokenizer"
             )
         return found
 
@@ -170,8 +168,8 @@ class PromptSource:
         return int(read_config(self.recipe.model.path).get_text_config().vocab_size)
 
     def _real(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
-        """Prompts of the data; of a long one the last tokens, and the opening token, since models
-        rely on it.
+        """Prompts of the data; long ones are cut to their last tokens, after the BOS token if they
+        have one.
         """
         longest = min(room, self.recipe.data.max_prompt_tokens)
         prompts = open_prompts(files_of(self.rows), self.recipe.data.uncut(self.rows), tokenizer)
@@ -188,9 +186,7 @@ class PromptSource:
         return cut
 
     def _counting(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
-        """Numbers in a row, each prompt from another one on, and of other lengths, so that a batch
-        is ragged.
-        """
+        """Counting numbers with varied starts and lengths, so that a batch is ragged."""
         texts = [" ".join(str(i + k) for k in range(1, 5 + i % 12)) for i in range(COUNT)]
         tokens = token_ids(tokenizer, texts, add_special_tokens=True)
         longest = min(room, self.recipe.data.max_prompt_tokens)

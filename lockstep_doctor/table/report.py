@@ -4,7 +4,7 @@ for people.
 `report.json` has the schema `lockstep_doctor.table/2`; figures that are not finite are null:
 
     verdict, exit_code    PASS, FAIL or INCONCLUSIVE: the worst of all cells and pairs
-    seconds, notes        time that it took; what was measured differently from what one would think
+    seconds, notes        time taken; deviations from the requested measurement
     model                 {path, digest, files}: digests of the weights and of each file
     environment, recipe   versions, machine and libraries; every option
     refused               requested backends that the machine cannot run
@@ -14,8 +14,8 @@ for people.
                           seconds, pairs}, …]
     repeats               [{cell, backend, times, same_tokens, bitwise, rms}, …]: repeated requests
 
-In a cell, `state` is measured, beyond context or cut by budget; `sequences` and `pairs` are there
-only for what was measured; `method` is {name, temperature, top_k, top_p}. Each of its `pairs` has
+In a cell, `state` is measured, beyond context or cut by budget; only measured cells have
+`sequences` and `pairs`; `method` is {name, temperature, top_k, top_p}. Each of its `pairs` has
 
     train, infer          names of the two backends
     verdict, reasons      of this pair in this cell, and a sentence for each clause that made it so
@@ -23,9 +23,9 @@ only for what was measured; `method` is {name, temperature, top_k, top_p}. Each 
     clauses               by side and name: {name, side, verdict, value, low, high, limit, what}
     drawn                 by the side that drew: {drawer, kind, columns, floor_rms, figures}
 
-`kind` is shaped (scored under the distribution that was drawn from) or plain (at temperature 1,
-among all tokens); `columns` names tensors of `columns.safetensors`; `figures` take the side that
-drew for the inference side.
+`kind` is shaped (scored under the sampling distribution) or plain (at temperature 1, over all
+tokens); `columns` names tensors of `columns.safetensors`; in `figures` the side that drew counts as
+the inference side.
 
 `columns.safetensors` has for cell c (its number in `cells`) and each drawer d, with N tokens in B
 sequences, of which M were drawn:
@@ -84,11 +84,11 @@ SCHEMA = "lockstep_doctor.table/2"
 
 @dataclass(frozen=True)
 class TableResult:
-    """All that a table found.
+    """Results of a table.
 
     Attributes:
-        refused: Backends that were asked for and that the machine cannot have.
-        notes: What was asked otherwise than one would think.
+        refused: Requested backends that the machine cannot run.
+        notes: Deviations from the requested measurement.
     """
 
     rows: Sequence[TableRow]
@@ -101,17 +101,17 @@ class TableResult:
 
     @property
     def repeats(self) -> list[Repeated]:
-        """Those of all cells."""
+        """Repeats of all cells."""
         return [repeat for row in self.rows for repeat in row.repeats]
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all."""
+        """The worst verdict of all cells."""
         return worst_of(one.verdict for one in self.judged.values())
 
 
 def describe(backend: Backend) -> dict[str, Any]:
-    """Describes a backend: settings, capabilities."""
+    """Describes a backend: settings, capabilities, context."""
     return {
         "settings": dict(backend.settings()),
         "capabilities": sorted(backend.capabilities),
@@ -215,7 +215,7 @@ def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
 
 
 def markdown(found: TableResult) -> str:
-    """Renders the table, then remarks on it."""
+    """Renders the table and remarks as Markdown."""
     rows: list[list[str]] = []
     for number, row in enumerate(found.rows):
         named = [
@@ -239,8 +239,8 @@ def markdown(found: TableResult) -> str:
 
 
 def _show(judged: CellJudgement) -> str:
-    """A cell: mean e^|Δ| over what the inference side drew, and over what the training side
-    drew.
+    """Renders a cell: mean e^|Δ| over the samples of the inference side and of the training
+    side.
     """
     drawn = [
         judged.clauses[f"{side}.mult_prob_error"].value
@@ -252,7 +252,7 @@ def _show(judged: CellJudgement) -> str:
 
 
 def _show_ratio(value: float) -> str:
-    """A mean e^|Δ| with two digits of what it is above 1, where four decimals would hide it."""
+    """Renders a mean e^|Δ|; close to 1, as `1 +` two significant digits."""
     above = value - 1
     if 0 < above < 1e-3:
         return f"1 + {above:.1e}"
@@ -260,10 +260,10 @@ def _show_ratio(value: float) -> str:
 
 
 def _remark(found: TableResult) -> Iterator[str]:
-    """Yields what was asked otherwise, and what is behind the numbers."""
+    """Yields remarks below the table."""
     yield (
-        "mean e^|Δ| over tokens that the inference side drew / that the training side drew, if "
-        "both drew."
+        "mean e^|Δ| over tokens sampled by the inference side / by the training side, if both "
+        "sampled."
     )
     yield from found.notes
     measured = [row for row in found.rows if row.state == "measured"]
@@ -272,8 +272,8 @@ def _remark(found: TableResult) -> Iterator[str]:
     ]
     if cut:
         yield (
-            f"judged by segments of fewer than {LEAST_CLUSTERS} long sequences, taken for "
-            f"independent, which says nothing of other texts: {'; '.join(cut)}."
+            f"bounds from segments of fewer than {LEAST_CLUSTERS} long sequences, taken as "
+            f"independent; they hold for these texts only: {'; '.join(cut)}."
         )
     yield from _determinism(found)
     for (number, pair), one in found.judged.items():
@@ -285,17 +285,19 @@ def _remark(found: TableResult) -> Iterator[str]:
 
 
 def _determinism(found: TableResult) -> Iterator[str]:
-    """Per backend how often the same request gave the same, bit for bit, and where it did not."""
+    """Yields how often repeated requests were bitwise equal, by backend, and the cells where they
+    were not.
+    """
     for backend in found.backends:
         own = [repeat for repeat in found.repeats if repeat.backend == backend]
         if own:
             times = sum(repeat.times for repeat in own)
             bitwise = sum(repeat.bitwise for repeat in own)
-            yield f"{backend}, asked the same again: {bitwise} of {times} bitwise the same."
+            yield f"{backend}, repeated requests: {bitwise} of {times} bitwise equal."
         for repeat in own:
             if repeat.bitwise < repeat.times:
                 yield (
-                    f"{backend}, {repeat.cell}: {repeat.bitwise} of {repeat.times} bitwise the "
-                    f"same, {repeat.same_tokens} of {repeat.times} in their tokens, RMS "
+                    f"{backend}, {repeat.cell}: {repeat.bitwise} of {repeat.times} bitwise equal, "
+                    f"{repeat.same_tokens} of {repeat.times} with equal tokens, RMS "
                     f"{repeat.rms:.2g} nats."
                 )

@@ -1,19 +1,18 @@
-"""Verdict on two sides: PASS if they surely agree, FAIL if they surely differ, INCONCLUSIVE if more
-data is needed.
+"""Verdict on two sides: PASS if they agree with confidence, FAIL if they differ with confidence,
+INCONCLUSIVE if more data is needed.
 
-A cell passes if every clause does, and fails if one does. Disagreement is what stands until it is
-refuted: a clause passes if even the far bound of its figure lies within the limit, and fails if
-even the near bound lies beyond.
+A cell passes if every clause passes, and fails if one clause fails. Disagreement is the null
+hypothesis: a clause passes if the far bound of its figure is within the limit, and fails if the
+near bound is beyond it.
 
-Far bounds are at the level of the whole table: it passes only if every cell does, so with one that
-should not it passes no more often than that cell (an intersection-union test, Berger 1982). Near
-bounds share the level among the cells, and in each among its sides and bounded figures
-(Bonferroni), since each more is a chance to fail wrongly.
+Far bounds use the level of the whole table: the table passes only if every cell does, so a wrong
+pass is no more likely than in a single bad cell (an intersection-union test, Berger 1982). Near
+bounds split the level among cells, sides and bounded figures (Bonferroni), since each is one more
+chance to fail wrongly.
 
-Rare tokens are the exception to far bounds of a cell's own: one too small for them passes if the
-bound of all cells of its pair together, or of those of its method, is within the limit. That
-certifies the rate of the pair, not of the cell, whose own must be within the limit as a plain
-figure.
+Rare tokens are an exception: a cell too small to bound them passes if the bound over all cells of
+its pair, or of its method, is within the limit, and the cell's own rate is within the limit. That
+certifies the rate of the pair, not of the cell.
 """
 
 from __future__ import annotations
@@ -47,34 +46,34 @@ EXIT_CODES: dict[Verdict, int] = {"FAIL": BROKEN, "INCONCLUSIVE": INCONCLUSIVE, 
 """Exit codes by verdict, worst first."""
 
 DUST = 1e-4
-"""Mean |Δ|, nats, that is nothing at all, at any floor.
+"""Mean |Δ|, nats, that is always allowed.
 
 Two orders of summation in fp32 differ by some 1e-6 to 1e-5 nats per token: 1e-4 leaves room for a
-deep model, where the floor happens to be bitwise zero. Rounding to bf16 makes a hundred times as
-much, and as a bias in every token 1e-4 is 1 % of the importance weight of a response of 100 tokens.
+deep model if its floor happens to be bitwise zero. Rounding to bf16 causes a hundred times as much.
+As a bias in every token, 1e-4 is 1 % of the importance weight of a response of 100 tokens.
 """
 _BOUNDED = ("mismatch", "mult_prob_error", "outliers", "support", "sequence_ess")
 FLOOR_FACTOR = 3.0
-"""Times that the mismatch may be what rounding alone makes of the same tokens."""
+"""Largest ratio of the mismatch to the effect of rounding alone on the same tokens."""
 OUTLIER = 1.0
-"""Nats: a token is an outlier from this |Δ| on."""
+"""|Δ| above which a token is an outlier, nats."""
 LARGEST_BIAS = 4.0
-"""Standard errors that a bias may be away from none."""
+"""Largest bias, in standard errors."""
 LEAST_ESS = 0.5
-"""Effective share of sequences, at least, if each were weighted by its importance ratio."""
+"""Smallest effective share of sequences under importance weighting."""
 _RARE = ("outliers", "support")  # a token without probability on one side is an outlier, too
 LEAST_CLUSTERS = 8
-"""Fewest clusters for valid bounds; below, nothing passes."""
+"""Fewest clusters for valid bounds; with fewer, nothing passes."""
 
 
 @dataclass(frozen=True)
 class Clause:
-    """One figure against its limit.
+    """One figure and its limit.
 
     Attributes:
-        side: Which side drew the tokens.
-        limit: What it may be; at most, but for `sequence_ess`.
-        what: Names the figure in words.
+        side: Side that drew the tokens.
+        limit: Upper limit; a lower limit for `sequence_ess`.
+        what: Name of the figure in words.
     """
 
     name: str
@@ -88,11 +87,11 @@ class Clause:
 
     @property
     def sentence(self) -> str:
-        """Sentence for a user."""
+        """The clause in words."""
         relation = {
             "PASS": "within",
             "FAIL": "beyond",
-            "INCONCLUSIVE": "not surely on either side of",
+            "INCONCLUSIVE": "not clearly within or beyond",
         }[self.verdict]
         if self.low < self.high:
             bounds = f" ({self.low:.5g} to {self.high:.5g})"
@@ -114,7 +113,7 @@ class CellJudgement:
 
     Attributes:
         metric: Mean of e^|Δ|, |Δ| counting at most `CAP`, over what the inference side drew.
-        clauses: All of them, by side and name as in `infer.mismatch`.
+        clauses: All clauses, by side and name as in `infer.mismatch`.
     """
 
     verdict: Verdict
@@ -125,7 +124,7 @@ class CellJudgement:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """A sentence for each clause that made the verdict what it is."""
+        """A sentence for each clause that decided the verdict."""
         return tuple(
             clause.sentence for clause in self.clauses.values() if clause.verdict == self.verdict
         )
@@ -141,14 +140,14 @@ def judge(
     """Judges one cell.
 
     Args:
-        drawn: By the side that drew, of which the inference side is one: both sides on its tokens,
-            and |Δ| that rounding in the declared types alone makes on these, nats [M]: what two
-            legitimate ways to compute them differ by. None: it is unknown, and only the limits that
-            need none apply.
-        cells: How many cells are judged together.
-        sampling: The distribution that was scored, and drawn from; None: temperature 1, all tokens.
-        tails: `judge_tails` of all cells, or of those of its method; where it passes, so does a
-            cell too small to bound so rare a thing, if its own share is within the limit.
+        drawn: By the side that drew, which includes the inference side: both sides on its tokens,
+            and the floor, the |Δ| that rounding in the declared types alone causes on them, nats
+            [M]. If the floor is None, only limits that do not need it apply.
+        cells: Number of cells judged together.
+        sampling: Distribution that tokens were drawn from and scored under; None: temperature 1,
+            all tokens.
+        tails: `judge_tails` of all cells, or of the method's cells. If it passes, so does a cell
+            too small to bound rare tokens whose own share is within the limit.
     """
     near_bounds = cells * len(_BOUNDED) * len(drawn)
     clauses: list[Clause] = []
@@ -176,23 +175,25 @@ def judge(
 
 
 def judge_tails(parts: Sequence[Compared], limits: DoctorLimits) -> Clause:
-    """The clause on outliers over several cells together: 4,603 tokens without one certify 1 in
+    """The outlier clause over several cells together: 4,603 tokens without an outlier certify 1 in
     1,000 at 99 %.
     """
     return _DrawnBy("infer", pool(parts), None, limits).outliers()
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of some verdicts; none at all show nothing."""
+    """The worst verdict; INCONCLUSIVE if there are none."""
     found = set(verdicts) or {"INCONCLUSIVE"}
     return next(verdict for verdict in EXIT_CODES if verdict in found)
 
 
 @dataclass(frozen=True)
 class _DrawnBy:
-    """Tokens that one side drew; `compared` has it in the place of the inference side.
+    """Tokens that one side drew.
 
-    `near_bounds` share the level.
+    Attributes:
+        compared: Both sides, with the drawer as the inference side.
+        near_bounds: Number of near bounds that share the level.
     """
 
     side: Side
@@ -203,14 +204,14 @@ class _DrawnBy:
     sampling: SamplingParams | None = None
 
     def clauses(self) -> list[Clause]:
-        """All clauses; those that need a floor only where there is one."""
+        """All clauses; those that need a floor only if there is one."""
         usual = [self.mult_prob_error(), self.outliers(), self.support()]
         if self.floor_M is None:
             return [self.mismatch(None), *usual]
         if self.floor_M.shape != self.compared.train.shape or not bool((self.floor_M >= 0).all()):
             raise InputError(
-                f"the floor needs one |Δ| for each of {self.compared.train.numel()} tokens; "
-                "measure it on them"
+                f"the floor needs one |Δ| for each of the {self.compared.train.numel()} tokens; "
+                "measure it on these tokens"
             )
         size_M = self.floor_M.double().clamp(max=CAP)
         if self.sampling is not None and self.sampling.greedy:
@@ -221,15 +222,15 @@ class _DrawnBy:
 
     @property
     def levels(self) -> tuple[float, float]:
-        """Levels of the near and the far bound of a figure that has a largest value."""
+        """Levels of the near and the far bound of a figure with an upper limit."""
         level = 1 - self.limits.confidence
         return level / self.near_bounds, level
 
     def mismatch(self, floor_M: Tensor | None) -> Clause:
-        """The capped metric against a multiple of the floor's, token by token, so that what moves
-        both moves neither.
+        """The capped metric against a multiple of the floor's, paired per token so that common
+        variation cancels.
 
-        Few clusters pass nothing.
+        With fewer than `LEAST_CLUSTERS` clusters it does not pass.
         """
         paired = cap(self.compared.delta)
         limit = self.limits.max_mult_prob_error
@@ -248,9 +249,9 @@ class _DrawnBy:
         )
 
     def mult_prob_error(self) -> Clause:
-        """The field's own test: the plain mean, no interval.
+        """The usual test of RL libraries: the plain mean, without an interval.
 
-        It fails where the capped one, which is less, does.
+        It fails if the near bound of the capped mean, which is smaller, is beyond the limit.
         """
         capped = bound(self.compared.totals(cap(self.compared.delta)), mean, *self.levels)
         value = mult_prob_error(self.compared.delta)
@@ -273,10 +274,10 @@ class _DrawnBy:
         )
 
     def support(self) -> Clause:
-        """Tokens that were drawn and that one side gives no probability.
+        """The share of drawn tokens to which one side gives no probability.
 
-        Under top-k and top-p rounding moves a token over the edge now and then: they may be as rare
-        as outliers. Where every token can be drawn, one is proof.
+        Under top-k and top-p, rounding occasionally moves a token across the edge, so the limit is
+        that of outliers. If every token can be drawn, a single such token fails.
         """
         broken_M = ~self.compared.supported
         what = "the share of tokens with no probability on one side"
@@ -286,20 +287,19 @@ class _DrawnBy:
         return self._clause("support", Bounded(share, share, share), 0.0, what)
 
     def sequence_ess(self, floor_M: Tensor) -> Clause:
-        """Effective share of sequences, or what the allowed multiple of the floor would leave of
-        long ones, if less.
+        """The effective share of sequences; for long ones the limit is lower if the allowed
+        multiple of the floor alone explains it.
 
-        Independent rounding errors add up in a sequence to a log-weight of variance v = Σ floor²,
-        which leaves e^−v.
+        Independent rounding errors in a sequence sum to a log-weight of variance v = Σ floor², for
+        which the effective share is e^−v.
         """
         spread = float(floor_M.square().sum() / (self.compared.lengths > 0).sum())
         limit = min(LEAST_ESS, math.exp(-(FLOOR_FACTOR**2) * spread))
         log_weight = sequence_weights(self.compared)
-        found = Bounded(
-            0.0, 0.0, 0.0
-        )  # where the side in the inference side's place could draw none of the tokens
+        found = Bounded(0.0, 0.0, 0.0)  # if the drawer could draw none of the tokens
         if log_weight.numel():
-            weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()  # of the heaviest: 1
+            # relative to the heaviest
+            weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()
             totals = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1)
             (near, far) = self.levels
             found = bound(
@@ -318,9 +318,9 @@ class _DrawnBy:
         """Tests that the other side's probabilities sum to 1 on the samples, which rounding does
         not change.
 
-        E[e^Δ] = 1 if tokens come from the very distribution that was scored, and so E[Δ] ≈
-        −E[Δ²]/2. A bias counts beyond the floor's variance, by which scores that are not the
-        drawing pass's own may shift both, and beyond `DUST`.
+        E[e^Δ] = 1 if tokens come from the distribution that was scored, so E[Δ] ≈ −E[Δ²]/2. Allowed
+        are `DUST` and the floor's variance, by which scores from a pass other than the drawing one
+        may shift both.
         """
         allowed = DUST + float(floor_M.square().mean())
         both = self.compared.select(self.compared.supported)
@@ -344,13 +344,13 @@ class _DrawnBy:
     def _clause(
         self, name: str, found: Bounded, limit: float, what: str, verdict: Verdict | None = None
     ) -> Clause:
-        """A figure; without a verdict it may have its limit at most."""
+        """A clause; by default its limit is an upper limit."""
         verdict = verdict or _decide(found.low, found.high, limit)
         return Clause(name, self.side, verdict, found.value, found.low, found.high, limit, what)
 
 
 def _decide(low: float, high: float, limit: float) -> Verdict:
-    """Decides if a figure between two bounds is within a largest value."""
+    """Decides whether a figure between two bounds is within an upper limit."""
     if low > limit:
         return "FAIL"
     if high <= limit:

@@ -42,7 +42,7 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
     monkeypatch.setattr("lockstep_doctor.table.measure.SHORTEST_SEGMENT", 2)
     options = "grid.lengths=[24]", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
     few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
-    assert "judged by segments of fewer than 8 long sequences" in markdown(few)
+    assert "bounds from segments of fewer than 8 long sequences" in markdown(few)
     many = found(
         asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"]
     )

@@ -125,7 +125,7 @@ def test_the_table_is_markdown(passed: tuple[Path, int]) -> None:
     drawn = r"1 \+ \d\.\de-\d\d"
     assert re.fullmatch(rf"\| 12 \| real \| greedy \| 8 \| {drawn} / {drawn} .* PASS \|", lines[2])
     assert lines[7] == "| 48 | real | T=0.7 top_p=0.9 | 8 | beyond context |"
-    assert "- torch, asked the same again: 4 of 4 bitwise the same." in lines
+    assert "- torch, repeated requests: 4 of 4 bitwise equal." in lines
     assert lines[-1] == "**PASS** of 4 of 6 rows; the others were not measured"
 
 
@@ -282,7 +282,7 @@ def test_a_column_that_the_machine_refuses_is_shown(
     printed = capsys.readouterr().out
     assert "| hf vs torch | megatron |" in printed
     assert printed.count("| refused |") == 2, "once a row"
-    assert "megatron is skipped: Megatron computes bf16 on GPUs alone" in printed
+    assert "megatron is skipped: Megatron computes bf16 only on GPUs" in printed
     assert json.loads(Path("out/report.json").read_text())["refused"] == ["megatron"]
 
 
@@ -309,7 +309,7 @@ def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -
         (2.5e-12) ** 0.5, rel=0.2
     )  # 1 and 2 millionths away from the first
     assert (
-        "torch, 12 real, greedy, batch 8: 1 of 3 bitwise the same, 3 of 3 in their tokens"
+        "torch, 12 real, greedy, batch 8: 1 of 3 bitwise equal, 3 of 3 with equal tokens"
         in markdown(what)
     )
 
@@ -407,7 +407,7 @@ def test_options_are_heeded(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["backends=[hf,hf]"], "backends names one twice"),
+        (["backends=[hf,hf]"], "backends has a duplicate"),
         (["backends=[hf]"], "backends"),
         (["data.prompts=nowhere.jsonl"], "nowhere.jsonl"),
     ],

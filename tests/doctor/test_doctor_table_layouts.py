@@ -73,9 +73,9 @@ def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) ->
     ("backends", "said"),
     [
         ("[torch,torch-ep2]", "backends"),
-        ("[torch,torch-tp2tp2]", "torch-tp2tp2 says one size twice"),
+        ("[torch,torch-tp2tp2]", "torch-tp2tp2 gives one size twice"),
         ("[torch,torch-tp3]", "num_attention_heads"),
-        ("[torch-tp2,torch-dp2]", "none of torch-tp2, torch-dp2 draws responses"),
+        ("[torch-tp2,torch-dp2]", "none of torch-tp2, torch-dp2 generates"),
     ],
 )
 def test_layouts_that_are_none_are_refused(

@@ -158,7 +158,7 @@ def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
     alone = judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS)
     assert alone.verdict == "INCONCLUSIVE"
     assert len(alone.reasons) == 1
-    assert "not surely on either side of the limit 0.001" in alone.reasons[0]
+    assert "not clearly within or beyond the limit 0.001" in alone.reasons[0]
     tails = judge_tails(cells, LIMITS)
     assert (
         judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=tails).verdict

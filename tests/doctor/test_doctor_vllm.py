@@ -92,7 +92,7 @@ def test_what_it_decodes_is_under_the_drawn_distribution(
 ) -> None:
     batch = backend.generate(requests(), SamplingParams(max_tokens=30, temperature=0.7, top_k=20))
     assert gap(batch, batch["sampler_logprob"], hf.score(batch)) < 1e-4
-    with pytest.raises(ValueError, match="temperature 1 and over all tokens only"):
+    with pytest.raises(ValueError, match="only at temperature 1 over all tokens"):
         backend.score(batch)
 
 

@@ -36,7 +36,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
 def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
     found = list_checks(trial)
     for name, what in (("learner over all GPUs", "two GPUs"), ("weight sync, cuda_ipc", "a GPU")):
-        with pytest.raises(InputError, match=f"it takes {what}"):
+        with pytest.raises(InputError, match=f"needs {what}"):
             found[name]()
     for name in (
         "copy",
@@ -91,7 +91,7 @@ def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
         raise IndexError("no such stream")
 
     def absent() -> Measured:
-        raise InputError("it takes two GPUs")
+        raise InputError("needs two GPUs")
 
     listed: Mapping[str, Callable[[], Measured]] = {}
     told: list[dict[str, str]] = []

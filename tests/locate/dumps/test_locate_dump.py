@@ -207,7 +207,7 @@ def test_healthy_sides_are_not_wrong(
         write(tmp_path / "d.jsonl", train(IDS), infer(IDS), temperature=temperature), folder
     )
     assert found.wrong == []
-    assert list(describe_dump(found))[-1] == "neither side leaves the model"
+    assert list(describe_dump(found))[-1] == "both sides agree with the model"
 
 
 def test_the_temperature_of_the_dump_says_which_side_is_wrong(folder: Path, tmp_path: Path) -> None:
@@ -216,18 +216,17 @@ def test_the_temperature_of_the_dump_says_which_side_is_wrong(folder: Path, tmp_
     assert [(one.side, one.stage, one.change) for one in found.wrong] == [
         ("infer", "temperature", "")
     ]
-    assert found.sides[0].change == "at the temperature that the dump says"
+    assert found.sides[0].change == "at the dump's temperature"
 
 
 def test_what_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "_MOST_IDS", 10 * LENGTH)
     found = locate_dump(write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)), folder)
     said = list(describe_dump(found))
-    assert said[0] == f"420 generated tokens of 10 of 16 rows, beside {folder} in float32"
+    assert said[0] == f"420 generated tokens of 10 of 16 rows, compared with {folder} in float32"
     assert said[-1] == "wrong: infer"
     assert any(
-        line.startswith("infer (generation_logprobs) is 1.")
-        and "leaves the model at the column" in line
+        line.startswith("infer (generation_logprobs) is 1.") and "it deviates at the column" in line
         for line in said
     )
     assert any("rows have another row's values" in line for line in said)
@@ -258,26 +257,26 @@ def test_a_model_that_gives_nan_judges_no_side(
     monkeypatch.setattr(judge, "load", load_broken)
     with pytest.raises(
         DumpError,
-        match=f"in {broken}".replace("torch.", "") + " gives log-probabilities that are NaN",
+        match=f"in {broken}".replace("torch.", "") + " returns NaN log-probabilities",
     ):
         locate_dump(write(tmp_path / "d.jsonl", score(IDS), score(IDS)), folder)
 
 
 def test_what_cannot_be_judged_gets_one_sentence(folder: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", score(IDS), score(IDS))
-    with pytest.raises(DumpError, match=r"has no config\.json"):
+    with pytest.raises(DumpError, match=r"missing config\.json"):
         locate_dump(path, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "unheard"}')
     with pytest.raises(DumpError, match="transformers cannot load it: "):
         locate_dump(path, tmp_path)
     other = write(tmp_path / "other.jsonl", score(IDS), score(IDS), IDS + 1)
-    with pytest.raises(DumpError, match="knows 97 ids, but the dump has id 97; is it that"):
+    with pytest.raises(DumpError, match="the model has 97 token ids, but the dump has id 97"):
         locate_dump(other, folder)
     bare = tmp_path / "bare.jsonl"
     bare.write_text(
         json.dumps({"prev_logprobs": [-1.0], "generation_logprobs": [-1.0], "mask": [1]})
     )
-    with pytest.raises(DumpError, match="the dump has no ids of prompt and response"):
+    with pytest.raises(DumpError, match="the dump has no token ids"):
         locate_dump(bare, folder)
 
 
@@ -285,9 +284,7 @@ def test_a_temperature_that_a_dump_does_not_say_is_doubted(folder: Path, tmp_pat
     path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS))
     said = list(describe_dump(locate_dump(path, folder)))
     assert said[-2] == "wrong: train"
-    assert said[-1].startswith(
-        "the dump does not say the temperature, and 1 was taken: if they were sampled at"
-    )
+    assert said[-1].startswith("the dump has no temperature, so 1 is assumed; if it was sampled at")
     told = write(tmp_path / "e.jsonl", cold(IDS), score(IDS), temperature=0.7)
     assert not locate_dump(told, folder).doubt
     assert not locate_dump(write(tmp_path / "f.jsonl", score(IDS), score(IDS)), folder).doubt

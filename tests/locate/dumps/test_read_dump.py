@@ -209,7 +209,7 @@ def test_zeros_that_may_be_context_are_refused_without_a_mask(
     row = {"old_log_probs": train, "rollout_log_probs": infer}
     with pytest.raises(
         DumpError,
-        match=r"line 1: there is no mask, and rollout_log_probs is exactly 0 at . entries",
+        match=r"line 1: missing mask, and rollout_log_probs is exactly 0 at . entries",
     ):
         read_dump(_jsonl(tmp_path / "d.jsonl", [row]))
 
@@ -270,38 +270,35 @@ ONE = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.0], "respon
     [
         (_save({"samples": [Evil()]}), (r"d\.pt: holds builtins\.eval, which only running code "
                                        r"could read")),
-        (_write("d.pt", b"PK\x03\x04" + b"\0" * 99), r"d\.pt: is no file of torch\.save"),
-        (_save([1, 2]), "is no dict of columns but list"),
+        (_write("d.pt", b"PK\x03\x04" + b"\0" * 99), r"d\.pt: not a file written by torch\.save"),
+        (_save([1, 2]), "expected a dict of columns, got list"),
         (_save({"old_log_probs": torch.zeros(2, 3), "input_ids": torch.zeros(3, 3)}), ("one row of "
                                                                                       "tokens for "
                                                                                       "each seq")),
         (_write("d.safetensors", b"\xff" * 40), r"d\.safetensors: cannot be read"),
-        (_write("d.jsonl", b'{"a": [1\n'), r"line 1: is no JSON"),
-        (_write("d.jsonl", b"[" * 100000), r"line 1: is no JSON"),
-        (_write("d.jsonl", b"[]\n"), r"line 1: is no row \(a JSON object\) but list"),
-        (_write("d.npz", b""), (r"d\.npz: no reader for this kind of file; what is read is "
-                               r"\.jsonl, ")),
-        (lambda folder: folder / "d.jsonl", "there is no such file"),
-        (lambda folder: folder, "has no dump in it"),
-        (_rows({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 1}), ("there are "
-                                                                                     "gts, input, "
-                                                                                     "out")),
+        (_write("d.jsonl", b'{"a": [1\n'), r"line 1: invalid JSON"), (_write("d.jsonl", b"[" * 100000), r"line 1: invalid JSON"),
+        (_write("d.jsonl", b"[]\n"), r"line 1: expected a JSON object, got list"),
+        (_write("d.npz", b""), r"d\.npz: cannot read this kind of file; use one of \.jsonl, "),
+        (lambda folder: folder / "d.jsonl", "no such file"),
+        (lambda folder: folder, "no dump in this folder"),
+        (_rows({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 1}), ("found: gts, "
+                                                                                     "input, out")),
         (_rows(ONE | {"log_probs": [-1.0, -2.0]}), ("old_log_probs and log_probs could both be "
                                                    "train")),
         (_rows(ONE, ONE | {"old_log_probs": [-1.0]}), ("line 2: old_log_probs has 1 entries and "
                                                       "rollout_log_probs")),
-        (_rows(ONE | {"old_log_probs": [-1.0, math.nan]}), ("old_log_probs has nan at entry 1, "
-                                                           "which is no log-prob")),
-        (_rows(ONE | {"old_log_probs": [-1.0, 10**400]}), "old_log_probs is no list of numbers"),
-        (_rows(ONE | {"input_ids": [10**30, 4]}), "input_ids: 1e\\+30 at entry 0 is no token id"),
-        (_rows(ONE, ONE | {"old_log_probs": "-1"}), (r"line 2: old_log_probs has shape \[\], and "
-                                                    r"not")),
+        (_rows(ONE | {"old_log_probs": [-1.0, math.nan]}), ("old_log_probs has nan at entry 1; not "
+                                                           "a log-prob")),
+        (_rows(ONE | {"old_log_probs": [-1.0, 10**400]}), "old_log_probs is not a list of numbers"),
+        (_rows(ONE | {"input_ids": [10**30, 4]}), "input_ids: 1e\\+30 at entry 0 is not a token id"),
+        (_rows(ONE, ONE | {"old_log_probs": "-1"}), (r"line 2: old_log_probs has shape \[\]; "
+                                                    r"expected")),
         (_rows(ONE | {"response_mask": [1]}), "response_mask has 1 entries for 2 log-probabilities"),
-        (_rows(ONE | {"response_mask": [1, 2]}), "response_mask has entries besides 0 and 1"),
-        (_rows(ONE | {"response_mask": [0, 0]}), "no token is left to compare; is the mask right"),
+        (_rows(ONE | {"response_mask": [1, 2]}), "response_mask has values other than 0 and 1"),
+        (_rows(ONE | {"response_mask": [0, 0]}), "no token is left to compare; check the mask"),
         (_rows(ONE | {"input_ids": [4]}), "rollout_log_probs has 2 entries for 1 ids"),
-        (_rows(ONE | {"temperature": "warm"}), "temperature is 'warm', which is no number"),
-        (_rows(ONE | {"temperature": -1}), "temperature is -1, and not from 0 to 1e"),
+        (_rows(ONE | {"temperature": "warm"}), "temperature is 'warm'; expected a number"),
+        (_rows(ONE | {"temperature": -1}), "temperature is -1; expected a value from 0 to 1e"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_gets_one_sentence(
@@ -314,7 +311,5 @@ def test_what_cannot_be_read_gets_one_sentence(
 
 
 def test_a_column_that_is_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        DumpError, match="has no column 'x', which is to be train; there are old_log"
-    ):
+    with pytest.raises(DumpError, match="missing column 'x' for train; found: old_log"):
         read_dump(_jsonl(tmp_path / "d.jsonl", [ONE]), FieldNames(train="x"))
