@@ -1,5 +1,5 @@
-"""Two columns of log-probabilities of the same tokens, as a dump of any program has them, and how
-they differ.
+"""Compares two columns of log-probabilities of the same tokens, from a dump of any program, and
+finds patterns in their differences.
 """
 
 from __future__ import annotations
@@ -21,44 +21,43 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 ColumnSide = Literal["train", "infer"]
 RowFact = Literal["temperature", "prompt"]
-"""Numbers that a dump may say of each row; rows with the same `prompt` answer the same one."""
+"""Facts that a dump may give for each row; rows with the same `prompt` answer the same prompt."""
 
 SIDES: Mapping[ColumnSide, str] = {"train": "training", "infer": "inference"}
-"""Names of both sides where nothing else is said."""
+"""Default names of both sides."""
 
 TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0)
-"""Temperatures that are tried where a column differs."""
+"""Temperatures to try if a column differs."""
 
 _FAR = 5.0
-"""Multiple of the usual difference from which a token counts as hit."""
+"""Multiple of the usual difference above which a token counts as off."""
 _OFF = 20.0
-"""The same for tokens whose values nothing explains."""
+"""The same for tokens whose values no formula explains."""
 _EXPLAINED = 0.14
-"""Share of the difference that may be left where a formula is the whole of it."""
+"""Largest share of the difference that a formula may leave unexplained."""
 _LEAST_OFF = 1e-3
-"""Nats: less may be made by rounding alike in all tokens."""
+"""Mean difference that rounding may cause in all tokens, nats."""
 _LEAST_SIZE = 1e-3
-"""Numbers below it have too few digits to say anything."""
+"""Magnitude below which numbers have too few digits to judge their format."""
 _LEAST_TOKENS = 8
 _LEAST_REPEATS = 5
 _LEAST_FITTED = 200
 _SINGLE = 2.0**-23
-"""Relative spacing of fp32, in which columns are computed."""
+"""Relative spacing of fp32, the type of the columns' computation."""
 _MOST_ROWS = 512
 _PLACES = 64
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mark in two columns; it does not prove what left it.
+    """A pattern in the differences of two columns; it does not prove a cause.
 
     Attributes:
-        kind: In a few words, such as `exactly 0` or `rows moved`.
-        side: Whose numbers show it; None: that cannot be told.
-        tokens: Number of tokens that have it.
+        kind: A short name, such as `exactly 0` or `rows moved`.
+        side: Side whose numbers show it; None if unknown.
+        tokens: Number of affected tokens.
         where: Rows and positions of these tokens.
-        share: Of the squares of the differences, each counting at most 3 nats, that lie in these
-            tokens.
+        share: Share of all squared differences, each counting at most 3 nats, in these tokens.
     """
 
     kind: str
@@ -71,16 +70,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """Two sides' log-probabilities of N entries in B rows, one row after the other.
+    """Both sides' log-probabilities of N entries in B concatenated rows.
 
     Attributes:
         train: Log-probabilities of the training side, nats, float64 [N].
-        infer: Of the inference side, float64 [N].
-        mask: True for tokens that were generated, bool [N]; the others are not compared.
-        offsets: Where each row begins, and N: int64 [B + 1].
-        ids: Token ids, int64 [N]; None: unknown.
-        facts: What is known of the rows besides, float64 [B] each.
-        names: What the sides are called in sentences.
+        infer: Log-probabilities of the inference side, nats, float64 [N].
+        mask: True for generated tokens, bool [N]; only these are compared.
+        offsets: Start of each row, then N: int64 [B + 1].
+        ids: Token ids, int64 [N]; None if unknown.
+        facts: Further facts about rows, float64 [B] each.
+        names: Names of the sides in messages.
     """
 
     train: Tensor
@@ -107,7 +106,7 @@ class TokenColumns:
         return torch.arange(self.train.numel()) - self.offsets[:-1][self.row]
 
     def compare(self) -> Compared:
-        """Both sides on the tokens that were generated."""
+        """Both sides on the generated tokens."""
         lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, self.mask.long())
         prompt = self.facts.get("prompt")
         return Compared(
@@ -119,7 +118,7 @@ class TokenColumns:
         )
 
     def take(self, rows: int) -> TokenColumns:
-        """The rows in front."""
+        """The first `rows` rows."""
         end = int(self.offsets[rows])
         facts: dict[RowFact, Tensor] = {name: value[:rows] for name, value in self.facts.items()}
         return replace(
@@ -134,10 +133,11 @@ class TokenColumns:
 
 
 def examine_columns(columns: TokenColumns) -> list[Finding]:
-    """Returns how two columns differ; nothing where they differ as rounding makes them differ.
+    """Returns patterns in the differences of two columns; none if rounding explains the
+    differences.
 
-    Each finding speaks of tokens that the ones before it left: numbers of few digits, values that
-    repeat, values of other rows, and a formula for those that are left.
+    The order is: numbers of few digits, repeated values, values of other rows, and a formula for
+    the rest. Each finding covers tokens that earlier ones do not.
     """
     compared = columns.compare()
     if compared.train.numel():
@@ -146,7 +146,7 @@ def examine_columns(columns: TokenColumns) -> list[Finding]:
 
 
 class _ColumnExaminer:
-    """Two columns as arrays, and which tokens no finding speaks of yet."""
+    """Two columns as arrays, and the tokens that no finding covers yet."""
 
     def __init__(self, columns: TokenColumns, compared: Compared) -> None:
         self._names = columns.names
@@ -174,8 +174,8 @@ class _ColumnExaminer:
             yield self._report("off", f"off by {rms:.2g} nats (root mean square)", None, off)
 
     def _report(self, kind: str, what: str, side: ColumnSide | None, tokens: Bools) -> Finding:
-        """The finding; the next ones do not speak of its tokens, unless it is about their
-        digits.
+        """Builds a finding and removes its tokens from later ones, unless it is about number
+        formats.
         """
         squares = np.square(self._delta)
         row = self._compared.row.numpy()
@@ -190,7 +190,9 @@ class _ColumnExaminer:
         return Finding(kind, what, side, int(tokens.sum()), f"{rows}, {positions}", share)
 
     def _find_digits(self) -> Iterator[Finding]:
-        """Sides whose numbers all have few digits; what these make is no difference then."""
+        """Finds sides whose numbers all have few digits; differences within that spacing no longer
+        count.
+        """
         for side, compared in self._sides.items():
             own = compared.infer.numpy()
             judged = np.isfinite(own) & (np.abs(own) > _LEAST_SIZE)
@@ -202,20 +204,20 @@ class _ColumnExaminer:
             self._spacing = np.maximum(self._spacing, spacing(np.nan_to_num(own)))
 
     def _find_repeated(self, excess: Floats) -> Iterator[Finding]:
-        """Zeros, constants, clamps and what is no number, by side."""
+        """Finds zeros, constants, clamps and non-finite values, by side."""
         for side, compared in self._sides.items():
             own = compared.infer.numpy()
             other = compared.train.numpy()
             broken = self._free & ~np.isfinite(own)
             if broken.any():
-                yield self._report("not finite", "minus infinity or no number", side, broken)
+                yield self._report("not finite", "infinite or NaN", side, broken)
             far = self._free & (excess > _FAR) & np.isfinite(own)
             values, count = np.unique(own[far], return_counts=True)
             for value in values[count >= _LEAST_REPEATS]:
                 tokens = far & (own == value)
                 is_coarse = (
                     value != 0 and (self._spacing[tokens] > 0).mean() > 0.5
-                )  # such numbers repeat
+                )  # coarse numbers repeat by chance
                 if not is_coarse and np.mean(other[tokens] == other[tokens][0]) < 0.5:
                     yield self._report(*_name_value(float(value), own, other, tokens), side, tokens)
 
@@ -232,8 +234,8 @@ class _ColumnExaminer:
         yield self._report("rows moved", what, None, tokens)
 
     def _explain(self, tokens: Bools) -> Iterator[Finding]:
-        """A formula for one side's values of some tokens, given the other's, that is the whole of
-        the difference.
+        """Finds a formula from one side's values to the other's that explains the difference on
+        some tokens.
         """
         if tokens.sum() < _LEAST_TOKENS:
             return
@@ -249,12 +251,10 @@ class _ColumnExaminer:
                 f"{self._names[side]}'s values are "
                 f"{what.replace(_OTHERS, self._names[other] + _OF)}"
             )
-            yield self._report(
-                kind, f"{said}; {left:.1%} of the difference is left so", None, tokens
-            )
+            yield self._report(kind, f"{said}; {left:.1%} of the difference is left", None, tokens)
 
     def _fit(self) -> Iterator[Finding]:
-        """A nucleus of one side, where all tokens that are left clearly look like it."""
+        """Finds a nucleus of one side, if the remaining tokens clearly show one."""
         tokens = self._free
         for side, compared in self._sides.items():
             kept = _find_nucleus(compared.infer.numpy()[tokens], compared.train.numpy()[tokens])
@@ -268,16 +268,16 @@ class _ColumnExaminer:
 
 
 def measure_excess(compared: Compared, spacing: Floats | float = 0.0) -> Floats:
-    """Returns of each token how many times the usual difference it is off, [M]; infinite where one
-    side has no number.
+    """Returns each token's difference in multiples of the usual one, [M]; infinite if one side is
+    not finite.
 
-    Rounding moves the log-probability of a token in proportion to 1 − p, and by the last digit of
-    what it is kept in. What is usual is taken from the quarter of the tokens that are least off, so
-    that damage to most of them does not count as usual.
+    Rounding moves a log-probability in proportion to 1 − p, and by the last digit of its storage
+    type. The usual difference is estimated from the quarter of tokens with the smallest
+    differences, so that damage to most tokens does not count as usual.
 
     Args:
         compared: Both sides.
-        spacing: Of the numbers that both are kept in, where it is coarser than fp32's.
+        spacing: Spacing of the stored numbers, if coarser than fp32's.
     """
     off = compared.delta.abs().numpy()
     surprise = (
@@ -296,8 +296,8 @@ def measure_excess(compared: Compared, spacing: Floats | float = 0.0) -> Floats:
 
 
 def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> tuple[str, str]:
-    """Kind and name of a value that many tokens have: a bound, if the other side lies beyond it
-    there.
+    """Returns kind and description of a value that many tokens have: a bound if the other side lies
+    beyond it.
     """
     if value == 0.0:
         return "exactly 0", "exactly 0"
@@ -309,9 +309,7 @@ def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> tupl
 
 
 _Grid = tuple[str, Callable[[Floats], Bools], Callable[[Floats], Floats]]
-"""A format that columns may be kept in: its name, which numbers are of it, and how far apart they
-are there.
-"""
+"""A number format: its name, a test whether numbers have it, and their spacing."""
 
 
 def _digits_of(name: str, dtype: torch.dtype) -> _Grid:
@@ -345,13 +343,13 @@ _GRIDS = (
 _OTHERS = "the others"
 _OF = "'s"
 _Formula = tuple[str, str, float, float]
-"""Kind, words, share of the mean difference that it does not explain, and what it must explain more
-than others.
+"""Kind, description, unexplained share of the mean difference, and a penalty in the choice among
+formulas.
 """
 
 
 def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
-    """Formulas for the inference side's values of some tokens, given the training side's."""
+    """Yields formulas from the training side's values to the inference side's on some tokens."""
     own = compared.infer.numpy()[tokens]
     other = compared.train.numpy()[tokens]
     before = max(_mean_off(own, other), 1e-300)
@@ -370,11 +368,9 @@ def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
 
 
 def find_row_order(compared: Compared) -> dict[int, int]:
-    """Finds the rows whose values are those of another row on the training side: row → the row that
-    has them.
+    """Finds rows whose values are a different row's on the training side; returns row → source row.
 
-    Rows are compared by the first tokens that both have, so rows of other lengths may be found as
-    well.
+    Rows are compared on their common first tokens, so rows of different lengths can match.
     """
     rows = compared.lengths.numel()
     if not 2 <= rows <= _MOST_ROWS:
@@ -405,10 +401,9 @@ def _mean_off(a: Floats, b: Floats) -> float:
 
 
 def _find_nucleus(own: Floats, other: Floats) -> float | None:
-    """The nucleus over which one side is renormalized: Δ of one sign, up to −log top_p and not
-    farther.
+    """Finds the nucleus over which one side is renormalized: Δ has one sign and ends at −log top_p.
 
-    Where one token is the whole nucleus, that side says 0, and the other does not.
+    If one token is the whole nucleus, that side has 0 and the other does not.
     """
     gain = own - other
     kept = math.exp(-gain.max())

@@ -1,4 +1,4 @@
-"""The cut points of a decoder: one name for one value, in every engine."""
+"""Cut points of a decoder: names of intermediate values, the same in every engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ End = Literal["in", "out"]
 
 @dataclass(frozen=True)
 class CutPoint:
-    """A value that flows through the model.
+    """The name of an intermediate value of the model.
 
     Attributes:
         stage: `embed`, `resid_in`, `attn_norm`, `q`, `k`, `v`, `attn`, `o`, `resid_mid`,
             `mlp_norm`, `router`, `routed`, `experts`, `gate`, `up`, `act`, `down`, `resid_out`,
-            `final_norm`, `logits`, `output`; an engine's own name of anything else.
-        layer: Of a decoder layer, from 0; None outside of layers.
+            `final_norm`, `logits`, `output`; an engine's own name for other values.
+        layer: Number of the decoder layer, from 0; None outside layers.
     """
 
     stage: str
@@ -42,20 +42,19 @@ class CutPoint:
 
 
 OUTPUT = CutPoint("output")
-"""The logits that the model returns, with all that is done to those of its head."""
+"""The logits that the model returns, after scaling and soft-capping."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """One pass over one sequence.
+    """Values of one pass over one sequence.
 
     Attributes:
-        logits: Of every position, [T, V].
-        seen: What flowed through each cut, in order of execution, before anything was put in its
-            place.
-        column: Log-probabilities of the tokens from the second on, as the engine delivers them, [T
-            - 1]; None: it delivers none.
-        hidden: Cuts that this engine never comes by, because one kernel of it goes past them.
+        logits: Logits of every position, [T, V].
+        seen: Value of each cut, in order of execution, before it was overwritten.
+        column: Log-probabilities of the tokens from the second on, as the engine returns them, [T -
+            1]; None if it returns none.
+        hidden: Cuts that this engine does not have, because a fused kernel skips them.
     """
 
     logits: Tensor
@@ -70,7 +69,7 @@ class Capture:
 
 
 ROUTED = "routed"
-"""The stage of what experts are given: states, ids of experts, weights."""
+"""Stage of the experts' inputs: states, expert ids, weights."""
 
 TRUNK = (
     "resid_in",
@@ -84,7 +83,7 @@ TRUNK = (
     ROUTED,
     "experts",
 )
-"""Stages through which all of a layer goes; between them are branches side by side."""
+"""Stages that every value of a layer passes; parallel branches lie between them."""
 
 _LAYER = re.compile(r"^(?:.*\.)?(?:layers|h|blocks)\.(\d+)\.(.+)$")
 
@@ -110,17 +109,17 @@ _INSIDE: tuple[tuple[str, str | None, str | None], ...] = (
     (r".*\.gate_up_proj", None, "gate_up"),
     (r".*\.(down_proj|fc2|dense_4h_to_h)|mlp\.c_proj", "act", "down"),
 )
-"""Modules inside a layer: what they are called, and the cuts at their input and output."""
+"""Patterns of module names inside a layer, and the stages at their input and output."""
 
 _NORMED_TWICE = ("post_attention_layernorm", "post_feedforward_layernorm")
-"""Norms behind a block's output, in models that have one before the MLP, too."""
+"""Norms after a block's output, in models that also have one before the MLP."""
 
 
 def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
-    """Names the inputs and outputs of modules, each by another name.
+    """Gives each input and output of modules a unique name.
 
     Args:
-        paths: Of all modules that are watched, by the names of `transformers`.
+        paths: Paths of all watched modules, by the names of `transformers`.
     """
     normed_twice = any(path.endswith("pre_feedforward_layernorm") for path in paths)
     named: dict[tuple[str, End], CutPoint] = {}
@@ -140,7 +139,7 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
     for own_name in (
         lambda path: _place(path)[1],
         lambda path: path,
-    ):  # as attention beside Mamba has in one layer
+    ):  # a name may repeat in a layer, as with attention and Mamba
         count = Counter(named.values())
         named = {
             (path, end): cut
@@ -152,7 +151,7 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
 
 
 def _place(path: str) -> tuple[int | None, str]:
-    """The layer of a module and its path inside of it; outside of layers None, and its name."""
+    """The layer of a module and its path inside the layer; outside layers None and its name."""
     found = _LAYER.match(path)
     if found:
         return (int(found[1]), found[2])

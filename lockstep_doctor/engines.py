@@ -1,4 +1,4 @@
-"""Engines that can be looked into: each has a tap, and is found by its name."""
+"""Registry of engines with a tap."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ ENGINES: Mapping[str, str] = {
     "torch_sampler": "lockstep_doctor.taps.torch_sampler:open_sampler",
     "vllm": "lockstep_doctor.taps.vllm.tap:open_vllm",
 }
-"""The place of each engine's `OpenTap`, `package.module:function`, by the engine's name."""
+"""`OpenTap` of each engine, as `package.module:function`."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The way in which an engine is to compute.
+    """Options of an engine.
 
     Attributes:
-        dtype: Of weights and activations.
-        parallel: Sizes of a layout, such as `{"tp": 2}`; empty: one process.
-        neighbors: Sequences before it in the row, of an engine that packs; it is the last.
-        prompt: So many tokens are read by prefill, the others one by one, by decoding; None: all by
-            prefill.
-        settings: Options of the engine alone, by its names.
+        dtype: Type of weights and activations.
+        parallel: Parallel sizes, such as `{"tp": 2}`; empty: one process.
+        neighbors: Number of other sequences packed before the one that is read.
+        prompt: Number of tokens to prefill; the others are decoded one by one. None: prefill all.
+        settings: Engine-specific options.
     """
 
     dtype: torch.dtype = torch.float32
@@ -45,14 +44,14 @@ class EngineOptions:
 
 
 OpenTap = Callable[[Path, EngineOptions], AbstractContextManager[Tap]]
-"""Loads a model into an engine, and closes it at the end of the block."""
+"""Context manager that loads a model into an engine and closes it at the end."""
 
 
 def find_engine(name: str) -> OpenTap:
-    """Returns how an engine is opened.
+    """Returns the function that opens an engine.
 
     Args:
-        name: One of `ENGINES`, or the place of an `OpenTap` of your own, such as
+        name: One of `ENGINES`, or your own `OpenTap`, such as
             `my_package.my_tap:open_engine`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The examination of two engines: from requests to a place, and what is measured there."""
+"""Examines two engines on requests: locates their disagreement and measures it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lockstep_doctor.measures import measure
 from lockstep_doctor.tap import Tap
 
 _DELIVERED = 1e-3
-"""Nats that a delivered column may be from the engine's own logits."""
+"""Largest difference between returned log-probabilities and the engine's own logits, nats."""
 
 Columns = tuple[Tensor, Tensor | None]
-"""Log-probabilities of one request: computed from an engine's logits, and as it delivers them, if
-it does.
+"""Log-probabilities of one request: computed from an engine's logits, and as the engine returns
+them (None if it does not).
 """
 
 
@@ -27,14 +27,14 @@ class PairExamination:
     """Result of `examine`.
 
     Attributes:
-        reference: Name of the engine that the other one is compared with.
-        other: Of the one that is examined.
-        request: Number of the request that differs most.
-        tokens: Its ids.
-        gaps: Of each request, nats.
-        location: Of the gap.
-        columns: What is wrong with log-probabilities as they are delivered.
-        measured: By place, what its value is instead.
+        reference: Name of the reference engine.
+        other: Name of the examined engine.
+        request: Number of the request with the largest gap.
+        tokens: Token ids of that request.
+        gaps: Gap of each request, nats.
+        location: Location of the gap.
+        columns: Faults in the returned log-probabilities.
+        measured: Descriptions of the wrong value, by place.
     """
 
     reference: str
@@ -48,7 +48,7 @@ class PairExamination:
 
     @property
     def agrees(self) -> bool:
-        """True if rounding explains all."""
+        """True if rounding explains all differences."""
         return not self.columns and not self.location.noisy and not self.location.disagrees
 
 
@@ -59,12 +59,12 @@ def examine(
     witness: Tap | None = None,
     rounded: Sequence[Tap] = (),
 ) -> PairExamination:
-    """Examines two engines on requests, and locates the gap of the one that differs most.
+    """Compares two engines on requests, and locates the gap of the request with the largest one.
 
     Args:
-        reference: The engine that the other one is compared with.
-        other: The engine that is examined.
-        requests: Ids of each.
+        reference: Reference engine.
+        other: Examined engine.
+        requests: Token ids of each request.
         witness: The model in float64.
         rounded: The witness's program in the types of the engines.
     """
@@ -89,15 +89,13 @@ def _read(tap: Tap, tokens_T: Tensor) -> Columns:
 
 
 def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[Columns]) -> Iterator[str]:
-    """Yields what is wrong with an engine's log-probabilities, before they are compared with
-    another one's.
-
-    What it delivers has to be what its own logits give.
+    """Yields faults in an engine's log-probabilities: the returned ones must match its own
+    logits.
     """
     own = [column for column, _ in read]
     said = [column.cpu() for _, column in read if column is not None]
     if not all(bool(column.isfinite().all()) for column in own):
-        yield f"{name} gives log-probabilities that are not finite"
+        yield f"{name} returns non-finite log-probabilities"
     off = [
         float((a.double() - b).abs().nan_to_num(float("inf")).max())
         for a, b in zip(said, own, strict=bool(said))
@@ -105,7 +103,7 @@ def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[Columns
     if not off or max(off) < _DELIVERED:
         return
     yield (
-        f"{name} delivers other log-probabilities than those of its own logits, by up to "
+        f"{name} returns log-probabilities that differ from its own logits by up to "
         f"{max(off):.2g} nats:"
     )
     for one in examine_columns(_join(requests, name, own, said)):
@@ -115,7 +113,7 @@ def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[Columns
 def _join(
     requests: Sequence[Tensor], name: str, own: Sequence[Tensor], said: Sequence[Tensor]
 ) -> TokenColumns:
-    """Columns of requests whose first tokens have no log-probability."""
+    """Joins columns of requests; first tokens have no log-probability."""
     offsets = torch.tensor([0, *(tokens.numel() for tokens in requests)]).cumsum(0)
     mask = torch.ones(int(offsets[-1]), dtype=torch.bool)
     mask[offsets[:-1]] = False
@@ -128,7 +126,7 @@ def _join(
 
 
 def _measure(place: FaultPlace) -> Iterator[str]:
-    """About the side that is wrong; where that is not known, about the engine that is examined."""
+    """Measures the side that is wrong; if unknown, the examined engine."""
     right, wrong = place.values
     if place.wrong == [right]:
         right, wrong = wrong, right

@@ -1,4 +1,4 @@
-"""Words for what an examination found, for people, and a tree of it for programs."""
+"""Renders the result of an examination as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from lockstep_doctor.examine import PairExamination
 from lockstep_doctor.locate import FaultPlace, Segment
 
 _LINES = 16
-"""So many lines of code are kept for each operator, innermost first; an engine's own layers alone
-may be eight.
+"""Number of stack lines kept per operator, innermost first; an engine's own layers may take eight.
 """
 
 
 def describe_examination(found: PairExamination) -> Iterator[str]:
-    """Yields what was found about two engines, line by line."""
+    """Yields the report on two engines line by line."""
     location = found.location
     if location.floor:
-        floor = f"; rounding alone makes {location.floor:.2g}"
+        floor = f"; rounding alone causes {location.floor:.2g}"
     else:
         floor = ""
     yield (
@@ -29,34 +28,31 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
     )
     yield from (f"  {line}" for line in found.columns)
     for engine, cuts in location.noisy.items():
-        yield (
-            f"  {engine} gives other values each time, for the same inputs: "
-            f"{', '.join(map(str, cuts[:4]))}"
-        )
+        yield (f"  {engine} is not deterministic at {', '.join(map(str, cuts[:4]))}")
     if found.agrees:
-        yield "  They differ by no more than rounding in these types makes."
+        yield "  Rounding in these types explains the difference."
         return
     if not location.disagrees:
         return
     if not location.places:
-        yield "  No segment gives other values for the same inputs."
+        yield "  No segment differs given the same inputs."
         return
     places = location.places
     if len(places) == 1:
         what = "this"
     else:
         what = f"these {len(places)} places"
-    yield f"  undoing {what} removes {location.removed:.0%} of it:"
+    yield f"  correcting {what} removes {location.removed:.0%} of it:"
     for number, place in enumerate(places):
         yield from (f"  {line}" for line in describe_place(place))
         yield from (f"    {line}" for line in found.measured[number])
     if location.others:
         some = ", ".join(f"{one} ({one.error:.2g})" for one in location.others[:4])
-        yield f"  other segments are off, too, but little of the gap comes from them: {some}"
+        yield f"  other segments differ too, but cause little of the gap: {some}"
 
 
 def describe_place(place: FaultPlace) -> Iterator[str]:
-    """Yields what is known about one place."""
+    """Yields the report on one place."""
     for segment in place.segments:
         if segment.missing:
             missing = f"; {', '.join(map(str, segment.missing))} did not run"
@@ -68,7 +64,7 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
             since = ""
         yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
     for engine, error in place.errors.items():
-        yield f"  {engine} is {error:.2g} from float64 at {place.segments[0].end}"
+        yield f"  {engine} differs from float64 by {error:.2g} at {place.segments[0].end}"
     if place.errors:
         match place.wrong:
             case [one]:
@@ -87,7 +83,7 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
 
 
 def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
-    """Yields the arguments that differ, of one operator in both engines."""
+    """Yields arguments that differ between the engines, for the first suspect operator."""
     first = place.suspects[:1]
     some = place.suspects
     pairs = [
@@ -103,7 +99,7 @@ def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
 
 
 def tree_of(found: PairExamination) -> dict[str, Any]:
-    """Returns what was found, for JSON."""
+    """Returns the result of an examination, for JSON."""
     location = found.location
     return {
         "pair": [found.reference, found.other],

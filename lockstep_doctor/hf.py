@@ -1,4 +1,4 @@
-"""Plain `transformers`: the engine `hf`, by prefill or token by token, and the witness in several
+"""Taps on plain `transformers`: the engine `hf`, by prefill or decoding, and the witness in several
 types.
 """
 
@@ -29,9 +29,7 @@ def read(tokens):
 
 
 def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """Returns a causal language model of `transformers`, of files on this machine alone; no code of
-    theirs is run.
-    """
+    """Loads a causal language model of `transformers` from local files; never runs their code."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -41,9 +39,7 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def read_type(folder: Path) -> torch.dtype:
-    """Returns the type in which a folder's weights are saved, by its configuration; fp32 where that
-    does not say.
-    """
+    """Returns the type of a folder's saved weights by its configuration; fp32 if it gives none."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -57,11 +53,11 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
     """Opens a folder; see `engines.OpenTap`."""
     if options.parallel or options.neighbors:
         raise ValueError(
-            "the engine hf reads one sequence in one process; leave parallel and neighbors out"
+            "the engine hf reads one sequence in one process; leave out parallel and neighbors"
         )
     model = load(folder, options.dtype, options.device)
     if options.dtype == torch.float64:
-        model.set_experts_implementation("eager")  # torch has no grouped products of that type
+        model.set_experts_implementation("eager")  # torch has no grouped matmul in float64
     builder = _BUILDER.format(folder=str(folder), dtype=options.dtype, device=options.device)
     if options.prompt is None:
         yield ModuleTap(model, "hf", builder)
@@ -71,11 +67,11 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
 
 
 def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Returns how a model reads a sequence with a cache: `prompt` tokens together, each of the
-    others alone.
+    """Returns a function that reads a sequence with a cache: prefills `prompt` tokens and decodes
+    the others one by one.
     """
     if prompt < 1:
-        raise ValueError(f"prompt is {prompt}, but decoding begins behind at least one token")
+        raise ValueError(f"prompt is {prompt}; decoding needs at least one prompt token")
 
     def read(model: nn.Module, tokens_T: Tensor) -> Tensor:
         found = model(input_ids=tokens_T[None, :prompt], use_cache=True)
@@ -91,10 +87,10 @@ def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
 
 
 def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[ModuleTap]:
-    """Opens a folder once; returns a tap for each type of weights and activations.
+    """Loads a folder once; returns a tap for each type of weights and activations.
 
-    Memory: the weights in the type of their file, and in another one those of the largest layer and
-    of all that is outside of layers. Buffers are made in fp32.
+    Memory: the weights in their saved type, plus a cast copy of the largest layer and of the
+    weights outside layers. Buffers are created in fp32.
     """
     saved = read_type(folder)
     model = load(folder, torch.float32, "cpu")
@@ -113,8 +109,8 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
 
 
 def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """Returns what is cast together, by the module that computes it: each layer, and all that is
-    outside of layers.
+    """Returns groups of weights to cast together, with the module that uses them: each layer, and
+    everything outside layers.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = dict.fromkeys(layer for one in lists for layer in one)
@@ -126,7 +122,7 @@ def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
 
 
 class _Cast:
-    """The weights of a block, cast for as long as it computes."""
+    """Casts the weights of a block while it computes."""
 
     def __init__(self, weights: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
         self._weights = weights
@@ -148,7 +144,9 @@ class _Cast:
 def cast_by_block(
     model: nn.Module, dtype: torch.dtype, beside: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Casts the weights of each block while it computes, but those of modules `beside`."""
+    """Casts the weights of each block while it computes, except weights with a part of `beside` in
+    their names.
+    """
     left = {
         weight for name, weight in model.named_parameters() if any(part in name for part in beside)
     }
@@ -161,7 +159,7 @@ def cast_by_block(
 
 
 def _read(dtype: torch.dtype, experts: str, model: Any, tokens_T: Tensor) -> Tensor:
-    """Reads a sequence; torch has no grouped products in float64."""
+    """Reads a sequence in a type; torch has no grouped matmul in float64."""
     model.set_experts_implementation("eager" if dtype == torch.float64 else experts)
     if dtype.itemsize < 4:
         beside = model._keep_in_fp32_modules_strict

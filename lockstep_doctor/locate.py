@@ -1,4 +1,4 @@
-"""The place of a disagreement between two engines: segments that give other values for the same
+"""Locates a disagreement between two engines: finds segments whose outputs differ given the same
 inputs.
 """
 
@@ -27,34 +27,33 @@ from lockstep_doctor.suspects import (
 from lockstep_doctor.tap import Tap
 
 ENOUGH = 0.9
-"""Share of the gap whose removal proves a place."""
+"""Share of the gap that must vanish to prove a place."""
 
 LOOSE = 5e-5
-"""Relative error up to which two fp32 programs may round differently."""
+"""Relative error that fp32 rounding may cause between two programs."""
 
 LEAST = 5e-5
-"""Nats: two fp32 programs may differ by so much."""
+"""Gap that fp32 rounding may cause between two programs, nats."""
 
 FLOORS = 3.0
-"""So many times what rounding makes is no rounding any more."""
+"""A difference above this multiple of the measured rounding is not rounding."""
 
 _SEVERAL = re.compile(r"\.\d+$")
-"""Behind the stage of a module's further outputs."""
+"""Suffix of the stages of a module's further outputs."""
 
 _SAME = 1e-7
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch between two cuts that gives other values for the same inputs.
+    """The part of a model between two cuts.
 
     Attributes:
         start: The cut before it; None: the ids.
-        end: The cut behind it.
-        error: |difference| over |value| at the end, root mean squares, given the reference's
-            inputs.
-        first: The first position that differs.
-        missing: Cuts between them that the reference has and the other engine did not come by.
+        end: The cut after it.
+        error: RMS of the difference over RMS of the value at the end, given the reference's inputs.
+        first: First position that differs.
+        missing: Cuts in between that the reference has and the other engine did not execute.
     """
 
     start: CutPoint | None
@@ -69,11 +68,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An operator that read equal values and gave another one.
+    """An operator that reads equal values and returns a different one.
 
     Attributes:
-        engine: In which it ran.
-        operator: With the lines that called it, innermost first.
+        engine: Name of its engine.
+        operator: The operator, with its call stack, innermost line first.
     """
 
     engine: str
@@ -82,16 +81,15 @@ class Suspect:
 
 @dataclass(frozen=True)
 class FaultPlace:
-    """Segments that end at the same stage of several layers, and what was seen of the first of
-    them.
+    """Segments that end at the same stage of several layers, with observations of the first.
 
     Attributes:
         segments: In order of execution.
-        removed: Share of the gap that is gone when their ends alone have the reference's values.
-        suspects: Operators of the first segment, the likeliest first.
-        values: By engine, the first segment's end, given the same inputs.
-        exact: The same in float64; None: there is no witness of this cut.
-        tolerance: Relative error of the first segment's end that rounding explains.
+        removed: Share of the gap that vanishes when their ends alone get the reference's values.
+        suspects: Operators of the first segment, likeliest first.
+        values: Value at the first segment's end by engine, given the same inputs.
+        exact: The same value in float64; None if the witness does not have this cut.
+        tolerance: Relative error at the first segment's end that rounding explains.
     """
 
     segments: Sequence[Segment]
@@ -103,7 +101,7 @@ class FaultPlace:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Relative error, by engine, of the first segment's end against float64, given the same
+        """Relative error against float64 at the first segment's end, by engine, given the same
         inputs.
         """
         exact = self.exact
@@ -117,7 +115,7 @@ class FaultPlace:
 
     @property
     def wrong(self) -> list[str]:
-        """The engines that are farther from float64 than rounding explains."""
+        """The engines whose error against float64 exceeds what rounding explains."""
         return [name for name, error in self.errors.items() if not error <= self.tolerance]
 
 
@@ -127,16 +125,14 @@ class Location:
 
     Attributes:
         gap: Root mean square difference of log-probabilities, nats.
-        floor: Of what rounding makes in the types of both engines; 0: it was not measured.
-        places: The fewest whose undoing removes the gap, in order of execution; two faults are two
-            places.
-        removed: Share of the gap that is gone when all their ends have the reference's values.
-        seen: The reference's values.
-        noisy: By engine, cuts that give other values each time, for the same inputs.
-        others: Segments that give other values for the same inputs, too, but of which little of the
-            gap comes.
-        compared: Relative error at each cut that both engines have, given the same inputs, in order
-            of execution.
+        floor: Gap that rounding causes in the types of both engines, nats; 0 if not measured.
+        places: Smallest set of places whose correction removes the gap, in order of execution; two
+            faults are two places.
+        removed: Share of the gap that vanishes when all their ends get the reference's values.
+        seen: The reference's values by cut.
+        noisy: Cuts whose values differ between runs on the same inputs, by engine.
+        others: Other segments that differ given the same inputs, but cause little of the gap.
+        compared: Relative error at each common cut, given the same inputs, in order of execution.
     """
 
     gap: float
@@ -155,7 +151,7 @@ class Location:
 
     @property
     def segments(self) -> list[Segment]:
-        """Those of all places."""
+        """Segments of all places."""
         return [one for place in self.places for one in place.segments]
 
 
@@ -169,19 +165,19 @@ def locate(
 ) -> Location:
     """Finds the places where two engines disagree about one sequence.
 
-    The other engine reads the sequence with the reference's value at every cut, so that each
-    segment is given the same inputs in both. Segments whose outputs differ are undone, alone and
-    together, until the gap is gone; in the first of each kind the operators of both engines are
-    compared. Where the reference's values are no numbers, the other engine is taken as the
-    reference.
+    The other engine reads the sequence with the reference's value forced at every cut, so each
+    segment has the same inputs in both engines. Segments whose outputs differ are corrected, alone
+    and together, until the gap is gone; in the first segment of each kind the operators of both
+    engines are compared. If the reference's log-probabilities are not finite, the engines swap
+    roles.
 
     Args:
-        reference: The engine that the other one is compared with.
-        other: The engine that is examined.
-        tokens_T: Ids of one sequence.
-        witness: The model in float64, which says who is wrong.
-        tolerance: Relative error of a cut that two fp32 programs may have.
-        rounded: The witness's program in the types of the engines: how far it is from the witness
+        reference: Reference engine.
+        other: Examined engine.
+        tokens_T: Token ids of one sequence.
+        witness: The model in float64, to decide which engine is wrong.
+        tolerance: Relative error at a cut that fp32 rounding may cause.
+        rounded: The witness's program in the types of the engines; its difference from the witness
             is the noise floor.
     """
     right, own = (tap.run(tokens_T, {}) for tap in (reference, other))
@@ -196,7 +192,7 @@ def locate(
     errors: dict[CutPoint, float] = {}
     if witness is not None:
         floor, errors = measure_rounding(witness, rounded, tokens_T, right, exact)
-    if not FLOORS * floor < CAP:  # the program that it is measured with is broken
+    if not FLOORS * floor < CAP:  # the rounded program is broken
         floor = 0.0
         errors = {}
     if not exceeds(gap, floor):
@@ -238,7 +234,7 @@ def locate(
 
 
 def _find_unrepeatable(first: Capture, second: Capture) -> list[CutPoint]:
-    """The cuts at which two runs of one engine on the same inputs differ."""
+    """Returns the cuts at which two runs of one engine on the same inputs differ."""
     return [one.end for one in _compare(first, second) if one.error > _SAME]
 
 
@@ -248,7 +244,7 @@ def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
 
 
 def gives_numbers(found: Capture, tokens_T: Tensor) -> bool:
-    """Returns if all log-probabilities of the tokens are finite."""
+    """Returns whether all log-probabilities of the tokens are finite."""
     return bool(pick_logprobs(found.logits, tokens_T).isfinite().all())
 
 
@@ -259,13 +255,13 @@ def measure_rounding(
     right: Capture,
     exact: Mapping[CutPoint, Tensor],
 ) -> tuple[float, dict[CutPoint, float]]:
-    """Measures how far one program is from itself in float64, in the types of both engines
-    together: nats, and by cut.
+    """Measures the rounding of one program in the types of both engines together: gap in nats, and
+    relative error by cut.
 
     Args:
-        witness: In float64; `exact` is what it makes of the values `right`, which all are given.
-        rounded: In each type.
-        tokens_T: Ids of one sequence.
+        witness: The program in float64; `exact` has its values with the values of `right` forced.
+        rounded: The program in each engine's type.
+        tokens_T: Token ids of one sequence.
     """
     plain = witness.run(tokens_T, {}).logits
     squares: dict[CutPoint, float] = {}
@@ -279,19 +275,19 @@ def measure_rounding(
 
 
 def exceeds(gap: float, floor: float) -> bool:
-    """Returns if a gap is more than rounding makes; without a measured floor any gap is."""
+    """Returns whether a gap exceeds rounding; without a measured floor any gap does."""
     return gap > (max(FLOORS * floor, LEAST) if floor else 0.0)
 
 
 def share_removed(gap: float, left: float, floor: float) -> float:
-    """Returns the share of a gap that is gone, of what rounding does not make."""
+    """Returns the removed share of the part of a gap that exceeds rounding."""
     if gap > floor:
         return min((gap - left) / (gap - floor), 1.0)
     return 0.0
 
 
 def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
-    """Returns the gap of the log-probabilities of the tokens by these logits."""
+    """Returns the gap between the tokens' log-probabilities under two sets of logits."""
     return find_gap(pick_logprobs(a_TV, tokens_T), pick_logprobs(b_TV, tokens_T))
 
 
@@ -302,7 +298,7 @@ def find_gap(first: Tensor, second: Tensor) -> float:
 
 
 def _compare(right: Capture, replayed: Capture) -> list[Segment]:
-    """The stretches between cuts that both engines have, in the reference's order."""
+    """Returns the segments between cuts that both engines have, in the reference's order."""
     found: list[Segment] = []
     before: CutPoint | None = None
     missing: list[CutPoint] = []
@@ -322,7 +318,7 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
             start = before
         found.append(Segment(start, cut, *find_error(value, own), tuple(missing)))
         if missing and found[-1].error <= _SAME:
-            continue  # another branch, which does not read what is missing
+            continue  # a parallel branch that does not read the missing values
         before = cut
         missing = []
     return found
@@ -331,10 +327,11 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
 def _choose_fewest(
     segments: Sequence[Segment], undo: Callable[[Sequence[Segment]], float]
 ) -> list[list[Segment]]:
-    """The fewest kinds of segments that remove the gap; the same stretch in all layers is one kind.
+    """Returns the smallest set of segment kinds that removes the gap; the same segment in all
+    layers is one kind.
 
-    Kinds are added, the largest error first, while something is left of the gap; then those that
-    are not needed go, and of each those outputs of a module that are not.
+    Kinds are added by decreasing error until the gap is gone; then unneeded kinds are dropped, and
+    unneeded outputs of a module.
     """
     kinds: dict[str, list[Segment]] = {}
     for one in segments:
@@ -347,7 +344,7 @@ def _choose_fewest(
         if removed > ENOUGH:
             break
     if removed <= 0:
-        return chosen[:1]  # nothing says which are needed
+        return chosen[:1]  # cannot tell which are needed
     for kind in list(chosen):
         fewer = [one for one in chosen if one is not kind]
         if fewer and undo(_flat(fewer)) >= min(ENOUGH, removed):
@@ -375,12 +372,12 @@ def _open(
     ends: tuple[Tensor, Tensor],
     tolerance: float,
 ) -> list[Suspect]:
-    """The operators of a segment that begin to differ, of both engines in turn.
+    """Returns the first operators of a segment that differ, alternating between the engines.
 
-    Those from which the values at its ends follow come first. It begins where all of its inputs do.
-    Where a suspect reads what was made before the layers, and differs, as a mask may, the operators
-    that made it are among them. What runs no operator, as a layer that is left out, was decided by
-    the function around the segment.
+    Operators that lead to the values at its end come first. The trace starts at the segment's last
+    common ancestor. If a suspect reads a differing value made before the layers, such as a mask,
+    the operators that made it are included. If no operator ran, as in a skipped layer, the suspect
+    is the function around the segment.
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
@@ -413,7 +410,7 @@ def _open(
     found = _in_turn((other, here), (reference, there), segment.missing)
     if segment.missing or (
         found and not here and own.around
-    ):  # it leaves out what the other one runs
+    ):  # one engine skips what the other one runs
         return [*around[:1], *found]
     if (number := first_other_number(own, theirs)) and not any(
         one.operator == number[1] for one in found
@@ -421,7 +418,7 @@ def _open(
         trace, operator = number
         if (
             trace is theirs
-        ):  # the other engine leaves it out, in the function that should have called it
+        ):  # the other engine skips it: blame the function that should have called it
             operator = find_caller(
                 operator, reference.functions(tokens_T) - other.functions(tokens_T)
             )
@@ -429,7 +426,7 @@ def _open(
     if found:
         return found
     moved = first_rearranged(own, theirs, tolerance)
-    # Where every value is there in its place, another one of them is handed on, behind the last
+    # If every value is in its place, the wrong one is passed on after the last
     # operator.
     ended = [
         Suspect(tap.name, one)
@@ -461,8 +458,8 @@ def _in_turn(
     reference: tuple[Tap, Sequence[Operator]],
     missing: Sequence[CutPoint],
 ) -> list[Suspect]:
-    """Suspects of both engines in turn, the reference's first where the other engine leaves
-    something out.
+    """Returns suspects of both engines alternately; the reference's come first if the other engine
+    skips cuts.
     """
     if missing:
         sides = (reference, own)

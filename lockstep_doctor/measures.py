@@ -1,6 +1,4 @@
-"""Measurements of a value that is wrong: how one tensor is made of another, and where they
-differ.
-"""
+"""Describes how a wrong tensor relates to the right one, and where they differ."""
 
 from __future__ import annotations
 
@@ -12,20 +10,20 @@ import torch
 from torch import Tensor
 
 _FITS = 0.02
-"""Share of the difference that a fit leaves which explains it."""
+"""Largest share of the difference that a fit may leave."""
 _HITS = 1e-3
-"""Share of the largest difference: less is none."""
+"""Share of the largest difference below which a position or channel counts as equal."""
 _FEW = 0.5
 _ROW = 1e-5
-"""Relative error from which on a position differs."""
+"""Relative error above which a position differs."""
 
 BROKEN = 1e3
-"""Relative error of a value that is finite in one engine alone."""
+"""Relative error reported if a value is finite in only one engine."""
 
 
 def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
-    """Returns the relative error, and the first position that has one; the same infinity, or NaN,
-    in both is none.
+    """Returns the relative error and the first position that differs; equal infinities, or NaN in
+    both, count as equal.
     """
     if right.ndim > 1:
         width = right.shape[-1]
@@ -40,10 +38,11 @@ def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
 
 
 def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
-    """Yields what can be measured about a value that is wrong, in words.
+    """Yields descriptions of how a wrong value differs from the right one.
 
     Args:
-        right: As it should be, positions first, the last axis channels.
+        right: The right value; first axis positions, last axis channels.
+        own: The wrong value.
         tolerance: Relative error that rounding explains.
     """
     if right.dtype != own.dtype:
@@ -72,7 +71,9 @@ def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
 
 
 def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
-    """The ways in which a value follows from the right one, the plainest first."""
+    """Yields simple transformations of the right value that explain the wrong one, simplest
+    first.
+    """
     if not float(second.abs().max()):
         yield "it is zero"
     square = float(first.square().sum())
@@ -93,7 +94,7 @@ def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterato
 
 
 def _where(off: Tensor, noise: float) -> Iterator[str]:
-    """Yields the positions and channels that differ, where not all do."""
+    """Yields the positions and channels that differ, unless all do."""
     for axis, what in ((1, "position"), (0, "channel")):
         size = off.square().mean(axis).sqrt()
         hit = (size > max(_HITS * float(size.max()), noise)).nonzero()[:, 0].tolist()
@@ -109,7 +110,7 @@ def _share(left: Tensor, off: Tensor) -> float:
 
 
 def name_places(hit: Sequence[int], count: int, what: str) -> str:
-    """Names places: a range, each so many, or the first few."""
+    """Describes indices as a range, a regular step, or the first few."""
     steps = {b - a for a, b in pairwise(hit)}
     if len(hit) == 1:
         return f"{what} {hit[0]} of {count}"
@@ -127,7 +128,7 @@ def name_places(hit: Sequence[int], count: int, what: str) -> str:
 
 
 def list_some(values: Sequence[object], most: int = 8) -> str:
-    """Returns the first of some values."""
+    """Returns the first `most` values as text."""
     return ", ".join(map(str, values[:most])) + (", …" if len(values) > most else "")
 
 

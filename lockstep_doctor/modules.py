@@ -1,4 +1,4 @@
-"""A tap on any torch model in this process whose modules have the names of `transformers`."""
+"""Tap on any torch model in this process whose modules have the names of `transformers`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
 class Share:
-    """The part of the value at a cut that one process, or one call, holds: here all of it."""
+    """The part of a cut's value that one process or call holds; in this class, all of it."""
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
-        """Returns the values of all tokens, in order; None: this is none of theirs."""
+        """Returns the values of all tokens, in order; None if the value is not per token."""
         return value
 
     def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
-        """Writes the own part of what `gather` would return."""
+        """Writes this process's part of a value that `gather` would return."""
         value.copy_(whole)
 
 
@@ -33,16 +33,18 @@ _WHOLE = Share()
 
 
 class Pass:
-    """The visits at the cuts of one pass over a sequence: each is seen, and given its forced value.
+    """State of one pass over a sequence: records the value of each visited cut, and overwrites it
+    if a value is forced.
 
-    A cut that is visited several times, such as once for each token that is decoded, has the values
-    of all visits, in order.
+    A cut that is visited several times, such as once per decoded token, has the values of all
+    visits in order.
 
     Args:
-        forced: Values by cut.
-        recorder: Records operators from `start` to `end`; None: nothing does.
-        start: None: from the beginning.
-        share: What is visited.
+        forced: Values to write, by cut.
+        recorder: Recorder of operators from `start` to `end`; None to record none.
+        start: First cut of the recorded segment; None: the beginning.
+        end: Last cut of the recorded segment.
+        share: Maps this process's values to whole ones.
     """
 
     def __init__(
@@ -62,18 +64,18 @@ class Pass:
         self._seen: dict[CutPoint, list[Tensor]] = {}
 
     def begin(self) -> None:
-        """Notes that the model is called, for all tokens or for some of them."""
+        """Notes a call of the model, on all or some of the tokens."""
         if self._recorder is not None:
             self._recorder.begin(early=self._start is not None)
 
     def pause(self) -> AbstractContextManager[None]:
-        """A context of which nothing is recorded."""
+        """Context in which nothing is recorded."""
         if self._recorder is None:
             return nullcontext()
         return self._recorder.pause()
 
     def visit(self, cut: CutPoint, value: Tensor) -> None:
-        """Sees the value of a cut, and may overwrite it."""
+        """Records the value of a cut, and overwrites it if one is forced."""
         with self.pause():
             whole = self._share.gather(cut, value.detach())
             is_given = whole is not None and self._exchange(cut, whole, value)
@@ -89,7 +91,7 @@ class Pass:
             self._recorder.end_early()
 
     def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> bool:
-        """Keeps a value, and puts the forced one in its place; returns if there is one."""
+        """Stores a value and overwrites it with the forced one; returns whether one is forced."""
         start = self._count[cut]
         self._count[cut] += whole.numel()
         self._seen.setdefault(cut, []).append(whole.clone())
@@ -101,7 +103,7 @@ class Pass:
         return True
 
     def collect(self) -> dict[CutPoint, Tensor]:
-        """Returns the values of the cuts, those of several visits as [T, …]."""
+        """Returns values by cut; values of several visits are concatenated to [T, …]."""
         return {
             cut: some[0]
             if len(some) == 1
@@ -114,12 +116,13 @@ class ModuleTap:
     """Implements `tap.Tap` by hooks on modules.
 
     Args:
-        model: Read by `read`; by default by `model(input_ids=…, use_cache=False)`, whose result has
-            `logits`.
-        builder: Python that makes `model`, and `read(tokens_T)` that returns logits [T, V], for a
-            reproduction.
-        read: From the model and ids [T] to logits [T, V].
-        prompt: Tokens that `read` reads together, before the others; None: all.
+        model: The model.
+        name: Name of the engine in reports.
+        builder: Python source that defines `model` and `read(tokens_T)`, which returns logits [T,
+            V], for a reproduction.
+        read: Function from the model and ids [T] to logits [T, V]; default: `model(input_ids=…,
+            use_cache=False).logits`.
+        prompt: Number of tokens that `read` prefills; None: all.
     """
 
     def __init__(
@@ -175,8 +178,9 @@ class ModuleTap:
             return self._reads(self.model, tokens_T.to(first.device)).to(tokens_T.device)
 
     def address(self, cut: CutPoint) -> str | None:
-        """Returns `path|end|place`, the module and the end of it at which a cut lies; None where it
-        lies at none.
+        """Returns the location of a cut, `path|end|place`: module, input or output, and index.
+
+        None if it has none.
         """
         if cut == OUTPUT:
             return cut.stage
@@ -193,14 +197,12 @@ def read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
 
 
 Values = Callable[[str, End, Any], Iterable[tuple[CutPoint, Tensor]]]
-"""Function from a module's path and its inputs or output to the cuts that lie there, with their
-values as views.
-"""
+"""Function from a module's path and its inputs or output to cuts and views of their values."""
 
 
 def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
-    """Returns where cuts lie in a model, from `name_cuts`: modules that give several values have a
-    cut for each.
+    """Returns the `Values` function for cuts from `name_cuts`; each of a module's several outputs
+    has its own cut.
     """
 
     def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
@@ -219,8 +221,8 @@ def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
 
 
 def find_watched(model: nn.Module) -> list[str]:
-    """The modules that have none inside, or weights of their own; none inside of experts, which
-    sort their tokens.
+    """Returns paths of modules without children or with direct weights, except inside experts,
+    which reorder tokens.
     """
     found: list[str] = []
     experts: tuple[str, ...] = ()
@@ -234,8 +236,8 @@ def find_watched(model: nn.Module) -> list[str]:
 
 @contextmanager
 def make_in(dtype: torch.dtype) -> Iterator[None]:
-    """A context in which numbers are made in float64 for a model in float64, whose least is below
-    fp32.
+    """Context in which torch's default type is float64 if the model's is, since its constants may
+    not fit fp32.
     """
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype if dtype == torch.float64 else usual)
@@ -247,7 +249,7 @@ def make_in(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass) -> Iterator[None]:
-    """Visits every cut at the input and output of these modules in the block."""
+    """Context in which hooks visit every cut at the input and output of these modules."""
 
     def at(path: str, end: End, value: Any) -> None:
         with one.pause():
@@ -272,7 +274,7 @@ def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass
 
 @contextmanager
 def count_functions() -> Iterator[Counter[str]]:
-    """Counts the calls of every function of models in the block."""
+    """Context that counts calls of all functions in model code."""
     ran: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, value: Any) -> None:

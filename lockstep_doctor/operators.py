@@ -1,4 +1,4 @@
-"""The operators of one segment: what each read and gave, and the line of Python that called it."""
+"""Records the operators of a segment: inputs, outputs, and the Python lines that called them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 
 UNSET = ("aten.empty", "aten.new_empty")
-"""Operators whose numbers mean nothing before another one writes there."""
+"""Operators that return uninitialized memory."""
 
 _KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
 
@@ -36,9 +36,9 @@ class Frame:
     """A line of Python.
 
     Attributes:
-        file: Its path.
-        line: Its number.
-        function: The function that it is in, with its class.
+        file: Path.
+        line: Line number.
+        function: Qualified name of the function.
     """
 
     file: str
@@ -55,11 +55,11 @@ class Operator:
 
     Attributes:
         name: As torch prints it, such as `aten.mm.default`.
-        stack: The lines that called it, innermost first; only those of models.
+        stack: Call stack, innermost line first; only lines of model code.
         inputs: Indices into the values of the trace.
-        outputs: The same.
-        scalars: The other arguments, in order.
-        early: True if it ran before the layers, for a segment that begins in one.
+        outputs: Indices into the values of the trace.
+        scalars: Non-tensor arguments, in order.
+        early: True if it ran before the layers, for a segment that starts in a layer.
     """
 
     name: str
@@ -75,12 +75,11 @@ class OperatorTrace:
     """A graph of operators over values.
 
     Attributes:
-        values: Copies of all tensors, on the CPU, as they were when they were made.
-        operators: In order.
-        around: The lines of functions that ran from before the start to after the end, innermost
-            first: they decide what runs between.
-        split: Tokens of the sequence, and how many of them were read together, before the others;
-            None: all were.
+        values: CPU copies of all tensors at the time of their creation.
+        operators: Operators in order.
+        around: Lines of functions that were active from before the start to after the end,
+            innermost first; they decide what runs in between.
+        split: Number of tokens, and number of prefilled ones; None if all were prefilled.
     """
 
     values: list[Tensor] = field(default_factory=list)
@@ -89,17 +88,19 @@ class OperatorTrace:
     split: tuple[int, int] | None = None
 
     def external(self) -> list[int]:
-        """Returns the values that no operator of the trace made: inputs, weights, constants."""
+        """Returns indices of values that no operator of the trace made: inputs, weights,
+        constants.
+        """
         made = {value for one in self.operators for value in one.outputs}
         return [value for value in range(len(self.values)) if value not in made]
 
 
 class Recorder(TorchDispatchMode):
-    """Records operators while it is `on`, each call of the model into a trace of its own.
+    """Records operators while `on`, with a separate trace for each call of the model.
 
     Args:
-        opened: Namespaces of operators that are written in Python: what they call is recorded in
-            their place.
+        opened: Namespaces of operators written in Python; the operators inside are recorded
+            instead.
     """
 
     def __init__(self, opened: Sequence[str] = ()) -> None:
@@ -127,7 +128,7 @@ class Recorder(TorchDispatchMode):
             self._begun = []
 
     def restart(self) -> None:
-        """Drops what was recorded; begins here."""
+        """Drops the record and starts again here."""
         self._begun = self._inside()
         self._values: list[Tensor] = []
         self._calls = [OperatorTrace(self._values)]
@@ -138,7 +139,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A context in which nothing is recorded."""
+        """Context in which nothing is recorded."""
         on = self.on
         self.on = False
         try:
@@ -147,8 +148,8 @@ class Recorder(TorchDispatchMode):
             self.on = on
 
     def begin(self, early: bool) -> None:
-        """Begins the trace of a call; the first has what was recorded before it, such as a mask
-        that it is given.
+        """Starts the trace of a model call; the first one also has operators from before it, such
+        as those of a mask.
         """
         self.on = True
         self.early = early
@@ -157,17 +158,17 @@ class Recorder(TorchDispatchMode):
         self._called = True
 
     def begin_early(self) -> None:
-        """Records what runs before the model is called."""
+        """Starts recording before the model is called."""
         self.on = self.early = True
 
     def end_early(self) -> None:
-        """Notes that the layers begin."""
+        """Notes that the layers start."""
         self.on = self.on and not self.early
         self.early = False
 
     def give(self, value: Tensor) -> None:
-        """Notes that a value was overwritten from outside: what follows from it follows from
-        nothing before.
+        """Notes that a value was overwritten from outside, so it no longer depends on earlier
+        operators.
         """
         if self.on:
             with self.pause():
@@ -183,7 +184,7 @@ class Recorder(TorchDispatchMode):
             self._calls[-1].operators.append(given)
 
     def start(self) -> None:
-        """Notes that the segment begins."""
+        """Notes that the segment starts."""
         self.on, self.early, self._begun = True, False, self._inside()
 
     def end(self) -> None:
@@ -195,13 +196,13 @@ class Recorder(TorchDispatchMode):
         self.on = False
 
     def join(self) -> OperatorTrace:
-        """Returns the traces of all calls as one, see `join_traces`."""
+        """Returns the traces of all calls as one; see `join_traces`."""
         return replace(
             join_traces([call for call in self._calls if call.operators]), around=self._around
         )
 
     def _inside(self) -> list[FrameType]:
-        """The functions that are being executed, but for those that called the model."""
+        """Active functions inside the model call."""
         return [frame for frame in _active(2) if frame not in self._outside]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -226,15 +227,13 @@ class Recorder(TorchDispatchMode):
         return outcome
 
     def _note_writes(self, written: list[Tensor]) -> None:
-        """Notes that memory has other numbers from now on; the value of the operator that comes is
-        one of them.
-        """
+        """Notes a write to memory by the next operator."""
         for memory in {_memory(x) for x in written}:
             self._writes[memory] = (self._writes.get(memory, (0, 0))[0] + 1, len(self._values))
 
     def _find(self, tensor: Tensor) -> int:
-        """The value that a tensor has now; a view of what was written elsewhere follows from
-        that.
+        """Returns the index of a tensor's current value; a view of written memory depends on that
+        write.
         """
         writes, written = self._writes.get(_memory(tensor), (0, 0))
         known, then = self._index.get(id(tensor), (-1, -1))
@@ -255,7 +254,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _add(self, tensor: Tensor) -> int:
-        self._alive.append(tensor)  # an id is of one tensor only as long as that is alive
+        self._alive.append(tensor)  # keeps the tensor alive, so that its id stays unique
         value = len(self._values)
         self._index[id(tensor)] = (value, self._writes.get(_memory(tensor), (0, 0))[0])
         self._values.append(_copy(tensor))
@@ -263,11 +262,11 @@ class Recorder(TorchDispatchMode):
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """The numbers that a tensor has now, on the CPU."""
+    """A CPU copy of a tensor's current numbers."""
     own = _local(tensor).cpu()
     is_tiny = (
         own.is_floating_point() and own.itemsize == 1
-    )  # torch neither compares nor sorts numbers of 8 bits
+    )  # torch cannot compare or sort 8-bit floats
     if is_tiny:
         return own.float()
     return own.clone()
@@ -289,7 +288,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Returns the arguments that an operator writes its results to."""
+    """Returns the tensor arguments that an operator writes to."""
     named = zip([one.name for one in func._schema.arguments], args, strict=False)
     values = dict(named) | kwargs
     written = [
@@ -301,19 +300,19 @@ def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def find_frames(depth: int = 2) -> Iterator[Frame]:
-    """The lines of models that are being executed, innermost first; `depth` frames are the
-    recorder's own.
+    """Yields the active lines of model code, innermost first; skips `depth` frames of the
+    recorder.
     """
     yield from map(frame_of, _active(depth + 1))
 
 
 def _active(depth: int = 1) -> Iterator[FrameType]:
-    """The functions of models that are being executed, innermost first."""
+    """Yields the active frames of model code, innermost first."""
     yield from callers(sys._getframe(depth))
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame of a model, and those that called it, innermost first."""
+    """Yields a frame and its callers, innermost first, that are in model code."""
     while frame is not None:
         if is_model_file(frame.f_code.co_filename):
             yield frame
@@ -321,22 +320,21 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def frame_of(frame: FrameType) -> Frame:
-    """The line that a frame executes."""
+    """The current line of a frame."""
     return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
 
 
 def is_model_file(file: str) -> bool:
-    """True for a file of an engine or model: neither Python's own, nor torch's, nor ours."""
+    """True for a file of an engine or model: not of Python, torch or this package."""
     inside = file.startswith(_STDLIB) and "site-packages" not in file
     return not (inside or file.startswith((_OWN, _TORCH, "<")))
 
 
 def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
-    """Returns one trace of parts that run the same operators, on some of the tokens or on one of
-    the ranks each.
+    """Joins traces of the same operators on different tokens or ranks.
 
-    Operators are the same where they have the same name and lines and come equally often before. A
-    value that is equal in all parts is kept once; those of the parts are laid end to end otherwise.
+    Operators match by name, stack and occurrence. A value equal in all parts is kept once;
+    otherwise the parts' values are concatenated.
     """
     if len(parts) < 2:
         if parts:
@@ -353,9 +351,7 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
             met[key] += 1
 
     def place(several: Sequence[tuple[int, int]]) -> Sequence[int]:
-        """The indices of a value that parts know by these indices: one, or those of the operators
-        that made it.
-        """
+        """Returns the joined indices of a value with these indices in the parts."""
         new = [one for one in several if one not in places]
         if new:
             places.update(dict.fromkeys(new, len(joined.values)))
@@ -377,7 +373,7 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
 
 
 def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
-    """Returns one trace of parts that run one behind the other."""
+    """Concatenates traces of parts that run one after another."""
     whole = OperatorTrace(around=next((part.around for part in parts if part.around), ()))
     for part in parts:
         known = len(whole.values)

@@ -1,5 +1,5 @@
-"""A script that fails on a fault and passes where it is mended: one segment of one engine, given
-its inputs.
+"""Writes a script that fails on a fault and passes once it is fixed: one segment of one engine,
+with fixed inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import collections, sys, torch, safetensors.torch
 {builder}
 saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safetensors")
 goal, found, read_to = "{goal}", [], collections.Counter()
-def put(address, values):  # the segment gets its inputs, and its output is kept
+def put(address, values):  # write the segment's inputs, and keep its output
     for place, value in enumerate(values if isinstance(values, tuple) else (values,)):
         name = f"{{address}}|{{place}}"
         if name == goal:
@@ -67,8 +67,8 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     script.
 
     Args:
-        tap: The engine that is wrong; it says how it is built.
-        found: From `locate`, with a segment.
+        tap: The wrong engine, with its builder.
+        found: Result of `locate` with at least one segment.
     """
     goal = tap.address(found.segments[0].end)
     layer = found.segments[0].end.layer
@@ -90,12 +90,12 @@ def write_engine_reproduction(
     found: Location,
     tokens_T: Tensor,
 ) -> Path:
-    """Like `write_reproduction`, for an engine that is opened by its name, as those in processes of
-    their own are.
+    """Like `write_reproduction`, for an engine that is opened by name, such as one in separate
+    processes.
 
     Args:
-        model: Folder that it reads.
-        found: From `locate`, with a segment.
+        model: Folder of the model.
+        found: Result of `locate` with at least one segment.
     """
     end = found.segments[0].end
     script = _ENGINE_SCRIPT.format(
@@ -111,12 +111,12 @@ def write_engine_reproduction(
 
 
 def _say(engine: str, found: Location) -> str:
-    return f"{engine}: {found.segments[0]} gives other values than it should, for the same inputs."
+    return f"{engine}: {found.segments[0]} returns wrong values for the given inputs."
 
 
 def _find_right(found: Location) -> Tensor:
-    """Returns what the first segment has to give: in float64 where that says that an engine is
-    wrong.
+    """Returns the right output of the first segment: the float64 value if it shows an engine to be
+    wrong, else the reference's.
     """
     place = found.places[0]
     if place.exact is not None and place.wrong:

@@ -81,7 +81,7 @@ def test_a_fault_is_located_said_and_reproduced(
     )
     said = capsys.readouterr().out
     assert "torch is wrong" in said
-    assert "rounding alone makes" in said
+    assert "rounding alone causes" in said
     script = Path(found["reproduction"])
     assert script.is_relative_to(out / "repro")
     assert len(script.read_text().splitlines()) <= 30
