@@ -1,4 +1,4 @@
-"""What `lockstep convert` does with its arguments."""
+"""The implementation of `lockstep convert`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from lockstep_convert.table import Verdict, list_libraries
 def convert_words(
     words: Sequence[str], library: str | None, algorithm: str | None
 ) -> tuple[str, str, str]:
-    """Converts files and words.
+    """Converts config files and command-line words.
 
     Returns:
-        The recipe, the report, and one sentence on what remains to be done; the last is empty if
-        nothing does.
+        The recipe, the report, and one sentence on remaining work (empty if none).
 
     Raises:
-        InputError: The config cannot be read, or neither its library nor its algorithm can be found
-            out.
+        InputError: The config cannot be read, or its library or algorithm cannot be determined.
     """
     if library is not None and library not in list_libraries():
         raise InputError(f"unknown library {library}: choose one of {', '.join(list_libraries())}")

@@ -27,20 +27,20 @@ from lockstep_convert.values import CONVERSIONS, TAKES_NULL, Doubt, fill_referen
 
 _VARIABLE = re.compile(r"\$[\w{(]")
 _SPELLINGS = (("ppo.", "grpo."), ("policy.", "optimizer."))
-"""How the tables name options that several algorithms have, and how others spell them."""
+"""Option prefixes in the tables, and how other algorithms spell them."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of theirs and what became of it.
+    """The result for one key of the other library.
 
     Attributes:
         theirs: The key.
-        value: Its value there.
-        verdict: What became of it.
-        options: The options that it set.
-        sentence: What to know about it.
-        is_default: True if the file does not set the key, and this is their default.
+        value: Its value.
+        verdict: Kind of result.
+        options: Options that it sets.
+        sentence: A remark for the report.
+        is_default: True if the file does not set the key and `value` is the library's default.
     """
 
     theirs: str
@@ -58,11 +58,11 @@ class Converted:
     Attributes:
         table: Table of its library.
         algorithm: Algorithm of the recipe.
-        entries: One for each key of the file, then defaults of theirs that need a look.
+        entries: One for each key of the file, then defaults of the library that need a look.
         options: Options of the recipe, by dotted names.
-        notes: Where each option comes from.
-        defaults: Options that the file does not set and their library does: its key and its value.
-        remarks: Facts about their trainer that no key says.
+        notes: Source of each option.
+        defaults: Options that the file leaves at the library's default: its key and value.
+        remarks: Facts about the library's trainer that no key expresses.
     """
 
     table: Table
@@ -86,10 +86,10 @@ def order_options(algorithm: str) -> tuple[str, ...]:
 
 
 def detect_library(tree: Mapping[str, Any]) -> str:
-    """The library that has the most of a config's keys.
+    """Returns the library that knows most of a config's keys.
 
     Raises:
-        InputError: No library has any of them, or two have equally many.
+        InputError: No library knows any of them, or two know equally many.
     """
     keys = [key for key, _ in flatten(tree)]
     counts = {
@@ -100,9 +100,9 @@ def detect_library(tree: Mapping[str, Any]) -> str:
     best = [name for name, count in counts.items() if count == most]
     if not most or len(best) > 1:
         if not most:
-            found = "no library has its keys"
+            found = "no library knows its keys"
         else:
-            found = f"{' and '.join(best)} have equally many of its keys"
+            found = f"{' and '.join(best)} know equally many of its keys"
         raise InputError(
             f"{found}: name the library, --from {' or --from '.join(best if most else counts)}"
         )
@@ -115,20 +115,17 @@ def convert(config: Config, library: str, algorithm: str | None = None) -> Conve
     Args:
         config: The config.
         library: Name of its table.
-        algorithm: What it trains, a variant such as rloo included; None: as the config says.
+        algorithm: Algorithm or variant, such as rloo; None: from the config.
 
     Raises:
-        InputError: The config does not say what it trains.
+        InputError: The config does not name a supported algorithm.
     """
     table = load_table(library)
     whole = [key for key, row in table.rows.items() if row.convert == "mapping"]
     given = resolve_interpolations(dict(flatten(config.tree, whole)))
     kind = algorithm or _find_kind(table, config, given)
     if kind is None:
-        raise InputError(
-            "the config does not say what it trains, or Lockstep does not train that: set "
-            "--algorithm"
-        )
+        raise InputError("the config names no algorithm that Lockstep supports; set --algorithm")
     return _Conversion(table, kind, given, tuple(config.files)).run()
 
 
@@ -167,7 +164,7 @@ class _Conversion:
         self.defaults: dict[str, tuple[str, Any]] = {}
 
     def run(self) -> Converted:
-        """Converts all keys, then adds what a recipe needs besides."""
+        """Converts all keys, then adds other required options."""
         entries = [self._convert_key(key, value) for key, value in self.given.items()]
         entries += self._read_defaults()
         for option, value in self.table.always.get(
@@ -204,14 +201,14 @@ class _Conversion:
             None,
         )
         if clash is not None:
-            sentence = f"{clash} is {spell(self.options[clash])} already, by {self.notes[clash]}"
+            sentence = f"{clash} is already {spell(self.options[clash])}, from {self.notes[clash]}"
             return replace(entry, verdict=Verdict.LOOK, options={}, sentence=sentence)
         for option, new in entry.options.items():
             self._put(option, new, key if new == value else f"{key}: {shorten(key, value)}")
         return entry
 
     def _judge(self, row: Row, key: str, value: Any) -> Entry:
-        """The verdict on a value, and the options that it sets."""
+        """Returns the verdict on a value and the options that it sets."""
         if row.verdict is not Verdict.CONVERTED:
             is_off = row.verdict is Verdict.LOOK and (value is None or value in row.off)
             return Entry(key, value, Verdict.NOT_NEEDED if is_off else row.verdict, {}, row.note)
@@ -228,11 +225,11 @@ class _Conversion:
                 key, value, Verdict.LOOK if row.unless else Verdict.NOT_NEEDED, {}, sentence
             )
         if isinstance(value, str) and _VARIABLE.search(value.removeprefix("$HOME/")):
-            return Entry(key, value, Verdict.LOOK, {}, "a variable that is not filled in")
+            return Entry(key, value, Verdict.LOOK, {}, "an unset variable")
         if value in row.off or (
             value is None and row.convert not in TAKES_NULL and row.values is None
         ):
-            return Entry(key, value, Verdict.NOT_NEEDED, {}, "off, as it is here unless set")
+            return Entry(key, value, Verdict.NOT_NEEDED, {}, "off, which is the default here")
         try:
             found = self._convert_value(row, value)
             for other in row.also:
@@ -294,9 +291,7 @@ class _Conversion:
         return value
 
     def _read_defaults(self) -> Iterator[Entry]:
-        """Converts defaults that other keys of the file are multiplied with; notes the other
-        ones.
-        """
+        """Converts defaults that scale other keys of the file; records the other defaults."""
         for key, row in self.table.rows.items():
             default = self._default_of(row)
             if default is None or key in self.given:
@@ -317,7 +312,7 @@ class _Conversion:
         return row.default
 
     def _find(self, key: str) -> Any:
-        """The value of a key of theirs, or its default."""
+        """The value of a key in the file, or the library's default."""
         if key == "algorithm":
             return self.algorithm
         if key in self.given:
@@ -340,7 +335,7 @@ class _Conversion:
         return any(value in choices or (choices == ["given"] and value) for value in values)
 
     def _spell(self, option: str) -> str | None:
-        """The name that the recipe has for an option of the tables; None if it has none."""
+        """The recipe's name of an option in the tables; None if the recipe does not have it."""
         if option == "algorithm":
             return None
         spellings = [option]
@@ -360,7 +355,7 @@ class _Conversion:
         self.notes[name] = note
 
     def _check_requirements(self, entry: Entry) -> Entry:
-        """Takes options back that would be an error without another one."""
+        """Removes options whose required option is missing."""
         for option, value in entry.options.items():
             needed = self._find_missing(option, value)
             if needed is not None:
@@ -371,7 +366,7 @@ class _Conversion:
         return entry
 
     def _find_missing(self, option: str, value: Any) -> str | None:
-        """What an option requires and the recipe does not have."""
+        """Returns the missing option that an option requires; None if nothing is missing."""
         for name, needed in load_ours()["requires"].items():
             other, _, wanted = needed.partition("=")
             if self._spell(name) not in (option, self._spell(option)) or (
@@ -384,9 +379,7 @@ class _Conversion:
         return None
 
     def _fill_required(self) -> Iterator[Entry]:
-        """Sets what a recipe must have and the file does not say: their default, or a
-        placeholder.
-        """
+        """Sets required options that the file lacks to the library's default or a placeholder."""
         for name, placeholder in load_ours()["placeholders"].items():
             option = self._spell(name)
             if option is None or option in self.options:

@@ -1,5 +1,5 @@
-"""Reads configs of other libraries: YAML and JSON files, a file with one command, and words of a
-command line.
+"""Reads configs of other libraries: YAML and JSON files, files with one command, and command-line
+words.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Config:
     files: list[str] = field(default_factory=list[str])
 
     def lay_over(self, tree: Mapping[str, Any]) -> None:
-        """Adds keys, which win over those of before."""
+        """Adds keys, which override earlier ones."""
         self.tree = yaml12.lay_over(self.tree, tree)
 
 
@@ -71,9 +71,9 @@ def read_config(words: Collection[str]) -> Config:
 
 def _read_text(path: Path) -> str:
     if not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(f"no such file: {path}")
     if path.stat().st_size > _LARGEST_BYTES:
-        raise InputError(f"{path} has more than {_LARGEST_BYTES} bytes, which no config has")
+        raise InputError(f"{path} is larger than {_LARGEST_BYTES} bytes; give a config file")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -90,25 +90,25 @@ def _read_tree(path: Path) -> Options:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
     if not isinstance(tree, dict):
-        raise InputError(f"{path} holds no keys with values")
+        raise InputError(f"{path} has no keys with values")
     return tree
 
 
 def _split_command(path: Path) -> list[str]:
-    """The words of the one command in a file; a shell would be needed for more, and none is run."""
+    """Returns the words of the single command in a file; never runs a shell."""
     lines = _read_text(path).replace("\\\n", " ").splitlines()
     commands = [
         line for line in lines if line.strip() and not line.lstrip().startswith(("#", "set "))
     ]
     if len(commands) != 1:
         raise InputError(
-            f"{path} has {len(commands)} commands; write a file with nothing but the command that "
-            "trains, its variables replaced by their values"
+            f"{path} has {len(commands)} commands; write a file with only the training command, "
+            "with variables replaced by their values"
         )
     unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", commands[0])
     found = _SHELL.search(unquoted)
     if found is not None:
-        raise InputError(f"{path} needs a shell to be read ({found[0]}); write the plain command")
+        raise InputError(f"{path} uses shell syntax ({found[0]}); write the plain command")
     try:
         return shlex.split(commands[0], comments=True)
     except ValueError as error:
@@ -116,7 +116,7 @@ def _split_command(path: Path) -> list[str]:
 
 
 def _read_words(words: list[str], config: Config) -> None:
-    """Reads `key=value` and `--flag value` words after the program that they are for."""
+    """Reads `key=value` and `--flag value` words after the program's name."""
     start = _find_first_option(words)
     config.program = " ".join([*config.program.split(), *words[:start]])
     flag: str | None = None
@@ -146,8 +146,8 @@ def _read_words(words: list[str], config: Config) -> None:
 
 
 def _find_first_option(words: list[str]) -> int:
-    """Options begin after the last word that names a program: a Python file, a module, or `trl
-    NAME`.
+    """Returns the index of the first option, after the program's name: a Python file, a module, or
+    `trl NAME`.
     """
     names = [i for i, word in enumerate(words) if word.endswith(".py") and "=" not in word]
     names += [i + 1 for i, word in enumerate(words) if word == "-m"]
@@ -181,8 +181,8 @@ def flatten(
 
 
 def resolve_interpolations(given: Mapping[str, Any]) -> Options:
-    """Replaces values that are one reference to another key, `${a.b}` or `${.sibling}`; others stay
-    as they are.
+    """Replaces values that are a reference to a different key, `${a.b}` or `${.sibling}`; other
+    values are unchanged.
     """
     return {key: _follow(key, value, given) for key, value in given.items()}
 

@@ -1,4 +1,4 @@
-"""The recipe of a converted config as YAML, and the report on its keys."""
+"""Renders the recipe of a converted config as YAML, and the report on its keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep_convert.values import shorten, spell
 
 
 def render_recipe(converted: Converted) -> str:
-    """The recipe as YAML; each option has a comment that says where it comes from."""
+    """Renders the recipe as YAML; a comment gives the source of each option."""
     place = {option: i for i, option in enumerate(order_options(converted.algorithm))}
     tree: Options = {"algorithm": converted.algorithm}
     for option in sorted(converted.options, key=lambda option: place.get(option, len(place))):
@@ -35,7 +35,7 @@ def render_recipe(converted: Converted) -> str:
 
 
 def check_recipe(converted: Converted) -> tuple[Mapping[str, Any], str]:
-    """The options that the recipe resolves to, and what is wrong with it; one of both is empty."""
+    """Returns the resolved options of the recipe and its error; one of them is empty."""
     layer = Layer("the converted recipe", yaml12.parse(render_recipe(converted)))
     try:
         loaded = load_options("converted", None, layer)
@@ -45,7 +45,9 @@ def check_recipe(converted: Converted) -> tuple[Mapping[str, Any], str]:
 
 
 def list_lines(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[str]:
-    """The report: what became of each key, and defaults of theirs that differ from ours."""
+    """Yields the report: the result for each key, and the library's defaults that differ from
+    Lockstep's.
+    """
     yield f"{converted.table.name} ({converted.table.version}) → algorithm: {converted.algorithm}"
     for remark in converted.remarks:
         yield f"note: {remark}"
@@ -63,7 +65,9 @@ def list_lines(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[st
 
 
 def _list_entries(entries: list[Entry]) -> Iterator[str]:
-    """One line for each entry that sets options, and one for all that share a sentence."""
+    """Yields one line for each entry that sets options, and one for all other entries with the same
+    sentence.
+    """
     for entry in entries:
         if entry.options:
             ours = ", ".join(

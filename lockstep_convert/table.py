@@ -17,7 +17,7 @@ Options = dict[str, Any]
 
 
 class Verdict(Enum):
-    """Result for one key of theirs; the value is the heading in the report."""
+    """Kind of result for a key of the other library; the value is the heading in the report."""
 
     CONVERTED = "converted"
     NOT_NEEDED = "not needed here"
@@ -31,22 +31,22 @@ class Row:
     """The entry of a key in a table.
 
     Attributes:
-        to: Options that the key may stand for, of which a recipe has one.
+        to: Options that the key may set; the first that the recipe has is used.
         convert: Name of a conversion in `values.py`.
-        values: Our values by theirs, which may begin with an algorithm and a slash; a mapping sets
-            several options, null sets none.
+        values: Lockstep's value by the library's, which may be prefixed by an algorithm and a
+            slash; a mapping sets several options, null sets none.
         nothing: Why a value sets nothing.
         otherwise: What to look at for a value that `values` does not list; `keep` takes it over,
             `ignore` sets nothing.
         also: Further rows for the same value.
         sets: Options to set for any value; `<key>` stands for the value of another key, `<value>`
             for this one.
-        when: Values that other keys must have for this one to be read.
-        unless: What to look at if they do not; without it the key is not needed.
+        when: Values of other keys without which this key has no effect.
+        unless: What to look at in that case; without it the key is not needed.
         times: Keys that the value is multiplied by.
-        per: Keys that it is divided by.
-        off: Values that change nothing, beside null.
-        default: Their default; a mapping has one for each algorithm.
+        per: Keys that the value is divided by.
+        off: Values that change nothing, in addition to null.
+        default: The library's default; a mapping has one for each algorithm.
         note: A remark for the report.
         look: What to look at after the conversion.
         verdict: Fixed verdict of a key that is not converted.
@@ -77,9 +77,9 @@ class Table:
     Attributes:
         name: Name of the library.
         version: The version that the table was written from.
-        algorithm: Rules that find what a config trains; the first that matches counts.
-        kinds: Variants of an algorithm, each with the algorithm of its recipe.
-        always: Options that their trainer implies, by algorithm or variant.
+        algorithm: Rules that find the algorithm of a config; the first match counts.
+        kinds: Algorithm of the recipe by variant.
+        always: Options that the library's trainer implies, by algorithm or variant.
         look: What to look at in any config, by algorithm or variant.
         remarks: Notes on any config, by algorithm or variant; `*` stands for all.
         rows: Entries by key; a key with `*` is a pattern.
@@ -95,7 +95,7 @@ class Table:
     rows: Mapping[str, Row]
 
     def find(self, key: str) -> Row | None:
-        """The entry of a key; None if the library has no such key."""
+        """The entry of a key; None if unknown."""
         if key in self.rows:
             return self.rows[key]
         return next(
@@ -140,7 +140,7 @@ def load_table(library: str) -> Table:
 
 @cache
 def load_ours() -> dict[str, Options]:
-    """Facts about our options that conversions need: what requires what, and placeholders."""
+    """Facts about Lockstep's options for conversions: requirements and placeholders."""
     return _read("ours.yaml")
 
 

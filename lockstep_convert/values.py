@@ -1,4 +1,4 @@
-"""Conversions of single values, by the names that the tables have for them."""
+"""Conversions of single values, by their names in the tables."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _REFERENCE = re.compile(r"<([\w.]+)>")
 
 
 class Doubt(ValueError):
-    """A value that a person has to look at; the text says why."""
+    """Raised for a value that a person must look at; the message says why."""
 
 
 def spell(value: Any) -> str:
-    """A value as tables and reports spell it."""
+    """The text of a value in tables and reports."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def shorten(key: str, value: Any) -> str:
-    """A value on one line, cut if it is long; the value of a secret is not shown.
+    """A value on one line, cut if it is long; secrets are hidden.
 
-    Below `data` a key such as `label_key` is the name of a column.
+    Under `data`, a key such as `label_key` is a column name, not a secret.
     """
     if re.split(r"[._-]", key.lower())[-1] in _SECRETS and not key.startswith("data."):
         return "…"
@@ -41,14 +41,14 @@ def shorten(key: str, value: Any) -> str:
 
 
 def convert_model(value: Any) -> Any:
-    """A path stays; a name of the hub gets `hf:`."""
+    """Keeps a path, and prefixes a hub name with `hf:`."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*/[\w.-]+", value):
         return f"hf:{value}"
     return value
 
 
 def convert_rows(value: Any) -> Any:
-    """Files of rows: paths stay, and names of data sets are not files."""
+    """Keeps paths of row files; raises `Doubt` for names of data sets."""
     if isinstance(value, list):
         names = value
     else:
@@ -62,12 +62,12 @@ def convert_rows(value: Any) -> Any:
 
 
 def convert_field(value: Any) -> str:
-    """A field of a row becomes a template with it."""
+    """Converts a field name to a template with this field."""
     return f"{{{value}}}"
 
 
 def convert_list(value: Any) -> list[Any]:
-    """One value, or several separated by commas, become a list."""
+    """Converts one value, or several separated by commas, to a list."""
     if isinstance(value, list):
         return value
     if isinstance(value, str):
@@ -76,7 +76,7 @@ def convert_list(value: Any) -> list[Any]:
 
 
 def convert_range(value: Any) -> Any:
-    """Numbers separated by commas or in a list."""
+    """Converts numbers, in a list or separated by commas, to floats."""
     if isinstance(value, str):
         parts = value.split(",")
     else:
@@ -85,7 +85,7 @@ def convert_range(value: Any) -> Any:
 
 
 def convert_trackers(value: Any) -> Options:
-    """Names of trackers become their sections."""
+    """Converts names of trackers to their sections."""
     names = [str(name) for name in convert_list(value) if name not in ("console", "none", None)]
     unknown = [name for name in names if name not in _TRACKERS]
     if unknown:
@@ -94,28 +94,30 @@ def convert_trackers(value: Any) -> Options:
 
 
 def convert_bound(value: Any) -> Any:
-    """A bound above 0; null is no bound, and 0 is a mistake in one of both libraries."""
+    """Checks a bound above 0; null means no bound. 0 is an error, since libraries interpret it
+    differently.
+    """
     if value == 0:
-        raise Doubt("0: write null for no bound")
+        raise Doubt("0: use null for no bound")
     return value
 
 
 def convert_count(value: Any) -> Any:
-    """A whole number above 0; anything else needs a decision."""
+    """Checks a whole number above 0; anything else needs a decision."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value % 1:
-        raise Doubt("a whole number above 0 is needed")
+        raise Doubt("expected a whole number above 0")
     return int(value)
 
 
 def convert_number(value: Any) -> Any:
-    """A number, which must not be text."""
+    """Checks that a value is a number and not text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Doubt("a number is needed")
+        raise Doubt("expected a number")
     return value
 
 
 def keep(value: Any) -> Any:
-    """The same value."""
+    """Returns the value unchanged."""
     return value
 
 
@@ -133,12 +135,12 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "number": convert_number,
 }
 TAKES_NULL = ("bound",)
-"""Conversions for which null is a value and not the absence of one."""
+"""Conversions for which null is a value, not a missing one."""
 
 
 def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> Any:
-    """Replaces `<value>` and `<key>` in a template; a template that is one reference takes the
-    value as it is.
+    """Replaces `<value>` and `<key>` in a template; a template that is a single reference becomes
+    the value itself.
 
     Raises:
         Doubt: A key has no value.

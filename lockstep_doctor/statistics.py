@@ -1,8 +1,8 @@
-"""Figures on the log-probabilities of two sides for the same tokens.
+"""Statistics of two sides' log-probabilities for the same tokens.
 
-A side that gives a token no probability (−inf, or NaN) breaks the other's support. Such tokens are
-counted, as outliers and at the cap too; figures without a bound are taken over the others, so that
-one of them does not hide the rest.
+A token to which one side gives no probability (−inf or NaN) is a support violation. Such tokens are
+counted, also as outliers and in capped figures; unbounded figures leave them out, so that one such
+token does not hide the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 CAP = 3.0
-"""Nats; |Δ| beyond it counts as this in `capped_mult_prob_error`, which so has a variance."""
+"""Cap of |Δ| in `capped_mult_prob_error`, nats; it makes the variance finite."""
 _QUANTILES = {"median_abs": 0.5, "p99": 0.99, "p999": 0.999, "max_abs": 1.0}
 _LARGEST = 300.0  # nats
 
@@ -26,11 +26,11 @@ class Compared:
 
     Attributes:
         train: Log-probabilities of the training side, nats, float64 [M].
-        infer: Of the inference side, float64 [M].
+        infer: Log-probabilities of the inference side, nats, float64 [M].
         lengths: Compared tokens of each sequence, int64 [B]; their sum is M.
-        position: Of each token in its sequence, prompt included, int64 [M].
-        cluster: Sequences with the same number were not drawn independently (answers to one prompt,
-            repeats), int64 [B]; None: all were.
+        position: Position of each token in its sequence, prompt included, int64 [M].
+        cluster: Cluster of each sequence, int64 [B]; sequences of a cluster (answers to one prompt,
+            repeats) are not independent. None: all are independent.
     """
 
     train: Tensor
@@ -41,7 +41,7 @@ class Compared:
 
     @property
     def delta(self) -> Tensor:
-        """Δ, training side minus inference side, nats, float64 [M]; ±inf where one gives no
+        """Δ, training side minus inference side, nats, float64 [M]; ±inf if one side gives no
         probability, 0 if both.
         """
         train = _without_nan(self.train)
@@ -65,22 +65,22 @@ class Compared:
         return torch.arange(self.train.numel()) - torch.repeat_interleave(starts, self.lengths) + 1
 
     def swap(self) -> Compared:
-        """The sides in each other's place."""
+        """The comparison with swapped sides."""
         return Compared(self.infer, self.train, self.lengths, self.position, self.cluster)
 
     def select(self, mask_M: Tensor) -> Compared:
-        """Some of the tokens; `index` then counts those alone."""
+        """The masked tokens; `index` then counts only these."""
         lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, mask_M.long())
         return Compared(
             self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster
         )
 
     def in_segments(self, count: int, shortest: int) -> Compared:
-        """Sequences cut into some `count` segments, each taken for independent; as they are where
-        these are too short.
+        """Sequences cut into about `count` segments that count as independent; unchanged if
+        segments would be too short.
 
-        So are bounds made of one long sequence (batch means): they hold for its text where what one
-        token says of another is forgotten within a segment.
+        This bounds figures of one long sequence (batch means); the bounds hold if correlations
+        vanish within a segment.
         """
         size = self.train.numel() // count
         if size < shortest:
@@ -90,8 +90,8 @@ class Compared:
         return Compared(self.train, self.infer, lengths, self.position)
 
     def totals(self, *columns_M: Tensor) -> Tensor:
-        """Sums of columns over each cluster and, last, how many tokens it has: float64 [G, K + 1],
-        G those with any.
+        """Sums of columns over each cluster and, last, its number of tokens: float64 [G, K + 1],
+        over the G clusters with tokens.
         """
         if self.cluster is None:
             numbers = torch.arange(self.lengths.numel())
@@ -104,7 +104,7 @@ class Compared:
 
 
 def pool(parts: Sequence[Compared]) -> Compared:
-    """All of them as one; no cluster reaches over two."""
+    """Concatenates comparisons; clusters stay separate."""
     clusters = []
     taken = 0
     for part in parts:
@@ -124,15 +124,15 @@ def pool(parts: Sequence[Compared]) -> Compared:
 
 
 def figures(compared: Compared) -> dict[str, float]:
-    """All figures by name, in nats where they have a unit; NaN only where both sides support no
-    common token.
+    """All figures by name, in nats if they have a unit; NaN only if no token is supported by both
+    sides.
 
     Tokens count as drawn by the inference side: `k1` and `k3` estimate KL(inference ‖ training),
-    and `mean_ratio`, the mean of e^Δ, is 1 if they were drawn from the very distribution that was
-    scored.
+    and `mean_ratio`, the mean of e^Δ, is 1 in expectation if tokens were drawn from the
+    distribution that was scored.
     """
     if not compared.train.numel():
-        raise ValueError("there is no token to compare; draw responses first")
+        raise ValueError("no token to compare; draw responses first")
     delta = compared.select(compared.supported).delta
     size = delta.abs()
     if size.numel():
@@ -161,41 +161,39 @@ def figures(compared: Compared) -> dict[str, float]:
 
 
 def exponential(log_M: Tensor) -> Tensor:
-    """e^x, large enough at most that its square still is a float64, [M]."""
+    """e^x, limited so that its square fits float64, [M]."""
     return log_M.clamp(max=_LARGEST).exp()
 
 
 def mult_prob_error(delta_M: Tensor) -> float:
-    """Mean of e^|Δ| over the tokens that both sides support; NeMo RL's `token_mult_prob_error`."""
+    """Mean of e^|Δ| over tokens that both sides support; NeMo RL's `token_mult_prob_error`."""
     return float(exponential(delta_M[delta_M.isfinite()].abs()).mean())
 
 
 def cap(delta_M: Tensor) -> Tensor:
-    """e^|Δ|, |Δ| counting at most `CAP`, [M]."""
+    """e^min(|Δ|, `CAP`), [M]."""
     return delta_M.abs().clamp(max=CAP).exp()
 
 
 def difference_up_to_cap(a: Tensor, b: Tensor) -> Tensor:
-    """|a − b| in float64, each at most `CAP`, which NaN counts as, too; 0 where both are the same
-    infinity.
-    """
+    """|a − b| in float64, at most `CAP`; NaN counts as `CAP`, equal infinities as 0."""
     a = a.double()
     b = b.double()
     return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(CAP)).clamp(max=CAP)
 
 
 def score_tokens(logits_MV: Tensor, ids_M: Tensor) -> Tensor:
-    """Log-probabilities of tokens by the logits that each was chosen from, [M], in the type of the
+    """Log-probabilities of tokens from the logits that predict them, [M], in the type of the
     logits.
     """
     return logits_MV.log_softmax(-1).gather(-1, ids_M[:, None])[:, 0]
 
 
 def sequence_weights(compared: Compared) -> Tensor:
-    """Logarithms of the importance weights of the sequences with tokens, ΣΔ, [B']; −inf where
-    training gives it none.
+    """Log importance weights ΣΔ of the sequences with tokens, [B']; −inf if training gives no
+    probability.
 
-    Tokens that the inference side says it cannot draw are left out.
+    Tokens to which the inference side gives no probability are left out.
     """
     rated = compared.select(compared.infer.isfinite())
     sums = torch.zeros(rated.lengths.numel(), dtype=torch.float64).index_add_(
@@ -205,7 +203,7 @@ def sequence_weights(compared: Compared) -> Tensor:
 
 
 def effective_share(log_weight: Tensor) -> float:
-    """(Σw)² / (n·Σw²), never truncated; 0 where all weights are."""
+    """Effective sample share (Σw)² / (n·Σw²), without truncation; 0 if all weights are."""
     count = torch.tensor(log_weight.numel())
     if not count or log_weight.max() == -math.inf:
         if count:

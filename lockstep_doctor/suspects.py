@@ -1,4 +1,4 @@
-"""The operators of a segment that may be at fault, likeliest first."""
+"""Finds operators of a segment that may be at fault, likeliest first."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lockstep_doctor.values import are_close, find_kind, same_values, sort_value
 def suspects(
     own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], tolerance: float
 ) -> list[Operator]:
-    """Returns the operators that were given values which the other trace has, and gave one that it
-    has not.
+    """Returns the operators whose inputs the other trace has, and that return a value that it
+    lacks.
 
-    They are in order of execution, but for early ones from which no end follows by values that the
-    other trace lacks: of what only Python reads, as it does lengths, one engine may have more than
-    another.
+    They are in order of execution. Early operators that do not lead to the end through values that
+    the other trace lacks come last: engines may differ in values that only Python reads, such as
+    lengths.
 
-    What no operator of the trace made (inputs of the segment, weights, constants) is taken for
-    right, so an operator that reads a weight which differs is a suspect. A value that the other
-    trace lacks, but from which only values follow that it has, is another way to the same result
-    and no suspect.
+    Values that no operator of the trace made (inputs of the segment, weights, constants) count as
+    right, so an operator that reads a differing weight is a suspect. A value that the other trace
+    lacks, but that leads only to values that it has, is a different way to the same result and not
+    a suspect.
     """
     outside = set(own.external())
     kinds = [
@@ -51,9 +51,9 @@ def suspects(
 
 
 def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
-    """Returns the operators that were given good values, and gave one that is not.
+    """Returns the operators that read only good values and return a bad one.
 
-    A value from which only good ones follow becomes good, too.
+    A value that leads only to good values becomes good, too.
     """
     consumers: dict[int, list[Operator]] = {}
     for one in trace.operators:
@@ -73,7 +73,7 @@ def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
         one
         for one in trace.operators
         if all(good[value] or value in outside for value in one.inputs)
-        # A value that no operator reads, beside one that is read, has no effect.
+        # An output that no operator reads has no effect if others are read.
         and not all(
             good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs)
         )
@@ -81,7 +81,7 @@ def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
 
 
 def _find_unset(trace: OperatorTrace) -> set[int]:
-    """The values whose numbers mean nothing."""
+    """Returns indices of uninitialized values."""
     unset: set[int] = set()
     for one in trace.operators:
         follows = (
@@ -97,7 +97,7 @@ def _find_unset(trace: OperatorTrace) -> set[int]:
 def find_makers(
     trace: OperatorTrace, values: Sequence[Tensor], without: Collection[int] = frozenset()
 ) -> list[Operator]:
-    """Returns the operators of a trace from which values follow that it made, not by way of those
+    """Returns the operators of a trace that lead to `values`, except through the values
     `without`.
     """
     wanted = {
@@ -116,11 +116,10 @@ def find_makers(
 def first_other_number(
     own: OperatorTrace, other: OperatorTrace
 ) -> tuple[OperatorTrace, Operator] | None:
-    """Returns the first operator before the layers that gives other whole numbers, and whose it is.
+    """Returns the first operator before the layers with different integer outputs, and its trace.
 
-    Python may have read them, as it does sizes, and what it does with them is no operator. Both
-    engines have to run the same operators; where one of them leaves some out, it is the first of
-    these.
+    Python may read integers such as sizes without an operator. Both engines must run the same
+    operators up to there; if one skips some, the result is the first skipped one.
     """
     some, its = ([one for one in trace.operators if one.early] for trace in (own, other))
     unset = _find_unset(own)
@@ -140,11 +139,11 @@ def first_other_number(
 def order_suspects(
     some: Sequence[Operator], makers: Sequence[Operator], trace: OperatorTrace
 ) -> list[Operator]:
-    """Returns operators from which the ends follow first, early ones, which may be other ways to
-    the same, second.
+    """Returns operators in order of suspicion.
 
-    Last are those that read only what the segment did not make, such as a weight, and from which no
-    end follows.
+    First the one in the layer that leads to the end, then early ones, which may be a different way
+    to the same result, then the others. Operators that do not lead to the end and read only values
+    made outside the segment, such as weights, come last.
     """
     outside = set(trace.external())
     idle = [one for one in some if one not in makers and outside.issuperset(one.inputs)]
@@ -154,21 +153,21 @@ def order_suspects(
 
 
 def say_around(trace: OperatorTrace) -> Operator:
-    """Returns the functions around a segment, as if they were one operator."""
+    """Returns the functions around a segment as one operator."""
     return Operator("call", trace.around, (), (), ())
 
 
 def find_caller(operator: Operator, less: Counter[str]) -> Operator:
-    """Returns the same with the lines from the one on that calls what runs less often in the other
-    engine.
+    """Returns an operator whose stack starts at the caller of a function that runs less often in
+    the other engine.
     """
     missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
     return replace(operator, stack=operator.stack[max(missing, default=-1) + 1 :] or operator.stack)
 
 
 def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
-    """Returns the first operator that gives the same numbers in another order, or that the other
-    engine has not.
+    """Returns the first operator that returns its numbers in a different order, or that the other
+    engine does not run.
     """
     for one, its in zip(own.operators, other.operators, strict=False):
         if one.name != its.name:
@@ -184,7 +183,7 @@ def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float)
 
 
 def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
-    """Yields what a value has of the tokens that another engine read first, and of the others."""
+    """Yields the parts of a value for prefilled and for decoded tokens of the other engine."""
     tokens, first = split or (0, 0)
     for dim in (
         dim for dim, size in enumerate(value.shape) if size == tokens and 0 < first < tokens

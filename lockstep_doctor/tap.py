@@ -1,6 +1,4 @@
-"""The protocol between `locate` and a model: one pass, of which every cut is seen and some are
-given other values.
-"""
+"""The protocol between `locate` and a model: passes that record every cut and overwrite some."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from lockstep_doctor.operators import OperatorTrace
 
 
 class Tap(Protocol):
-    """A model whose inside is seen, in this process or another one."""
+    """A model with visible intermediate values, in this process or a different one."""
 
     @property
     def name(self) -> str:
@@ -26,8 +24,8 @@ class Tap(Protocol):
         """Reads one sequence alone, by prefill.
 
         Args:
-            forced: Values that are put in the place of the model's own; cuts that the model has not
-                are left out.
+            forced: Values that overwrite the model's own; cuts that the model does not have are
+                ignored.
         """
         ...
 
@@ -38,15 +36,14 @@ class Tap(Protocol):
         start: CutPoint | None,
         end: CutPoint,
     ) -> OperatorTrace:
-        """Like `run`, and returns every operator that ran after `start` was seen and until `end`
-        was.
+        """Like `run`, but returns the operators that ran from `start` to `end`.
 
-        An engine may return what ran before the layers, too, marked as early.
+        An engine may also return operators before the layers, marked as early.
         """
         ...
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
-        """Returns how often each function of models runs, by its name with its class."""
+        """Returns the number of calls of each function in model code, by qualified name."""
         ...
 
 
@@ -56,17 +53,17 @@ def trace_segment(
     start: CutPoint | None,
     end: CutPoint,
 ) -> OperatorTrace:
-    """Returns the operators of a segment of another engine, in one that may compute several values
-    by one operator.
+    """Returns the operators of a different engine's segment, for an engine that may fuse several
+    values into one operator.
 
-    Where the start comes behind the end, or no operator runs between them, those from an earlier
-    cut on are recorded.
+    If the start comes after the end, or no operator runs between them, recording starts at an
+    earlier cut.
 
     Args:
-        trace: Reads the sequence, and records from a cut to the end; from the beginning: None.
+        trace: Reads the sequence, and records from a cut (None: the beginning) to the end.
         order: The cuts of this engine, in order of execution.
         start: The cut before the segment.
-        end: The cut behind it.
+        end: The cut after it.
     """
     before: list[CutPoint | None] = (
         [None, *order[: order.index(end)]] if end in order else [None, *order]

@@ -1,4 +1,4 @@
-"""Same values: the same numbers in any order, but for masked ones."""
+"""Compares values as sorted numbers, without masked ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MASKED = 3e4
-"""A number so large stands for a masked place: it says nothing about the others."""
+"""Magnitude above which a number marks a masked place and is ignored."""
 
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -17,7 +17,7 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def _count(value: Tensor) -> int:
-    """Count of the numbers that are compared: 0 or less where all are masked, or zeros."""
+    """Number of compared numbers; 0 or less if all are masked or zero."""
     if value.is_floating_point():
         unmasked = value.abs() < MASKED
     else:
@@ -26,12 +26,12 @@ def _count(value: Tensor) -> int:
 
 
 def find_kind(value: Tensor) -> tuple[bool, int]:
-    """Returns what the same values share: whether they are a mask, and their count."""
+    """Returns properties that equal values share: whether they are a mask, and their count."""
     return value.dtype == torch.bool, _count(value)
 
 
 def sort_values(value: Tensor) -> Tensor:
-    """Sorts the numbers of a value, but for the masked ones, and zeros, which may be padding."""
+    """Sorts the numbers of a value without masked ones, and without zeros, which may be padding."""
     flat = value.detach().flatten().double()
     unmasked = flat[flat.abs() < MASKED]
     kept = unmasked[unmasked != 0]
@@ -39,7 +39,9 @@ def sort_values(value: Tensor) -> Tensor:
 
 
 def are_close(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    """True if sorted numbers are as many, and the same up to a share of their size."""
+    """True if sorted numbers have equal count and differ by at most `tolerance` relative to their
+    RMS.
+    """
     if first.numel() != second.numel():
         return False
     if not second.numel():

@@ -1,11 +1,11 @@
-"""`lockstep doctor bringup`: the checks of a new model that no grid makes, one row for each check
+"""`lockstep doctor bringup`: checks of a new model that the grid does not cover, one row per check
 and backend.
 
-context      the longest sequence is that which was asked for, no more and no less
-embeddings   untrained rows of embedding and head: near zero, far from the others, or alike
+context      the longest accepted sequence has exactly the requested length
+embeddings   untrained rows of embedding and head: not finite, near zero, or alike
 decode       decoding against the same backend's prefill, by quarters of a long response
-prefix cache the same prompts again, out of the cache: finite, and the same
-experts      every expert is chosen by some token, and two backends choose the same
+prefix cache the same prompts again, from the cache: finite and equal
+experts      every expert is chosen by some token, and backends choose the same
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from lockstep_doctor.table.verdict import DUST
 Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
 _SEQUENCES = 8
 _CACHED = 70
-"""Tokens of a prompt that fill two blocks of a prefix cache."""
+"""Prompt tokens, enough to fill two blocks of a prefix cache."""
 _CACHED_BF16 = 0.25
-"""Nats that one log-probability out of the cache may be off in a narrow type."""
+"""Largest difference of a log-probability from the cache in bf16 and fp16, nats."""
 _FLIPS: Mapping[DType, float] = {"fp32": 0.01, "bf16": 0.2, "fp16": 0.2}
-"""Share of tokens whose experts may differ, in a layer: near ties are decided by rounding."""
+"""Largest share of tokens in a layer whose experts may differ: rounding decides near ties."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _ROUTERS = (".gate", ".router")
@@ -56,11 +56,12 @@ _NEAR_ZERO = 0.05
 
 @dataclass(frozen=True)
 class Observation:
-    """One row.
+    """One row of the report.
 
     Attributes:
-        what: The backend, or what else was looked at.
-        outcome: LOOK asks for a person; SKIPPED says what the backend refuses or lacks.
+        what: The backend or part of the model that was checked.
+        outcome: LOOK needs a person's judgment; SKIPPED means that the backend does not support the
+            check.
     """
 
     check: str
@@ -91,7 +92,7 @@ def bring_up(loaded: Loaded) -> int:
 def observe(
     recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress
 ) -> Iterator[Observation]:
-    """All rows."""
+    """Yields all rows."""
     witness = HFBackend(recipe.model.path, device=recipe.learner.device)
     source = PromptSource(recipe)
     with shown.phase("embeddings"):
@@ -104,7 +105,7 @@ def observe(
     requests = requests_of(prompts, 0, rounds, recipe.seed, "doctor bringup")[:_SEQUENCES]
     for name, backend in backends.items():
         if "generate" not in backend.capabilities:
-            yield Observation("decode", name, "SKIPPED", "it does not generate")
+            yield Observation("decode", name, "SKIPPED", "it cannot generate")
             continue
         with shown.phase(name):
             yield check_context(name, backend, recipe.sampler.context_limit)
@@ -117,7 +118,7 @@ def observe(
 
 
 def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observation]:
-    """Rows of embedding and head; those that no token of the tokenizer stands for only pad."""
+    """Checks rows of embedding and head; rows without a token of the tokenizer are only padding."""
     model = witness.model()
     for name, module in (
         ("embedding", model.get_input_embeddings()),
@@ -142,7 +143,7 @@ def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observat
 
 
 def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
-    """Ids by what is odd about their rows: not finite, near zero, or alike.
+    """Returns ids of suspicious rows by kind: not finite, near zero, or alike.
 
     Args:
         weight_VC: One row for each token.
@@ -159,7 +160,7 @@ def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
 
 
 def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
-    """Ids whose row another one has, too: equal projections on a random direction, to the bit."""
+    """Returns ids of duplicate rows: their projections on a random direction are bitwise equal."""
     direction = torch.randn(
         rows_VC.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
@@ -169,7 +170,7 @@ def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
 
 
 def check_context(name: str, backend: Backend, asked: int | None) -> Observation:
-    """The longest sequence is computed, and one token more is not."""
+    """Checks that the longest sequence is computed, and one token more is not."""
     if asked is None or not name.startswith("vllm"):
         limit = backend.context
     else:
@@ -179,7 +180,7 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
             "context",
             name,
             "SKIPPED",
-            f"transformers has no limit of its own; the model's is {limit}",
+            f"transformers sets no limit; the model's is {limit}",
         )
     full, over = (_count_drawn(backend, limit - 2, tokens) for tokens in (2, 3))
     if full != 2:
@@ -187,12 +188,10 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
             "context",
             name,
             "FAIL",
-            f"takes less than the {limit} tokens that were asked for: {full}",
+            f"takes fewer than {limit} tokens: {full}",
         )
     if over == 3:
-        return Observation(
-            "context", name, "FAIL", f"takes more than the {limit} tokens that were asked for"
-        )
+        return Observation("context", name, "FAIL", f"takes more than {limit} tokens")
     if isinstance(over, int):
         end = f"response cut to {over}"
     else:
@@ -203,9 +202,7 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
 def check_decode(
     name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe
 ) -> Observation:
-    """Decoding against prefill over a long response: the error of its first and of its last
-    quarter.
-    """
+    """Compares decoding with prefill over a long response, by quarters."""
     longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
     length = min(max(recipe.grid.lengths), longest)
     batch = backend.generate(requests, SamplingParams(length))
@@ -233,11 +230,9 @@ def check_decode(
 
 
 def check_prefix_cache(name: str, backend: Backend) -> Observation:
-    """Greedy answers to the same prompts twice; the second time their keys and values come out of
-    the cache.
-    """
+    """Compares greedy answers to the same prompts with those from the prefix cache."""
     if backend.context < _CACHED + 4:
-        return Observation("prefix cache", name, "SKIPPED", "its context is too short")
+        return Observation("prefix cache", name, "SKIPPED", "the context is too short")
     prompts = [
         Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)
     ]
@@ -250,7 +245,7 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
     else:
         hits = 0
     if not hits:
-        return Observation("prefix cache", name, "SKIPPED", "no prompt came out of a cache")
+        return Observation("prefix cache", name, "SKIPPED", "no prompt was read from a cache")
     column = again["sampler_logprob"][again.mask]
     fresh = first["sampler_logprob"][first.mask]
     broken = not bool(column.isfinite().all() and fresh.isfinite().all())
@@ -263,9 +258,7 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
         limit = DUST
     else:
         limit = _CACHED_BF16
-    said = f"{hits} tokens out of the cache, max |Δ| {apart:.2g}" + (
-        "; not finite" if broken else ""
-    )
+    said = f"{hits} tokens from the cache, max |Δ| {apart:.2g}" + ("; not finite" if broken else "")
     passes = not broken and apart <= (DUST if moved else limit)
     return Observation("prefix cache", name, "PASS" if passes else "FAIL", said)
 
@@ -273,8 +266,8 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
 def check_experts(
     backends: Mapping[str, Backend], requests: Sequence[Request], config: Mapping[str, Any]
 ) -> Iterator[Observation]:
-    """Checks the routers of a mixture: experts never chosen, and choices that differ between
-    backends.
+    """Checks the routers of a mixture of experts: experts never chosen, and choices that differ
+    between backends.
     """
     experts = next((int(config[name]) for name in _COUNTS if config.get(name)), 0)
     if not experts:
@@ -284,7 +277,7 @@ def check_experts(
     chosen: dict[str, Mapping[str, Tensor]] = {}
     for name, backend in backends.items():
         if backend.network is None:
-            yield Observation("experts", name, "SKIPPED", "it does not show its routers")
+            yield Observation("experts", name, "SKIPPED", "its routers are in a different process")
             continue
         chosen[name] = record_experts(backend, backend.network, sequences, each)
         idle = {
@@ -322,13 +315,13 @@ def check_experts(
 def record_experts(
     backend: Backend, network: nn.Module, sequences: Sequence[Tensor], each: int
 ) -> dict[str, Tensor]:
-    """Returns ids of the chosen experts, by the router's name, of all tokens end to end [N, k].
+    """Returns ids of the chosen experts by router name, for all tokens concatenated, [N, k].
 
     Args:
-        backend: Scores the sequences.
+        backend: Backend that scores the sequences.
         network: Its model.
-        sequences: Token ids [T], each read alone.
-        each: Experts of a token, where a router only gives logits.
+        sequences: Token ids [T], each scored alone.
+        each: Experts per token, if a router returns only logits.
     """
     found: dict[str, list[Tensor]] = {}
 
@@ -361,7 +354,7 @@ def record_experts(
 
 
 def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
-    """Counts the tokens of a response; returns the error if refused."""
+    """Returns the number of tokens drawn, or the error if the backend refuses."""
     request = Request(tuple(k % 50 for k in range(prompt)), 0)
     try:
         return int(backend.generate([request], SamplingParams(tokens, temperature=0.0)).mask.sum())
@@ -370,5 +363,5 @@ def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
 
 
 def _without_sampling(batch: Batch) -> Batch:
-    """The batch as it is scored at temperature 1 and among all tokens."""
+    """The batch, to be scored at temperature 1 over all tokens."""
     return replace(batch, sampling=None)

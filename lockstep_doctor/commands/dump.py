@@ -1,5 +1,5 @@
-"""Dumps: `lockstep doctor analyze`, without a model, and `lockstep doctor locate DUMP --model
-FOLDER`.
+"""Dump commands: `lockstep doctor analyze DUMP`, without a model, and `lockstep doctor locate DUMP
+--model FOLDER`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from lockstep_doctor.table.verdict import CellJudgement, judge
 
 _SHOWN = {
     "token_mult_prob_error": "mean e^abs(Δ)",
-    "capped_mult_prob_error": "the same, abs(Δ) counting at most 3",
+    "capped_mult_prob_error": "the same, with abs(Δ) capped at 3",
     "k1": "KL(inference ‖ training), k1: mean −Δ",
     "k3": "KL(inference ‖ training), k3",
-    "mean_ratio": "mean e^Δ: 1 if both are distributions, and inference's was drawn from",
+    "mean_ratio": "mean e^Δ: 1 in expectation if inference drew the tokens",
     "rms": "root mean square of Δ",
     "median_abs": "median abs(Δ)",
-    "p99": "99 % of tokens are within",
+    "p99": "99th percentile of abs(Δ)",
     "max_abs": "largest abs(Δ)",
-    "outlier_rate_1": "share of tokens off by more than 1 nat",
-    "sequence_ess": "effective share of sequences, by importance weights",
-    "support_violations_train": "tokens with no probability on the training side",
-    "support_violations_infer": "tokens with no probability on the inference side",
+    "outlier_rate_1": "share of tokens with abs(Δ) above 1 nat",
+    "sequence_ess": "effective share of sequences under importance weighting",
+    "support_violations_train": "tokens without probability on the training side",
+    "support_violations_infer": "tokens without probability on the inference side",
 }
 
 
 @dataclass(frozen=True)
 class DumpAnalysis:
-    """Verdict on a dump, by limits for bf16, and what its differences look like."""
+    """Verdict on a dump by the limits for bf16, and patterns in its differences."""
 
     judgement: CellJudgement
     figures: Mapping[str, float]
@@ -49,10 +49,10 @@ class DumpAnalysis:
 
 
 def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
-    """Reads a dump, and prints what it says as Markdown.
+    """Analyzes a dump, and prints a report as Markdown.
 
     Raises:
-        DataError: The dump cannot be read, or has one side alone.
+        DataError: The dump cannot be read, or has only one side.
     """
     try:
         dump = read_dump(file, names)
@@ -64,9 +64,9 @@ def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
         else:
             missing = "infer"
         raise DataError(
-            f"{file}: has {dump.train or dump.infer} alone, and analyze compares two sides; name "
-            "the other one by "
-            f"--columns {missing}=…, or say lockstep doctor locate {file} --model FOLDER"
+            f"{file}: analyze needs two sides, but the dump has only {dump.train or dump.infer}; "
+            f"name the other column with --columns {missing}=…, or run lockstep doctor locate "
+            f"{file} --model FOLDER"
         )
     compared = dump.columns.compare()
     judgement = judge({"infer": (compared, None)}, DoctorLimits())
@@ -86,7 +86,7 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
     yield ""
     yield from (f"- {reason}" for reason in analysis.judgement.reasons)
     yield ""
-    yield "The limits are those of bf16; two sides in fp32 may pass and yet disagree."
+    yield "The limits are for bf16; two fp32 sides may pass and still disagree."
     yield ""
     rows = ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN.items())
     yield markdown_table(("figure", "", "value"), rows)
@@ -96,20 +96,18 @@ def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
         else:
             side = f" ({SIDES[one.side]} side)"
         yield f"- **{one.kind}**{side}: {one.what}"
-        yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of the squares of Δ"
-    yield (
-        "Marks prove nothing: `lockstep doctor locate` looks for the place in the models "
-        "themselves."
-    )
+        yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of all squared Δ"
+    yield ("These patterns are no proof: `lockstep doctor locate` finds the place in the models.")
 
 
 def locate_file(dump: str, model: str, names: FieldNames) -> int:
-    """Prints which side of a dump leaves the model, and at which stage; returns the exit code.
+    """Prints which side of a dump deviates from the model, and at which stage; returns the exit
+    code.
 
     Args:
-        dump: Its file or folder.
+        dump: File or folder of the dump.
         model: Folder of the model, or of the finished run that trained it.
-        names: Of the dump's columns.
+        names: Names of the dump's columns.
 
     Raises:
         InputError: The dump or the model cannot be read.

@@ -1,8 +1,7 @@
-"""`lockstep doctor locate`: finds the place where two engines disagree about a model, and proves
-it.
+"""`lockstep doctor locate`: finds and proves the place where two engines disagree on a model.
 
-location.json   what was found, by pair
-repro/          by pair, a script that fails on the fault and passes once it is fixed
+location.json   results by pair
+repro/          for each pair, a script that fails on the fault and passes once it is fixed
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _NEIGHBORS = 2
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine, and how it is opened."""
+    """An engine and its options."""
 
     engine: str
     folder: Path
@@ -56,7 +55,7 @@ class EngineChoice:
 
     @classmethod
     def of(cls, recipe: DoctorRecipe, name: str) -> EngineChoice:
-        """The engine that a backend's name stands for, such as `torch-tp2`."""
+        """The engine of a backend's name, such as `torch-tp2`."""
         engine = name.partition("-")[0]
         sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
         device = str(resolve_device(recipe.learner.device))
@@ -75,15 +74,15 @@ class EngineChoice:
         return "".join([self.engine.replace("_", " "), f"-{sizes}" if sizes else "", *ways])
 
     def but(self, **options: Any) -> EngineChoice:
-        """The same with other options."""
+        """The engine with changed options."""
         return replace(self, options=replace(self.options, **options))
 
     def open(self) -> AbstractContextManager[Tap]:
-        """Opens it for a block."""
+        """Context manager that opens the engine."""
         return find_engine(self.engine)(self.folder, self.options)
 
     def variants(self, prompt: int) -> Iterator[EngineChoice]:
-        """Other ways in which the engine computes the same: beside other sequences, and by
+        """Variants of the engine that compute the same: packed with other sequences, and by
         decoding.
         """
         if self.engine in _LEARNERS:
@@ -94,20 +93,19 @@ class EngineChoice:
 
 @dataclass(frozen=True)
 class Located:
-    """An examination, and the script that shows what it found."""
+    """An examination and its reproduction script."""
 
     found: PairExamination
     script: Path | None
 
 
 def locate_model(loaded: Loaded) -> list[PairExamination]:
-    """Examines every pair, prints what was found, leaves it in the folder of the results, and
-    returns it.
+    """Examines every pair, prints and writes the results, and returns them.
 
-    Engines that agree with another one and not with themselves follow the pairs.
+    Engines that agree with a different one but not with their own variants come after the pairs.
 
     Raises:
-        ValueError: If the model, its prompts or an engine cannot be used.
+        ValueError: The model, its prompts or an engine cannot be used.
     """
     recipe = loaded.expect(DoctorRecipe)
     results = choose_results(loaded)
@@ -136,7 +134,7 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
 
 
 def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
-    """Draws responses to the prompts of the table by plain `transformers`."""
+    """Draws responses to the table's prompts with plain `transformers`."""
     context = context_of(read_config(recipe.model.path))
     length = min(*recipe.grid.lengths, _LONGEST, context // 2)
     method = min(recipe.grid.methods, key=lambda one: (one.temperature == 0, one.name != "T=1"))
@@ -153,10 +151,10 @@ class _Locator:
     """Examines the engines of a recipe.
 
     Attributes:
-        drawn: The requests.
+        drawn: The requests with responses.
         witness: The model in float64.
-        rounded: The same in the type of the engines.
-        folder: Of the scripts.
+        rounded: The model in the type of the engines.
+        folder: Folder of the scripts.
     """
 
     recipe: DoctorRecipe
@@ -167,8 +165,8 @@ class _Locator:
     shown: Progress
 
     def locate(self) -> Iterator[Located]:
-        """Two engines beside each other; those that agree, beside themselves among other sequences,
-        and decoding.
+        """Examines pairs of engines, then the variants of engines that agree with a different
+        one.
         """
         engines = [EngineChoice.of(self.recipe, name) for name in self.recipe.backends]
         sound = set[str]()
@@ -200,7 +198,7 @@ class _Locator:
         own: Tap,
         found: PairExamination,
     ) -> Path | None:
-        """The script that shows what was found; None: it is no place."""
+        """Writes the reproduction script; returns None if no place was found."""
         if not found.location.places:
             return None
         tap, choice = (

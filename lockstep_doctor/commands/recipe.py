@@ -1,5 +1,5 @@
-"""Recipe of `lockstep doctor table MODEL` and its like, based on a run's own where MODEL is a
-run.
+"""Recipe of `lockstep doctor table MODEL` and similar commands, based on the run's recipe if MODEL
+is a run.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ def doctor_recipe(
     recipe: str = "doctor",
     folder: str | None = None,
 ) -> Loaded:
-    """The recipe.
+    """Loads the recipe.
 
     Args:
-        model: A Hugging Face folder, a name on the hub, or the folder of a finished run, which then
-            says in which precision and by which sampler it was trained.
-        overrides: `key.sub=value` each.
-        folder: Of the results.
+        model: A Hugging Face folder, a name on the hub, or the folder of a finished run, whose
+            precision and sampler are then used.
+        overrides: Overrides, `key.sub=value` each.
+        recipe: Name or path of the base recipe.
+        folder: Folder of the results.
 
     Raises:
-        RecipeError: One sentence for each thing that is wrong.
+        RecipeError: One sentence per error.
     """
     own = Path(model) / "recipe.yaml"
     if Path(model).is_file():
         raise RecipeError(
-            f"{model} is a file, no model's folder; of a dump say lockstep doctor locate {model} "
-            "--model FOLDER"
+            f"{model} is a file, not a model folder; for a dump run lockstep doctor locate "
+            f"{model} --model FOLDER"
         )
     said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
     if folder is not None:
@@ -52,7 +53,7 @@ def doctor_recipe(
 
 
 def _as_trained(own: Path) -> Layer:
-    """Returns the settings of a run's recipe that the doctor shares."""
+    """Returns the settings that the doctor takes from a run's recipe."""
     training = load_run(own.parent).training
     tree = training.model_dump(mode="json")
     said = dict[str, Any](learner=computation_of(training))

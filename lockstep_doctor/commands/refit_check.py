@@ -1,11 +1,10 @@
-"""`lockstep doctor refit`: do an engine's weights really come from the learner, all of them, every
-time?
+"""`lockstep doctor refit`: checks that every weight sync replaces all of an engine's weights.
 
-noise    the engine receives random tensors, so that none of the first weights are left, and proves
-         them: by fingerprints, and by log-probabilities that are no longer the learner's
-refit    it receives the learner's weights: every tensor, cache and a probe are compared
-step     the learner takes one large optimizer step, and the engine's weights must now differ:
-         the comparison would have noticed
+noise    the engine receives random tensors, so that no initial weight is left; fingerprints must
+         match, and log-probabilities must differ from the learner's
+refit    the engine receives the learner's weights; all tensors, caches and a probe are compared
+step     the learner takes one large optimizer step; the engine's weights must now differ, which
+         proves that the comparison notices differences
 again    as refit
 """
 
@@ -41,17 +40,18 @@ from lockstep_doctor.table.options import DoctorRecipe
 REPORT = "refit.json"
 STAGES = ("noise", "refit", "step", "again")
 _STEP = Optimizer(lr=1e-3)
-"""AdamW's first step moves every weight by about the learning rate, so this one shows in any
+"""AdamW's first step moves every weight by about the learning rate; this one is visible in any
 type.
 """
 
 
 @dataclass(frozen=True)
 class RefitFinding:
-    """Something that is wrong after a refit.
+    """A fault after a refit.
 
     Attributes:
-        what: A tensor by its name, a cache, or what else was compared.
+        what: Name of the tensor, cache or other object.
+        why: What is wrong with it.
     """
 
     what: str
@@ -63,12 +63,12 @@ class RefitStage:
     """One stage of the check.
 
     Attributes:
-        tensors: That were sent, or compared.
-        received_only: Of these, those that arrived, and that the engine makes something of its own
-            of.
+        tensors: Number of tensors sent or compared.
+        received_only: Number of these that the engine transforms, so that only their arrival can be
+            checked.
         gap: Mean |Δ log π| between learner and engine over the probe, nats.
-        largest_gap: Largest of the same.
-        seconds: That the refit took, or the step.
+        largest_gap: Largest |Δ log π|.
+        seconds: Duration of the refit or step.
     """
 
     name: str
@@ -87,18 +87,18 @@ class RefitStage:
 
 
 def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
-    """Checks each backend but the first that takes weights, prints what was found, and returns it
-    by backend.
+    """Checks every backend after the first that receives weights, prints the results, and returns
+    them by backend.
 
     Raises:
-        ValueError: If there is nothing to check, or it cannot start.
+        ValueError: There is nothing to check, or it cannot start.
     """
     recipe = loaded.expect(DoctorRecipe)
     checked = [backend for backend in recipe.backends[1:] if backend != "hf"]
     if not checked:
         raise InputError(
-            f"backends is {list(recipe.backends)}: the first trains, and none of the others is an "
-            "engine that takes weights; name torch or vllm behind it, as in backends=[hf,vllm]"
+            f"backends is {list(recipe.backends)}: the first one trains, and no other can receive "
+            "weights; add torch or vllm, as in backends=[hf,vllm]"
         )
     results: dict[str, list[RefitStage]] = {}
     for backend in checked:
@@ -138,8 +138,9 @@ def check_refits(
     """Runs the stages.
 
     Args:
-        learner: With an optimizer; its weights are other ones afterwards.
-        probe: Sequences that both score, and that the step learns.
+        learner: Learner with an optimizer; the check changes its weights.
+        engine: Engine to check.
+        probe: Sequences that both score, and that the step trains on.
     """
     check = _Check(learner, engine, probe)
     for name in STAGES:
@@ -157,8 +158,8 @@ def check_refits(
 
 
 class _Check:
-    """A learner, an engine, what the engine holds, and what it was sent, by the names of its
-    states, newest first.
+    """State of the check: learner, engine, the engine's attestation, and the fingerprints sent in
+    each stage, newest first.
     """
 
     def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Probe) -> None:
@@ -171,7 +172,7 @@ class _Check:
         self._answers = engine.logprobs(probe.batch)
 
     def refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
-        """Sends the weights of a source, and compares all that the engine holds then."""
+        """Sends the weights of a source, and compares what the engine then holds."""
         outgoing = Outgoing(source.weights, self._engine.dtype)
         start = time.perf_counter()
         self._held = self._engine.load_weights(outgoing, version=len(self._sent))[0]
@@ -181,12 +182,12 @@ class _Check:
         before = self._answers
         self._answers = self._engine.logprobs(self._probe)
         if torch.equal(self._answers, before):
-            why = "answers with the very numbers of before the refit: out of a cache"
+            why = "returned the same numbers as before the refit; a cache is stale"
             found.append(RefitFinding("the engine", why))
         return self._stage(name, self._held.fingerprints, seconds, found, source is self._learner)
 
     def step(self, name: str) -> RefitStage:
-        """One optimizer step, of the learner alone."""
+        """Takes one optimizer step on the learner only."""
         start = time.perf_counter()
         train(self._learner, self._probe, CrossEntropyLoss())
         seconds = time.perf_counter() - start
@@ -195,7 +196,7 @@ class _Check:
         moved = [tensor for tensor in new if new[tensor] != sent[tensor]]
         found = [
             RefitFinding(
-                tensor, "moved in the step, and what the engine holds passes for the new one"
+                tensor, "changed in the step, but the engine's old tensor passes as the new one"
             )
             for tensor in moved
             if tensor in self._held.fingerprints and self._holds(tensor, new[tensor])
@@ -214,21 +215,21 @@ class _Check:
         found: list[RefitFinding],
         equal: bool,
     ) -> RefitStage:
-        """Compares log-probabilities too: they must be equal, or must not; what is found already
-        excuses both.
+        """Builds the stage, and also compares log-probabilities: they must be equal or must differ,
+        unless faults were already found.
         """
         gap = (self._learner.logprobs(self._probe) - self._engine.logprobs(self._probe))[
             self._probe.mask
         ].abs()
         if bool(gap.mean() <= self._bound) != equal and not found:
             same = (
-                "gives other log-probabilities with equal weights: positions, masks or its own "
+                "returns different log-probabilities with equal weights: its positions, masks or "
                 "tables differ"
             )
             if equal:
                 what = same
             else:
-                what = "has other weights, and does not show it"
+                what = "returns equal log-probabilities with different weights"
             what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {self._bound:g})"
             found.append(RefitFinding("the engine", what))
         names = set(tensors)
@@ -238,7 +239,7 @@ class _Check:
         )
 
     def _holds(self, name: str, one: Sent) -> bool:
-        """True if the engine holds a tensor as it was sent then, as far as it attests."""
+        """True if the engine's attestation matches a sent tensor."""
         if name in self._held.columns:
             return self._held.columns[name] == one.columns
         return self._held.fingerprints[name] == one.whole
@@ -246,15 +247,13 @@ class _Check:
     def _find_faults(
         self, source: RankLearner | Noise, sent: Mapping[str, Sent]
     ) -> Iterator[RefitFinding]:
-        """Describes what differs from what a source sent."""
+        """Yields differences between the engine's tensors and those sent by a source."""
         tensors = {name: tensor.cpu() for name, tensor in source.weights()}
         faults: dict[str, str] = {}
-        for (
-            name
-        ) in self._held.columns:  # an attestation knows these by some columns: they are read whole
+        for name in self._held.columns:  # attested by some columns only: compare them whole
             held = self._engine.show(name).cpu()
             if not torch.equal(held, tensors[self._held.tied.get(name, name)].to(held.dtype)):
-                faults[name] = "arrived, but is not what is computed with"
+                faults[name] = "arrived, but the engine computes with different values"
         for name, why in (faults | differing(sent, self._held)).items():
             own = self._held.tied.get(name, name)
             is_known = name in self._held.fingerprints and own in sent
@@ -265,12 +264,10 @@ class _Check:
     def _describe(
         self, name: str, own: str, tensor: Tensor, sent: Mapping[str, Sent], why: str
     ) -> str:
-        """Says what is in the place of a tensor that has other bits; it was sent by the name
-        `own`.
-        """
+        """Describes what the engine holds instead of a tensor that was sent as `own`."""
         for state, earlier in self._sent.items():
             if self._holds(name, earlier[own]):
-                return f"is still that of {state}"
+                return f"still has the weights of {state}"
         for other, one in sent.items():
             if other != own and self._holds(name, one):
                 return f"holds {other}"
@@ -287,8 +284,8 @@ class _Check:
 
 @dataclass(frozen=True)
 class Noise:
-    """Random tensors of the sizes, types and spreads of a learner's; those that are no floats as
-    they are.
+    """Random tensors with the shapes, types, means and deviations of a learner's; non-float tensors
+    are unchanged.
     """
 
     like: RankLearner
@@ -318,7 +315,7 @@ def probe_of(folder: str, computation: Computation) -> Probe:
 
 
 def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:
-    """Renders a table, and the findings below it."""
+    """Renders a table with findings below it."""
     head = ("engine", "stage", "tensors", "received only", "mean |Δ|", "seconds", "verdict")
     rows: list[tuple[str, ...]] = [head]
     found: list[str] = []

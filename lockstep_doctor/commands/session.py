@@ -1,4 +1,4 @@
-"""Common part of the commands that measure by backends: a folder of results, progress, and the
+"""Common part of commands that measure with backends: a results folder, progress, and the
 backends.
 """
 
@@ -19,23 +19,20 @@ from lockstep_doctor.table.plan import PromptSource
 
 
 def choose_results(loaded: Loaded) -> Results:
-    """The folder of a recipe's results.
+    """Returns the results folder of a recipe.
 
     Raises:
-        ValueError: If the model or its prompts cannot be used, or the folder holds a report on
-            something else.
+        ValueError: The model or its prompts cannot be used, or the folder holds a different report.
     """
     recipe = loaded.expect(DoctorRecipe)
-    read_config(
-        recipe.model.path
-    )  # says what is wrong with a folder before one for the results is made
+    read_config(recipe.model.path)  # checks the model folder before the results folder is created
     rows = {"prompts": files_of(PromptSource(recipe).rows)}
     return results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
 
 
 @contextmanager
 def open_session(loaded: Loaded) -> Iterator[tuple[Results, dict[str, Backend], Progress]]:
-    """Makes the folder of results, and starts the backends, while progress is shown; raises as
+    """Creates the results folder and starts the backends while progress is shown; raises as
     `choose_results`.
     """
     recipe = loaded.expect(DoctorRecipe)

@@ -1,4 +1,4 @@
-"""The options of an engine of `lockstep_doctor`, as sections of recipes have them."""
+"""Converts `EngineOptions` to recipe sections."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lockstep_doctor.engines import EngineOptions
 
 
 def computation_of(options: EngineOptions) -> Computation:
-    """The device and type of a computation.
+    """The computation section for an engine's options.
 
     Raises:
-        InputError: Lockstep computes in no such type.
+        InputError: Lockstep does not compute in the type.
     """
     names = {dtype: name for name, dtype in TORCH_TYPES.items()}
     if options.dtype not in names:

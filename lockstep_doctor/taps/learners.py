@@ -1,6 +1,4 @@
-"""Taps on learners, for `lockstep_doctor`: in this process, or over ranks in processes of their
-own.
-"""
+"""Taps on learners: in this process, or over ranks in separate processes."""
 
 from __future__ import annotations
 
@@ -37,15 +35,15 @@ from lockstep_doctor.taps.rank import RankTap
 _TIMEOUT_S = 600.0
 
 Attach = Callable[[Callable[[], RankLearner], str, int], RankTap]
-"""Builds a rank and makes its tap, from its name and the number of neighbors."""
+"""Builds a rank and its tap, from the engine's name and the number of neighbors."""
 
 _MODEL = "lm"
 """Path of the model of `transformers` in a `LogitsHead`."""
 
 
 def attach(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
-    """The tap on a rank of a learner, torch's or Megatron's."""
-    learner = build()  # before Megatron is imported here: that sets what it is imported with
+    """Returns the tap on a rank of a torch or Megatron learner."""
+    learner = build()  # before Megatron is imported here, since building sets up that import
     if isinstance(learner.model, LogitsHead):
         return tap_torch(learner, learner.model, name, neighbors)
     from lockstep_doctor.taps.megatron import tap_megatron
@@ -54,12 +52,12 @@ def attach(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankT
 
 
 def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int) -> RankTap:
-    """The tap on a rank of the torch learner: hooks on those modules of `transformers` that the
-    rank holds.
+    """Returns the tap on a rank of the torch learner: hooks on the `transformers` modules of the
+    rank.
     """
     inside = find_watched(
         model.lm
-    )  # named within `lm`: a cut whose name is not unique is named by its path there
+    )  # paths relative to `lm`, since cuts without a unique name are named by path
     named = values_by_name(
         {(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()}
     )
@@ -72,7 +70,7 @@ def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int
 
     def gather_head() -> Tensor:
         head = model.lm.get_output_embeddings()
-        assert isinstance(head, nn.Linear), "logits that the model has not whole are products"
+        assert isinstance(head, nn.Linear), "sharded logits come from a linear head"
         weight = head.weight.detach()
         if isinstance(weight, DTensor):
             return weight.full_tensor()
@@ -84,7 +82,7 @@ def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int
 
 @dataclass(frozen=True)
 class TapSpec:
-    """The tap of one rank."""
+    """Builds the tap of one rank."""
 
     rank: RankSpec
     attach: Attach
@@ -92,15 +90,17 @@ class TapSpec:
     neighbors: int
 
     def build(self) -> RankTap:
-        """Joins the other ranks; returns when all are there."""
+        """Joins the other ranks; returns when all have joined."""
         return self.attach(self.rank.build, self.name, self.neighbors)
 
 
 class RanksTap:
-    """Implements `lockstep_doctor.Tap` over ranks, each a process with its part of the model.
+    """Implements `lockstep_doctor.Tap` over ranks in separate processes.
 
     Args:
+        name: Name of the engine in reports.
         ranks: Proxies of `RankTap`, in the order of `Ranks.number`.
+        parallel: Parallel sizes.
     """
 
     def __init__(self, name: str, ranks: Sequence[Remote], parallel: Parallel) -> None:
@@ -141,7 +141,7 @@ class RanksTap:
 def open_learner(
     folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach
 ) -> Iterator[Tap]:
-    """Opens a folder in a learner, in this process if that can be; see `engines.OpenTap`."""
+    """Opens a folder in a learner, in this process if possible; see `engines.OpenTap`."""
     section = LearnerSection.of(computation_of(options), backend, Parallel(**options.parallel))
     sizes = {**options.parallel, "packed": 1 + options.neighbors}
     name = " ".join([backend, *(f"{key}={size}" for key, size in sizes.items() if size > 1)])
@@ -149,7 +149,7 @@ def open_learner(
     require_computable(read_config(folder), section)
     if options.prompt is not None:
         raise InputError(
-            f"the engine {backend} is a learner, which decodes nothing; leave prompt out"
+            f"the engine {backend} is a learner, which cannot decode; leave out prompt"
         )
     if section.in_process:
         yield attach_rank(spec.build, name, options.neighbors)

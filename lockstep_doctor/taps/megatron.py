@@ -1,9 +1,8 @@
-"""The tap on the Megatron learner: hooks on Megatron's modules, whose values are named as those of
-`transformers`.
+"""Tap on the Megatron learner: hooks on Megatron's modules, with the cut names of `transformers`.
 
-Megatron fuses tensors with the same input: queries, keys and values group by group, gate and up one
-after the other. That layout is written down here independently of the learner, so that a mistake in
-the learner's shows.
+Megatron fuses tensors with the same input: queries, keys and values by group, gate and up one after
+the other. The layout is implemented here independently of the learner, so that a mistake in the
+learner's layout is found.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _INSIDE: Mapping[tuple[str, End], tuple[str, ...]] = {
     ("mlp.linear_fc2", "in"): ("act",),
     ("mlp.linear_fc2", "out"): ("down",),
 }
-"""Stages in the inputs and outputs of a layer's modules."""
+"""Stages at the inputs and outputs of a layer's modules."""
 
 _LAYER = re.compile(r"gpt\.decoder\.layers\.(\d+)\.(.+)")
 
 
 def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap:
-    """The tap on a rank of the Megatron learner, see `RankTap`."""
+    """Returns the tap on a rank of the Megatron learner; see `RankTap`."""
     stage = learner.model
     ranks = learner._ranks
     assert isinstance(stage, Stage), "a learner of Megatron"
@@ -100,6 +99,8 @@ def _has_cuts(path: str) -> bool:
 
 
 def _split_groups(x: Tensor, heads: int, size: int) -> Sequence[Tensor]:
-    """Queries, keys and values of groups, each the queries of its heads, a key and a value."""
+    """Splits a fused tensor into queries, keys and values; each group has the queries of its heads,
+    one key and one value.
+    """
     groups = x.unflatten(-1, (-1, heads + 2, size))
     return groups[..., :-2, :], groups[..., -2, :], groups[..., -1, :]

@@ -1,8 +1,8 @@
-"""The tap on one rank of a learner: the values at the cuts of its part of the model, gathered whole
-on every rank.
+"""Tap on one rank of a learner: values at the cuts of its part of the model, gathered on every
+rank.
 
-Letters: N tokens of the row, n of them on this rank; T tokens of the sequence that is read, m of
-them on this rank.
+Letters: N tokens of the row, n of them on this rank; T tokens of the sequence, m of them on this
+rank.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _DIVIDED = frozenset(
 
 @dataclass(frozen=True)
 class RankShare(Share):
-    """The tokens that a rank has, and its heads or hidden units of them.
+    """A rank's share of a value: its tokens, and their heads or hidden units on the rank.
 
     Attributes:
-        ranks: Ranks that hold the model together.
+        ranks: Ranks that together hold the model.
         row: Number of tokens of the row, over all tensor-parallel ranks.
         here: Indices of the sequence's tokens that this rank has, int64 [m].
         place: Their places in the row, int64 [m].
@@ -69,7 +69,7 @@ class RankShare(Share):
 
     @classmethod
     def of(cls, cut: Cut, first: int, count: int, ranks: Ranks) -> RankShare:
-        """The share of a sequence that begins at token `first` of the batch."""
+        """The share of a sequence that starts at token `first` of the batch."""
         if cut.place is None:
             place_N = torch.arange(len(cut.tokens), device=cut.tokens.device)
         else:
@@ -103,7 +103,7 @@ class RankShare(Share):
         local.copy_(row.reshape(local.shape))
 
     def _row(self, cut: CutPoint, local: Tensor) -> Tensor | None:
-        """The values of the row's tokens [n, D], or of those that are read [m, D], of all
+        """The values of the row's tokens [n, D], or of the sequence's [m, D], gathered over
         tensor-parallel ranks.
         """
         tokens = _tokens_of(local)
@@ -117,7 +117,7 @@ class RankShare(Share):
         return flat
 
     def _places(self, tokens: int) -> Tensor:
-        """The places of the sequence's tokens; the last layer may have computed no others."""
+        """The places of the sequence's tokens; the last layer may compute only these."""
         if tokens == self.row:
             return self.place
         return torch.arange(len(self.here), device=self.here.device)
@@ -144,26 +144,25 @@ def _local(value: Tensor) -> Tensor:
 
 
 def _tokens_of(value: Tensor) -> int:
-    """The size of the first dimension that is not 1: a row is read alone."""
+    """The size of the first dimension above 1, since a row has no batch dimension."""
     return next((size for size in value.shape if size > 1), 1)
 
 
 class RankTap:
     """Implements `lockstep_doctor.Tap` for one rank of a learner.
 
-    Its methods are collectives over all ranks.
-
-    A rank returns the cuts of its own pipeline stage; only the first rank of a stage returns any.
+    Its methods are collectives over all ranks. Only the first rank of a pipeline stage returns
+    values, those of the stage's cuts.
 
     Args:
         learner: The rank.
         paths: Modules of the learner's model at which cuts lie.
-        values: Maps a module's input or output to its cuts; with `OUTPUT` only if the model
-            computes logits itself.
+        values: Maps a module's input or output to its cuts; includes `OUTPUT` only if the model
+            computes logits.
         head: Gathers the weight of the vocabulary head [V, D], if the model computes no logits.
         hidden: Cuts that the model does not have, because a fused operator skips them.
         name: Name of the engine in reports.
-        neighbors: Number of other sequences in the row, before the one that is read.
+        neighbors: Number of other sequences in the row before the one that is read.
     """
 
     def __init__(
@@ -193,8 +192,8 @@ class RankTap:
 
     @property
     def model(self) -> nn.Module:
-        """The model; if it is one of `transformers`, without Lockstep's head, so that modules have
-        its names.
+        """The model; for one of `transformers` without Lockstep's head, so that module names
+        match.
         """
         own = self._learner.model
         if isinstance(own, LogitsHead):
@@ -215,8 +214,8 @@ class RankTap:
         start: CutPoint | None,
         end: CutPoint,
     ) -> OperatorTrace:
-        """Operators of this stage, if it has one of the two cuts; other stages have the rest of the
-        segment.
+        """Returns operators of this stage if it has one of the two cuts; other stages return the
+        rest of the segment.
         """
         with Recorder() as recorder:
             self._read(tokens_T, forced, recorder, start if start in self._own else None, end)
@@ -239,8 +238,8 @@ class RankTap:
         start: CutPoint | None = None,
         end: CutPoint | None = None,
     ) -> tuple[Tensor | None, Tensor | None, dict[CutPoint, Tensor]]:
-        """Returns logits [T, V] and the learner's log-probabilities [T − 1], on ranks of the last
-        stage, and the values at cuts.
+        """Returns logits [T, V] and the learner's log-probabilities [T − 1] (on the last stage
+        only), and values by cut.
         """
         batch = _lay_behind(tokens_T, self._neighbors)
         cut = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device))
@@ -279,7 +278,9 @@ class RankTap:
 
     @torch.no_grad()
     def _multiply(self, hidden_TD: Tensor, one: Pass) -> Tensor:
-        """Logits [T, V] from the last hidden states, for a model that never has whole logits."""
+        """Computes logits [T, V] from the last hidden states, for a model that never computes whole
+        logits.
+        """
         weight_VD = self._head()
         with self._learner._computation():
             one.visit(LAST, hidden_TD)
@@ -289,8 +290,8 @@ class RankTap:
         return logits_TV
 
     def _lay_out(self, batch: Batch) -> LaidOut:
-        """Lays out a batch so that all states of its last sequence are read; the last state's
-        output is not used.
+        """Lays out a batch so that all states of its last sequence are read; the output of the last
+        state is not used.
         """
         laid = self._learner._lay_out(batch)
         first = int(batch.starts[-1])

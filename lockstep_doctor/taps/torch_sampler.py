@@ -1,5 +1,5 @@
-"""The tap on the torch sampler: one row that draws the tokens of a given sequence, by the sampler's
-own passes.
+"""Tap on the torch sampler: the sampler's own passes, forced to draw the tokens of a given
+sequence.
 
 Letters: N tokens of a pass, T tokens of the sequence, V tokens of the vocabulary.
 """
@@ -48,14 +48,14 @@ def open_sampler(folder: Path, options: EngineOptions) -> Iterator[SamplerTap]:
     """Opens a folder in the torch sampler; see `engines.OpenTap`."""
     if options.parallel or options.neighbors:
         raise InputError(
-            "the torch sampler reads one sequence in one process; leave parallel and neighbors out"
+            "the torch sampler reads one sequence in one process; leave out parallel and neighbors"
         )
     computation = computation_of(options)
     lm = load_on_device(str(folder), computation)
     if carries_state(lm.config):
         raise InputError(
-            f"layers of a {lm.config.model_type} carry a state, which the tap on the sampler does "
-            "not see"
+            f"{lm.config.model_type} has recurrent layers, which the tap on the sampler does not "
+            "support"
         )
     yield SamplerTap(lm, computation.dtype, options.prompt)
 
@@ -65,9 +65,8 @@ class SamplerTap:
 
     Args:
         lm: A causal language model with Lockstep's attention.
-        dtype: Type of a learner that computes alike.
-        prompt: Tokens that are read by prefill; the others are decoded one by one; None: all by
-            prefill.
+        dtype: Compute type.
+        prompt: Number of tokens to prefill; the others are decoded one by one. None: prefill all.
     """
 
     def __init__(self, lm: PreTrainedModel, dtype: DType, prompt: int | None = None) -> None:
@@ -112,8 +111,8 @@ class SamplerTap:
         return ran
 
     def _read(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
-        """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it draws all tokens
-        but the first.
+        """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it prefills only
+        the first token.
         """
         context = context_of(self.model.config)
         if self._prompt is None:
@@ -122,9 +121,9 @@ class SamplerTap:
             prompt = self._prompt
         if len(tokens_T) >= context or not 0 < prompt <= len(tokens_T):
             raise InputError(
-                f"the sampler reads 1 to {min(context - 1, len(tokens_T))} of {len(tokens_T)} "
-                "tokens by prefill and "
-                f"draws one more, in a context of {context}; {prompt} were asked for"
+                f"prompt is {prompt}; the sampler can prefill 1 to "
+                f"{min(context - 1, len(tokens_T))} of {len(tokens_T)} tokens, since it draws one "
+                f"more in a context of {context}"
             )
         logits: list[Tensor] = []
 
@@ -152,7 +151,7 @@ class SamplerTap:
 
 
 class _Following(Scheduler):
-    """A scheduler whose row draws the tokens of a sequence, one by one."""
+    """A scheduler that draws the tokens of a given sequence."""
 
     def __init__(self, tokens_T: Tensor, *args: Any) -> None:
         super().__init__(*args)
@@ -166,13 +165,13 @@ class _Following(Scheduler):
 
 
 class PassShare(Share):
-    """The tokens of a pass that belong to the sequence, without padding."""
+    """The share of a pass that belongs to the sequence, without padding."""
 
     def __init__(self) -> None:
         self.begin(0, 0, first=True)
 
     def begin(self, count: int, own: int, first: bool) -> None:
-        """Begins a pass of `count` tokens, of which the first or the last `own` belong to the
+        """Starts a pass of `count` tokens, whose first or last `own` tokens belong to the
         sequence.
         """
         self._count, self.own = count, slice(0, own) if first else slice(count - own, count)

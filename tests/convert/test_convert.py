@@ -243,7 +243,7 @@ def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> N
     )
     assert [entry.theirs for entry in found.select(Verdict.UNKNOWN)] == ["trainer.total_epoch"]
     [clash] = [entry for entry in found.select(Verdict.LOOK) if entry.theirs == "trainer.seed"]
-    assert clash.sentence == "seed is 1 already, by data.seed"
+    assert clash.sentence == "seed is already 1, from data.seed"
 
 
 def test_a_secret_is_not_shown(tmp_path: Path) -> None:
@@ -266,10 +266,10 @@ def write(folder: Path, text: str, name: str = "run.sh") -> Path:
 
 REFUSED = {
     "two commands": ("echo a\npython x.py a=1\n", "run.sh", "has 2 commands"),
-    "a pipe": ("python x.py a=1 | tee log\n", "run.sh", "needs a shell"),
+    "a pipe": ("python x.py a=1 | tee log\n", "run.sh", "uses shell syntax"),
     "not YAML": ("x: [1\n", "a.yaml", "a.yaml: line"),
-    "no keys": ("[1]", "a.json", "holds no keys"),
-    "keys of nobody": ("x: 1\n", "a.yaml", "no library has its keys"),
+    "no keys": ("[1]", "a.json", "has no keys"),
+    "keys of nobody": ("x: 1\n", "a.yaml", "no library knows its keys"),
     "no algorithm": ("model_name_or_path: m\nlearning_rate: 1e-6\n", "a.yaml", "set --algorithm"),
 }
 

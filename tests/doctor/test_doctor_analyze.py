@@ -75,7 +75,8 @@ def test_the_report_can_be_read_and_columns_may_be_named(
     assert "**positions moved**: inference's values are training's -1 position from them" in said
     assert main([*named, "infer=other_logprobs"]) == exit_codes.INPUT
     assert (
-        "has other_logprobs alone, and analyze compares two sides; name" in capsys.readouterr().err
+        "analyze needs two sides, but the dump has only other_logprobs; name"
+        in capsys.readouterr().err
     )
     assert main([*named, "train"]) == exit_codes.INPUT
     assert (

@@ -168,7 +168,7 @@ def test_what_comes_out_of_a_prefix_cache_is_finite_and_the_same(
     backend.context, backend.holds = 100, holds
     found = check_prefix_cache("torch", backend)
     assert found.outcome == outcome
-    assert "512 tokens out of the cache" in found.said
+    assert "512 tokens from the cache" in found.said
 
 
 @pytest.fixture

@@ -74,9 +74,9 @@ LOADS = ("noise", "refit", "again")
 @pytest.mark.parametrize(
     ("fault", "victim", "stages", "why"),
     [
-        ("drops", MATRIX, ("noise", "again"), "is still that of refit"),
-        ("drops", NORM, ("noise", "again"), "is still that of refit"),
-        ("drops", BUFFER, ("noise",), "is still that of the model's folder"),
+        ("drops", MATRIX, ("noise", "again"), "still has the weights of refit"),
+        ("drops", NORM, ("noise", "again"), "still has the weights of refit"),
+        ("drops", BUFFER, ("noise",), "still has the weights of the model's folder"),
         ("permutes", MATRIX, LOADS, "numbers, by up to"),
         ("rounds", MATRIX, LOADS, "numbers, by up to"),
         ("scales", NORM, LOADS, "has other bits: 32 of 32 numbers, by up to"),
@@ -106,14 +106,14 @@ def test_an_engine_that_answers_from_memory_is_found_out(checked: Checked) -> No
     stages = checked("remembers")
     for name in LOADS:
         assert found(stages[name]) == {
-            "the engine": "answers with the very numbers of before the refit: out of a cache"
+            "the engine": "returned the same numbers as before the refit; a cache is stale"
         }
 
 
 def test_the_report_says_what_is_wrong(checked: Checked) -> None:
     lines = render_refits({"torch": list(checked("drops", NORM).values())}).splitlines()
     assert [line.split()[-1] for line in lines[1:5]] == ["FAIL", "PASS", "PASS", "FAIL"]
-    assert lines[5] == f"torch, noise: {NORM} is still that of the model's folder"
+    assert lines[5] == f"torch, noise: {NORM} still has the weights of the model's folder"
 
 
 def test_the_command_checks_a_real_model(
@@ -131,5 +131,5 @@ def test_the_command_checks_a_real_model(
 
 def test_there_must_be_an_engine_that_takes_weights(assets: Path) -> None:
     model = assets / "models" / "stories260K" / "hf"
-    with pytest.raises(ValueError, match="name torch or vllm behind it"):
+    with pytest.raises(ValueError, match="add torch or vllm"):
         check_model(load("doctor", [f"model.path={model}", "backends=[torch,hf]"]))

@@ -222,7 +222,7 @@ def test_both_directions_are_judged() -> None:
     noisy = drawn(32, 400, 0.3)
     mirrored = judge({"infer": (noisy, 0 * floor), "train": (noisy.swap(), 0 * floor)}, LIMITS)
     assert not failed(mirrored) & {"infer.bias", "train.bias", "infer.ratio", "train.ratio"}
-    with pytest.raises(ValueError, match=r"one \|Δ\| for each of 12800 tokens"):
+    with pytest.raises(ValueError, match=r"one \|Δ\| for each of the 12800 tokens"):
         judge({"infer": (healthy, floor[1:])}, LIMITS)
 
 

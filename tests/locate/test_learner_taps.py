@@ -183,7 +183,7 @@ def test_a_fault_on_the_ranks_is_put_at_its_place(
     ("options", "said"),
     [
         (EngineOptions(dtype=torch.float64), "fp32 or bf16 or fp16"),
-        (EngineOptions(prompt=3), "decodes nothing"),
+        (EngineOptions(prompt=3), "cannot decode"),
         (EngineOptions(parallel={"tp": 3}), "no multiple"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_weight_is_found_at_its_own_segment(located_model: Models) -> None:
         (EngineOptions(dtype=torch.float64), "fp32 or bf16 or fp16"),
         (EngineOptions(parallel={"tp": 2}), "one process"),
         (EngineOptions(neighbors=1), "one sequence"),
-        (EngineOptions(prompt=30), "30 were asked for"),
+        (EngineOptions(prompt=30), "prompt is 30"),
     ],
 )
 def test_what_the_sampler_does_not_do_is_refused(

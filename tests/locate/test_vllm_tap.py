@@ -315,7 +315,7 @@ def test_a_sequence_that_is_taken_in_parts_and_layouts_are_refused(llama: Path) 
     from lockstep_doctor.taps.vllm.tap import open_vllm
 
     with (
-        pytest.raises(InputError, match="leave the layout empty"),
+        pytest.raises(InputError, match="leave out parallel, neighbors and prompt"),
         open_vllm(llama, EngineOptions(parallel={"tp": 2})),
     ):
         pass

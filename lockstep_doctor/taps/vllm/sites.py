@@ -1,4 +1,4 @@
-"""Places of a `transformers` model's cuts in vLLM's, which fuses projections and passes the
+"""Maps cuts of a `transformers` model to vLLM's model, which fuses projections and passes the
 residual separately.
 """
 
@@ -20,13 +20,13 @@ _RESIDUAL = ("resid_in", "resid_mid", "resid_out")
 
 @dataclass(frozen=True)
 class Site:
-    """A call in vLLM's model at which cuts lie.
+    """A call in vLLM's model with cuts at its input or output.
 
     Attributes:
-        path: Path of the called function, from the model.
-        end: Whether the cuts are among its arguments or its results.
-        cuts: One for each tensor.
-        sizes: If the cuts are parts of one tensor, the widths of these; otherwise empty.
+        path: Path of the called function, relative to the model.
+        end: Whether the cuts are arguments or results.
+        cuts: One cut for each tensor.
+        sizes: Widths of the cuts if they are parts of one tensor; otherwise empty.
     """
 
     path: str
@@ -36,15 +36,16 @@ class Site:
 
     @property
     def is_sum(self) -> bool:
-        """True if the cut is the sum of all arguments: a residual, and what is added to it."""
+        """True if the cut is the sum of all arguments: the residual and the value added to it."""
         return self.end == "in" and self.cuts[0].stage in _RESIDUAL
 
     def views(self, value: Any, count: int) -> list[tuple[CutPoint, Tensor]]:
-        """The cuts with their values, of the first `count` tokens; a sum is no view.
+        """Returns the cuts with views of their values for the first `count` tokens; a sum is a
+        copy.
 
         Args:
-            value: The arguments in order, or what was returned.
-            count: Tokens.
+            value: The arguments in order, or the returned value.
+            count: Number of tokens.
         """
         tensors = [
             x[:count]
@@ -64,10 +65,10 @@ class Site:
         """Like `views`, for the result of a norm that also adds the residual: an error of the
         residual is added to the output.
 
-        It is added twice, since output and residual in each other's place would have the right sum.
+        It is added twice, since swapped output and residual would have the right sum.
 
         Args:
-            value: The output, and the residual that is passed on.
+            value: The output and the returned residual.
             sum_TD: The right residual.
         """
         output, residual = (x[: len(sum_TD)] for x in value)
@@ -79,9 +80,7 @@ class Site:
         ]
 
     def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
-        """Changes the arguments of a sum so that it becomes `sum_TD`: only the first one is
-        overwritten.
-        """
+        """Overwrites the first argument of a sum so that the sum becomes `sum_TD`."""
         first, *others = [x[: len(sum_TD)] for x in value if isinstance(x, Tensor)]
         first.copy_(sum_TD - sum(others))
 
@@ -92,8 +91,7 @@ class Sites:
 
     Attributes:
         sites: All of them.
-        hidden: Cuts of the `transformers` model without a site, because a fused kernel of vLLM
-            skips them.
+        hidden: Cuts of the `transformers` model that a fused kernel of vLLM skips.
     """
 
     sites: tuple[Site, ...]
@@ -137,11 +135,11 @@ def _sites(
 def _of_module(
     path: str, module: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]
 ) -> Iterator[Site]:
-    """The sites of a module that has the same name in both models."""
+    """Yields the sites of a module that has the same name in both models."""
     start = named.get((path, "in"))
     cut = named.get((path, "out"))
     if path == "lm_head" or type(module).__name__.endswith("AndMul"):
-        return  # it is not called as a module; it is an activation with the product behind it
+        return  # lm_head is not called as a module; *AndMul is an activation fused with a product
     if start is not None:
         yield Site(f"{path}.forward", "in", (start,))
     if (

@@ -1,6 +1,4 @@
-"""vLLM for `lockstep doctor locate`: one sequence is read in eager mode, and its worker says what
-flowed inside.
-"""
+"""Tap on vLLM: reads one sequence in eager mode; the worker returns intermediate values."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _MOST_GROUPS = 4
 
 
 class TappedSampler(VLLMSampler):
-    """`VLLMSampler` whose worker can be looked into."""
+    """`VLLMSampler` with a tapped worker."""
 
     worker = "lockstep_doctor.taps.vllm.worker.TappedWorker"
 
@@ -40,13 +38,13 @@ class TappedSampler(VLLMSampler):
         """Reads one sequence.
 
         Args:
-            tokens: Its ids.
+            tokens: Token ids.
             asked: Fields of `worker.PassRequest`.
-            forced: Values by cut.
+            forced: Values to write, by cut.
 
         Returns:
-            What the worker's `close_tap` and `read_tap_values` return, and log-probabilities [T -
-            1].
+            The results of the worker's `close_tap` and `read_tap_values`, and log-probabilities [T
+            - 1].
         """
         values = safetensors.torch.save(
             {str(cut): value.contiguous().clone() for cut, value in forced.items()}
@@ -105,7 +103,7 @@ class VLLMTap:
 
 
 def _operator(plain: Mapping[str, Any]) -> Operator:
-    """An operator out of JSON."""
+    """Reads an operator from JSON."""
     return Operator(
         plain["name"],
         tuple(Frame(**frame) for frame in plain["stack"]),
@@ -129,18 +127,20 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     Settings are fields of `config.VLLM`; it always computes eagerly.
 
     Raises:
-        InputError: vLLM is not installed, does not take the model, or cannot compute as asked.
+        InputError: vLLM is not installed, does not support the model, or cannot use the options.
     """
     if options.parallel or options.neighbors or options.prompt is not None:
         raise InputError(
-            "the doctor looks into one worker of vLLM, by prefill; leave the layout empty"
+            "the tap on vLLM supports one worker and prefill only; leave out parallel, neighbors "
+            "and prompt"
         )
     own = VLLM.model_validate(options.settings)
     section = SamplerSection(backend="vllm", vllm=own, max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = computation_of(options)
     context = context_of(read_config(str(folder)))
     longest = min(context, own.max_model_len or context)
-    # Copies of the cache are compared, so it is no larger than one sequence needs, in each group of
+    # Copies of the cache are compared, so it is only as large as one sequence needs in each group
+    # of
     # layers.
     blocks = _MOST_GROUPS * (longest // _SMALLEST_BLOCK + 1)
     sampler = TappedSampler(

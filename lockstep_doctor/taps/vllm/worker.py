@@ -1,5 +1,5 @@
-"""A worker of vLLM whose passes are looked into, for `lockstep doctor locate`: what flows, what is
-forced, what ran.
+"""A vLLM worker with a tap, for `lockstep doctor locate`: records and overwrites values, and
+records operators.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep_doctor.operators import Frame, Operator, Recorder
 from lockstep_doctor.taps.vllm.sites import Site, find_sites
 
 OPENED = ("vllm", "vllm_ir")
-"""Namespaces of operators that are Python, of which the operators inside are recorded."""
+"""Namespaces of operators written in Python; the operators inside are recorded instead."""
 
 _MACHINERY = (
     "vllm/_custom_ops.py",
@@ -42,8 +42,8 @@ class PassRequest:
     Attributes:
         count: Tokens of the sequence.
         start: The cut after which operators are recorded; None: from the beginning.
-        end: The cut up to which they are; None: none are.
-        functions: True if functions are counted.
+        end: The cut up to which operators are recorded; None: none are.
+        functions: Whether to count function calls.
     """
 
     count: int
@@ -53,10 +53,9 @@ class PassRequest:
 
 
 class RollingPass(Pass):
-    """`Pass` that records from the last cuts before `end`, unless `start` lies farther back.
+    """`Pass` that records from the last cuts before `end`, unless `start` is executed earlier.
 
-    vLLM comes by cuts in another order than the engine that named `start`, which may be beside
-    `end` or behind it.
+    vLLM may execute cuts in a different order, with `start` in parallel with `end` or after it.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class RollingPass(Pass):
         self._is_fixed = False
 
     def come_to(self, cuts: Sequence[CutPoint]) -> None:
-        """Comes to cuts that lie at one place."""
+        """Notes that cuts at one site are reached."""
         if not self._rolling.on or self._is_fixed or self._end_cut in cuts:
             return
         self._rolling.restart()
@@ -81,21 +80,21 @@ class RollingPass(Pass):
 
 
 class TappedWorker(WeightReceiver):
-    """`WeightReceiver` that looks into one pass at a time."""
+    """`WeightReceiver` that taps one pass at a time."""
 
     _taps: ExitStack | None = None
     _tokens = 0
 
     def open_tap(self, asked: str, forced: bytes) -> None:
-        """Looks into the next pass.
+        """Taps the next pass.
 
         Args:
             asked: `PassRequest` as JSON.
-            forced: Values by cut, as safetensors.
+            forced: Values to write by cut, as safetensors.
         """
         self._asked = PassRequest(**json.loads(asked))
         if self._taps is not None:
-            self._taps.close()  # of a pass that did not begin
+            self._taps.close()  # of a pass that did not start
         values = {
             CutPoint.parse(name): value for name, value in safetensors.torch.load(forced).items()
         }
@@ -125,12 +124,12 @@ class TappedWorker(WeightReceiver):
         self._replace("forward", self._look_into(self._model.forward))
 
     def close_tap(self) -> str:
-        """Stops looking. Returns, as JSON, what is no tensor."""
+        """Removes the tap; returns the non-tensor results as JSON."""
         assert self._taps is not None, "a tap is opened before it is closed"
         self._taps.close()
         if self._tokens < self._asked.count:
             raise ValueError(
-                f"vLLM took {self._tokens} of {self._asked.count} tokens in one pass; raise "
+                f"vLLM read only {self._tokens} of {self._asked.count} tokens in one pass; raise "
                 "max_num_batched_tokens"
             )
         self._trace = self._recorder.join()
@@ -150,7 +149,7 @@ class TappedWorker(WeightReceiver):
         )
 
     def read_tap_values(self) -> bytes:
-        """The values that were seen, by cut, and those of the trace, by number; as safetensors;
+        """Returns the recorded values by cut, and those of the trace by number, as safetensors;
         then drops them.
         """
         seen = {str(cut): value for cut, value in self._seen.items()}
@@ -161,7 +160,7 @@ class TappedWorker(WeightReceiver):
         )
 
     def _tap_at(self, site: Site) -> None:
-        """Visits the cuts of a site whenever it is called."""
+        """Visits the cuts of a site on every call."""
         plain = attrgetter(site.path)(self._model)
 
         def call(*args: Any, **keywords: Any) -> Any:
@@ -202,14 +201,14 @@ class TappedWorker(WeightReceiver):
             part[: self._asked.count].copy_(right)
 
     def _look_into(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The model's forward pass, and the logits of all positions behind it."""
+        """Wraps the model's forward pass, and computes the logits of all positions after it."""
 
         def forward(*args: Any, **keywords: Any) -> Tensor:
             assert self._taps is not None
             with (
                 self._taps,
                 ExitStack() as block,
-            ):  # what vLLM reads of the logits itself is no second pass
+            ):  # closes the taps before vLLM computes its own logits
                 if self._asked.end is not None:
                     block.enter_context(self._recorder)
                 if self._asked.functions:
@@ -223,9 +222,7 @@ class TappedWorker(WeightReceiver):
         return forward
 
     def _replace(self, path: str, function: Callable[..., Any]) -> None:
-        """Puts a function in the place of a method of a part of the model, until the tap is
-        closed.
-        """
+        """Replaces a method of a submodule until the tap is closed."""
         owner, _, name = path.rpartition(".")
         if owner:
             part = attrgetter(owner)(self._model)
@@ -241,19 +238,17 @@ class TappedWorker(WeightReceiver):
 
 
 def _plain(one: Operator) -> dict[str, Any]:
-    """An operator for JSON."""
+    """Converts an operator for JSON."""
     return asdict(replace(one, stack=_without_machinery(one.stack)))
 
 
 def _without_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The lines that say what is computed, not by which implementation of vLLM's or under which
-    tap.
-    """
+    """Drops lines of vLLM's operator dispatch and of taps from a stack."""
     return tuple(frame for frame in stack if not frame.file.endswith(_MACHINERY))
 
 
 def _has_heads_first(value: Tensor, count: int) -> bool:
-    """True for [1, heads, tokens, width], as some models of `transformers` have them where vLLM has
+    """True for shape [1, heads, tokens, width], which some `transformers` models use; vLLM has
     tokens first.
     """
     return value.ndim == 4 and value.shape[2] == count != value.shape[1]
