@@ -1,8 +1,8 @@
 """CPU seconds of a step of GRPO and of RLOO beside TRL 1.16.0's trainers of them.
 
-    python3 -m venv benchmarks/.venv-trl-preference benchmarks/.venv-trl-preference/bin/pip install
-    torch==2.13.0 trl==1.16.0 transformers==5.19.0 \\
-        --extra-index-url https://download.pytorch.org/whl/cpu
+    python3 -m venv benchmarks/.venv-trl-preference
+    benchmarks/.venv-trl-preference/bin/pip install torch==2.13.0 trl==1.16.0 \\
+        transformers==5.19.0 --extra-index-url https://download.pytorch.org/whl/cpu
     python -m benchmarks.group_step [--size toy default 512x8] [--save]
 
 All sides train the same Llama, of the sizes asked for, on 16 responses of 32 new tokens at

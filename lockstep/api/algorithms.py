@@ -15,7 +15,8 @@ from lockstep.api.trainer import Trainer
 class SFT(Trainer):
     """Supervised fine-tuning on prompts and completions, or on conversations.
 
-    lockstep.SFT(model="folder", train="conversations.jsonl", data={"messages": "messages"}).train()
+    Example:
+        lockstep.SFT(model="folder", train="rows.jsonl", data={"messages": "messages"}).train()
     """
 
     algorithm = "sft"
@@ -25,7 +26,8 @@ class SFT(Trainer):
 class DPO(Trainer):
     """Direct preference optimization on pairs of answers (Rafailov et al. 2023).
 
-    lockstep.DPO(model="folder", train="pairs.jsonl", dpo={"ref_policy_kl_penalty": 0.1}).train()
+    Example:
+        lockstep.DPO(model="folder", train="pairs.jsonl", dpo={"ref_policy_kl_penalty": 0.1}).train()
     """
 
     algorithm = "dpo"
@@ -35,7 +37,8 @@ class DPO(Trainer):
 class KTO(Trainer):
     """KTO on answers that are each labeled good or bad (Ethayarajh et al. 2024).
 
-    lockstep.KTO(model="folder", train="labeled.jsonl").train()
+    Example:
+        lockstep.KTO(model="folder", train="labeled.jsonl").train()
     """
 
     algorithm = "kto"
@@ -45,7 +48,8 @@ class KTO(Trainer):
 class ORPO(Trainer):
     """ORPO on pairs of answers, without a reference policy (Hong et al. 2024).
 
-    lockstep.ORPO(model="folder", train="pairs.jsonl").train()
+    Example:
+        lockstep.ORPO(model="folder", train="pairs.jsonl").train()
     """
 
     algorithm = "orpo"
@@ -55,7 +59,8 @@ class ORPO(Trainer):
 class SimPO(Trainer):
     """SimPO on pairs of answers, without a reference policy (Meng et al. 2024).
 
-    lockstep.SimPO(model="folder", train="pairs.jsonl").train()
+    Example:
+        lockstep.SimPO(model="folder", train="pairs.jsonl").train()
     """
 
     algorithm = "simpo"
@@ -65,7 +70,8 @@ class SimPO(Trainer):
 class OnlineDPO(Trainer):
     """DPO on pairs of the policy's own answers (Guo et al. 2024).
 
-    lockstep.OnlineDPO(model="folder", train="prompts.jsonl", reward="math").train()
+    Example:
+        lockstep.OnlineDPO(model="folder", train="rows.jsonl", reward="math").train()
     """
 
     algorithm = "online_dpo"
@@ -75,7 +81,8 @@ class OnlineDPO(Trainer):
 class RewardModel(Trainer):
     """A reward model, trained on pairs of answers.
 
-    lockstep.RewardModel(model="folder", train="pairs.jsonl").train()
+    Example:
+        lockstep.RewardModel(model="folder", train="pairs.jsonl").train()
     """
 
     algorithm = "reward_model"
@@ -85,7 +92,8 @@ class RewardModel(Trainer):
 class PPO(Trainer):
     """PPO with a critic (Schulman et al. 2017).
 
-    lockstep.PPO(model="folder", train="prompts.jsonl", reward="math", critic={"lr": 1e-5}).train()
+    Example:
+        lockstep.PPO(model="folder", train="rows.jsonl", reward="math", critic={"lr": 1e-5}).train()
     """
 
     algorithm = "ppo"
@@ -95,8 +103,8 @@ class PPO(Trainer):
 class GRPO(Trainer):
     """GRPO (Shao et al. 2024) and its relatives, without a critic.
 
-    lockstep.GRPO(model="folder", train="prompts.jsonl", reward="math", grpo={"num_generations":
-    8}).train()
+    Example:
+        lockstep.GRPO(model="folder", train="rows.jsonl", reward="math", grpo={"clip": 0.1}).train()
     """
 
     algorithm = "grpo"
@@ -106,7 +114,8 @@ class GRPO(Trainer):
 class Distill(Trainer):
     """Distillation of a teacher, on-policy or on rows.
 
-    lockstep.Distill(model="folder", train="prompts.jsonl", teacher={"path": "larger"}).train()
+    Example:
+        lockstep.Distill(model="folder", train="prompts.jsonl", teacher={"path": "larger"}).train()
     """
 
     algorithm = "distill"
@@ -116,7 +125,8 @@ class Distill(Trainer):
 class SelfRewarding(Trainer):
     """Self-Rewarding and Meta-Rewarding training, by the policy's own judgement.
 
-    lockstep.SelfRewarding(model="folder", train="prompts.jsonl").train()
+    Example:
+        lockstep.SelfRewarding(model="folder", train="prompts.jsonl").train()
     """
 
     algorithm = "self_rewarding"

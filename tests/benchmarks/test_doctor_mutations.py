@@ -84,7 +84,7 @@ def test_code_that_carries_weights_is_edited_where_it_runs() -> None:
     tap = EditedTap(
         program,
         patch_of(
-            file, "return dtype if dtype is not None", "return torch.bfloat16 if dtype is not None"
+            file, "return dtype\n    return tensor", "return torch.bfloat16\n    return tensor"
         ),
     )
     weight = tap.model.get_parameter("model.norm.weight")

@@ -5,8 +5,8 @@ answers.
      k g f a c                            an answer that is worth 5, one point for each order that it keeps
     judge start k end c has g has a no m answer k g f a c
      k yes c yes g yes a yes m yes Score: 5
-    compare start k end c has g has a no m answer k g f a c A k yes c no g yes a yes m yes B k no c
-    no g yes a no m yes
+    compare start k end c has g has a no m answer k g f a c A k yes c no g yes a yes m yes B k no
+      c no g yes a no m yes
      k yes A c yes none g yes both a yes A m yes both Winner: A
 
 A model that is small enough for a laptop learns to answer and to judge, neither of them perfectly:
