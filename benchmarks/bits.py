@@ -173,7 +173,6 @@ def _print_table(
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # the baseline's tree is taken away then, too
+    # the baseline's tree is taken away then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

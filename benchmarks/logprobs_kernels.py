@@ -217,12 +217,13 @@ def topk(place: Place) -> Work:
     logits, _ = place.shard()
     logits = logits.detach()
     span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    # the values: which of equal logits comes first is not defined
     ways = place.ways(
         lambda library: list(
             library.distributed_vocab_topk(logits, K, place.group, **span, chunk_size=CHUNK)
         )[:1],
         lambda library: list(library.distributed_vocab_topk(logits, K, place.group, **span))[:1],
-    )  # the values: which of equal logits comes first is not defined
+    )
     ways["naive"] = lambda: naive.topk(logits, K, place.group)[:1]
     return Work([], ways)
 

@@ -75,9 +75,8 @@ class MeasuredRank:
     tiny: str
 
     def build(self) -> Steps:
-        ctypes.CDLL(None).mallopt(
-            _MMAP_THRESHOLD, 2**18
-        )  # what is freed is given back at once; a heap keeps holes
+        # what is freed is given back at once; a heap keeps holes
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**18)
         spec = self.rank.learner
         parallel = self.rank.learner.section.parallel
         tiny = replace(spec, model=self.tiny)

@@ -1,5 +1,4 @@
-"""A reinforcement learning loop of your own, with your own loss: REINFORCE against the mean of each
-group.
+"""A reinforcement learning loop of your own: REINFORCE against the mean of each group.
 
 python examples/rl_loop.py MODEL
 """
@@ -13,14 +12,12 @@ import lockstep
 
 @dataclass(frozen=True)
 class Reinforce:
-    """−Σ A_t log π(x_t | x_<t); the learner divides once, by the number of tokens."""
+    """−Σ A_t log π(x_t | x_<t); log π is 0 on prompts; the learner divides by the tokens."""
 
     denominator: Literal["tokens"] = "tokens"
 
     def __call__(self, outputs, batch):
-        return -(
-            outputs.logprob * batch["advantage"]
-        ).sum(), lockstep.Metrics()  # log π is 0 on prompts
+        return -(outputs.logprob * batch["advantage"]).sum(), lockstep.Metrics()
 
 
 def count_e(prompt, response, answer, row):
@@ -28,28 +25,16 @@ def count_e(prompt, response, answer, row):
     return response.count("e")
 
 
-model, prompts = (
-    sys.argv[1],
-    [f"Once upon a time there was a {name}" for name in ("dog", "cat", "boy", "girl")],
-)
-learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
-sampler = lockstep.open_sampler(model, learner)
+prompts = [f"Once upon a time there was a {name}" for name in ("dog", "cat", "boy", "girl")]
+learner = lockstep.open_learner(sys.argv[1], optimizer={"lr": 1e-3})
+sampler = lockstep.open_sampler(sys.argv[1], learner)
 for step in range(10):
-    proof = lockstep.sync(
-        learner, sampler
-    )  # each tensor that the sampler computes with is compared, or it raises
-    rollouts = lockstep.rollout(
-        sampler, prompts, count_e, max_tokens=24, num_generations=8, seed=step
-    )
-    score = rollouts.batch["score"].view(-1, 8)
-    advantage = (score - score.mean(1, keepdim=True)).flatten()[
-        rollouts.batch.row
-    ]  # of each token: its response's
-    batch = rollouts.batch.with_columns({"advantage": advantage})
+    proof = lockstep.sync(learner, sampler)  # compares each tensor that the sampler computes with
+    drawn = lockstep.rollout(sampler, prompts, count_e, max_tokens=24, num_generations=8, seed=step)
+    score = drawn.batch["score"].view(-1, 8)
+    advantage = (score - score.mean(1, keepdim=True)).flatten()  # of each response
+    batch = drawn.batch.with_columns({"advantage": advantage[drawn.batch.row]})  # of each token
     gap = (learner.logprobs(batch) - batch["sampler_logprob"]).abs().max()  # of one token, nats
     learner.forward_backward(batch, Reinforce())
     learner.optim_step()
-    print(
-        f"step {step + 1}: reward {score.mean():.2f}, {proof.tensors} tensors proven, largest gap "
-        f"{gap:.1e}"
-    )
+    print(f"step {step}: reward {score.mean():.2f}, {proof.tensors} tensors proven, gap {gap:.1e}")

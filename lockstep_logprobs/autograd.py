@@ -316,9 +316,8 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
         check_head(tensor_parallel_hidden_states.flatten(0, 1), output_weight_layer)
         held = len(output_weight_layer)
         check_range(vocab_start_index, vocab_end_index, held, f"the {held} rows of its head")
-        rows = all_gather(tensor_parallel_hidden_states, tp_group).flatten(
-            0, 2
-        )  # not kept: backward gathers again
+        # not kept: backward gathers again
+        rows = all_gather(tensor_parallel_hidden_states, tp_group).flatten(0, 2)
         weight = output_weight_layer[: vocab_end_index - vocab_start_index]
         scoring = Scoring(
             shard=Shard(vocab_start_index, tp_group), max_rows=block_rows(batch, chunk_size)

@@ -145,9 +145,8 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         chunk_size,
         sampling_params,
     )
-    everywhere = F.pad(
-        all_gather(logprob[0], cp_group).flatten(), (0, 1)
-    )  # cells without a token read this 0
+    # cells without a token read this 0
+    everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))
     place = F.pad(packing.gather_index(), (0, 1), value=packing.tokens)
     cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
     return everywhere.index_select(0, cells.flatten()).view(cells.shape)

@@ -101,9 +101,8 @@ class Packing:
         start, end = self._bounds_of(index, share=self.size)
         offset = index - start // self.size
         chunk = (end - start) // (2 * self.size)
-        late = (
-            2 * self.size - 2 - rank
-        ) * chunk  # its first token has an offset of one chunk already
+        # its first token has an offset of one chunk already
+        late = (2 * self.size - 2 - rank) * chunk
         return start + offset + torch.where(offset < chunk, rank * chunk, late)
 
     def _bounds_of(self, index: Tensor, share: int) -> tuple[Tensor, Tensor]:

@@ -30,9 +30,8 @@ class Shard:
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(
-            self.group, str | int
-        ):  # a name, or torch's number for a group that this rank is not in
+        # a name, or torch's number for a group that this rank is not in
+        if isinstance(self.group, str | int):
             raise ValueError(
                 f"a shard's group is a process group that this rank belongs to, not {self.group!r}"
             )

@@ -317,9 +317,8 @@ def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
     groups = z_MV.shape[1] // _GROUP
     device = z_MV.device
     best_MG = z_MV[:, : _GROUP * groups].unflatten(1, (_GROUP, -1)).amax(1)
-    row_N, group_N = (~(best_MG < floor_M[:, None])).nonzero(
-        as_tuple=True
-    )  # also where one is not a number
+    # also where one is not a number
+    row_N, group_N = (~(best_MG < floor_M[:, None])).nonzero(as_tuple=True)
     if _SPARSE * len(row_N) >= best_MG.numel():
         return None
     column = (group_N[:, None] + torch.arange(0, _GROUP * groups, groups, device=device)).flatten()

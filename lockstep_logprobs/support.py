@@ -245,9 +245,8 @@ def _digit_mass(
     for rows in _blocks(logits, _COPIES, max_rows):
         power = powers(logits[rows], maximum[rows], temperature)
         digit = (power * -(BASE**digits / reach)).floor_().sub_(prefix[rows] - 1.0)
-        digit.nan_to_num_(0.0).clamp_(
-            0.0, BASE + 1.0
-        )  # a NaN may spoil its row, but must not index elsewhere
+        # a NaN may spoil its row, but must not index elsewhere
+        digit.nan_to_num_(0.0).clamp_(0.0, BASE + 1.0)
         mass_MD[rows].scatter_add_(1, digit.long(), masses(power).long())
     return mass_MD
 

@@ -131,9 +131,8 @@ def _keys(value: Tensor, token: Tensor) -> Tensor:
     ones by token.
     """
     bits = value.view(torch.int32)
-    ordered = bits ^ (
-        (bits >> 31) & 0x7FFFFFFF
-    )  # of negative numbers, the larger has the smaller magnitude
+    # of negative numbers, the larger has the smaller magnitude
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << _ID_BITS) | ~token & 0xFFFFFFFF
 
 

@@ -112,9 +112,8 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     else:
         write = _write_gradient
     write(result_Mv, result_Mv, row, *how)
-    torch.autograd.graph.increment_version(
-        result_Mv
-    )  # Triton does not, and a second use would be silently wrong
+    # Triton does not, and a second use would be silently wrong
+    torch.autograd.graph.increment_version(result_Mv)
     return result_Mv
 
 

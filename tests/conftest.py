@@ -47,9 +47,8 @@ FIXTURES = {"ranks": "gloo", "sandboxes": "bubblewrap"} | {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell that runs tests in the background ignores it
+    # a shell that runs tests in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", f"needs(name): the capability a test proves, one of {NEEDS}; CI must have run it"
     )

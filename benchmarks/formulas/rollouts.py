@@ -19,11 +19,8 @@ GROUP = 4
 MAX_TOKENS = 32
 _LENGTHS = (5, 17, 9, 24, 3, 32, 12, 8, 21, 6, 14, 11, 28, 4, 10, 19)
 _TRUNCATED = 5  # the response of MAX_TOKENS tokens
-_TOOLS = {
-    1: (4, 9),
-    8: (7, 8),
-    12: (10, 21),
-}  # response: its tool's first token, and the first one after
+# response: its tool's first token, and the first one after
+_TOOLS = {1: (4, 9), 8: (7, 8), 12: (10, 21)}
 _SCORES = (1.0, 0.0, 0.25, 1.0, 0.0, 0.1, 0.0, 1.0, 0.7, 0.7, 0.7, 0.7, 0.3, 0.9, 0.05, 0.6)
 _MICRO_BATCHES = (6, 16)  # the first response after each
 _VOCABULARY = 7

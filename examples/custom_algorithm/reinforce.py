@@ -107,18 +107,15 @@ class Step:
         with self.setup.phase("generate"), self.collector.engine.at(step) as refitted:
             rollouts = self.collector.collect(position, count, sampling, 1)  # y ~ π(·|x), r(x, y)
         with self.setup.phase("score"):
-            logprob_N = self.policy.logprobs(
-                rollouts.batch
-            )  # log π(y_t | x, y_<t), for the agreement
-            baseline_N, _ = self.critic.values(
-                rollouts.batch
-            )  # b(x, y_<t), which does not know y_t
+            # log π(y_t | x, y_<t), for the agreement
+            logprob_N = self.policy.logprobs(rollouts.batch)
+            # b(x, y_<t), which does not know y_t
+            baseline_N, _ = self.critic.values(rollouts.batch)
         batch = rollouts.batch.with_columns({"old_logprob": logprob_N, "old_value": baseline_N})
         metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + refitted
         metrics += self.agreement.compare(step + 1, step, batch)
-        mask_N = (
-            batch.mask & batch["score"].isfinite()[batch.row]
-        )  # a response without a verdict teaches nothing
+        # a response without a verdict teaches nothing
+        mask_N = batch.mask & batch["score"].isfinite()[batch.row]
         reward_N = batch["score"].nan_to_num()[batch.row]
         batch = batch.with_columns(
             {"mask": mask_N, "return": reward_N, "advantage": reward_N - baseline_N}

@@ -108,9 +108,8 @@ def observations(
         if not isinstance(text, str):
             assert tools is not None, "only tools answer with messages"
             return tools.tokens(text, last)
-        inside = (
-            last in stops or last not in source.stop_token_ids
-        )  # the policy's message is still open
+        # the policy's message is still open
+        inside = last in stops or last not in source.stop_token_ids
         if inside or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, values))

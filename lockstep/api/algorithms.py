@@ -27,7 +27,7 @@ class DPO(Trainer):
     """Direct preference optimization on pairs of answers (Rafailov et al. 2023).
 
     Example:
-        lockstep.DPO(model="folder", train="pairs.jsonl", dpo={"ref_policy_kl_penalty": 0.1}).train()
+        lockstep.DPO(model="folder", train="rows.jsonl", dpo={"ref_policy_kl_penalty": 0.1}).train()
     """
 
     algorithm = "dpo"

@@ -123,9 +123,8 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
     sys.stderr = outlive(sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     take_threads(threads)
-    tqdm.set_lock(
-        threading.RLock()
-    )  # tqdm's own is a multiprocessing lock, which Python would report as leaked
+    # tqdm's own is a multiprocessing lock, which Python would report as leaked
+    tqdm.set_lock(threading.RLock())
     with contextlib.suppress(EOFError, ConnectionError):
         channel = Channel(ours)
         serve(channel.frame, channel.send)

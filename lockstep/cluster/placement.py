@@ -275,9 +275,8 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
         ranks = [place.first for place in placement.ranks]
     shared = bool(ranks) and engines <= set(ranks)
     nccl = bool(ranks) and ranks[0] not in engines
-    possible = dict[
-        Transfer | Literal["auto"], Route
-    ]()  # a choice that is added is a type error here
+    # a choice that is added is a type error here
+    possible = dict[Transfer | Literal["auto"], Route]()
     possible["process_group"] = Route("process_group", backend="nccl" if nccl else "gloo")
     if placement is None or shared:
         possible["cuda_ipc"] = Route("cuda_ipc")

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
-os.environ.setdefault(
-    "RAY_raylet_start_wait_time_s", "300"
-)  # a busy machine takes longer than its 30 s
-os.environ.setdefault(
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
-)  # makes a Ray of one machine listen on loopback
+# a busy machine takes longer than its 30 s
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+# makes a Ray of one machine listen on loopback
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError

@@ -73,9 +73,8 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> Failure:
         family = None
-        if isinstance(
-            error, LockstepError | FloatingPointError
-        ):  # a base class, if its own takes more than a text
+        # a base class, if its own takes more than a text
+        if isinstance(error, LockstepError | FloatingPointError):
             family = next(kind for kind in type(error).__mro__ if not isfunction(kind.__init__))
         return cls(
             type(error).__name__, str(error), "".join(traceback.format_exception(error)), family

@@ -142,10 +142,8 @@ class Loaded:
         trained first.
         """
         tree = self.dump()
-        for section in (
-            "trackers",
-            "acceptance",
-        ):  # what shows a run, and what a finished run is measured by
+        # what shows a run, and what a finished run is measured by
+        for section in ("trackers", "acceptance"):
             tree.pop(section, None)
         of_backends = {name: backend.changes_no_result for name, backend in INFERENCE.every()}
         for name, options in {

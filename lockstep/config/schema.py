@@ -41,9 +41,8 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     definitions[task]["additionalProperties"] = True  # each task has options of its own
     whole = definitions.pop(recipe)
     options = whole["properties"]
-    for name in (
-        SHORT_FORMS.keys() & options.keys()
-    ):  # one word may stand for a section, as in `sampler: vllm`
+    # one word may stand for a section, as in `sampler: vllm`
+    for name in SHORT_FORMS.keys() & options.keys():
         options[name] = {"anyOf": [options[name], {"type": "string"}]}
     options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": algorithm}}
     return {

@@ -13,9 +13,8 @@ import hashlib
 import torch
 from torch import Tensor
 
-_GOLDEN = (
-    -7046029254386353131
-)  # 0x9E3779B97F4A7C15 as a signed 64-bit integer (splitmix64, Steele et al. 2014)
+# 0x9E3779B97F4A7C15 as a signed 64-bit integer (splitmix64, Steele et al. 2014)
+_GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 

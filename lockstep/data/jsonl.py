@@ -61,9 +61,8 @@ class JsonlIndex(Rows):
         super().__init__(Path(path), label)
         found = cache.table(cache.entry("index", self._stamp), self._scan)
         self._require_unchanged()
-        self._numbers = (
-            found.numbers
-        )  # of each row: where its line begins in the text, and which line it is
+        # of each row: where its line begins in the text, and which line it is
+        self._numbers = found.numbers
         self.digest = found.about["digest"]
         self._settle(bad_rows, found.about["bad"], found.about["faults"])
 

@@ -90,9 +90,8 @@ class Host:
     """
 
     def __init__(self, address: str, size: int, timeout_s: float) -> None:
-        with socket.create_server(
-            (address, 0)
-        ) as listening:  # a store's own socket would listen to the whole network
+        # a store's own socket would listen to the whole network
+        with socket.create_server((address, 0)) as listening:
             self.meeting = Meeting(address, listening.getsockname()[1], 0, size, timeout_s)
             descriptor = listening.detach()
         self.store = TCPStore(

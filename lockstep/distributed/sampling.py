@@ -125,9 +125,8 @@ def _are_all(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
     k = token_Mk.shape[1]
     if shard.group is None or not len(token_Mk) or int(token_Mk[0].max()) >= k:
         return False
-    total = all_reduce(
-        torch.tensor(columns, device=token_Mk.device), shard.group
-    )  # rare, and on all ranks alike
+    # rare, and on all ranks alike
+    total = all_reduce(torch.tensor(columns, device=token_Mk.device), shard.group)
     return int(total) == k
 
 
@@ -188,9 +187,8 @@ def draw(
         NaN, and any token of the vocabulary, where logits are NaN or infinite.
     """
     token_M, logprob_M = _draw(logits_MV, uniform_M, sampling, row_invariant)
-    if (
-        row_invariant and len(logits_MV) and runs_fused(logits_MV)
-    ):  # Triton's kernel has sums of its own
+    # Triton's kernel has sums of its own
+    if row_invariant and len(logits_MV) and runs_fused(logits_MV):
         logprob_M, _ = token_scores(logits_MV, token_M, sampling, row_invariant=True, entropy=False)
     return token_M, logprob_M
 
@@ -294,7 +292,6 @@ def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
     """Finds where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
-    place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(
-        max=sum_MK.shape[1] - 1
-    )  # K, where sums are NaN
+    # K, where sums are NaN
+    place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(max=sum_MK.shape[1] - 1)
     return place_M1[:, 0], (sum_MK.gather(-1, place_M1) - aim_M1)[:, 0]

@@ -193,9 +193,8 @@ class _Episodes:
         if known is None:
             await _finish(environment.reset(move["row"], move["seed"]), limit_s)
             yield CALLED
-            for response, observation in zip(
-                move["said"], move["heard"], strict=False
-            ):  # all but the newest
+            # all but the newest
+            for response, observation in zip(move["said"], move["heard"], strict=False):
                 _require_same(await _finish(environment.step(response), limit_s), observation)
                 yield CALLED
         answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))

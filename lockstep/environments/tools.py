@@ -70,9 +70,8 @@ def parse_calls(
         tool_format: How it writes calls.
         opened: The opening mark of a thought that ends its prompt, if one does.
     """
-    begins_with_call = not opened and response.lstrip().startswith(
-        MARKS[tool_format]
-    )  # and may hold a mark as text
+    # and may hold a mark as text
+    begins_with_call = not opened and response.lstrip().startswith(MARKS[tool_format])
     answer = response if begins_with_call else drop_thought(response, opened)
     match tool_format:
         case "hermes":

@@ -158,9 +158,8 @@ def eval_recipe(
         if _is_address(model):
             expand(model)  # raises
         return _EVAL.resolve(model, data, overrides, recipe, folder)
-    begin = (
-        None if recipe == _EVAL_JUDGE.recipe else recipe
-    )  # with the judge of a run, where the model is one
+    # with the judge of a run, where the model is one
+    begin = None if recipe == _EVAL_JUDGE.recipe else recipe
     loaded = _EVAL_JUDGE.resolve(model, data, overrides, begin, folder)
     sampler = loaded.expect(EvalJudgeRecipe).judge.sampler
     served = None if sampler is None else sampler.openai

@@ -37,10 +37,8 @@ class GenerateRecipe(Recipe):
     """`algorithm: generate`"""
 
     command = "generate MODEL DATA --recipe {recipe}"
-    placement = (
-        *Recipe.placement,
-        "replicas",
-    )  # blocks are answered whole, so bits do not depend on it
+    # blocks are answered whole, so bits do not depend on it
+    placement = (*Recipe.placement, "replicas")
     seed: int = Field(default=0, description="key of every random number")
     model: ModelFolder
     data: GenerateData

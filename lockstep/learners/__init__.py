@@ -1,5 +1,4 @@
 """Training backends."""
 
-from lockstep import (
-    config as config,
-)  # first: its defaults are checked by backends, which import from here
+# first: its defaults are checked by backends, which import from here
+from lockstep import config as config

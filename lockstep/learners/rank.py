@@ -164,9 +164,8 @@ class RankLearner(SendsWeights):
         length = norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
             loss = loss.cpu()
-            all_reduce_sum(
-                [loss], self._ranks.joint_group(*DIMENSIONS)
-            )  # another rank's may be NaN
+            # another rank's may be NaN
+            all_reduce_sum([loss], self._ranks.joint_group(*DIMENSIONS))
             if self._scale is not None and torch.isfinite(loss):
                 return self._scale.halve()
             raise FloatingPointError(self._describe_break(float(length), float(loss)))

@@ -87,9 +87,8 @@ class StateWriter:
             for name, file in files.items():
                 tensors = {key: tensor.contiguous() for key, tensor in file.tensors.items()}
                 save_file(tensors, folder / name, file.header or None)
-                (folder / name).chmod(
-                    folder.stat().st_mode & 0o666
-                )  # as any file here; safetensors makes them private
+                # as any file here; safetensors makes them private
+                (folder / name).chmod(folder.stat().st_mode & 0o666)
             if counters is not None:
                 (folder / COUNTERS).write_text(json.dumps(counters), encoding="utf-8")
         except Exception as error:  # of any kind: an error in a thread is seen nowhere else

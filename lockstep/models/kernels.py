@@ -89,10 +89,8 @@ class Varlen(Fused):
             longest: An upper bound on the tokens of a sequence.
         """
         q, k, v = (x[0].transpose(0, 1) for x in cast_as_autocast(query, key, value))
-        seen = (
-            -1 if window is None else window - 1,
-            0,
-        )  # tokens that each sees before and after itself
+        # tokens that each sees before and after itself
+        seen = (-1 if window is None else window - 1, 0)
         out = _flash(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=seen)
         assert isinstance(out, Tensor), "nothing else is asked for"
         return out[None]

@@ -113,9 +113,8 @@ def share(values: Sequence[float]) -> Estimate:
     p = float(column.mean())
     variance = float(column.var(correction=0))
     n = len(values)
-    size = (
-        n * p * (1 - p) / variance if min(values) < max(values) else float(n)
-    )  # rounding error is not variance
+    # rounding error is not variance
+    size = n * p * (1 - p) / variance if min(values) < max(values) else float(n)
     center = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
     half = _Z95 / (1 + _Z95**2 / size) * math.sqrt(p * (1 - p) / size + (_Z95 / (2 * size)) ** 2)
     return Estimate(p, max(0.0, center - half), min(1.0, center + half), n)

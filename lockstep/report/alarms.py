@@ -174,9 +174,8 @@ def _describe_quitting(window: Sequence[Row]) -> str:
     paid = cut_off / count
     earned = others / max(len(late) - count, 1e-9)
     least = _average(late, "train/reward_min")
-    if (
-        paid <= (least + earned) / 2
-    ):  # as where longer thoughts pay, and those that are cut off are wrong
+    # as where longer thoughts pay, and those that are cut off are wrong
+    if paid <= (least + earned) / 2:
         return ""
     return (
         f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while the "

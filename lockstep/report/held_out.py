@@ -86,10 +86,8 @@ def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
             lines.append(("  best", f"{found.text()} at step {found.step}"))
     rewarded = figures(rows, "train/reward")
     cut_off = any(row.get("train/truncated") for row in rows)
-    hidden = {
-        "policy/loss": bool(rewarded),
-        "train/truncated": not cut_off,
-    }  # the former a surrogate of rewards
+    # the former a surrogate of rewards
+    hidden = {"policy/loss": bool(rewarded), "train/truncated": not cut_off}
     for metric, label in _ALSO.items():
         series = figures(rows, metric)
         if series and not hidden.get(metric):

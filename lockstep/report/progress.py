@@ -68,9 +68,8 @@ class Progress:
         self._timings: dict[str, float] = {}
         self._step = 0
         self._metrics: dict[str, float] = {}
-        self._recent: deque[tuple[float, int, int]] = deque(
-            maxlen=_WINDOW
-        )  # seconds, tokens and steps
+        # seconds, tokens and steps
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
         self._shown: tuple[float, int] | None = (
             None  # when the newest line was written, and its tenth of the steps
         )

@@ -101,9 +101,8 @@ class CodeReward:
     def _program(self, answer: str) -> str | None:
         match self.section.program:
             case "text":
-                return (
-                    answer.lstrip()
-                )  # Python reads the space between prompt and response as an indent
+                # Python reads the space between prompt and response as an indent
+                return answer.lstrip()
             case "fenced":
                 return extract_code_block(answer)
             case _:

@@ -77,10 +77,8 @@ class CodeServer:
             ServerError: The server cannot be reached, refuses, or does not answer in the protocol,
                 after all retries.
         """
-        from lockstep.servers.json_server import (
-            JsonServer,
-            ServerAddress,
-        )  # imports openai's client
+        # imports openai's client
+        from lockstep.servers.json_server import JsonServer, ServerAddress
 
         own = self.section
         mark = secrets.token_hex(16)

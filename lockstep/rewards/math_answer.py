@@ -175,9 +175,8 @@ def _read_named(text: str) -> str | None:
     if named is None or len(after) == len(text):
         return None
     sentence = after[named.end() :].partition("\n")[0]
-    return read_whole(sentence.rstrip("! ")) or _read_first(
-        sentence
-    )  # a factorial stands between dollars
+    # a factorial stands between dollars
+    return read_whole(sentence.rstrip("! ")) or _read_first(sentence)
 
 
 def _read_first(text: str) -> str | None:

@@ -87,9 +87,8 @@ def answers() -> Answers:
     from lockstep.rewards.math_equality import are_equal
 
     def verdict(question: list[str]) -> Iterator[bool]:
-        signal.setitimer(
-            signal.ITIMER_PROF, _CPU_LIMIT_S
-        )  # its signal, left alone, ends the process
+        # its signal, left alone, ends the process
+        signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT_S)
         same = are_equal(*question)
         signal.setitimer(signal.ITIMER_PROF, 0)
         yield same

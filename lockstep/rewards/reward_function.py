@@ -67,9 +67,8 @@ def answers(function: str, option: str, batch: str = "") -> Answers:
     if not inspect.iscoroutinefunction(found):
         return partial(_score_batch if batch else _score, found)
     loop = asyncio.new_event_loop()  # of all calls, so that the module may keep a client
-    threading.Thread(
-        target=loop.run_forever, daemon=True
-    ).start()  # the program's own thread may have a loop
+    # the program's own thread may have a loop
+    threading.Thread(target=loop.run_forever, daemon=True).start()
     if batch:
         return partial(
             _score_batch,

@@ -54,10 +54,8 @@ class ServerReward:
                 all retries.
             RewardError: It answers with something that is no reward.
         """
-        from lockstep.servers.json_server import (
-            JsonServer,
-            ServerAddress,
-        )  # imports openai's client
+        # imports openai's client
+        from lockstep.servers.json_server import JsonServer, ServerAddress
 
         own = self.section
         address = ServerAddress(

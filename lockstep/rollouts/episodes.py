@@ -240,9 +240,10 @@ class Episodes:
             strict=True,
         )
         cut_off = batch["truncated"].tolist()
+        # of the model
         own = replace(
             sampling, stop_token_ids=tuple(set(sampling.stop_token_ids) - set(self._stops))
-        )  # of the model
+        )
         for episode, (tokens, mask, logprob), cut in zip(episodes, columns, cut_off, strict=True):
             episode.append(tokens[mask], logprob[mask])
             episode.said.append(self._decode(own.drop_stop(tokens[mask].tolist())))

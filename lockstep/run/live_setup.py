@@ -71,9 +71,8 @@ class LiveSetup:
     progress: Progress
     workers: Workers
     turns: Turns = field(default_factory=Turns)
-    _apart: Sampler | None = field(
-        default=None, init=False
-    )  # one engine for the weights of all learners
+    # one engine for the weights of all learners
+    _apart: Sampler | None = field(default=None, init=False)
 
     @property
     def dtype(self) -> DType:

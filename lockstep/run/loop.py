@@ -46,9 +46,8 @@ def loop(
         finished = run_length.over(number, position)
         why = stop.check_after_step()
         with progress.phase("metrics"):
-            values = (
-                result.metrics.floats()
-            )  # waits for the device, which the log should not be charged with
+            # waits for the device, which the log should not be charged with
+            values = result.metrics.floats()
         event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):
             end_step(event)

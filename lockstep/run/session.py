@@ -126,9 +126,8 @@ class Session:
         step = event.step
         every = self._options.validate_every
         is_due = event.leaving or step % self._options.save_every == 0
-        if (
-            is_due and self._job.agreement is not None
-        ):  # before the run is saved: a kill between leaves no old one
+        # before the run is saved: a kill between leaves no old one
+        if is_due and self._job.agreement is not None:
             write_certificate(
                 self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step}
             )
@@ -270,9 +269,8 @@ class Session:
             self._progress.note(f"resumes although {line}")
         for name, learner in self._job.state.items():
             learner.load(newest.folder / name)
-        if (
-            self._job.agreement is not None and state.agreement is not None
-        ):  # None where nothing samples
+        # None where nothing samples
+        if self._job.agreement is not None and state.agreement is not None:
             self._job.agreement.restore(state.agreement)
         self._progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
         return Start(newest.step, state.position)

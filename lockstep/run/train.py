@@ -94,9 +94,8 @@ def _run(
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
-    placement_of(
-        recipe
-    )  # refuses here, before a recipe that is trained first takes its time; so does the next check
+    # refuses here, before a recipe that is trained first takes its time; so does the next check
+    placement_of(recipe)
     if recipe.inference is not None:
         require_sampler(recipe.inference.sampler, recipe.learner)
     require_writable(folder)
@@ -105,9 +104,8 @@ def _run(
         if not allow_changes:
             require_same_files(loaded)
             require_unaltered(folder)
-        if not is_current(
-            loaded
-        ):  # in what makes no other run, such as bounds that `lockstep check` reads
+        # in what makes no other run, such as bounds that `lockstep check` reads
+        if not is_current(loaded):
             with lock_folder(folder):
                 adopt(loaded, changed)
         write_missing_page(folder)
@@ -289,9 +287,8 @@ def write_page(folder: Path, note: Callable[[str], None]) -> None:
         note: Shows the user a line that stays.
     """
     try:
-        from lockstep.report.html import (
-            write_report,
-        )  # here, so that what it needs can be missing, too
+        # here, so that what it needs can be missing, too
+        from lockstep.report.html import write_report
 
         write_report([folder], folder / PAGE)
     except Exception as error:

@@ -103,9 +103,8 @@ def keep_freed_memory() -> None:
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
     for option, name in zip((_TRIM_THRESHOLD, _MMAP_THRESHOLD), _MALLOC, strict=True):
-        if re.fullmatch(
-            "[0-9]{1,9}", os.environ[name]
-        ):  # glibc passes over what is no number, and so do we
+        # glibc passes over what is no number, and so do we
+        if re.fullmatch("[0-9]{1,9}", os.environ[name]):
             libc.mallopt(option, int(os.environ[name]))
 
 

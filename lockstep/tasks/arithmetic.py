@@ -33,15 +33,13 @@ _LOSSES = (
     "{name} loses {n} of the {things}.",
 )
 
-_SMALLEST, _LARGEST = (
-    2,
-    10,
-)  # of the start and of what is added; what is taken away leaves at least 1
+# of the start and of what is added; what is taken away leaves at least 1
+_SMALLEST = 2
+_LARGEST = 10
 _FEWEST_STEPS = 3
 _MOST_STEPS = 4
-_DRAWS = (
-    4 + 3 * _MOST_STEPS
-)  # random numbers per question: name, things, start, steps; per step sign, amount, wording
+# random numbers per question: name, things, start, steps; per step sign, amount, wording
+_DRAWS = 4 + 3 * _MOST_STEPS
 _BLOCK = 1024
 _DIRECT_FROM = 0.8  # share of the demonstrations after which direct answers appear
 _DIRECT_SHARE = 0.6  # of the questions, which are then answered without reasoning

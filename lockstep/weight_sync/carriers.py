@@ -283,9 +283,8 @@ class GroupBroadcast(_ThroughHost):
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
         flat = self._buffers.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
         self._group.broadcast([flat], _FROM_SENDER).wait()
-        return flat.to(
-            device
-        )  # the next bucket goes to the other buffer, on a GPU in stream order after these reads
+        # the next bucket goes to the other buffer, on a GPU in stream order after these reads
+        return flat.to(device)
 
 
 _HOST = torch.device("cpu")
@@ -337,9 +336,8 @@ class CudaIPC(Carrier):
         return whole[:size]
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        torch.cuda.synchronize(
-            self._device
-        )  # streams of this process do not order reads of another one
+        # streams of this process do not order reads of another one
+        torch.cuda.synchronize(self._device)
         _, handle = self._exported[number % BUFFERS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
 

@@ -169,9 +169,8 @@ def _write_row_gradient(
     inside = (wanted_id >= 0) & (wanted >= 0) & (wanted < columns)
     z_wanted = tl.load(logits + wanted, mask=inside, other=-float("inf")).to(tl.float32)
     of_wanted = differentiate(z_wanted, lowest, m, log2_total, h, c, scale)
-    for other in range(
-        tokens
-    ):  # a token that is wanted twice collects both, and both write the same sum
+    # a token that is wanted twice collects both, and both write the same sum
+    for other in range(tokens):
         same = wanted_id == tl.load(token + row * tokens + other)
         of_wanted += tl.where(same, tl.load(own + row * tokens + other), 0.0)
 

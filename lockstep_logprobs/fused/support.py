@@ -36,9 +36,8 @@ def whole_floor(
         logits = with_adjacent_columns(logits)
         by_k = 0 < top_k < columns
         by_p = top_p < 1.0
-        probability = torch.full(
-            (1,), top_p, dtype=torch.float64, device=logits.device
-        )  # a number would become fp32
+        # a number would become fp32
+        probability = torch.full((1,), top_p, dtype=torch.float64, device=logits.device)
         lowest_bit = 16 if logits.dtype == torch.bfloat16 else 0
         sizes = columns, logits.stride(0), top_k, power_scale(temperature)
         launch(

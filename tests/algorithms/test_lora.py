@@ -123,10 +123,8 @@ def test_a_model_rewards_itself_and_its_reference_takes_over_the_adapters(run: R
     losses = series(rows, "train/preference_loss")
     assert (losses[0], losses[2]) == pytest.approx((math.log(2), math.log(2)), abs=1e-5)
     assert losses[1] != pytest.approx(math.log(2), abs=1e-5)
-    policy, reference = (
-        saved(2),
-        saved(3, "reference"),
-    )  # it takes over with the first step of an iteration
+    # it takes over with the first step of an iteration
+    policy, reference = (saved(2), saved(3, "reference"))
     assert adapters_alone(policy)
     assert all(torch.equal(policy[key], reference[key]) for key in policy)
     assert any(tensor.any() for key, tensor in reference.items() if ".lora_B." in key)

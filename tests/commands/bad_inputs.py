@@ -89,9 +89,8 @@ def known_with_code(folder: Path) -> None:
     change(
         "model/config.json", auto_map={"AutoConfig": "x.Config", "AutoModelForCausalLM": "x.Model"}
     )(folder)
-    (folder / "model/x.py").write_text(
-        "raise KeyError"
-    )  # no other file's content: this one stays trusted
+    # no other file's content: this one stays trusted
+    (folder / "model/x.py").write_text("raise KeyError")
 
 
 def a_run(folder: Path) -> None:

@@ -86,9 +86,8 @@ def test_a_run_takes_one_commit_and_keeps_it(
 ) -> None:
     folder = train(tiny())
     said = capfd.readouterr()
-    moved = hub.push(
-        "models/ada/tiny", renamed(files, config__json=b"{}")
-    )  # main has moved, and is broken now
+    # main has moved, and is broken now
+    moved = hub.push("models/ada/tiny", renamed(files, config__json=b"{}"))
     pins = json.loads((folder / PINS).read_text())
     assert pins[MODEL] != moved
     assert f"{MODEL} is commit {pins[MODEL]}" in said.err

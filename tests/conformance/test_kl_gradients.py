@@ -175,9 +175,8 @@ def test_in_the_reward_every_token_pays_for_what_follows_it(seed: int) -> None:
     torch.testing.assert_close(
         in_reward_of_rloo(old, ref, "mean"), wanted / 2, rtol=1e-9, atol=1e-12
     )
-    torch.testing.assert_close(
-        in_reward_of_ppo(old, ref), wanted, rtol=1e-4, atol=1e-5
-    )  # GAE computes in fp32
+    # GAE computes in fp32
+    torch.testing.assert_close(in_reward_of_ppo(old, ref), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -201,9 +200,8 @@ def test_a_sampler_of_other_weights_is_corrected_for_in_the_loss_too() -> None:
     surrogate.
     """
     now, ref, sampler = table(0), table(1), table(2)
-    single = torch.arange(VOCABULARY)[:, None].repeat(
-        1, LENGTH
-    )  # only the first token counts below
+    # only the first token counts below
+    single = torch.arange(VOCABULARY)[:, None].repeat(1, LENGTH)
     weight_B = (token_logprobs(now, single) - token_logprobs(sampler, single))[:, 0].exp()
     drawn_B = token_logprobs(sampler, single)[:, 0].exp()
     batch = batch_of(now, ref, k1, single, weight_B * drawn_B)

@@ -50,9 +50,8 @@ def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
     for row, tokens, mask in rows:
         assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
         assert tokenizer.decode(tokens[mask]) == row["answer"] + "<eos>"
-        assert (
-            mask.int().diff().abs().sum() == 1
-        )  # all of the prompt stands before all of the completion
+        # all of the prompt stands before all of the completion
+        assert mask.int().diff().abs().sum() == 1
 
 
 def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: Path) -> None:

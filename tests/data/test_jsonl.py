@@ -168,9 +168,8 @@ def test_a_packed_file_is_read_as_what_it_holds(
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
     content = b'{"a": 1}\n{"a": 2}\n'
     path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(
-        gzip.compress(content[:9]) + gzip.compress(content[9:])
-    )  # as `cat a.gz b.gz` makes it
+    # as `cat a.gz b.gz` makes it
+    path.write_bytes(gzip.compress(content[:9]) + gzip.compress(content[9:]))
     index = JsonlIndex(path)
     assert all_rows(index) == [{"a": 1}, {"a": 2}]
     assert (index.id(1), index.where(1)) == ("rows.jsonl.gz:2", f"{path}, line 2")

@@ -52,9 +52,8 @@ def kill(name: str) -> None:
 
 def kill_soon(learner: MeshLearner, rank: int) -> None:
     """Stops a rank at once, so that the others wait for it, and kills it soon after."""
-    process = learner.ranks[
-        rank
-    ]._transport  # not by its name, which ranks of other learners have, too
+    # not by its name, which ranks of other learners have, too
+    process = learner.ranks[rank]._transport
     assert isinstance(process, ChildProcess)
     pid = process.pid
     assert pid is not None

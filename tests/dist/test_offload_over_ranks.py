@@ -131,9 +131,8 @@ def test_ranks_that_leave_between_their_verbs_learn_the_same(
     learner.load(tmp_path / "left")
     expected = train(learner, batches[0], CrossEntropyLoss()).floats()
     learner.load(tmp_path / "stayed")
-    assert_same(
-        dict(learner.weights()), away
-    )  # last of all: a CPU's tensor that was sent cannot leave any more
+    # last of all: a CPU's tensor that was sent cannot leave any more
+    assert_same(dict(learner.weights()), away)
     assert train(learner, batches[0], CrossEntropyLoss()).floats() == expected
 
 

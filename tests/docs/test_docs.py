@@ -335,7 +335,6 @@ def test_command_runs(
         arguments += EXAMINED
     if arguments[0] == "certify":
         arguments += ["--count", "3", "--max-tokens", "4"]
-    least = (
-        {0, 3} if arguments[0] in ("doctor", "train") else {0}
-    )  # a few tokens or steps may be too few to tell
+    # a few tokens or steps may be too few to tell
+    least = {0, 3} if arguments[0] in ("doctor", "train") else {0}
     assert main(arguments) in least, capsys.readouterr().err

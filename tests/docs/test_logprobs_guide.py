@@ -37,6 +37,5 @@ def test_snippets_run() -> None:
         exec(snippet, names)
     names["loss"].backward()
     assert head.weight.grad is not None
-    assert torch.isfinite(
-        names["logprob"]
-    ).all()  # of tokens far below the floor: `chosen` keeps them
+    # of tokens far below the floor: `chosen` keeps them
+    assert torch.isfinite(names["logprob"]).all()

@@ -65,9 +65,8 @@ def test_a_class_of_ones_own_is_trained_once_it_is_trusted(
     assert "if you have read it and trust it: " in refusal
     assert not (made / "run").exists()
 
-    trained = lockstep(
-        "train", "tiny.yaml", "sampler.replicas=2", *TRUST
-    )  # in processes of their own, too
+    # in processes of their own, too
+    trained = lockstep("train", "tiny.yaml", "sampler.replicas=2", *TRUST)
     assert trained.returncode == 0, trained.stderr
     assert f"note: the model in my_model runs {made / FILE} (sha256 " in trained.stderr
     steps = [row for row in read_metrics(made / "run") if "agreement/token_mult_prob_error" in row]

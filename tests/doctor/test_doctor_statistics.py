@@ -132,9 +132,8 @@ def trials(k: int, n: int) -> Tensor:
 def test_exact_bounds_are_where_the_binomial_tail_is_the_level(
     n: int, k: int, level: float
 ) -> None:
-    together = trials(k, n).sum(
-        0, keepdim=True
-    )  # of one cluster no variance is known, so all trials count
+    # of one cluster no variance is known, so all trials count
+    together = trials(k, n).sum(0, keepdim=True)
     found = bound_rate(together, level, level)
     assert (
         found.low == 0
@@ -174,9 +173,8 @@ def test_students_quantiles_are_those_of_the_tables(
 
 
 def test_a_bias_counts_in_standard_errors_beyond_what_is_allowed() -> None:
-    totals = torch.tensor(
-        [[0.9, 1.0], [1.1, 1.0]] * 500, dtype=torch.float64
-    )  # 1, with an error of 0.1/√999
+    # 1, with an error of 0.1/√999
+    totals = torch.tensor([[0.9, 1.0], [1.1, 1.0]] * 500, dtype=torch.float64)
     assert standard_errors(totals, 0.99) == pytest.approx(0.01 / (0.1 / math.sqrt(999)), rel=1e-2)
     assert standard_errors(totals * torch.tensor([-1.0, 1.0]), 0.99) == -standard_errors(
         totals, 0.99

@@ -305,9 +305,8 @@ def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -
     )
     own = [repeat for repeat in what.repeats if repeat.backend == "torch"]
     assert [(repeat.times, repeat.same_tokens, repeat.bitwise) for repeat in own] == [(3, 3, 1)] * 2
-    assert own[0].rms == pytest.approx(
-        (2.5e-12) ** 0.5, rel=0.2
-    )  # 1 and 2 millionths away from the first
+    # 1 and 2 millionths away from the first
+    assert own[0].rms == pytest.approx((2.5e-12) ** 0.5, rel=0.2)
     assert (
         "torch, 12 real, greedy, batch 8: 1 of 3 bitwise equal, 3 of 3 with equal tokens"
         in markdown(what)

@@ -145,9 +145,8 @@ def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> N
         (ToolCall("add", {"a": "1"}), "add: a: Input should be a valid integer"),
     ):
         assert tools.check(call) == Malformed(why, call.name)
-    own = Tools(
-        [(given, untyped)]
-    )  # nothing is made of hints where a schema is given, nor of what is returned
+    # nothing is made of hints where a schema is given, nor of what is returned
+    own = Tools([(given, untyped)])
     assert own.check(ToolCall("plus", {"a": "1", "context": 2})) == ToolCall(
         "plus", {"a": "1", "context": 2}
     )
@@ -201,9 +200,8 @@ def ask(name: str, *said: str, opened: str = "") -> list[Any]:
     replies: list[Any] = []
     for turn in range(1, len(said) + 1):
         question = [move | {"said": list(said[:turn]), "heard": list(heard)}]
-        with ThreadPoolExecutor(
-            1
-        ) as thread:  # which has no event loop; a browser's is in the main one
+        # which has no event loop; a browser's is in the main one
+        with ThreadPoolExecutor(1) as thread:
             replies = thread.submit(
                 lambda q=question: [x for x in answers(q) if isinstance(x, dict)]
             ).result()
@@ -274,9 +272,8 @@ def test_results_follow_a_reply_as_the_template_writes_them(
     tail = [eos, *observed(results, eos)]
     assert behind[-len(tail) :] == tail
     assert "</tool_response><tool_response>\nError: why\n" in str(source.tokenizer.decode(tail))
-    inside = source.token_ids("x")[
-        -1
-    ]  # a token of environment.stop: the message is still to be ended
+    # a token of environment.stop: the message is still to be ended
+    inside = source.token_ids("x")[-1]
     assert observed(results, inside) == tail
     assert whole.startswith(render_prompt(asked, source.tokenizer, data.template_values))
     assert json.dumps(SCHEMAS[0]["function"]["description"]) in whole

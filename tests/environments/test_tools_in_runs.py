@@ -91,9 +91,8 @@ def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(
     assert any("<tool_response>\n3\n</tool_response><tool_response>\n" in text for text in results)
 
     loaded: Any = user_code.load("worlds.py:Sums", "environment.class_name", "class")
-    sums = type(
-        "Sums", (loaded,), {"__module__": "__main__"}
-    )  # as in a notebook: only this process has it
+    # as in a notebook: only this process has it
+    sums = type("Sums", (loaded,), {"__module__": "__main__"})
     options = {name: value for name, value in RUN.items() if name != "algorithm"}
     environment = RUN["environment"] | {"class_name": sums}
     run = lockstep.GRPO(

@@ -18,9 +18,8 @@ from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.models.parallelize import compile_layers
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # torch asks itself
+# torch asks itself
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 LENGTHS = [(7, 1, 19, 4, 33), (2, 12, 9), (40, 3)]
 
 

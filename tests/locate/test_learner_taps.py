@@ -75,9 +75,8 @@ def test_a_learner_computes_what_transformers_does(
         column = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
         assert own.column is not None
         torch.testing.assert_close(own.column, column, atol=1e-5, rtol=0)
-        tight = (
-            TIGHT if family != "gemma2" else 2e-5
-        )  # `transformers` leaves the cap of attention out
+        # `transformers` leaves the cap of attention out
+        tight = TIGHT if family != "gemma2" else 2e-5
         assert not locate(reference, learner, TOKENS, tolerance=tight).segments
         assert_forced(learner, own.seen[CutPoint("attn", 1)])
 

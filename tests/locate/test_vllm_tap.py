@@ -36,11 +36,8 @@ from lockstep_doctor.locate import Location, locate
 from lockstep_doctor.modules import ModuleTap, Pass
 from lockstep_doctor.operators import OperatorTrace, Recorder
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.needs("vllm"),
-    pytest.mark.filterwarnings("ignore"),
-]  # of vLLM's import
+# of vLLM's import
+pytestmark = [pytest.mark.full, pytest.mark.needs("vllm"), pytest.mark.filterwarnings("ignore")]
 
 LOOSE = 5e-5
 SIZES = {

@@ -49,9 +49,8 @@ def test_values_and_gradients_are_those_of_float64(
         assert leaf.grad is not None
         assert exact.grad is not None
         size = exact.grad.abs().max().item()
-        rounding = (
-            2 * torch.finfo(dtype).eps if dtype == HALF else 1e-5
-        )  # of the logits' gradient, and of the result
+        # of the logits' gradient, and of the result
+        rounding = 2 * torch.finfo(dtype).eps if dtype == HALF else 1e-5
         close(leaf.grad.cpu(), exact.grad, atol=rounding * size + GRADIENT["atol"], rtol=rounding)
 
 

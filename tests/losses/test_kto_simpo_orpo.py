@@ -17,9 +17,8 @@ LOSSES: list[Loss] = [KTOLoss(0.5, (1.0, 2.0), 0.25), SimPOLoss(2.0, 0.5, 0.1), 
 LOGPROBS = ((-1.0, -2.0), (-0.5,), (-3.0, -1.0, -2.0), (-1.5, -0.5))
 """Log-probabilities of the answers of four sequences, each after a prompt of one token."""
 MEANS = [sum(answer) / len(answer) for answer in LOGPROBS]
-RATIOS = [
-    sum(answer) + len(answer) for answer in LOGPROBS
-]  # of a reference that says −1 of every token
+# of a reference that says −1 of every token
+RATIOS = [sum(answer) + len(answer) for answer in LOGPROBS]
 
 
 def outputs() -> tuple[Outputs, Batch]:

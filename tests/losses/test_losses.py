@@ -22,13 +22,8 @@ from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 NAN = float("nan")
 LENGTHS = torch.tensor([3, 2])
 MASK = torch.tensor([False, True, True, False, True])
-RATIO = [
-    1.0,
-    1.5,
-    0.9,
-    1.0,
-    5.0,
-]  # of the trainable tokens: clipped above, inside, beyond the dual clip
+# of the trainable tokens: clipped above, inside, beyond the dual clip
+RATIO = [1.0, 1.5, 0.9, 1.0, 5.0]
 ADVANTAGE = [NAN, 2.0, 1.0, NAN, -1.0]
 WEIGHT = [NAN, 1.0, 0.5, NAN, 2.0]
 REF = [NAN, -1.0, -2.0, NAN, -0.5]
@@ -159,9 +154,8 @@ def test_a_sequence_ratio_gives_each_token_the_gradient_of_its_own_advantage(
         Outputs(logprob=logprob), rollouts
     )
     total.backward()
-    ratio = math.sqrt(
-        1.5 * 0.9
-    )  # of the first response's two tokens, which have advantages 2 and 1
+    # of the first response's two tokens, which have advantages 2 and 1
+    ratio = math.sqrt(1.5 * 0.9)
     assert logprob.grad is not None
     expected = [0.0, 0.5 * -ratio * 2.0, 0.5 * 0.5 * -ratio * 1.0, 0.0, 2.0 * 5.0]
     assert logprob.grad.tolist() == pytest.approx(expected, rel=1e-5)

@@ -32,9 +32,10 @@ def mostly_first(chance: random.Random, better_first: bool) -> Winner:
 
 def judge_all(judge: Judge, comparisons: int, seed: int) -> Comparisons:
     chance = random.Random(seed)
+    # the better one is number 0
     battles: list[Battles] = [
         {(0, 1): judge(chance, True), (1, 0): judge(chance, False)} for _ in range(comparisons)
-    ]  # the better one is number 0
+    ]
     return count_comparisons(battles)
 
 

@@ -128,9 +128,8 @@ def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
     }.items():
         recipe = load("self_rewarding", options).expect(Algorithm)
         found[name] = MemoryEstimate.of(recipe, sizes(seven_billion.parent), placement_of(recipe))
-    size = (
-        2 * 6_738_415_616 + 4 * 2**30 + 256 * 32000 * (4 + 1 / 8)
-    )  # what vLLM counts penalties in
+    # what vLLM counts penalties in
+    size = 2 * 6_738_415_616 + 4 * 2**30 + 256 * 32000 * (4 + 1 / 8)
     assert found["judge"].beside_engine - found["none"].beside_engine == size
     assert found["stays"].beside_engine - found["stays"]._learners == size
 

@@ -16,9 +16,8 @@ OF_THE_GUIDES = r"`((?:train|validation|val|policy|critic|agreement|refit|judge|
 
 def documented() -> list[str]:
     """The metrics that a page of the documentation names."""
-    pages = sorted(
-        {*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/coming_from.md"}
-    )  # whose names are those of others
+    # whose names are those of others
+    pages = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/coming_from.md"})
     return sorted({name for page in pages for name in re.findall(OF_THE_GUIDES, page.read_text())})
 
 

@@ -89,10 +89,8 @@ def on_a_terminal(
     with os.fdopen(writer, "w") as terminal, show_progress("my run", steps, terminal) as shown:
         use(shown)
     parts: list[bytes] = []
-    with (
-        os.fdopen(reader, "rb", buffering=0) as screen,
-        suppress(OSError),
-    ):  # how a terminal says that there is no more
+    # how a terminal says that there is no more
+    with os.fdopen(reader, "rb", buffering=0) as screen, suppress(OSError):
         while part := screen.read(1 << 16):
             parts.append(part)
     return b"".join(parts).decode()

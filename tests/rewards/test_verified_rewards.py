@@ -53,10 +53,8 @@ def write_rows(count: int) -> list[str]:
 def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:
     rows = run(*write_rows(16), BY_ROW)
     trained = [row for row in rows if "train/reward" in row]
-    assert [row["train/no_verdict"] for row in trained] == [
-        4,
-        4,
-    ]  # 2 prompts of 8 have none, answered twice
+    # 2 prompts of 8 have none, answered twice
+    assert [row["train/no_verdict"] for row in trained] == [4, 4]
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     assert {
         sample["score"] for sample in samples if sample["id"] in ("rows.jsonl:2", "rows.jsonl:6")

@@ -91,9 +91,8 @@ def test_a_reward_does_not_see_the_stop_token_of_the_model(plays: bool, in_tmp: 
     """
     own = collector(in_tmp, reward_named("style", 3.0))
     single = replace(own, environment=None)
-    sampling = replace(
-        SAMPLING, stop_token_ids=tuple(range(3, 64, 2))
-    )  # so many that a random model ends there
+    # so many that a random model ends there
+    sampling = replace(SAMPLING, stop_token_ids=tuple(range(3, 64, 2)))
     with own.engine.at():
         rollouts = (own if plays else single).collect(3, 8, sampling, 1)
     ended = [tokens[-1].item() in sampling.stop_token_ids for tokens in rollouts.batch.sequences()]

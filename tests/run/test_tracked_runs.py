@@ -49,9 +49,8 @@ def deadly(prompt, response, answer, row):
 @pytest.fixture
 def killed(run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Overrides of a run that a process has begun and was killed in."""
-    monkeypatch.delenv(
-        "WANDB_SERVICE", raising=False
-    )  # the process gets W&B's helper of its own, not this one's
+    # the process gets W&B's helper of its own, not this one's
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)
     (in_tmp / "deadly.py").write_text(DEADLY)
     overrides = (*ALL, "reward.function=deadly.py:deadly")
     path = os.pathsep.join([str(in_tmp), *sys.path])

@@ -95,9 +95,8 @@ def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType)
 def test_adapters_give_the_bits_of_whole_sequences_and_learners(
     kind: str, dtype: DType, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
 ) -> None:
-    assume(
-        dtype != "fp16" or alpha <= 4 * rank
-    )  # a larger scale can overflow fp16, which is refused
+    # a larger scale can overflow fp16, which is refused
+    assume(dtype != "fp16" or alpha <= 4 * rank)
     lm = adapted(kind, LoRA(rank=rank, alpha=alpha, target_modules=maps))
     assert_exact(TorchSampler(lm, rows, dtype), requests(12, seed), dtype)
 

@@ -127,9 +127,8 @@ def test_a_whole_refit_is_attested(learner: RankLearner, sampler: SamplerPool) -
     assert values["refit/attested"] == len(names)
     matrices = [name for name in names if name.endswith("proj.weight")]
     buffers = [name for name in names if "inv_freq" in name]
-    assert (
-        values["refit/read_in_part"] == len(matrices) + 1
-    )  # the head, too, which is tied to the embedding
+    # the head, too, which is tied to the embedding
+    assert values["refit/read_in_part"] == len(matrices) + 1
     assert values["refit/received_only"] == len(buffers) > 0
     assert values["refit/read_whole"] == len(names) - len(matrices) - len(buffers)
     assert values["refit/probe_gap_max"] < 1e-4

@@ -204,9 +204,8 @@ def _write_answer(orders: Orders, draws: Draws, probability: float) -> list[str]
     for place, letter in ((0, first), (-1, last)):
         if draws.chance(probability):
             answer[place] = letter
-        elif inner and draws.chance(
-            0.3
-        ):  # so that a letter that is there is not always in its place
+        # so that a letter that is there is not always in its place
+        elif inner and draws.chance(0.3):
             answer[inner.pop()] = letter
     return answer
 

@@ -101,9 +101,8 @@ def number_places() -> dict[str, int]:
 @cache
 def find_dry(places: int, seed: int) -> frozenset[int]:
     """The dry places, half of all."""
-    draws = Random(
-        f"ground of {places} places, {seed}"
-    )  # of the standard library: rewards start soon without torch
+    # of the standard library: rewards start soon without torch
+    draws = Random(f"ground of {places} places, {seed}")
     return frozenset(draws.sample(range(places), places // 2))
 
 

@@ -62,9 +62,8 @@ class Ahead:
     run_length: RunLength
     beside: Phase
     abandon: Callable[[], object]
-    _snapshot: Snapshot | None = field(
-        default=None, init=False
-    )  # of the weights that sample for the next step
+    # of the weights that sample for the next step
+    _snapshot: Snapshot | None = field(default=None, init=False)
     _begun: Future[SampledStep] | None = field(default=None, init=False)
     _writer: StateWriter = field(default_factory=StateWriter, init=False)
 

@@ -82,9 +82,8 @@ def open_policy_gradient(
     held_out = parts.held_out
 
     def run_step(step: int, position: int) -> StepResult:
-        return its.learn(
-            step, sample_step(position, its.version(step), workers, its.settings)
-        )  # y ~ π_old(·|x), r
+        # y ~ π_old(·|x), r
+        return its.learn(step, sample_step(position, its.version(step), workers, its.settings))
 
     job = Job(
         step=run_step,

@@ -18,10 +18,8 @@ ALLOW = (
     "kernel.unprivileged_userns_clone=1 (Debian) may allow it"
 )
 _SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
-_DEVICES = (
-    "/dev/null",
-    "/dev/urandom",
-)  # a shared map of /dev/zero would be memory that no limit counts
+# a shared map of /dev/zero would be memory that no limit counts
+_DEVICES = ("/dev/null", "/dev/urandom")
 _NOBODY = "65534"
 _USERS = range(1 << 30, 1 << 31)  # ids that a system gives to none
 _INSTALL = (

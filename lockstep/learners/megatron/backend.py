@@ -74,9 +74,8 @@ class MegatronTraining(TrainingBackend):
         ranks: Ranks,
     ) -> MegatronLearner:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Megatron warns of each optional package that is missing
+            # Megatron warns of each optional package that is missing
+            warnings.simplefilter("ignore")
             from lockstep.learners.megatron.start import start_learner
 
             return start_learner(folder, head, seed, section, optimizer, ranks)

@@ -44,9 +44,8 @@ def start_learner(
         optimizer: None for a model that is only scored with.
         ranks: Ranks that hold the model together.
     """
-    os.environ.setdefault(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "1"
-    )  # required by Megatron's overlapping reductions
+    # required by Megatron's overlapping reductions
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = resolve_device(section.device)
     network = skeleton(read_config(folder, headless=not scores_tokens(head)), folder)
     check_weights(folder, network, headless=not scores_tokens(head))

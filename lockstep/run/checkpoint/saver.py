@@ -58,9 +58,8 @@ class Saver:
         aside = self._checkpoints.begin(step)
         for name, learner in self._learners.items():
             learner.save(aside / name)
-        self.begun = Begun(
-            aside, step, state, score
-        )  # not before all have begun: only then may it ever be sealed
+        # not before all have begun: only then may it ever be sealed
+        self.begun = Begun(aside, step, state, score)
 
     def advance(self, wait: bool) -> None:
         """Advances a begun checkpoint as far as it can go now; with `wait`, to its end; raises as

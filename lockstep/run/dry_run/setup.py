@@ -175,9 +175,8 @@ class DrySetup(LiveSetup):
         if section.type in ("math", "by_row") and first:
             reward = MathReward(section.marker, key)
             answers = [rows.answer(prompt) for prompt in first]
-            alone = [
-                replace(prompt, text="") for prompt in first
-            ]  # a prompt may have opened a thought
+            # a prompt may have opened a thought
+            alone = [replace(prompt, text="") for prompt in first]
             verdicts = reward(alone, answers, answers)
             wrong = [
                 prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0

@@ -54,9 +54,8 @@ def _clean_start(folder: Path) -> Iterator[Event]:
         before = {path.name for path in folder.iterdir()}
     else:
         before = set[str]()
-    missing = [
-        path for path in (folder, *folder.parents) if not path.exists()
-    ]  # the innermost first
+    # the innermost first
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         started = Event()

@@ -31,9 +31,8 @@ class Tracker:
 
     def __init__(self, logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> None:
         self.logs, self._views, self._note = logs, dict(views), note
-        self._newest: dict[
-            str, int
-        ] = {}  # of each open view: the newest step that it had when it was opened
+        # of each open view: the newest step that it had when it was opened
+        self._newest: dict[str, int] = {}
         self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes of each log that were sent
 
     def rewind(self, step: int) -> None:
@@ -137,9 +136,8 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
 
             views["tensorboard"] = TensorBoardView(facts)
     if recipe.wandb is not None:
-        os.environ.setdefault(
-            "WANDB_ERROR_REPORTING", "false"
-        )  # read at the import: sends nothing but what is logged
+        # read at the import: sends nothing but what is logged
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         with _package_of("wandb"):
             from lockstep.run.trackers.wandb import WandBView
 

@@ -74,9 +74,8 @@ class WandBView(View):
         return self._run.step - 1  # −1 offline, and where W&B has nothing of this run
 
     def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
-        self._run.log(
-            dict(values), step=step
-        )  # first: W&B names the files of tables after the step before
+        # first: W&B names the files of tables after the step before
+        self._run.log(dict(values), step=step)
         for kind, rows in samples.items():
             columns, cells = table(rows)
             shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
@@ -95,9 +94,8 @@ class WandBView(View):
             *self._folder.glob(staged.name),
         ]:
             shutil.rmtree(old)
-        os.environ["WANDB_DATA_DIR"] = str(
-            staged.resolve()
-        )  # else the home folder, where nothing removes them
+        # else the home folder, where nothing removes them
+        os.environ["WANDB_DATA_DIR"] = str(staged.resolve())
 
     def _id(self) -> str:
         """The run's random id, kept in its folder: a folder that was removed and made again is

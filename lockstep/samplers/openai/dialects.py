@@ -50,9 +50,8 @@ class Dialect:
             "min_p": sampling.min_p,
             "top_k": sampling.top_k,
         }
-        if (
-            self.every_token is not None
-        ):  # all are sent: otherwise servers take defaults from the model's folder
+        # all are sent: otherwise servers take defaults from the model's folder
+        if self.every_token is not None:
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
             return (
                 options | penalties | others | stops | {"top_k": sampling.top_k or self.every_token}

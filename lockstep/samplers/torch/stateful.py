@@ -117,9 +117,8 @@ class StatefulTorchSampler(ModelSampler):
             stopped_B |= running & torch.isin(token, stops)
             if sampling.stop:
                 stopped_B |= running & self._complete(tokens_BK[:, : k + 1], sampling)
-            left, num_broken = torch.stack(
-                [(~stopped_B).sum(), broken.sum()]
-            ).tolist()  # one wait for the device
+            # one wait for the device
+            left, num_broken = torch.stack([(~stopped_B).sum(), broken.sum()]).tolist()
             if num_broken:
                 raise NotFinite(int(every_B[broken][0]), k)
             if left == 0 or k + 1 == most:

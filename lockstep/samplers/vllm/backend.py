@@ -45,19 +45,17 @@ class VLLMInference(InferenceBackend):
         return TORCH_TYPES[computation.dtype]
 
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
-        times, any_of_prompt = (
-            4 * vocabulary,
-            4 * -(-vocabulary // 32),
-        )  # reserved, whether or not a request penalizes
+        # reserved, whether or not a request penalizes
+        times = 4 * vocabulary
+        any_of_prompt = 4 * -(-vocabulary // 32)
         return responses * (times + any_of_prompt)
 
     def read_gpu_memory(self) -> int:
         from lockstep.samplers.vllm.environment import prepare
 
         prepare()
-        from vllm.platforms import (
-            current_platform,
-        )  # asks the driver: CUDA starts in the engine's own workers
+        # asks the driver: CUDA starts in the engine's own workers
+        from vllm.platforms import current_platform
 
         return current_platform.get_device_total_memory()
 

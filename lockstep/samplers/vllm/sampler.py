@@ -73,9 +73,8 @@ class VLLMSampler:
 
         self._takes_turns = section.takes_turns
         self._without_cache = False
-        self._drops_weights = (
-            section.gets_weights
-        )  # those of the folder, too: a copy in host memory would be dropped
+        # those of the folder, too: a copy in host memory would be dropped
+        self._drops_weights = section.gets_weights
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
         self._model = model

@@ -84,11 +84,8 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
         rows[2].answers[0],
         rows[0].answers[0][:1],
     ]
-    twice = [
-        demonstration(2, 3),
-        demonstration(2, 4),
-        demonstration(3, 5),
-    ]  # two answers to one prompt
+    # two answers to one prompt
+    twice = [demonstration(2, 3), demonstration(2, 4), demonstration(3, 5)]
     assert [row.answers[0] for row in mismatch(twice, 10)] == [
         twice[i].answers[0] for i in (2, 2, 0)
     ]

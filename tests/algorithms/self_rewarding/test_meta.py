@@ -136,9 +136,8 @@ def test_the_most_uncertain_answers_are_looked_at_first() -> None:
     )
     pairs, _, _ = judge_pairs(answers(mild, sure, strong, sure, sure, sure), 1, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 2"]
-    assert (
-        len(referee.asked) == 2 * 2
-    )  # the mild one was looked at, too, in case the strong one gave none
+    # the mild one was looked at, too, in case the strong one gave none
+    assert len(referee.asked) == 2 * 2
     pairs, _, _ = judge_pairs(answers(mild, strong, group=2), 9, settings, 0)
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]  # one of each prompt
 

@@ -158,9 +158,8 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(
 @pytest.mark.proof
 @pytest.mark.needs("gloo")
 def test_two_ranks_choose_the_same_judge_pairs(learn: Run, reader: list[str]) -> None:
-    learn(
-        *reader, "run.folder=one", "run.max_steps=3", "agreement.exact=false"
-    )  # as two ranks compute
+    # as two ranks compute
+    learn(*reader, "run.folder=one", "run.max_steps=3", "agreement.exact=false")
     learn(*reader, "run.folder=two", "learner.parallel.dp=2", "run.max_steps=3")
     assert judge_pairs("one")
     assert Path("one/samples.jsonl").read_bytes() == Path("two/samples.jsonl").read_bytes()
@@ -176,9 +175,8 @@ def test_a_meta_judge_that_shows_no_skill_teaches_nothing(
     assert all(row["meta_judge/luck"] > 0.01 for row in rows)
     assert not judge_pairs()
     said = capsys.readouterr().err
-    assert (
-        said.count("its pairs of judgements are left out until it shows skill") == 2
-    )  # once in each iteration
+    # once in each iteration
+    assert said.count("its pairs of judgements are left out until it shows skill") == 2
 
 
 def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str) -> None:

@@ -44,9 +44,8 @@ def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_pol
     assert summarize_agreement(rows).word == "AGREE"
     assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
     assert not equal(held(1, "policy"), held(1, "reference"))
-    assert equal(
-        held(2, "reference"), held(1, "reference")
-    )  # to the end it is what the answers are from
+    # to the end it is what the answers are from
+    assert equal(held(2, "reference"), held(1, "reference"))
     assert equal(held(3, "reference"), held(2, "policy"))
     assert equal(held(4, "reference"), held(3, "reference"))
     learned = [updates(step) for step in range(1, 5)]
@@ -144,9 +143,8 @@ def test_two_ranks_choose_the_same_pairs(
         request.getfixturevalue("megatron")
     deep = "model.scratch.config.num_hidden_layers=2"
     run("run.folder=one", deep, "agreement.exact=false")  # as two ranks compute
-    run(
-        "run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3"
-    )  # beyond the end of an iteration
+    # beyond the end of an iteration
+    run("run.folder=two", deep, *LAYOUTS[layout], "run.max_steps=3")
     assert trained("one")[: 3 * 8] == trained("two")
 
 

@@ -36,9 +36,8 @@ def test_answers_by_hand() -> None:
     metrics = answer_metrics(written, verdicts).floats()
     assert metrics["generated_rewards"] == pytest.approx((2 + 5 + 5) / 3)
     assert metrics["generated_rewards_std"] == pytest.approx(2**0.5)
-    assert metrics["judge_variance"] == pytest.approx(
-        (1 + 0) / 2
-    )  # one verdict alone agrees with nobody
+    # one verdict alone agrees with nobody
+    assert metrics["judge_variance"] == pytest.approx((1 + 0) / 2)
     assert metrics["top_class_share"] == 3 / 5
     assert metrics["response_lengths"] == (2 + 2 + 3 + 3) / 4
     assert metrics["bad_ends_per_GBS"] == 1 / 4

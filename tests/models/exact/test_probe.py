@@ -43,9 +43,8 @@ def test_a_second_probe_computes_no_product(
     monkeypatch.setattr(probe, "product", None)
     monkeypatch.setattr(probe, "Blockwise", None)
     assert probe.probe(config, dtype="fp32") is None
-    deeper = AutoConfig.for_model(
-        "llama", **{**SHAPE, "num_hidden_layers": 3}
-    )  # of the same products
+    # of the same products
+    deeper = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 3})
     assert probe.probe(deeper, dtype="fp32") is None
     with probe.use_threads(2), pytest.raises(TypeError, match="not callable"):
         probe.probe(config, dtype="fp32")
