@@ -215,9 +215,8 @@ class _ColumnExaminer:
             values, count = np.unique(own[far], return_counts=True)
             for value in values[count >= _LEAST_REPEATS]:
                 tokens = far & (own == value)
-                is_coarse = (
-                    value != 0 and (self._spacing[tokens] > 0).mean() > 0.5
-                )  # coarse numbers repeat by chance
+                # coarse numbers repeat by chance
+                is_coarse = value != 0 and (self._spacing[tokens] > 0).mean() > 0.5
                 if not is_coarse and np.mean(other[tokens] == other[tokens][0]) < 0.5:
                     yield self._report(*_name_value(float(value), own, other, tokens), side, tokens)
 

@@ -136,10 +136,8 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
             named[path, "in"] = CutPoint(row[1], layer)
         if row[2]:
             named[path, "out"] = CutPoint(row[2], layer)
-    for own_name in (
-        lambda path: _place(path)[1],
-        lambda path: path,
-    ):  # a name may repeat in a layer, as with attention and Mamba
+    # a name may repeat in a layer, as with attention and Mamba
+    for own_name in (lambda path: _place(path)[1], lambda path: path):
         count = Counter(named.values())
         named = {
             (path, end): cut

@@ -309,9 +309,8 @@ def _compare(right: Capture, replayed: Capture) -> list[Segment]:
         if own is None or value.numel() != own.numel():
             missing += [cut] if own is None else []
             continue
-        is_second = bool(found) and cut.stage.startswith(
-            f"{found[-1].end.stage}."
-        )  # of the same module's outputs
+        # of the same module's outputs
+        is_second = bool(found) and cut.stage.startswith(f"{found[-1].end.stage}.")
         if is_second:
             start = found[-1].start
         else:
@@ -408,17 +407,15 @@ def _open(
             for some in (here, there)
         )
     found = _in_turn((other, here), (reference, there), segment.missing)
-    if segment.missing or (
-        found and not here and own.around
-    ):  # one engine skips what the other one runs
+    # one engine skips what the other one runs
+    if segment.missing or (found and not here and own.around):
         return [*around[:1], *found]
     if (number := first_other_number(own, theirs)) and not any(
         one.operator == number[1] for one in found
     ):
         trace, operator = number
-        if (
-            trace is theirs
-        ):  # the other engine skips it: blame the function that should have called it
+        # the other engine skips it: blame the function that should have called it
+        if trace is theirs:
             operator = find_caller(
                 operator, reference.functions(tokens_T) - other.functions(tokens_T)
             )

@@ -264,9 +264,8 @@ class Recorder(TorchDispatchMode):
 def _copy(tensor: Tensor) -> Tensor:
     """A CPU copy of a tensor's current numbers."""
     own = _local(tensor).cpu()
-    is_tiny = (
-        own.is_floating_point() and own.itemsize == 1
-    )  # torch cannot compare or sort 8-bit floats
+    # torch cannot compare or sort 8-bit floats
+    is_tiny = own.is_floating_point() and own.itemsize == 1
     if is_tiny:
         return own.float()
     return own.clone()

@@ -97,9 +97,8 @@ def attention(
         and isinstance(kernel, Varlen)
         and kernel.takes(query, value)
     ):
-        return layout.attend(
-            kernel, 0, query, key, value, scaling, sliding_window
-        ), None  # graph node when compiled
+        # graph node when compiled
+        return layout.attend(kernel, 0, query, key, value, scaling, sliding_window), None
     return _attend_apart(module, query, key, value, *how), None
 
 

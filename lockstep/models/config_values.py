@@ -36,9 +36,8 @@ def _walk(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in fields.items():
         yield name, value
         within = name == "text_config" or _ROPE.fullmatch(name)
-        if isinstance(value, dict) and (
-            within or {"rope_type", "rope_theta"} & value.keys()
-        ):  # rotary embedding of one layer type
+        # rotary embedding of one layer type
+        if isinstance(value, dict) and (within or {"rope_type", "rope_theta"} & value.keys()):
             yield from _walk(value)
 
 

@@ -184,9 +184,8 @@ def _appearing(folder: Path) -> Iterator[Path]:
     """
     aside = folder.with_name(f".{folder.name}-aside")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(
-        parents=True
-    )  # fails if an old one could not be removed; its files must not end up in the new one
+    # fails if an old one could not be removed; its files must not end up in the new one
+    aside.mkdir(parents=True)
     try:
         yield aside
     except SafetensorError as error:  # disk error

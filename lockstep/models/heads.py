@@ -79,9 +79,8 @@ def _has_bias(head: Head) -> bool:
 
 def canonical(name: str) -> str:
     """A parameter's name in the Hugging Face checkpoint, from its name in a `LogitsHead`."""
-    return name.removeprefix("lm.").replace(
-        ".base_layer.", "."
-    )  # peft's name of a map with an adapter
+    # peft's name of a map with an adapter
+    return name.removeprefix("lm.").replace(".base_layer.", ".")
 
 
 def in_folder(backbone: str, name: str) -> str:
@@ -126,9 +125,8 @@ class LogitsHead(nn.Module):
 
     def _at(self, cut: Cut, state_m: Tensor) -> Vocabulary:
         if not self._products:
-            kept = (
-                state_m if cut.rows == 1 else 0
-            )  # logits_to_keep picks the same columns of every row; 0: all
+            # logits_to_keep picks the same columns of every row; 0: all
+            kept = state_m if cut.rows == 1 else 0
             logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
             if cut.rows == 1:
                 logits_mV = logits_mV

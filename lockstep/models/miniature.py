@@ -116,9 +116,8 @@ def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
             config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
         )
         for parameter in (parameter for parameter in model.parameters() if parameter.ndim == 1):
-            parameter.data += 0.1 * torch.randn_like(
-                parameter
-            )  # biases of 0 and norms of 1 would hide bugs
+            # biases of 0 and norms of 1 would hide bugs
+            parameter.data += 0.1 * torch.randn_like(parameter)
     model.eval()
     try:
         plain_logits(model, torch.arange(3))

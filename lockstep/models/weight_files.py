@@ -109,13 +109,11 @@ def _require_all(
     path: Path, model: PreTrainedModel, missing: set[str], unknown: set[str], headless: bool
 ) -> None:
     tied = model.all_tied_weights_keys
-    missing = {
-        name for name in missing if tied.get(name, name) in missing
-    }  # one of two tied tensors is enough
+    # one of two tied tensors is enough
+    missing = {name for name in missing if tied.get(name, name) in missing}
     report = _Report(missing, unknown)
-    model._adjust_missing_and_unexpected_keys(
-        cast(LoadStateDictInfo, report)
-    )  # what it may lack or ignore
+    # what it may lack or ignore
+    model._adjust_missing_and_unexpected_keys(cast(LoadStateDictInfo, report))
     missing = report.missing_keys
     unknown = report.unexpected_keys
     if headless:

@@ -55,9 +55,8 @@ def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int
     """Returns the tap on a rank of the torch learner: hooks on the `transformers` modules of the
     rank.
     """
-    inside = find_watched(
-        model.lm
-    )  # paths relative to `lm`, since cuts without a unique name are named by path
+    # paths relative to `lm`, since cuts without a unique name are named by path
+    inside = find_watched(model.lm)
     named = values_by_name(
         {(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()}
     )

@@ -193,9 +193,8 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
 
 def _validate(recipe: KTORecipe, held_out: Demonstrations, step: KTOStep) -> Validate | None:
     rows = held_out.first(recipe.data.max_validation_samples)
-    mismatch(
-        rows, recipe.kto.max_tokens
-    )  # raises early, before the first validation, if all prompts are equal
+    # raises early, before the first validation, if all prompts are equal
+    mismatch(rows, recipe.kto.max_tokens)
 
     @cache
     def score() -> ScoredRows:

@@ -40,10 +40,9 @@ from lockstep.objectives.shaping import overlong_penalty, scale_reward
 from lockstep.objectives.tally import Tally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
-_FILE, _MAX_ERROR = (
-    "kl.json",
-    0.2,
-)  # limit on the relative error, so that the coefficient changes slowly
+# limit on the relative error, so that the coefficient changes slowly
+_FILE = "kl.json"
+_MAX_ERROR = 0.2
 
 
 @dataclass
@@ -323,9 +322,8 @@ def _with_reference(
         return batch, Metrics()
     assert workers.reference is not None, "a KL needs a reference policy"
     with workers.phase("reference"):
-        ref_logprob_N = compute_logprobs(
-            workers.reference, batch, "the reference policy"
-        )  # log π_ref(y_t | x, y_<t)
+        # log π_ref(y_t | x, y_<t)
+        ref_logprob_N = compute_logprobs(workers.reference, batch, "the reference policy")
     kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
     columns = {"ref_logprob": ref_logprob_N, "kl": kl_N}
     if not section.in_loss:
@@ -356,9 +354,8 @@ def policy_loss(settings: Settings) -> Loss:
     """The policy's loss in the current step."""
     if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
         return settings.policy_loss
-    if isinstance(
-        settings.policy_loss, ClippedSurrogate
-    ):  # which weighs and corrects both terms as one
+    # which weighs and corrects both terms as one
+    if isinstance(settings.policy_loss, ClippedSurrogate):
         return replace(settings.policy_loss, kl_coef=settings.kl.value)
     return KLPenalizedLoss(settings.policy_loss, settings.kl.value)
 

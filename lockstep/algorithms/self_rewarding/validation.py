@@ -67,9 +67,8 @@ def open_twins(
 
     @lru_cache(maxsize=1)
     def make_pairs(iteration: int) -> tuple[list[JudgedAnswers], list[Batch]]:
-        own = replace(
-            workers, phase=skip_timing, skill=Skill(lambda text: None)
-        )  # all time counts as validation
+        # all time counts as validation
+        own = replace(workers, phase=skip_timing, skill=Skill(lambda text: None))
         found: list[JudgedAnswers] = []
         batches: list[Batch] = []
         for start in range(0, count, size):

@@ -75,6 +75,5 @@ def _gate(experts: Any, x: Tensor) -> Tensor:
         return experts.act_fn(gate) * up
     gate = x[..., ::2].clamp(max=experts.limit)
     up = x[..., 1::2].clamp(-experts.limit, experts.limit)
-    return (up + 1.0) * (
-        gate / (1.0 + (gate * -experts.alpha).exp())
-    )  # sigmoid rounds some elements differently
+    # sigmoid rounds some elements differently
+    return (up + 1.0) * (gate / (1.0 + (gate * -experts.alpha).exp()))

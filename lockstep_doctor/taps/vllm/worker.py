@@ -205,10 +205,8 @@ class TappedWorker(WeightReceiver):
 
         def forward(*args: Any, **keywords: Any) -> Tensor:
             assert self._taps is not None
-            with (
-                self._taps,
-                ExitStack() as block,
-            ):  # closes the taps before vLLM computes its own logits
+            # closes the taps before vLLM computes its own logits
+            with self._taps, ExitStack() as block:
                 if self._asked.end is not None:
                     block.enter_context(self._recorder)
                 if self._asked.functions:
