@@ -1,8 +1,7 @@
-"""The options of a recipe: one frozen section per part of the house; unknown keys are errors (see
-`loading`).
+"""Options of recipes: one frozen section per part of the library; unknown keys are errors.
 
-No default stands twice, no validator changes a field, derived values are properties. Imports no
-torch.
+See `loading`. Each default is set in one place, no validator changes a field, and derived values
+are properties. Imports no torch.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 
 def require_address(url: str, example: str) -> str:
-    """Returns a server's URL unchanged, once it is checked.
+    """Checks a server's URL and returns it unchanged.
 
     Raises:
-        ValueError: It is no http(s) URL with a host, or has a user name or a query, which may hold
+        ValueError: Not an http(s) URL with a host, or it has a user name or a query, which may hold
             a key.
     """
     parts = urlsplit(url)

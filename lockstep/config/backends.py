@@ -1,10 +1,10 @@
-"""Training and inference backends by name, and the part of each that depends on options alone.
+"""Training and inference backends by name, and the part of each that depends only on options.
 
 Imports no torch.
 
-A backend is a folder of `learners/` or `samplers/` whose `backend.py` holds one declaration; a line
-below says where. What needs tensors is declared on top of these, in `learners/backend.py` and
-`samplers/backend.py`.
+A backend is a folder of `learners/` or `samplers/` whose `backend.py` holds one declaration; the
+tables below give its place. `learners/backend.py` and `samplers/backend.py` build on these classes
+and add what needs tensors.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lockstep.config.user_code import load
 
 B = TypeVar("B")
 S = TypeVar("S", bound=Section)
-"""The section of options: `LearnerSection` or `SamplerSection`, which import this module."""
+"""Type of the options section: `LearnerSection` or `SamplerSection`, which import this module."""
 
 
 class TrainingOptions(ABC, Generic[S]):
-    """The part of a training backend that depends on options alone."""
+    """The part of a training backend that depends only on options."""
 
     is_exact: ClassVar[bool] = False
-    """True if it can compute by the kernels of `models.exact`."""
+    """True if it can compute with the kernels of `models.exact`."""
 
     @abstractmethod
     def in_process(self, section: S) -> bool:
@@ -35,24 +35,23 @@ class TrainingOptions(ABC, Generic[S]):
 
     @abstractmethod
     def refuse_options(self, section: S) -> None:
-        """Raises ValueError for an option that the backend does not have."""
+        """Raises ValueError for an option that the backend does not support."""
 
 
 class InferenceOptions(ABC, Generic[S]):
-    """The part of an inference backend, an engine that Lockstep starts or a server, that depends on
-    options alone.
+    """The part of an inference backend that depends only on options.
+
+    The backend is an engine that Lockstep starts, or a server.
     """
 
     is_server: ClassVar[bool] = False
-    """True if it is running already: it takes no weights, and has its own engines and chat
-    template.
-    """
+    """True if it is already running; such a server takes no weights and has its own engines."""
 
     is_exact: ClassVar[bool] = False
-    """True if it can compute by the kernels of `models.exact`."""
+    """True if it can compute with the kernels of `models.exact`."""
 
     changes_no_result: ClassVar[tuple[str, ...]] = ()
-    """Options of its own section that may differ from one session of a run to the next."""
+    """Options of its section that may differ between sessions of the same run."""
 
     @abstractmethod
     def in_process(self, section: S) -> bool:
@@ -60,29 +59,25 @@ class InferenceOptions(ABC, Generic[S]):
 
     @abstractmethod
     def refuse_options(self, section: S) -> None:
-        """Raises ValueError for an option that the backend does not support, or that it needs and
-        is not given.
-        """
+        """Raises ValueError for an unsupported option or a missing required one."""
 
     def explain_fixed_weights(self, section: S) -> str | None:
-        """Says which option keeps it from taking the weights of a learner; None: none does."""
+        """Names the option that keeps it from taking a learner's weights; None if there is none."""
         return None
 
     def context_limit(self, section: S) -> int | None:
-        """Longest sequence that the section allows; None: the model's context."""
+        """Longest sequence that the section allows; None means the model's context."""
         return None
 
 
 class Backends(Generic[B]):
-    """The backends that one option can name; as an annotation of the option, it admits these names
-    alone.
-    """
+    """The backends that one option can name; as the option's annotation, it checks the name."""
 
     def __init__(self, option: str, base: type[B], places: Mapping[str, str]) -> None:
-        """Registers the backends by place; `find` imports one when it is asked for.
+        """Registers backends by place; `find` imports one on demand.
 
         Args:
-            option: The option, for messages.
+            option: Key of the option, for messages.
             base: Base class of all declarations.
             places: Place of each declaration, `package.module:Class`, by name.
         """
@@ -92,20 +87,18 @@ class Backends(Generic[B]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every backend; the first is the default."""
+        """Names of all backends; the first is the default."""
         return tuple(self._places)
 
     def find(self, name: str) -> B:
-        """The declaration of the backend called `name`, which the option's annotation has
-        checked.
-        """
+        """The declaration of backend `name`, which the option's annotation has checked."""
         kind = load(self._places[name], self._option, "class")
         found = kind()
         assert isinstance(found, self._base), f"{self._places[name]} is no {self._base.__name__}"
         return found
 
     def every(self) -> Iterator[tuple[str, B]]:
-        """All of them, by name."""
+        """Yields all backends with their names."""
         for name in self._places:
             yield name, self.find(name)
 
@@ -133,5 +126,5 @@ INFERENCE: Backends[InferenceOptions[Any]] = Backends(
 
 
 def list_engines() -> tuple[str, ...]:
-    """Names of the inference backends that take a learner's weights: all but servers."""
+    """Names of the inference backends that take a learner's weights: all except servers."""
     return tuple(name for name, backend in INFERENCE.every() if not backend.is_server)

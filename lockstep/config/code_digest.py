@@ -1,9 +1,8 @@
-"""Digests of functions and classes that a program hands over, so that a changed function gives
-another run.
+"""Digests of functions and classes that a program passes in, so that changed code is a new run.
 
-A digest covers the bytecode, the defaults, the values that a function closes over, and the global
-values, functions and classes that its code names. Modules and other objects count by name alone.
-Imports nothing heavy.
+A digest covers the bytecode, the defaults, the closure's values, and the global values, functions
+and classes that the code names. Modules and other objects count by name only. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from typing import Any
 
 
 def digest_code(found: Callable[..., Any]) -> str:
-    """Returns eight hexadecimal digits of a SHA-256."""
+    """Returns a digest: eight hexadecimal digits of a SHA-256."""
     return hashlib.sha256(_describe(found, set()).encode()).hexdigest()[:8]
 
 
 def _describe(value: object, seen: set[int]) -> str:
-    """A text that identifies a value; a function or class that was seen before, or an installed
-    class, has its name.
+    """A text that identifies a value.
+
+    A function or class that was seen before, and an installed class, are identified by name.
     """
     parts: list[Any]
     match value:
@@ -65,7 +65,7 @@ def _describe(value: object, seen: set[int]) -> str:
 
 
 def _list_names(code: types.CodeType) -> set[str]:
-    """All names in a function's code, nested functions and comprehensions included."""
+    """All names in a function's code, including nested functions and comprehensions."""
     inner = (
         _list_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
     )

@@ -1,4 +1,4 @@
-"""Messages about faults in a recipe: the option by its full name, and what would be right.
+"""Messages about errors in a recipe: the full name of the option, and a valid value.
 
 Imports no torch.
 """
@@ -20,7 +20,7 @@ from lockstep.core.errors import InputError
 from lockstep.system.yaml12 import Keys
 
 KeyPath = Sequence[int | str]
-"""Keys, and indices of lists, from the top of a recipe to an option."""
+"""Path from the top of a recipe to an option: keys, and indices into lists."""
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -37,14 +37,14 @@ _EXPECTED = {
 
 
 class RecipeError(InputError):
-    """A recipe or an override is wrong.
+    """A recipe or an override is invalid.
 
-    One sentence per line: where, what, and what would be right.
+    The message has one sentence per line: where, what, and how to fix it.
     """
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a field of this type holds: itself, optional, or as items of a list."""
+    """The section class that a field of this type holds: directly, optionally, or as list items."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((section for section in map(section_of, get_args(annotation)) if section), None)
@@ -52,12 +52,12 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """The options that a recipe can have: those of its class, and of the classes that it names.
+    """The options that a recipe can have: those of its class and of the classes that it names.
 
     Attributes:
-        kind: The class of the recipe, or of a section in it.
-        said: The recipe's value there, of any type.
-        is_named: True for several sections of this class, each by a name that the recipe gives it.
+        kind: Class of the recipe, or of a section in it.
+        said: The recipe's value in this place, of any type.
+        is_named: Whether this is a mapping of sections of this class, with names from the recipe.
     """
 
     kind: type[Section]
@@ -72,9 +72,7 @@ class Shape:
         return self.kind.model_fields
 
     def inner(self) -> Iterator[tuple[str, Shape | None]]:
-        """Yields each option's name and, where it is a section, its shape; NAME stands for names
-        not given yet.
-        """
+        """Yields each option's name, with its shape if it is a section; NAME is any name."""
         if self.is_named:
             if isinstance(self.said, dict) and self.said:
                 names = self.said
@@ -86,8 +84,9 @@ class Shape:
             yield name, self.within(name)
 
     def walk(self, above: Keys = ()) -> Iterator[tuple[Keys, type[Section], Shape | None]]:
-        """Yields the keys of all options, each with the section that has it and its shape if it is
-        a section itself.
+        """Yields the keys of all options, each with its parent section and its own shape.
+
+        The shape is None unless the option is a section.
         """
         for name, inner in self.inner():
             if not self.is_named:
@@ -96,7 +95,7 @@ class Shape:
                 yield from inner.walk((*above, name))
 
     def within(self, name: str) -> Shape | None:
-        """The shape of a section by its name; None where the option is no section."""
+        """The shape of a section by its name; None if the option is not a section."""
         value = self.said.get(name) if isinstance(self.said, dict) else None
         if self.is_named:
             return Shape(self.kind.narrow(value), value)
@@ -125,9 +124,7 @@ def algorithm_sentence(given: Any) -> str:
 
 
 def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple[KeyPath, str]]:
-    """Describes the problems that validation found, each with its path; a value that fits no type
-    of a union once.
-    """
+    """Describes validation errors with their paths; one sentence per value, unions included."""
     for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
         own = list(found)
         of_union = all(len(problem["loc"]) > len(path) for problem in own)
@@ -136,9 +133,7 @@ def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple
 
 
 def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) -> str:
-    """Describes the problem that validation found at `path`: one, or for a union at least one for
-    each type.
-    """
+    """Describes the validation error at `path`; a union has at least one problem for each type."""
     key = ".".join(map(str, path))
     told = next((problem for problem in problems if problem["type"] == "value_error"), problems[0])
     match told["type"]:
@@ -180,8 +175,9 @@ def _name_types(problem: ErrorDetails) -> str:
 
 
 def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
-    """The part of a problem's path that exists in the recipe; for a union, pydantic appends the
-    type that failed.
+    """The part of a problem's path that exists in the recipe.
+
+    For a union, pydantic appends the type that failed.
     """
     path = problem["loc"]
     if problem["type"] in ("missing", "extra_forbidden"):
@@ -198,8 +194,10 @@ def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
 
 
 def _find_innermost(value: Any, path: KeyPath) -> KeyPath:
-    """The option to name as unknown: that within an unknown section that has one alone, as an
-    override has.
+    """Path of the unknown option to report.
+
+    This is the innermost option if each unknown section on the way has a single one, as in an
+    override.
     """
     found = list(path)
     while isinstance(value, dict) and len(value) == 1:
@@ -209,7 +207,7 @@ def _find_innermost(value: Any, path: KeyPath) -> KeyPath:
 
 
 def format_value(value: Any) -> str:
-    """Returns a value as messages show it: a mapping or a list by its kind only."""
+    """Formats a value for messages: a mapping or a list by its kind only."""
     match value:
         case dict():
             return "a mapping"
@@ -220,9 +218,7 @@ def format_value(value: Any) -> str:
 
 
 def nearest(recipe: Shape, path: KeyPath) -> str:
-    """Suggests what may have been meant: a neighbor, an option of that name elsewhere, or one that
-    reads alike.
-    """
+    """Suggests an option: a neighbor, one with that name in another section, or a similar name."""
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
     foreign = other_libraries.explain([*parents, wrong], everywhere)
@@ -253,7 +249,7 @@ def _description(recipe: Shape, path: KeyPath) -> str:
 
 
 def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
-    """The options of the section at `path`; none where there is no section."""
+    """The options of the section at `path`; empty if it is not a section."""
     for key in path:
         if shape is not None and isinstance(key, str):
             shape = shape.within(key)
@@ -263,5 +259,5 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
 
 
 def list_options(recipe: Shape) -> Iterator[str]:
-    """Yields the dotted keys of all options, sections before what is in them."""
+    """Yields the dotted keys of all options, sections before their contents."""
     return (".".join(keys) for keys, _, _ in recipe.walk())

@@ -1,4 +1,4 @@
-"""Help on the options of a recipe: value and meaning. Imports no torch."""
+"""Help on the options of a recipe: values and descriptions. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.system.yaml12 import Keys, annotate, lay_over, nest, value_at
 
 
 def headline(recipe: str) -> str:
-    """The first sentence of the comment that a recipe begins with."""
+    """The first sentence of the comment at the top of a recipe."""
     comment = takewhile(lambda line: line.startswith("#"), recipe.splitlines())
     return re.split(
         r"(?<=\.) (?=[A-Z]|lockstep )", " ".join(line.lstrip("# ") for line in comment), maxsplit=1
@@ -22,13 +22,12 @@ def headline(recipe: str) -> str:
 
 
 def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
-    """The options with these keys and all options of the sections with these keys, each with its
-    meaning; else all.
+    """Describes options: those with these keys, all in sections with these keys, or all if no keys.
 
-    Options of a section that is null have their defaults.
+    Options of a null section have their defaults.
 
     Raises:
-        RecipeError: If there is no such option; names the nearest.
+        RecipeError: Unknown option; names the nearest.
     """
     recipe = Shape(type(loaded.recipe), loaded.dump())
     options = list(recipe.walk())

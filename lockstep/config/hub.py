@@ -1,10 +1,9 @@
-"""Models and data files by their names on the Hugging Face Hub: resolved to a commit once, fetched,
-and noted.
+"""Models and data files on the Hugging Face Hub: resolved to a commit, fetched, and recorded.
 
-A command does it before it starts anything else, so that all its processes read local files. Of a
-model only configuration, tokenizer and safetensors are fetched: nothing is unpickled, and no code
-of a repository runs. huggingface_hub keeps the list of a commit's files in its cache, so a copy in
-part is seen also without a network.
+A command does this before it starts anything else, so that all its processes read local files. Only
+the configuration, tokenizer and safetensors of a model are fetched: nothing is unpickled, and no
+code of a repository runs. huggingface_hub caches the list of a commit's files, so a partial copy is
+detected even offline.
 """
 
 from __future__ import annotations
@@ -33,26 +32,25 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja"]
-"""Files of a model's top folder that are fetched besides its weights."""
+"""Files in a model's top folder that are fetched along with its weights."""
 _WEIGHTS = "model*.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ALONE = "model.safetensors"
-"""The index of sharded weights, and the one file of weights that are not sharded."""
+"""The index of sharded weights, and the file name of unsharded weights."""
 _NAMED = 8
-"""Number of a data set's files that a message names."""
+"""Maximum number of a data set's files that a message lists."""
 
 
 def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
-    """Fetches what a recipe names on the hub, and returns the recipe with local paths in place of
-    the names.
+    """Fetches what a recipe names on the Hub; returns the recipe with local paths for the names.
 
     Args:
-        loaded: The recipe. Its names keep the commits that its run's folder notes, or
+        loaded: The recipe. Its names keep the commits recorded in its run's folder or in
             `loaded.pins`.
-        weights: Also fetch the weights of models.
+        weights: Whether to fetch the weights of models, too.
 
     Raises:
-        InputError: There is no such model or file, it has no safetensors, or it is not here and
+        InputError: The model or file does not exist, has no safetensors, or is not cached and
             cannot be fetched.
     """
     names = _list_names(loaded)
@@ -65,9 +63,7 @@ def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
 
 
 def fetch_model(model: str) -> Path:
-    """The folder of a model: `model` itself, `final/` if that is a run, or the fetched copy of a
-    name on the hub.
-    """
+    """The folder of a model: `model`, its `final/` if a run, or the fetched copy of a Hub name."""
     if model.startswith(HUB):
         return _fetch_once(model)
     return weights_of(model)
@@ -83,9 +79,7 @@ def _fetch_once(model: str) -> Path:
 
 
 def require_pinned(loaded: Loaded, what: str) -> None:
-    """Raises InputError where a recipe names something on the hub by a branch or tag, which may
-    move.
-    """
+    """Raises InputError if a recipe names a branch or tag on the Hub, which may move."""
     for name in _list_names(loaded):
         if not is_commit(name.revision):
             raise InputError(
@@ -95,7 +89,7 @@ def require_pinned(loaded: Loaded, what: str) -> None:
 
 
 def write_pins(loaded: Loaded, folder: Path) -> None:
-    """Notes the commits of a recipe's names in a run's folder."""
+    """Records the commits of a recipe's Hub names in a run's folder."""
     if loaded.pins and read_pins(folder) != loaded.pins:
         write_whole(
             folder / PINS,
@@ -104,18 +98,16 @@ def write_pins(loaded: Loaded, folder: Path) -> None:
 
 
 def _list_names(loaded: Loaded) -> list[HubName]:
-    """The names on the hub that a recipe has."""
+    """The Hub names in a recipe."""
     texts = dict.fromkeys(text for _, text in list_texts(loaded.dump()) if text.startswith(HUB))
     return [name for name in map(parse_name, texts) if name is not None]
 
 
 def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
-    """Fetches what a name stands for, at commit `pin` if given.
+    """Fetches what a name stands for, at commit `pin` if given; returns its commit and local path.
 
-    Returns its commit and its place on this machine.
-
-    For a commit that is here whole, the hub is not asked. Texts of errors of huggingface_hub and
-    its HTTP client are not shown: they may hold a token.
+    If the commit is fully cached, the Hub is not contacted. Error texts of huggingface_hub and its
+    HTTP client are not shown: they may contain a token.
     """
     from huggingface_hub import get_cached_repo_tree
 
@@ -138,11 +130,10 @@ def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
 
 @contextmanager
 def _open_hub() -> Iterator[HfApi]:
-    """Opens the hub; only here libraries may ask it (`process_defaults.stay_offline`), unless the
-    user forbids it.
+    """Opens the Hub for requests, unless the user forbids network access.
 
-    Warnings of huggingface_hub are not shown: they quote addresses that are signed in the user's
-    name.
+    Only here may libraries contact it (`process_defaults.stay_offline`). Warnings of
+    huggingface_hub are not shown: they quote URLs signed in the user's name.
     """
     from huggingface_hub import HfApi, close_session, constants
     from huggingface_hub import logging as hub_logging
@@ -160,7 +151,7 @@ def _open_hub() -> Iterator[HfApi]:
 
 
 def _download(api: HfApi, name: HubName, revision: str | None, weights: bool) -> Path:
-    """Fetches files of a revision that are not here yet; returns the folder of its commit."""
+    """Fetches the missing files of a revision; returns the folder of its commit."""
     patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
     if name.kind == "dataset":
         patterns = [escape(name.file or "")]
@@ -177,7 +168,7 @@ def _download(api: HfApi, name: HubName, revision: str | None, weights: bool) ->
 
 
 def _find_cache() -> str | None:
-    """The folder of the hub's files on this machine; None: where huggingface_hub keeps them."""
+    """The folder of cached Hub files on this machine; None means huggingface_hub's default."""
     folder = os.environ.get("HF_HUB_CACHE")
     if folder is None:
         return None
@@ -185,7 +176,7 @@ def _find_cache() -> str | None:
 
 
 def _require_model(name: HubName, files: Sequence[str]) -> None:
-    """Raises InputError where a repository has no model with its weights as safetensors."""
+    """Raises InputError if a repository has no model with safetensors weights."""
     if "config.json" not in files:
         raise InputError(f"{name.text} has no config.json; name a model of transformers")
     if _ALONE not in files and _INDEX not in files:
@@ -196,7 +187,7 @@ def _require_model(name: HubName, files: Sequence[str]) -> None:
 
 
 def _find_rows(name: HubName, files: Sequence[str]) -> str:
-    """The file of rows; raises InputError where the data set has none of that name."""
+    """The file of rows; raises InputError if the data set has no such file."""
     if name.file is None or name.file not in files:
         rows = [
             file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))
@@ -209,7 +200,7 @@ def _find_rows(name: HubName, files: Sequence[str]) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """Says why the hub gave nothing, by the error's kind alone, and what to do."""
+    """Explains why a fetch failed, from the error's type only, and what to do."""
     from huggingface_hub import errors
 
     cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error

@@ -1,9 +1,8 @@
-"""Names on the Hugging Face Hub in recipes: `hf:owner/name` for models,
-`hf:datasets/owner/name/file` for rows.
+"""Hugging Face Hub names in recipes: `hf:owner/name`, or `hf:datasets/owner/name/file` for rows.
 
-`@revision` after the name is a branch, a tag or a commit. A recipe keeps the name as it is written;
-what reads the recipe has a local path, once `lockstep.config.hub` has fetched what is named.
-Imports no torch.
+`@revision` after the name is a branch, a tag or a commit. A recipe keeps the name as written; code
+that reads the recipe sees a local path after `lockstep.config.hub` has fetched the files. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from lockstep.system.paths import HUB, expand
 from lockstep.system.records import is_file, read_record
 
 PINS = "hub.json"
-"""File in a run's folder: the commit of each name on the hub, by the name as the recipe has it."""
+"""File in a run's folder with the commit of each Hub name; the keys are the recipe's names."""
 
 _NAME = re.compile(
     HUB
@@ -38,14 +37,14 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class HubName:
-    """A model, or a file of a data set, on the hub.
+    """A model, or a file of a data set, on the Hub.
 
     Attributes:
-        text: The name as it is written.
-        kind: What it names, in the words of the hub: `model` or `dataset`.
+        text: The name as written.
+        kind: The Hub's repository type: `model` or `dataset`.
         repo: `owner/name`.
-        revision: Branch, tag or commit; None: not given.
-        file: Path of the file in the repository; None: not given, as for a model.
+        revision: Branch, tag or commit; None if not given.
+        file: Path of the file in the repository; None if not given, as for a model.
     """
 
     text: str
@@ -61,7 +60,7 @@ def is_commit(revision: str | None) -> bool:
 
 
 def parse_name(text: str) -> HubName | None:
-    """Reads a name; None for another text."""
+    """Parses a name; None if the text is not a Hub name."""
     match = _NAME.fullmatch(text)
     if match is None or ".." in (match["file"] or "").split("/"):
         return None
@@ -75,7 +74,7 @@ def parse_name(text: str) -> HubName | None:
 
 
 def parse(text: str, kind: str) -> HubName:
-    """Reads the name of a model, or of a data set's file; raises ValueError for another text."""
+    """Parses the name of a model or of a data set's file; raises ValueError for any other text."""
     name = parse_name(text)
     if name is None or name.kind != kind or (kind == "model" and name.file is not None):
         raise ValueError(f"{text} is not {_FORMS[kind]}")
@@ -83,10 +82,10 @@ def parse(text: str, kind: str) -> HubName:
 
 
 def read_pins(folder: Path) -> dict[str, str]:
-    """The commits that a run's folder notes, by name.
+    """The commits recorded in a run's folder, by name.
 
     Raises:
-        InputError: The note is damaged.
+        InputError: The file is damaged.
     """
     file = folder / PINS
     cure = "restore it, or remove it"
@@ -115,10 +114,10 @@ def _all_rows(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:
 
 
 ModelPath = Annotated[str, AfterValidator(_model)]
-"""A model's folder on this machine, or its name on the hub."""
+"""A local model folder, or a model's name on the Hub."""
 
 RowsPath = Annotated[str, AfterValidator(_rows)]
-"""A file of rows on this machine, or its name on the hub."""
+"""A local file of rows, or its name on the Hub."""
 
 ROWS = AfterValidator(_all_rows)
-"""Validator of files of rows, one or several, on this machine or on the hub."""
+"""Validator of one or more files of rows, local or on the Hub."""

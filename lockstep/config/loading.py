@@ -1,20 +1,20 @@
 """Loading of recipes: from a name and overrides to one validated, frozen recipe. Imports no torch.
 
-A recipe is a YAML file, one that ships with Lockstep or one of yours. It may name another one as
-`base:` and then says only what differs: mappings are merged key by key, everything else, lists
+A recipe is a YAML file that ships with Lockstep or that you wrote. It may name another recipe as
+`base:` and then lists only the differences: mappings are merged key by key, everything else, lists
 included, is replaced. Overrides `key=value` come last; their values are YAML.
 
-Two conveniences, the same in files and overrides:
+Two shorthands work the same in files and overrides:
 
-- A scalar for a whole section sets its backend, or the run's folder: `sampler=torch` means
+- A scalar in place of a section sets its backend, or the run's folder: `sampler=torch` means
   `sampler.backend=torch`, and `run=FOLDER` means `run.folder=FOLDER`.
-- Where exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, task,
-  and prompt, messages; `reward`: marker, function, parts; `run`: max_steps, max_epochs), to give
-  one takes back another that an underlying recipe gave: `model.path=FOLDER` is enough. Likewise to
-  name another task (`data.task.name`) takes back the options of the one before.
+- If exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, task, and
+  prompt, messages; `reward`: marker, function, parts; `run`: max_steps, max_epochs), setting one
+  clears another that an underlying recipe set: `model.path=FOLDER` is enough. Similarly, naming a
+  different task (`data.task.name`) clears the previous task's options.
 
-Every key must be known and every value of the right type (`"3"` is not 3): nothing is ignored,
-nothing is guessed.
+Every key must be known and every value must have the right type (`"3"` is not 3): nothing is
+ignored, nothing is guessed.
 """
 
 from __future__ import annotations
@@ -54,11 +54,9 @@ _NO_RESULT = {
     "server": ("url", "api_key_env", "batch_size", "max_concurrency", "max_retries"),
     "code": ("url",),
 }
-"""Options of sections that change no result: a server may move from one session of a run to the
-next, for example.
-"""
+"""Section options that do not change results, such as a server's URL."""
 SHORT_FORMS = {"learner": "backend", "sampler": "backend", "cluster": "backend", "run": "folder"}
-"""The sections for which a scalar can stand, each with the option that the scalar sets."""
+"""Sections that a scalar can stand for, each with the option that the scalar sets."""
 _OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*)", re.DOTALL)
 
 
@@ -70,10 +68,10 @@ class Loaded:
         name: Name of the recipe: its file's name without the suffix.
         recipe: Its options, after bases and overrides.
         origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
-        arguments: The recipe and its overrides, as a command takes them.
-        pins: Commits of names on the hub, by name.
-        places: Local paths of those that were fetched, see `lockstep.config.hub`.
-        written: The options as JSON, before paths took the place of names; None: no name did.
+        arguments: The recipe and its overrides, as command-line arguments.
+        pins: Commits of Hub names, by name.
+        places: Local paths of the fetched Hub names, see `lockstep.config.hub`.
+        written: The options as JSON before local paths replaced Hub names; None if there were none.
     """
 
     name: str
@@ -88,7 +86,7 @@ class Loaded:
         """The recipe, for a command that takes recipes of this kind.
 
         Raises:
-            RecipeError: It is for another command.
+            RecipeError: The recipe is for another command.
         """
         _require_kind(type(self.recipe), kind, self.arguments[0])
         assert isinstance(self.recipe, kind)
@@ -96,23 +94,21 @@ class Loaded:
 
     @property
     def training(self) -> Common:
-        """The recipe, where it is one that trains.
+        """The recipe as a training recipe.
 
         Raises:
-            RecipeError: It is for a command that does not train.
+            RecipeError: The recipe is for a command that does not train.
         """
         return self.expect(Common)
 
     def dump(self) -> dict[str, Any]:
-        """Every option with its value, defaults included, as JSON types; names on the hub as they
-        are written.
-        """
+        """All options with their values, defaults included, as JSON types; Hub names as written."""
         if self.written is None:
             return self.recipe.model_dump(mode="json")
         return json.loads(self.written)
 
     def locate(self, places: Mapping[str, str], pins: Mapping[str, str]) -> Loaded:
-        """The recipe with local paths in place of names on the hub, and the commits of these."""
+        """The recipe with local paths in place of Hub names, and the commits of those names."""
         written = options = json.dumps(self.dump())
         for name, path in places.items():
             options = options.replace(json.dumps(name), json.dumps(path))
@@ -120,17 +116,13 @@ class Loaded:
         return replace(self, recipe=recipe, places=places, pins=pins, written=written)
 
     def origin(self, keys: Keys) -> str:
-        """The file or override that set the option with these keys; an option within a list is its
-        list's.
-        """
+        """The file or override that set an option; list items have their list's origin."""
         found = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
         return next((origin for origin in found if origin), "default")
 
     @cached_property
     def warm_start(self) -> Loaded | None:
-        """The recipe that is trained first, with the options that this one hands down; None where
-        there is none.
-        """
+        """The recipe to train first, with options passed on by this one; None if there is none."""
         name = self.recipe.trained_first
         if name is None:
             return None
@@ -138,9 +130,7 @@ class Loaded:
         return load(name, [f"{key}={value}" for key, value in same.items()])
 
     def identity(self) -> dict[str, Any]:
-        """The options that identify the run: all that change a result, and the digest of the recipe
-        trained first.
-        """
+        """The options that identify the run: all that change results, and the warm start."""
         tree = self.dump()
         # what shows a run, and what a finished run is measured by
         for section in ("trackers", "acceptance"):
@@ -161,7 +151,7 @@ class Loaded:
 
     @cached_property
     def digest(self) -> str:
-        """Ten hexadecimal digits of the SHA-256 of the identity: another option is another run."""
+        """Ten hexadecimal digits of the identity's SHA-256: other options mean another run."""
         canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
@@ -183,46 +173,44 @@ def load(
     """Resolves a recipe.
 
     Args:
-        recipe: Name of one that ships, or path of a YAML file.
-        overrides: `key.sub=value` each, later than every file.
-        also: More layers, after every file and before the overrides.
-        expected: The class of the recipes that the command takes.
+        recipe: Name of a shipped recipe, or path of a YAML file.
+        overrides: `key.sub=value` each, applied after all files.
+        also: More layers, after all files and before the overrides.
+        expected: Class of the recipes that the command takes.
 
     Raises:
-        RecipeError: One sentence for each thing that is wrong.
+        RecipeError: One sentence per error.
     """
     path = find_recipe(recipe)
     return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected)
 
 
 def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
-    """Resolves a recipe whose options a program gives, as `load` does one in a file.
+    """Resolves a recipe from options that a program gives, as `load` does from a file.
 
     Args:
         name: Name of the recipe.
-        base: A recipe that ships, or a YAML file, to start from; None: the layers give everything.
+        base: A shipped recipe, or a YAML file, to start from; None if the layers give everything.
         said: The options; later layers win.
 
     Raises:
-        RecipeError: One sentence for each thing that is wrong.
+        RecipeError: One sentence per error.
     """
     below = [] if base is None else read_layers(find_recipe(base))
     return _resolve(Path(name), [*below, *said], (), (name,))
 
 
 def load_section(kind: type[S], said: Layer) -> S:
-    """Validates a section whose options a program gives.
+    """Validates a section from options that a program gives.
 
     Raises:
-        RecipeError: One sentence for each option that is wrong.
+        RecipeError: One sentence per invalid option.
     """
     return _validate(kind, said.tree, [said], [])[0]
 
 
 def require_known_code(loaded: Loaded, run: str) -> None:
-    """Raises InputError if unknown code is named by an option that was taken over from a run's
-    recipe, `run`.
-    """
+    """Raises InputError if an option taken from the recipe of `run` names unknown code."""
     for keys, reference, _ in list_references(loaded.dump()):
         if loaded.origin(keys) == run:
             require_known(Path(run), ".".join(keys), reference)
@@ -231,11 +219,11 @@ def require_known_code(loaded: Loaded, run: str) -> None:
 def load_run(folder: Path) -> Loaded:
     """Loads the recipe in a run's folder, which may come from another user.
 
-    Code that it names is found from the working directory, as usual. It is refused if the user has
-    neither trained with it on this machine nor trusts it.
+    Code that it names is searched from the working directory, as usual. It is refused unless the
+    user has trained with it on this machine or trusts it.
 
     Raises:
-        RecipeError: One sentence for each thing that is wrong.
+        RecipeError: One sentence per error.
     """
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe)
@@ -246,16 +234,14 @@ def load_run(folder: Path) -> Loaded:
 
 
 def _require_known_classes(run: Path, tree: Mapping[str, Any]) -> None:
-    """Raises InputError where a run's recipe, or one that was trained first, names a class in
-    unknown code.
-    """
+    """Raises InputError if a run's recipe or its warm starts name a class in unknown code."""
     for keys, reference, _ in list_references(tree):
         if keys in (("algorithm",), TASK_NAME):
             require_known(run, ".".join(keys), reference)
 
 
 def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the trees of the recipes that are trained before one, its own the first."""
+    """Yields the option trees of a recipe and of the recipes trained before it, its own first."""
     read: list[object] = [None]
     while True:
         yield tree
@@ -276,8 +262,9 @@ def _resolve(
     arguments: tuple[str, ...],
     expected: type[Recipe] = Recipe,
 ) -> Loaded:
-    """Merges files and then overrides, the later over the earlier, and validates the result,
-    importing known code.
+    """Merges files, then overrides; validates the result and imports known code.
+
+    Later layers win.
     """
     overriding = _parse_overrides(overrides)
     kind = _kind(layers, overriding)
@@ -310,12 +297,12 @@ def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
 
 
 def read_tree(recipe: str) -> dict[str, Any]:
-    """Returns what a recipe says, its bases included, before anything is validated."""
+    """Returns the options in a recipe, its bases included, before validation."""
     return _join(read_layers(find_recipe(recipe)))
 
 
 def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> None:
-    """Raises RecipeError if a recipe is for another command than recipes of the expected class."""
+    """Raises RecipeError if a recipe is for a different command than the expected class."""
     if not issubclass(found, expected):
         raise RecipeError(
             f"{recipe} is for another command: lockstep {found.command.format(recipe=recipe)}"
@@ -323,10 +310,9 @@ def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> N
 
 
 def describe(loaded: Loaded, origins: bool = False) -> str:
-    """The resolved recipe as YAML, with comments that say where each value comes from where
-    `origins` are wanted.
+    """The resolved recipe as YAML; with `origins`, comments give the source of each value.
 
-    Loaded as a recipe, it resolves to the same.
+    Loading the text as a recipe gives the same options.
     """
     tree = loaded.dump()
 
@@ -341,9 +327,7 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
-    """Parses each override into a layer, so that an error can quote it; all faulty ones are
-    reported at once.
-    """
+    """Parses each override into a layer, so that errors can quote it; reports all invalid ones."""
     layers: dict[str, Layer] = {}
     wrong: list[str] = []
     for text in overrides:
@@ -360,7 +344,7 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
 
 
 def _parse_override(text: str) -> tuple[str, Any]:
-    """The key and the value of an override; raises ValueError if it has none."""
+    """The key and the value of an override; raises ValueError if a part is missing."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         raise ValueError("write key=value without dashes and spaces, such as seed=1")
@@ -378,7 +362,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
 
 
 def _expand(layers: Sequence[Layer]) -> list[Layer]:
-    """Expands scalars that stand for a section."""
+    """Expands scalars that stand for sections."""
     return [
         replace(layer, tree={key: _expand_scalar(key, value) for key, value in layer.tree.items()})
         for layer in layers
@@ -393,7 +377,7 @@ def _expand_scalar(key: str, value: Any) -> Any:
 
 
 def _find(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Yields the sections of a name, at any depth."""
+    """Yields the sections with this name, at any depth."""
     for key, value in tree.items():
         if isinstance(value, dict):
             if key == name:
@@ -411,7 +395,7 @@ def _join(layers: Iterable[Layer]) -> dict[str, Any]:
 def _validate(
     kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]
 ) -> tuple[S, list[Keys]]:
-    """Validates a tree; an option of a recipe that ships gives way to what is written over it.
+    """Validates a tree; options of a shipped recipe give way to options set over it.
 
     Returns:
         The section, and the options that gave way.
@@ -446,7 +430,7 @@ def _validate(
 
 
 def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> Layer:
-    """Returns the layer that last set `path`; the recipe itself for what no layer sets."""
+    """Returns the layer that last set `path`; the recipe itself if no layer sets it."""
     found = [layer for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
     if found:
         return found[-1]

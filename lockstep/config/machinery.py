@@ -27,7 +27,7 @@ DType = Literal["fp32", "bf16", "fp16"]
 
 
 class Computation(Section):
-    """Device and precision of the computation; a sampler takes the learner's."""
+    """Device and precision of the computation; a sampler uses the learner's."""
 
     device: Device = Field(default="auto", description="auto: cuda where there is one")
     dtype: DType = Field(
@@ -37,27 +37,23 @@ class Computation(Section):
 
     @property
     def exact(self) -> bool:
-        """True if tokens are scored by the kernels of `models.exact`: a decision of the run, not an
-        option.
-        """
+        """True if the kernels of `models.exact` score tokens: decided by the run, not an option."""
         return self._exact
 
     @property
     def adapters_apart(self) -> LoRA | None:
-        """Adapters that an exact sampler keeps unmerged, as the learner does; None: it has none, or
-        merges them.
-        """
+        """Adapters that an exact sampler keeps unmerged, like the learner; None if it has none."""
         return None
 
     def compute_exactly(self) -> Self:
-        """Returns the same computation by the kernels of `models.exact`."""
+        """Returns the same computation with the kernels of `models.exact`."""
         exact = self.model_copy()
         exact._exact = True
         return exact
 
     @property
     def may_use_gpu(self) -> bool:
-        """True if it computes on a GPU where there is one."""
+        """True if it computes on a GPU if one is available."""
         match self.device:
             case "auto" | "cuda":
                 return True
@@ -79,8 +75,9 @@ class Computation(Section):
 
     @property
     def overflows(self) -> bool:
-        """True if numbers above 65,504 overflow and small gradients round to 0, so that the loss is
-        scaled.
+        """True if the loss must be scaled, because numbers above 65,504 overflow.
+
+        Small gradients would also round to 0.
         """
         match self.dtype:
             case "fp16":
@@ -92,9 +89,7 @@ class Computation(Section):
 
 
 class LoRA(Section):
-    """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) · B·A, of which A and B alone are
-    learned.
-    """
+    """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) · B·A; only A and B are trained."""
 
     rank: PositiveInt = Field(default=8, description="rows of A and columns of B")
     alpha: PositiveInt = Field(default=16, description="B·A is scaled by alpha / rank")
@@ -107,7 +102,7 @@ class LoRA(Section):
 
 
 class LearnerSection(Computation):
-    """The training backend, for policy, critic and reference alike."""
+    """The training backend, for policy, critic and reference model."""
 
     backend: Annotated[str, TRAINING] = Field(
         default=TRAINING.names[0], description="training backend"
@@ -150,18 +145,18 @@ class LearnerSection(Computation):
 
     @property
     def layout_key(self) -> str:
-        """Key of the option that sets its layout."""
+        """Key of the option that sets the layout."""
         return self._layout_key
 
     def lay_out(self, parallel: Parallel, key: str) -> Self:
-        """Returns the same learner in a layout of its own.
+        """Returns the same learner with its own layout.
 
         Args:
             parallel: The layout.
             key: Key of the option that sets it.
 
         Raises:
-            InputError: Another option does not go with this layout.
+            InputError: Another option conflicts with this layout.
         """
         other = self.model_copy(update={"parallel": parallel})
         other._layout_key = key
@@ -180,7 +175,7 @@ class LearnerSection(Computation):
         backend: str = TRAINING.names[0],
         parallel: Parallel | None = None,
     ) -> LearnerSection:
-        """A learner with this device and precision, and otherwise defaults."""
+        """A learner with this device and precision, and defaults otherwise."""
         return cls(
             device=computation.device,
             dtype=computation.dtype,
@@ -200,9 +195,7 @@ class LearnerSection(Computation):
         return None
 
     def explain_inexact(self) -> str | None:
-        """Says which option keeps a learner from computing by the kernels of `models.exact`; None:
-        none does.
-        """
+        """Names the option that rules out the kernels of `models.exact`; None if there is none."""
         if not TRAINING.find(self.backend).is_exact:
             return f"learner.backend={self.backend} has kernels of its own"
         if self.parallel.ranks > 1:
@@ -253,7 +246,7 @@ class LearnerSection(Computation):
 
 
 class VLLM(Section):
-    """The options of vLLM alone."""
+    """Options for vLLM only."""
 
     max_model_len: PositiveInt | None = Field(
         default=None, description="longest sequence, prompt and response; null: the model's context"
@@ -272,7 +265,7 @@ class VLLM(Section):
 
 
 class OpenAI(Section):
-    """A server that runs already and speaks OpenAI's protocol."""
+    """A running server that speaks OpenAI's protocol."""
 
     base_url: str = Field(description="the server's address, such as http://localhost:8000/v1")
     model: str = Field(description="the name under which the server serves the model")
@@ -334,20 +327,16 @@ class SamplerSection(Section):
 
     @property
     def takes_turns(self) -> bool:
-        """True if it frees its GPUs for the learners there while it is idle: a decision of the
-        placement.
-        """
+        """True if it frees its GPUs for the learners while idle; decided by the placement."""
         return self._takes_turns
 
     @property
     def gets_weights(self) -> bool:
-        """True if a learner sends it weights before it first works, so that its own need not be
-        kept.
-        """
+        """True if a learner sends it weights before first use, so that its own need not be kept."""
         return self._gets_weights
 
     def take_turns(self, gets_weights: bool = False) -> Self:
-        """Returns the same engine, which takes turns with the learners on its GPUs."""
+        """Returns the same engine, set to take turns with the learners on its GPUs."""
         found = self.model_copy()
         found._takes_turns = True
         found._gets_weights = gets_weights
@@ -355,19 +344,19 @@ class SamplerSection(Section):
 
     @property
     def engines(self) -> int:
-        """Number of engines that Lockstep starts; a server has its own."""
+        """Number of engines that Lockstep starts; a server has its own engines."""
         if self.is_server:
             return 0
         return self.replicas
 
     @property
     def is_server(self) -> bool:
-        """True if it is a server, which is running already and takes no weights."""
+        """True if it is a server, which is already running and takes no weights."""
         return INFERENCE.find(self.backend).is_server
 
     @property
     def context_limit(self) -> int | None:
-        """Longest sequence that the engine takes; None: the model's context."""
+        """Longest sequence that the engine takes; None means the model's context."""
         return INFERENCE.find(self.backend).context_limit(self)
 
     @property
@@ -403,7 +392,7 @@ EngineSection = Annotated[SamplerSection, AfterValidator(_holds_weights)]
 
 
 class RaySection(Section):
-    """A Ray cluster, and what each worker gets of it."""
+    """A Ray cluster, and the resources of each worker."""
 
     address: str | None = Field(
         default=None,
@@ -437,7 +426,7 @@ class ClusterSection(Section):
 
     @property
     def is_apart(self) -> bool:
-        """True if engines have devices of their own."""
+        """True if engines have their own devices."""
         match self.placement:
             case "separate":
                 return True
@@ -448,7 +437,7 @@ class ClusterSection(Section):
 
     @property
     def on_this_machine(self) -> bool:
-        """True if processes are children of the one that starts them."""
+        """True if processes are children of the process that starts them."""
         match self.backend:
             case "local":
                 return True

@@ -1,5 +1,6 @@
-"""Recipes of `lockstep eval MODEL DATA` and similar commands; where MODEL is a run, they take over
-its options.
+"""Recipes of `lockstep eval MODEL DATA` and similar commands.
+
+If MODEL is a run, they take over its options.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ class Command:
 
     Attributes:
         name: Name of the command.
-        kind: The class of its recipes.
+        kind: Class of its recipes.
         recipe: The shipped recipe that it starts from.
         rows: The option of `data` that names the file.
         sections: The sections that it takes over from a run's recipe.
-        data: The section class of the rows; None: a run's own rows say nothing of them.
-        sampling: Makes sampling options from a run's options, as JSON, and from
+        data: Section class of the rows; None if the run's own rows do not apply.
+        sampling: Builds sampling options from a run's options, as JSON, and from
             `room_of_demonstrations`.
-        name_model: The options that name the model, by the command's argument.
+        name_model: Builds the options that name the model from the command's argument.
     """
 
     name: str
@@ -54,15 +55,16 @@ class Command:
         """Resolves the recipe for a model and a file of rows.
 
         Args:
-            model: A Hugging Face folder, or the folder of a finished run, which then says how rows
-                become prompts and from which distribution responses are drawn.
+            model: A Hugging Face folder, or the folder of a finished run, whose recipe then sets
+                the prompts and the sampling distribution.
             data: A file of rows.
             overrides: `key.sub=value` each.
-            recipe: The recipe to start from; None: the shipped one, with a run's options over it.
+            recipe: The recipe to start from; None means the shipped one, with a run's options over
+                it.
             folder: Folder of the results.
 
         Raises:
-            RecipeError: One sentence for each thing that is wrong.
+            RecipeError: One sentence per error.
         """
         first = recipe or self.recipe
         own = Path(model) / "recipe.yaml"
@@ -79,7 +81,7 @@ class Command:
         )
 
     def _as_trained(self, own: Path) -> Layer:
-        """Returns the options of a run's recipe that the command has too, under the same words."""
+        """Returns the options of a run's recipe that the command also has, under the same keys."""
         training = load_run(own.parent).training
         tree = training.model_dump(mode="json")
         options: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
@@ -96,8 +98,9 @@ def computation_of(training: Common) -> dict[str, str]:
 
 
 def room_of_demonstrations(training: Common) -> dict[str, int] | None:
-    """Returns `max_tokens` of a response: a run's longest demonstration less its longest prompt;
-    None without one.
+    """Room for a response under a run's demonstrations, as `max_tokens`; None if it has none.
+
+    This is the longest demonstration minus the longest prompt.
     """
     longest = training.longest_demonstration
     prompt = training.data.max_prompt_tokens

@@ -1,4 +1,4 @@
-"""The options of an optimizer: a class of torch.optim by name, the learning rate, its schedule.
+"""Options of an optimizer: a class of torch.optim by name, the learning rate and its schedule.
 
 Imports no torch.
 """
@@ -24,14 +24,12 @@ OptimizerName = Literal["AdamW", "RMSprop"]
 
 @dataclass(frozen=True)
 class TorchClass:
-    """An optimizer of torch.optim whose steps are elementwise, so that ranks may hold any pieces of
-    a weight.
+    """An elementwise optimizer of torch.optim: ranks may hold any slices of a weight.
 
     Attributes:
         takes: Options of the section that the class has, besides the learning rate.
-        state: fp32 tensors that it keeps for each weight, of the weight's shape, besides the number
-            of steps.
-        fused: True if it updates each parameter by one kernel.
+        state: Number of fp32 tensors that it keeps for each weight, besides the step count.
+        fused: Whether it updates each parameter with one kernel.
     """
 
     takes: tuple[str, ...]
@@ -46,7 +44,7 @@ CLASSES: Mapping[OptimizerName, TorchClass] = {
 
 
 class Schedule(Section):
-    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
+    """Learning rate over optimizer steps: linear warmup, then constant, linear or cosine."""
 
     warmup_steps: NonNegativeInt = Field(
         default=0, description="optimizer steps over which the rate rises to lr"
@@ -80,8 +78,9 @@ _Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Optimizer(Section):
-    """An optimizer of torch.optim, AdamW (Loshchilov & Hutter 2019) unless named, with fp32 weights
-    and moments.
+    """An optimizer of torch.optim with fp32 weights and moments.
+
+    The default is AdamW (Loshchilov & Hutter 2019).
     """
 
     name: OptimizerName = Field(default="AdamW", description="class of torch.optim")
@@ -109,7 +108,7 @@ class Optimizer(Section):
 
     @property
     def arguments(self) -> dict[str, float | tuple[float, float]]:
-        """The class's arguments but for parameters and learning rate."""
+        """The class's arguments except parameters and learning rate."""
         own = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
         return {name: own[name] for name in self.torch_class.takes}
 

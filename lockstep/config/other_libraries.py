@@ -1,6 +1,4 @@
-"""Keys of other libraries in recipes, for hints: read from the tables of `lockstep_convert` if it
-is installed.
-"""
+"""Option names of other libraries, for hints; read from `lockstep_convert` if installed."""
 
 from __future__ import annotations
 
@@ -13,15 +11,13 @@ import yaml
 
 _TABLES = "lockstep_convert"
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""Reads every scalar as text, which is all that hints need, and in C, since a message should not
-wait.
-"""
+"""Loads every scalar as text, enough for hints, and in C, so that a message is not slow."""
 _SPELLINGS = (("", ""), ("ppo.", "grpo."), ("policy.", "optimizer."))
-"""Sections that the tables name, and sections of other algorithms that have the same options."""
+"""Prefixes in the tables, and sections of other algorithms with the same options."""
 
 
 def explain(path: Sequence[str], known: Collection[str]) -> str | None:
-    """Says what a key means that another library has, by its whole name or its last word.
+    """Explains a key of another library, found by its full name or its last word.
 
     Args:
         path: The key as written, with the sections above it.
@@ -41,9 +37,7 @@ def explain(path: Sequence[str], known: Collection[str]) -> str | None:
 
 
 def _find_option(options: Sequence[str], known: Collection[str]) -> str | None:
-    """The first of some options that a recipe has, perhaps in another section; None if it has
-    none.
-    """
+    """The first of these options that a recipe has, in any section; None if it has none."""
     for option in options:
         for old, new in _SPELLINGS:
             spelled = new + option.removeprefix(old)
@@ -54,9 +48,7 @@ def _find_option(options: Sequence[str], known: Collection[str]) -> str | None:
 
 @cache
 def read_keys() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """All keys of all tables: library, key, and the options that it may stand for; none without the
-    package.
-    """
+    """All keys of all tables as (library, key, options); empty without `lockstep_convert`."""
     try:
         folder = files(_TABLES) / "tables"
     except ModuleNotFoundError:
@@ -74,9 +66,7 @@ def read_keys() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
 
 
 def _list_options(cell: Any) -> Iterator[str]:
-    """The options that a cell of a table may set: a name, a list of names, or a mapping with
-    them.
-    """
+    """The options that a table cell may set; a cell is a name, a list of names, or a mapping."""
     match cell:
         case str():
             yield cell

@@ -1,4 +1,7 @@
-"""One layer of options over another, and what the upper one takes back. Imports no torch."""
+"""Merging one layer of options over another, including options that the upper one clears.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ _EXCLUSIVE = (
     ("reward", ("marker", "function", "parts")),
 )
 TASK_NAME = ("data", "task", "name")
-"""Decides which options the task has: another name drops the options set before."""
+"""Decides which options the task has: a new name drops the options set before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
-"""Exclusive as well, where a recipe has `steps_and_epochs = False`; -1 means not given."""
+"""Exclusive, too, for recipes with `steps_and_epochs = False`; -1 means not given."""
 _REWARD_TYPES = {
     "marker": "math",
     "instructions": "instructions",
@@ -26,15 +29,15 @@ _REWARD_TYPES = {
     "judge": "judge",
     "parts": "sum",
 }
-"""The type of a reward that has one of these options."""
+"""Reward type implied by each of these options."""
 
 
 def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool) -> dict[str, Any]:
-    """`above` over `below`; an option that is given takes back the others of its group.
+    """Merges `above` over `below`; setting an option clears the others of its group.
 
     Args:
-        below: The options of a base.
-        above: The options over it.
+        below: Options of a base.
+        above: Options over it.
         steps_and_epochs: See `Recipe`.
     """
     exclusive = _EXCLUSIVE if steps_and_epochs else (*_EXCLUSIVE, _LENGTH)
@@ -55,9 +58,7 @@ def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
 
 
 def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Adds the type of a reward to options that set up one without naming it, such as
-    `reward.function` alone.
-    """
+    """Adds the type to a reward that is set up without one, such as by `reward.function` alone."""
     given = above.get("reward")
     taken = below.get("reward")
     if not isinstance(given, dict) or "type" in given:

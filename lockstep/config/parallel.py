@@ -1,4 +1,4 @@
-"""The layout of a learner: the numbers of ranks that share its work."""
+"""The layout of a learner: how its ranks share the work."""
 
 from __future__ import annotations
 

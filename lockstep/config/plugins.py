@@ -1,7 +1,7 @@
-"""Classes that recipes name: built in, or named by where they are. Imports no torch.
+"""Classes that recipes name: built in, or named by place. Imports no torch.
 
-Built-in classes are listed by place as well, and imported when a recipe names them; a recipe may
-also say `file.py:Class` or `package.module:Class`.
+Built-in classes are also listed by place, and imported when a recipe names them; a recipe may also
+set `file.py:Class` or `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Plugins(Generic[T]):
     def __init__(
         self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]
     ) -> None:
-        """Registers the classes by place; `find` imports one when it is asked for.
+        """Registers classes by place; `find` imports one on demand.
 
         Args:
-            option: The option, for messages.
+            option: Key of the option, for messages.
             base: Their base class.
-            derive_from: The class that users derive theirs from, for messages.
+            derive_from: The class that users subclass, for messages.
             built_in: Place of each, `package.module:Class`, by name.
         """
         self._option = option
@@ -41,11 +41,10 @@ class Plugins(Generic[T]):
         return tuple(self._built_in)
 
     def find(self, name: str) -> type[T] | None:
-        """The class; None where there is none of that name.
+        """The class with this name; None if it does not exist.
 
         Raises:
-            InputError: The class that is named cannot be imported, or lacks part of what it has to
-                declare.
+            InputError: The named class cannot be imported, or lacks a required declaration.
         """
         place = self._built_in.get(name, name)
         if ":" not in place:

@@ -1,4 +1,4 @@
-"""The base class of every recipe: options of one command, and what loading them has to know."""
+"""The base class of all recipes: the options of one command, and declarations for loading."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ class Recipe(Section, ABC):
     """The options of one command."""
 
     command: ClassVar[str]
-    """The command line of the recipe, such as `train {recipe}`."""
+    """The command line that uses the recipe, such as `train {recipe}`."""
     steps_and_epochs: ClassVar[bool] = True
-    """True if run.max_steps and run.max_epochs both count, where a recipe has them; else max_steps
-    overrides epochs.
-    """
+    """True if run.max_steps and run.max_epochs both apply; else max_steps overrides max_epochs."""
     placement: ClassVar[tuple[str, ...]] = ("timeout_s",)
-    """Options of samplers that change no result."""
+    """Options of samplers that do not change results."""
     algorithm: str = Field(description="what is run")
 
     @property
     @abstractmethod
     def folder(self) -> str | None:
-        """The folder of results; None: one that is named by the recipe and the digest of its
-        options.
-        """
+        """The folder of results; None means that the recipe's name and digest name it."""
 
     @property
     def trained_first(self) -> str | None:
-        """The recipe whose model this one begins with, if any."""
+        """The recipe whose model this one starts from, if any."""
         return None

@@ -1,4 +1,4 @@
-"""The files of recipes: those that ship, those of users, and the bases that they build on.
+"""Recipe files: shipped ones, users' own, and the bases that they build on.
 
 Imports no torch.
 """
@@ -23,9 +23,9 @@ class Layer:
     """Options from one source: a recipe file, an override, a command or a program.
 
     Attributes:
-        source: Its name, for messages.
+        source: Name of the source, for messages.
         tree: The options.
-        ships: True for a recipe that comes with Lockstep.
+        ships: Whether the recipe ships with Lockstep.
     """
 
     source: str
@@ -35,14 +35,14 @@ class Layer:
 
 @cache
 def find_shipped() -> dict[str, Path]:
-    """The recipes that come with the packages, by name; each lies in the folder of what it runs."""
+    """The shipped recipes, by name, from the folders of the algorithms and commands."""
     folders = [Path(str(files(package))) for package in ("lockstep", "lockstep_doctor")]
     paths = [path for folder in folders for path in folder.rglob("recipes/*.yaml")]
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
 def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
-    """The file of a recipe; a path is relative to `beside`, and `asker` begins the error."""
+    """The file of a recipe; a path is relative to `beside`, and errors begin with `asker`."""
     shipped = find_shipped()
     if recipe in shipped:
         return shipped[recipe]
@@ -98,10 +98,9 @@ def _read_layer(path: Path) -> Layer:
 
 
 def _find_first_recipe(tree: dict[str, Any], folder: Path) -> None:
-    """Makes `model.from_recipe` in a recipe's tree the path of a file in the recipe's folder, if
-    there is one.
+    """Resolves `model.from_recipe` in a tree to a file in the recipe's folder, if one exists.
 
-    Otherwise it stays what it is: the name of a recipe, or a path relative to the working
+    Otherwise it stays as written: the name of a recipe, or a path relative to the working
     directory.
     """
     model = tree.get("model")

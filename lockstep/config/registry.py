@@ -1,4 +1,4 @@
-"""The recipe class of each `algorithm`: built in, or named by where it is, `file.py:Class`.
+"""The recipe class of each `algorithm`: built in, or named by place, `file.py:Class`.
 
 Imports no torch.
 """
@@ -57,38 +57,36 @@ _BUILT_IN: dict[str, tuple[str, str | None]] = {
         "lockstep.inference.evaluate_judge:evaluate_judge",
     ),
 }
-"""Places of the class of an algorithm's options, and of the function that opens it or runs a
-command, by name.
-"""
+"""Places of each algorithm's options class and of the function that opens or runs it."""
 
 _OPTIONS = {name: options for name, (options, _) in _BUILT_IN.items()}
 _ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
 
 
 def names() -> tuple[str, ...]:
-    """Every `algorithm` that has a name."""
+    """All built-in values of `algorithm`."""
     return _ALGORITHMS.names()
 
 
 def find(algorithm: str) -> type[Recipe] | None:
-    """The recipe's class; None where there is no algorithm of that name.
+    """The recipe's class; None if no algorithm has this name.
 
     Raises:
-        InputError: The class that is named cannot be imported, or lacks part of what an algorithm
-            declares.
+        InputError: The named class cannot be imported, or lacks a required declaration.
     """
     return _ALGORITHMS.find(algorithm)
 
 
 def find_opener(recipe: type[Recipe]) -> Callable[..., Any]:
-    """The function that opens a built-in algorithm, or runs a command: it takes the recipe, and an
-    algorithm's setup.
+    """The function that opens a built-in algorithm, or runs a command.
+
+    It takes the recipe and, for an algorithm, the setup.
 
     Args:
-        recipe: The class of the recipe, or a subclass of one that is built in.
+        recipe: Class of the recipe, built in or a subclass of a built-in one.
 
     Raises:
-        InputError: Neither is built in, and the class does not define `open`.
+        InputError: The class is not built in and does not define `open`.
     """
     openers = dict(_BUILT_IN.values())
     for base in recipe.__mro__:
@@ -99,7 +97,7 @@ def find_opener(recipe: type[Recipe]) -> Callable[..., Any]:
 
 
 def every() -> Iterator[tuple[str, type[Recipe]]]:
-    """Yields all named algorithms with their classes."""
+    """Yields all built-in algorithms with their classes."""
     for name in names():
         found = find(name)
         assert found is not None, "a name stands for a class"

@@ -1,6 +1,4 @@
-"""The options that every recipe that trains has: model, data, learner, and length, intervals and
-folder of the run.
-"""
+"""Options that all training recipes share: model, data, learner, and the run itself."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from lockstep.config.trackers import Trackers
 
 
 class Best(Section):
-    """The checkpoints at which a metric was best."""
+    """Checkpoints to keep by a metric's best value."""
 
     metric: str = Field(description="as in metrics.jsonl, such as validation/accuracy")
     mode: Literal["max", "min"] = Field(
@@ -72,11 +70,10 @@ Statistic = Literal["mean", "median", "max"]
 
 
 class Bound(Section):
-    """A metric that `lockstep check` expects over a window of steps: its mean, median or largest
-    value in [min, max].
+    """A metric's bounds for `lockstep check`: a statistic over a window of steps in [min, max].
 
-    A window has less noise than a single step. A bound also breaks where the window has too few
-    rows of the metric.
+    A window is less noisy than a single step. A bound also fails if the window has too few rows of
+    the metric.
     """
 
     metric: str = Field(description="a name in metrics.jsonl")
@@ -92,12 +89,12 @@ class Bound(Section):
 
     @property
     def length(self) -> int:
-        """Steps of the window."""
+        """Number of steps in the window."""
         return self.steps[1] - self.steps[0] + 1
 
     @property
     def min_rows(self) -> int:
-        """Rows of the metric that the window must have."""
+        """Minimum number of rows with the metric in the window."""
         if self.rows is None:
             return self.length
         return self.rows
@@ -121,7 +118,7 @@ class Bound(Section):
 
 
 class Common(Recipe):
-    """The options of every recipe that trains."""
+    """Options that every training recipe has."""
 
     command = "train {recipe}"
     steps_and_epochs = False
@@ -142,9 +139,7 @@ class Common(Recipe):
 
     @property
     def longest_demonstration(self) -> int | None:
-        """Tokens of the longest prompt and answer that the policy learns from data; None: it learns
-        from none.
-        """
+        """Tokens of the longest demonstration (prompt and answer); None without demonstrations."""
         return None
 
     @property
@@ -154,10 +149,10 @@ class Common(Recipe):
     def hand_down(self, first: Common) -> dict[str, Any]:
         """The options, by dotted keys, that the recipe trained first takes over from this one.
 
-        They are seed, device and dtype, and of the same task also the options that decide what is
-        held out: otherwise the recipe that is trained first could learn rows that this one
-        validates on. Its backend and its layout are its own, so that every layout of this recipe
-        begins with the same model, which is trained once.
+        These are the seed, device and dtype, and, for the same task, the options that select the
+        held-out rows: otherwise the first recipe could train on rows that this one validates on.
+        The first recipe keeps its own backend and layout, so that every layout of this recipe
+        starts from the same model, which is trained once.
         """
         learner = self.learner
         same: dict[str, Any] = {

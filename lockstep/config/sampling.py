@@ -1,4 +1,4 @@
-"""The options of the distribution that responses are sampled from."""
+"""Options of the distribution that responses are sampled from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.core.types import SamplingParams
 
 
 class ResponseEnd(Section):
-    """Ends of responses."""
+    """Options that end a response."""
 
     max_tokens: PositiveInt = Field(description="longest response")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
@@ -52,7 +52,7 @@ class Filters(Section):
 
 
 class Penalties(Section):
-    """Penalties on tokens that are in the prompt or the response already."""
+    """Penalties on tokens that already occur in the prompt or the response."""
 
     repetition_penalty: PositiveFloat = Field(
         default=1.0,
@@ -73,9 +73,7 @@ class Distribution(Penalties, Filters):
     """A distribution that tokens are drawn from."""
 
     def of_length(self, max_tokens: int) -> SamplingParams:
-        """The sampling parameters without stop tokens or stop strings: a response ends at
-        `max_tokens`.
-        """
+        """The same without stop tokens or stop strings: responses end at `max_tokens`."""
         return SamplingParams(
             max_tokens, **{name: getattr(self, name) for name in Distribution.model_fields}
         )
@@ -85,16 +83,14 @@ class Sampling(Distribution, ResponseEnd):
     """The distribution that responses are sampled from."""
 
     def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
-        """The sampling parameters for a sampler, with the tokens of a model that end a response."""
+        """The sampling parameters for a sampler, with the model's stop tokens."""
         return replace(
             self.of_length(self.max_tokens), stop_token_ids=stop_token_ids, stop=self.stop
         )
 
 
 class RepeatedSampling(Sampling):
-    """A sampling distribution, with the number of responses per question in validation or
-    evaluation.
-    """
+    """A sampling distribution, and the number of responses per question for validation and eval."""
 
     num_samples: PositiveInt = Field(default=1, description="responses per question")
     k: tuple[PositiveInt, ...] | None = Field(
@@ -104,7 +100,7 @@ class RepeatedSampling(Sampling):
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """The k of pass@k and maj@k, rising; 1 is the first."""
+        """The values of k for pass@k and maj@k, ascending from 1."""
         if self.k is not None:
             return tuple(sorted({1, *self.k}))
         powers = itertools.takewhile(

@@ -1,7 +1,7 @@
-"""JSON schemas of recipe files, with which an editor completes and checks them. Imports no torch.
+"""JSON schemas of recipe files, for completion and checks in editors. Imports no torch.
 
-A file may leave out what its `base` says, so a schema requires nothing within a section; `lockstep
-config` does.
+A file may leave out options that its `base` sets, so schemas require nothing within a section;
+`lockstep config` does.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     """Makes the schema of the recipes of one algorithm or command.
 
     Args:
-        algorithm: A name in the registry, or the place of one of your own, `file.py:Class`.
+        algorithm: A name in the registry, or the place of your own class, `file.py:Class`.
 
     Raises:
-        RecipeError: There is none of that name.
+        RecipeError: Unknown algorithm.
     """
     kind = registry.find(algorithm)
     if kind is None:
@@ -54,9 +54,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
 
 
 class _Partial(GenerateJsonSchema):
-    """Schemas of sections that another file may complete: without required options, and without
-    made-up titles.
-    """
+    """Schemas of partial sections: no required options, no generated titles."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         """Makes a section's schema."""
@@ -64,5 +62,5 @@ class _Partial(GenerateJsonSchema):
         return {key: value for key, value in made.items() if key not in ("title", "required")}
 
     def field_title_should_be_set(self, schema: object) -> bool:
-        """Leaves fields without titles, which only repeat their names."""
+        """Omits titles of fields, which only repeat their names."""
         return False

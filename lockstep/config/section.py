@@ -13,9 +13,7 @@ from lockstep.system.paths import expand
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 LocalPath = Annotated[str, AfterValidator(expand)]
-"""A path on this machine; `~` and `$NAME` in it are replaced, and what they stand for is what a run
-notes.
-"""
+"""A local path; `~` and `$NAME` are expanded, and runs record the expanded path."""
 
 
 S = TypeVar("S", bound="Section")
@@ -23,8 +21,7 @@ S = TypeVar("S", bound="Section")
 
 @dataclass
 class BrokenRules:
-    """The context of a validation that collects the rules that sections break, in place of ending
-    at the first.
+    """Validation context that collects all broken rules instead of stopping at the first.
 
     Attributes:
         found: Each section that breaks a rule, and the sentence about it.
@@ -36,8 +33,8 @@ class BrokenRules:
 def rule(check: Callable[[S], None]) -> Any:
     """Makes a method a rule of its section: it raises ValueError if the section's options break it.
 
-    A rule that fails in another way while others are broken is left out: it may read what they are
-    about.
+    If other rules are broken, a rule that fails with another error is ignored: it may have read
+    invalid options.
     """
 
     def keep(self: S, info: ValidationInfo) -> S:
@@ -63,17 +60,15 @@ class Section(BaseModel):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        """Options that have no effect given the section's other options: dotted key to the reason.
+        """Options without effect under the section's other options: dotted key to the reason.
 
-        A section is refused where one of them is not at its default.
+        Validation fails if one of them differs from its default.
         """
         return {}
 
     @classmethod
     def narrow(cls, said: object) -> type[Section]:
-        """The class that validates a value in this place: this one, unless the value names
-        another.
-        """
+        """The class that validates `said`: this one, unless the value names a subclass."""
         return cls
 
     @rule
@@ -87,7 +82,7 @@ class Section(BaseModel):
             raise ValueError("; ".join(wrong))
 
     def _value_and_default(self, key: str) -> tuple[object, object]:
-        """Returns the value and the default of an option of this section, or of one within."""
+        """Returns the value and the default of an option in this section or within it."""
         name, _, rest = key.partition(".")
         value = getattr(self, name)
         if rest and isinstance(value, Section):

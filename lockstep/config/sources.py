@@ -1,4 +1,4 @@
-"""The options of a run's sources: the first weights, the rows, the rewards."""
+"""Options of a run's sources: the initial weights, the rows, the rewards."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from lockstep.config.task import Task, validate_as_named
 
 
 class Scratch(Section):
-    """A new model with random weights: a `transformers` configuration, and a tokenizer made from
-    the training text.
+    """A new model with random weights.
+
+    It is a `transformers` configuration and a tokenizer built from the training text.
     """
 
     config: dict[str, Any] = Field(
@@ -33,7 +34,7 @@ class Scratch(Section):
 
 
 class ModelSection(Section):
-    """The source of the first weights: exactly one of the three."""
+    """The source of the initial weights: exactly one of three."""
 
     path: ModelPath | None = Field(
         default=None,
@@ -58,7 +59,7 @@ class ModelSection(Section):
 
 
 class ModelFolder(Section):
-    """A model that is used and not trained."""
+    """A model that is used but not trained."""
 
     path: ModelPath = Field(
         description=(
@@ -72,11 +73,11 @@ Paths = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], ROWS]
 
 
 TemplateArgs = Mapping[str, bool | int | float | str | list[str]]
-"""Arguments of a chat template, by the names that it reads."""
+"""Arguments of a chat template, by name."""
 
 
 class PromptSection(Section):
-    """The options by which rows of data files become prompts.
+    """Options that turn rows of data files into prompts.
 
     `{field}` in a template stands for a field of the row.
     """
@@ -110,9 +111,7 @@ class PromptSection(Section):
     _tools: tuple[Mapping[str, Any], ...] = PrivateAttr(default=())
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """The same prompts, whose chat template is also given the JSON schemas of an environment's
-        tools.
-        """
+        """The same prompts; the chat template also receives the JSON schemas of these tools."""
         copy = self.model_copy()
         copy._tools = tuple(tools)
         return copy
@@ -124,7 +123,7 @@ class PromptSection(Section):
 
     @property
     def prompt_templates(self) -> dict[str, str]:
-        """The templates whose fields a row needs for its prompt, by their options."""
+        """The templates whose fields a row needs for its prompt, by option."""
         if self.messages is None:
             return {"data.prompt": self.prompt}
         return {}
@@ -132,7 +131,7 @@ class PromptSection(Section):
     def as_data(
         self, rows: Paths, answer: str, max_validation_samples: int | None = None
     ) -> DataSection:
-        """The same prompts from the files `rows`, in their order."""
+        """The same prompts from the files `rows`, in that order."""
         options = {
             **dict(self),
             "train": rows,
@@ -161,7 +160,7 @@ class PromptSection(Section):
 
 
 class QuestionSection(PromptSection):
-    """Prompts with a right answer, and how many of them to validate on."""
+    """Prompts with a correct answer, and the number of them to validate on."""
 
     answer: str = Field(
         default="{answer}", description="template of the right answer that a reward sees"
@@ -198,9 +197,7 @@ class DataSection(QuestionSection):
 
     @property
     def completion_templates(self) -> dict[str, str]:
-        """The templates whose fields a row needs for its completion, by their options; none where
-        messages have it.
-        """
+        """The templates whose fields a row needs for its completion; empty with messages."""
         if self.completion is None and self.messages is None:
             completion = "{answer}"
         else:

@@ -1,9 +1,9 @@
-"""A task makes rows instead of reading them: its options, and which class belongs to its name.
+"""Tasks generate rows instead of reading them: their options, and the class of each name.
 
 Imports no torch.
 
-Each file of `lockstep/tasks/` is a task, and its class is called as the file is: `word_sort.py` has
-`WordSort`. A recipe may also say `name: file.py:Class`.
+Each file in `lockstep/tasks/` is a task, and its class has the file's name: `word_sort.py` has
+`WordSort`. A recipe may also set `name: file.py:Class`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from lockstep.core.errors import InputError
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """The files that a task has made, JSONL; None for a kind that it does not make.
+    """The JSONL files that a task has generated; None for kinds that it does not generate.
 
     Attributes:
         train: Rows to train on.
-        validation: Rows that are held out.
-        demonstrations: Rows to imitate, in the order in which they are to be learned; None: the
-            training rows.
-        judgements: Held-out judgements that are known to be right.
-        comparisons: Comparisons of two held-out judgements, likewise.
+        validation: Held-out rows.
+        demonstrations: Rows to imitate, in training order; None means the training rows.
+        judgements: Held-out judgments that are known to be right.
+        comparisons: Comparisons of two held-out judgments, also known to be right.
     """
 
     train: Path
@@ -45,9 +44,7 @@ class TaskFiles:
     def name_in(
         cls, folder: Path, *, demonstrations: bool = False, known: bool = False
     ) -> TaskFiles:
-        """Names the files in a folder: of rows always, of demonstrations and of known judgements
-        where asked for.
-        """
+        """Names the files in a folder: rows, and demonstrations and known judgments on request."""
         return cls(
             folder / "train.jsonl",
             folder / "validation.jsonl",
@@ -58,28 +55,26 @@ class TaskFiles:
 
 
 class Task(Section, ABC):
-    """The options of a task, which makes its rows instead of reading them."""
+    """The options of a task, which generates its rows instead of reading them."""
 
     shared: ClassVar[tuple[str, ...]] = ()
-    """Options that decide which rows are held out; a recipe that is trained first takes them from
-    the one after it.
-    """
+    """Options that select the held-out rows; a warm start takes them from the next recipe."""
     name: str = Field(
         description="the task, which has the other options: one that ships, or file.py:Class"
     )
 
     @property
     def best_reward(self) -> float | None:
-        """The mean reward of the best policy by the reward function or environment in the task's
-        own file.
+        """Mean reward of the best policy by the reward function or environment in the task's file.
 
-        None: unknown.
+        None if unknown.
         """
         return None
 
     def find_best_reward(self, code: str | None) -> float | None:
-        """The `best_reward` if `code`, the reference of a reward function or environment, is in the
-        task's own file.
+        """The `best_reward` if `code` is in the task's own file, else None.
+
+        `code` is the reference of a reward function or environment.
         """
         place = self.name.rpartition(":")[0] or type(self).__module__
         if code is not None and code.rpartition(":")[0] == place:
@@ -88,10 +83,10 @@ class Task(Section, ABC):
 
     @abstractmethod
     def write(self, folder: Path) -> TaskFiles:
-        """Makes the rows and writes them; the same options always give the same bytes.
+        """Generates the rows and writes them; the same options always give the same bytes.
 
         Args:
-            folder: Target folder, made if missing.
+            folder: Target folder, created if missing.
         """
 
     @classmethod
@@ -106,7 +101,7 @@ def find(said: object) -> type[Task]:
     """The class of the task that a section names.
 
     Raises:
-        InputError: There is no such task, or the section has no name.
+        InputError: The task does not exist, or the section has no name.
     """
     name = said.get("name") if isinstance(said, Mapping) else None
     found = _TASKS.find(name) if isinstance(name, str) else None
@@ -119,14 +114,14 @@ def find(said: object) -> type[Task]:
 
 
 def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:
-    """Validates a section by the class that it names, as JSON and strictly."""
+    """Validates a section by the class that it names, strictly and as JSON."""
     if isinstance(said, dict):
         return find(said).model_validate_json(json.dumps(said), strict=True)
     return validate(said)
 
 
 def _find_built_in() -> dict[str, str]:
-    """Places of the tasks that ship, by name."""
+    """Places of the shipped tasks, by name."""
     folder = Path(__file__).parent.parent / "tasks"
     names = sorted({file.stem for file in folder.glob("*.py")} - {"__init__", "base"})
     return {name: f"lockstep.tasks.{name}:{name.title().replace('_', '')}" for name in names}

@@ -1,6 +1,6 @@
-"""The trackers that a run is logged to besides its own files.
+"""Trackers that a run logs to besides its own files.
 
-Addresses and keys come from each tool's environment.
+URLs and keys come from each tool's environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WandB(Section):
 
     @property
     def is_online(self) -> bool:
-        """True if the run is uploaded while it lasts."""
+        """True if the run is uploaded while it is running."""
         match self.mode:
             case "offline":
                 return False
@@ -41,7 +41,7 @@ class WandB(Section):
 
 
 class Trackers(Section):
-    """Each shows the run's logs, and is off unless named; `{}` turns it on.
+    """All trackers show the run's logs; each is off unless named, and `{}` turns it on.
 
     See docs/guides/trackers.md.
     """

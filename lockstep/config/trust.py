@@ -1,11 +1,9 @@
-"""Python files that may come from others: they run only if the user has trained with them, or
-trusts them by `--trust`.
+"""Trust in Python files of others: they run only if trained with before, or with `--trust`.
 
-They are those of model folders, and those that a run's recipe names: a run's folder may come from
-someone else, and so may the code next to it. Files are trusted by content, so a copy in a run's
-folder is trusted with its original, and one that was changed is not. What has run here is noted in
-Lockstep's cache folder: each file that a recipe names, and what it imports from its folder. Imports
-nothing heavy.
+These files belong to model folders, or are named by a run's recipe: a run's folder, and the code
+next to it, may come from someone else. Trust is by content: a copy in a run's folder is trusted
+with its original, and a changed file is not. Code that has run here is recorded in Lockstep's cache
+folder: each file that a recipe names, and what it imports from its folder. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from lockstep.system.whole_files import append
 from lockstep.system.yaml12 import Keys, list_texts
 
 NOTES = "code_run_here.txt"
-"""File in the cache folder: a line for each file, its SHA-256."""
+"""File in the cache folder with one line per file: its SHA-256."""
 
 _OWN = Path(__file__).parents[1]
 
 
 class UntrustedCode(InputError):
-    """Python files of a model's folder would have to run, and the user has not allowed it."""
+    """Python files of a model's folder would have to run, and the user has not allowed them."""
 
     @classmethod
     def of(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:
@@ -49,15 +47,14 @@ class UntrustedCode(InputError):
 
 
 def trust(*files: str | os.PathLike[str]) -> None:
-    """Allows this process, and those that it starts, to run Python files that may come from others,
-    as they are now.
+    """Allows this process and its children to run these Python files in their current version.
 
     Args:
         files: Python files of a model's folder, or that a run's recipe names. They run while their
             content stays the same, and so do copies of them.
 
     Raises:
-        InputError: One of them is no Python file.
+        InputError: One of them is not a Python file.
     """
     for file in map(Path, files):
         if file.suffix != ".py" or not file.is_file():
@@ -68,12 +65,12 @@ def trust(*files: str | os.PathLike[str]) -> None:
 
 
 def describe_file(file: Path) -> str:
-    """A file that holds code, by its absolute path and the digest of its content."""
+    """A file of code, as its absolute path and the digest of its content."""
     return f"{file.resolve()} (sha256 {digest_content(file.read_bytes())[:16]})"
 
 
 def describe_trust(files: Sequence[Path]) -> str:
-    """The command that allows files, or, in another program, the call."""
+    """The command-line option that allows files, or, in another program, the call."""
     return (
         repeat_command("--trust", *files)
         or f"lockstep.trust({', '.join(repr(str(file)) for file in files)})"
@@ -81,24 +78,22 @@ def describe_trust(files: Sequence[Path]) -> str:
 
 
 def name_code(option: str, reference: str) -> None:
-    """Tells the user, before an import, which file an option runs; once per content, and not for
-    Lockstep's own.
-    """
+    """Logs which file an option runs, before its import; once per content, not for Lockstep's."""
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
         note_once(f"{option} {reference} runs {describe_file(file)}")
 
 
 def require_known(recipe: Path, option: str, reference: str) -> None:
-    """Refuses unknown code, and guards the import of what is known.
+    """Refuses unknown code, and guards the import of known code.
 
     Args:
         recipe: The recipe of a run.
-        option: Its option that names the code.
+        option: The option that names the code.
         reference: `file.py:name` or `package.module:name`.
 
     Raises:
-        InputError: The user has not trained with the code on this machine, and does not trust it.
+        InputError: The user has not trained with the code on this machine and does not trust it.
     """
     file = find_file(reference)
     if file is None or is_imported(reference) or _is_installed(file):
@@ -122,7 +117,7 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
 
 
 def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[Keys, str, Path]]:
-    """Yields the options of a recipe that name code in a file, what they say, and the file."""
+    """Yields the options of a recipe that name code in a file, their values, and the file."""
     for keys, text in list_texts(tree):
         file = find_file(text)
         if file is not None and not is_in_program(text):
@@ -130,7 +125,7 @@ def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[Keys, str, Path]]
 
 
 def note_run_here(tree: Mapping[str, Any]) -> None:
-    """Notes that the code which a recipe names runs on this machine, by the user's own command."""
+    """Records that the user ran the code in this recipe on this machine."""
     run = set[str]()
     for _, reference, file in list_references(tree):
         if not _is_installed(file):
@@ -145,7 +140,7 @@ def note_run_here(tree: Mapping[str, Any]) -> None:
 
 
 def _read_known() -> set[str]:
-    """The digests of all code that has run here."""
+    """Digests of all code that has run here."""
     try:
         return set((find_cache_folder() / NOTES).read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):
@@ -153,7 +148,7 @@ def _read_known() -> set[str]:
 
 
 def _is_installed(file: Path) -> bool:
-    """True for code that came with Python, Lockstep or an installed package."""
+    """True if the code came with Python, Lockstep or an installed package."""
     paths = sysconfig.get_paths()
     named = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     places = (*named, *site.getsitepackages(), site.getusersitepackages(), _OWN)
@@ -161,9 +156,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _find_root(reference: str, file: Path) -> tuple[Path, Path]:
-    """The file as it is imported, and the folder on the path of modules from which its neighbors
-    are imported, too.
-    """
+    """The file as imported, and the folder on `sys.path` from which its neighbors are imported."""
     place = reference.rpartition(":")[0]
     if place.endswith(".py"):
         return file.resolve(), file.resolve().parent
@@ -172,8 +165,9 @@ def _find_root(reference: str, file: Path) -> tuple[Path, Path]:
 
 
 def _list_imported(file: Path, root: Path) -> list[Path]:
-    """A file, and the files of a folder that it imports, and so on, but Lockstep's; also those that
-    it may import.
+    """A file and the files of a folder that it imports or may import, recursively.
+
+    Lockstep's own files are left out.
     """
     found = dict[Path, None]()
     todo = [file]
@@ -186,9 +180,7 @@ def _list_imported(file: Path, root: Path) -> list[Path]:
 
 
 def _read_imports(file: Path, root: Path) -> Iterator[tuple[str, ...]]:
-    """Yields the parts of the names of all modules that a file's text imports, and of what it
-    imports from them.
-    """
+    """Yields the dotted parts of all names that a file imports, modules and their attributes."""
     try:
         with warnings.catch_warnings(action="ignore"):
             nodes = list(ast.walk(ast.parse(file.read_bytes())))
@@ -205,7 +197,7 @@ def _read_imports(file: Path, root: Path) -> Iterator[tuple[str, ...]]:
 
 
 def _find_modules(names: Iterable[tuple[str, ...]], root: Path) -> Iterator[Path]:
-    """Yields the files in a folder that an import of these names may run, packages included."""
+    """Yields the files in a folder that importing these names may run, packages included."""
     for parts in names:
         place = root
         for part in filter(None, parts):

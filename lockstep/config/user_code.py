@@ -1,4 +1,4 @@
-"""The user's code that a recipe names, imported in the process that is to run it.
+"""User code that a recipe names, imported in the process that runs it.
 
 Imports nothing heavy.
 """
@@ -24,15 +24,15 @@ from lockstep.system.guarded_imports import find_loader
 
 
 def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
-    """Finds `file.py:name` or `package.module:name`.
+    """Loads `file.py:name` or `package.module:name`.
 
     Args:
         reference: The reference in the recipe.
-        option: Which option of the recipe says it, for messages.
-        kind: The kind of object, `function` or `class`, for messages.
+        option: The option that holds it, for messages.
+        kind: Kind of the object, `function` or `class`, for messages.
 
     Raises:
-        InputError: The module cannot be imported, or has no function or class of that name.
+        InputError: The module cannot be imported, or has no function or class with that name.
     """
     place, _, name = reference.rpartition(":")
     if place == PROGRAM:
@@ -72,17 +72,16 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
 
 
 PROGRAM = "python"
-"""The place of objects that only this program has, such as a function of a notebook's cell."""
+"""Place of objects that exist only in this program, such as a function in a notebook cell."""
 
 _OBJECTS: dict[str, Callable[..., Any]] = {}
 
 
 def refer(found: Callable[..., Any]) -> str:
-    """Returns a reference that `load` resolves: by module where any process can import it, else
-    within this program.
+    """Returns a reference that `load` resolves: by module if importable, else in this program.
 
-    The latter holds a digest of the object's code, so that another function is another recipe
-    (`lockstep.config.code_digest`). It is called in this process, since no other has it.
+    The latter holds a digest of the object's code, so that a different function is a different
+    recipe (`lockstep.config.code_digest`). Only this process can call it.
 
     Raises:
         InputError: It is neither a function nor a class.
@@ -103,14 +102,12 @@ def refer(found: Callable[..., Any]) -> str:
 
 
 def is_in_program(reference: str) -> bool:
-    """True for an object that only this program has."""
+    """True if the object exists only in this program."""
     return reference.startswith(f"{PROGRAM}:")
 
 
 def find_file(reference: str) -> Path | None:
-    """The file of `file.py:name` or `package.module:name`, found as an import finds it, but not
-    imported.
-    """
+    """The file of `file.py:name` or `package.module:name`, located without importing it."""
     place = reference.rpartition(":")[0]
     if not place:
         return None
@@ -134,9 +131,7 @@ def find_file(reference: str) -> Path | None:
 
 
 def is_imported(reference: str) -> bool:
-    """True if this process has imported the module of a reference, so that its file does not run
-    again.
-    """
+    """True if this process has imported a reference's module, so its file does not run again."""
     place = reference.rpartition(":")[0]
     if place.endswith(".py"):
         return Path(place).resolve() in _MODULES
@@ -144,9 +139,7 @@ def is_imported(reference: str) -> bool:
 
 
 def find_own_file(kind: type) -> Path | None:
-    """The file that a class came from by `file.py:name`; None where any process can import its
-    module by name.
-    """
+    """The file of a class loaded by `file.py:name`; None if it can be imported by module name."""
     return next(
         (path for path, (_, module) in _MODULES.items() if module.__name__ == kind.__module__), None
     )
@@ -157,7 +150,7 @@ LARGEST_REWARD = 3.4e38
 
 
 def read_reward(reward: object) -> float | None:
-    """A reward that the user's code returned; None: no verdict.
+    """A reward that the user's code returned; None means no verdict.
 
     Raises:
         ValueError: It is neither None nor a number that fp32 holds; the text begins with the value.
@@ -174,7 +167,7 @@ def read_reward(reward: object) -> float | None:
 
 
 def show(thing: object, write: Callable[[Any], str] = repr) -> str:
-    """A user's object as one short line of text, also where its own `repr` or `str` raises."""
+    """A user's object as one short line of text, even if its `repr` or `str` raises."""
     try:
         return " ".join(shorten(write(thing)).split())
     except Exception as error:
@@ -182,9 +175,7 @@ def show(thing: object, write: Callable[[Any], str] = repr) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Describes an error of the user's code, with the line of the user's file that raised it or
-    called what did.
-    """
+    """Describes an error of user code, with the line of the user's file that caused it."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
     return (
@@ -194,15 +185,14 @@ def describe_error(error: Exception) -> str:
 
 
 _MODULES: dict[Path, tuple[bytes, ModuleType]] = {}
-"""Content of each file when it was run, and the module that it became."""
+"""Content of each file when it ran, and its module."""
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a file once for as long as its content stays, so that all uses of it get the same
-    classes.
+    """Imports a file once per content, so that all uses of it share the same classes.
 
-    Its module's name depends on the file alone: what is pickled in one process is found in another
-    that has loaded it.
+    The module's name depends only on the file: objects pickled in one process are found in any
+    other that has loaded it.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")

@@ -1,4 +1,4 @@
-"""Validation of a recipe's tree: finds every error, and lets options of a base give way.
+"""Validation of a recipe's tree: finds all errors, and lets options of a base give way.
 
 Imports no torch.
 """
@@ -21,27 +21,25 @@ from lockstep.system import yaml12
 
 S = TypeVar("S", bound=Section)
 Fault = tuple[KeyPath, str]
-"""The keys of an option or a section, and the sentence about it."""
+"""Keys of an option or a section, and the sentence about it."""
 
 
 @dataclass(frozen=True)
 class FaultyTree(Exception):
-    """A tree that is no valid section.
+    """A tree that is not a valid section.
 
     Attributes:
-        faults: All that is wrong with it.
+        faults: All errors in it.
     """
 
     faults: tuple[Fault, ...]
 
 
 def validate(kind: type[S], tree: dict[str, Any]) -> S:
-    """Validates as JSON and strictly: a list may stand for a tuple and 1 for 1.0, but no text for a
-    number.
+    """Validates as JSON and strictly: a list may stand for a tuple, but text not for a number.
 
     Raises:
-        FaultyTree: Values of the wrong type, options that are missing or unknown, and every rule
-            that is broken.
+        FaultyTree: Values of the wrong type, missing or unknown options, and all broken rules.
     """
     try:
         return kind.model_validate_json(json.dumps(tree), strict=True)
@@ -54,9 +52,7 @@ def validate(kind: type[S], tree: dict[str, Any]) -> S:
 
 
 def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:
-    """Yields the rules that sections of a tree break, the inner sections first: each section is
-    validated by itself.
-    """
+    """Yields the broken rules of a tree's sections; validates each separately, inner ones first."""
     for name, inner in shape.inner():
         if inner is not None and isinstance(inner.said, dict):
             yield from _find_broken_rules(inner, (*path, name))
@@ -83,17 +79,16 @@ def give_way(
     faults: Collection[Fault],
     from_base: Collection[yaml12.Keys],
 ) -> tuple[dict[str, Any], list[yaml12.Keys]]:
-    """Takes back options of a base that a broken rule names, if the rest is then right in more
-    respects.
+    """Drops options of a base that a broken rule names, if that leaves fewer errors.
 
     Args:
         kind: The section.
         tree: Its options.
-        faults: What is wrong with them.
-        from_base: Options that a base alone sets.
+        faults: Its errors.
+        from_base: Options that only a base sets.
 
     Returns:
-        The options that are left, and those that were taken back.
+        The remaining options, and the dropped ones.
     """
     taken: list[yaml12.Keys] = []
     for path, text in faults:

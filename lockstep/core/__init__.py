@@ -1,1 +1,1 @@
-"""Types, batches and metrics that every room speaks of."""
+"""Types, batches and metrics that the whole package shares."""

@@ -1,11 +1,10 @@
-"""The one alignment: every per-token column describes its own token, and the right shift happens
-here and nowhere else.
+"""Alignment: each per-token column describes its own token; only this module shifts by one.
 
 A causal model's output at position t−1 is computed from x_0 … x_{t−1}, so it describes token t: its
 logits give log π(x_t | x_<t), its value head gives V(x_<t), the value of the state *before* token t
 is emitted. A critic read at position t instead would give V(x_≤t) = Q(x_<t, x_t): a baseline that
 knows the action, whose advantage is noise around zero once the critic is good.
-(docs/algorithms/ppo.md shows how such a fault looks in a run.)
+(docs/algorithms/ppo.md shows how such a bug looks in a run.)
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from lockstep.core.batch import Batch
 
 
 def state_before(position_M: Tensor) -> Tensor:
-    """The flat positions of the model outputs that predict the tokens at `position_M`: one to the
-    left.
+    """Flat positions of the model outputs that predict the tokens: one to the left of each.
 
     Args:
-        position_M: Flat indices of own tokens, none of them the first of its sequence, int64 [M].
+        position_M: Flat indices of tokens, none the first of its sequence, int64 [M].
 
     Returns:
         Flat indices into the model's outputs, int64 [M].

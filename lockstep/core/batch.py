@@ -1,5 +1,4 @@
-"""Ragged batches: flat tokens plus lengths, with named columns; no padding crosses a process
-border.
+"""Ragged batches: flat tokens plus lengths, with named columns; no padding between processes.
 
 Legend: N flat tokens of all sequences, B sequences. Every per-token column describes its own token
 (see `align`).
@@ -19,13 +18,13 @@ from lockstep.core.types import SamplingParams, Values
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """The place of each token: its sequence, and its position in it, int64 [N] each."""
+    """The place of each token: its sequence and its position in that sequence, int64 [N] each."""
 
     row: Tensor
     position: Tensor
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TokenPlaces:
-        """The same, with each tensor changed."""
+        """The same with `change` applied to each tensor."""
         return TokenPlaces(change(self.row), change(self.position))
 
 
@@ -35,20 +34,20 @@ class Batch:
 
     Attributes:
         tokens: Token ids, int64 [N].
-        lengths: Tokens of each sequence, int64 [B], on the CPU; their sum is N.
-        token: Per-token columns, [N] or [N, …]. `mask` is True where the policy chose the token and
-            is trained on it.
+        lengths: Tokens of each sequence, int64 [B], on the CPU; they sum to N.
+        token: Per-token columns, [N] or [N, …]. `mask` is True for tokens that the policy chose and
+            is trained on.
         sample: Per-sequence columns, each [B].
-        sampling: The distribution the masked tokens were sampled from; a learner scores under the
-            same one.
-        group_size: Number of neighboring sequences that belong together, such as 2 of a pair; a
-            batch is split, into micro-batches or shares of ranks, only between groups.
-        top_k: 0: a learner scores the tokens themselves; else it returns this many of the likeliest
-            tokens at each position.
-        entropy: True if a learner also returns the entropy at each masked token.
+        sampling: The distribution that the masked tokens were sampled from; a learner scores under
+            the same distribution.
+        group_size: Number of neighboring sequences that belong together, such as 2 for a pair;
+            micro-batches and rank shares never split a group.
+        top_k: 0 if a learner scores the tokens themselves; else the number of likeliest tokens that
+            it returns at each position.
+        entropy: Whether a learner also returns the entropy at each masked token.
         values: The values that a critic returns, see `Values`.
-        places: Row and position of each token, cached on the device of the tokens; None: computed
-            at each use.
+        places: Row and position of each token, cached on the tokens' device; None means computed at
+            each use.
     """
 
     tokens: Tensor
@@ -104,9 +103,7 @@ class Batch:
 
     @property
     def mask_indices(self) -> Tensor:
-        """Indices of trainable tokens, int64 [M], on the device of the mask; synchronizes with that
-        device.
-        """
+        """Indices of trainable tokens, int64 [M], on the mask's device; synchronizes with it."""
         return self.mask.nonzero().squeeze(-1)
 
     @property
@@ -116,9 +113,7 @@ class Batch:
 
     @property
     def row(self) -> Tensor:
-        """Index of the sequence that each token belongs to, int64 [N], on the device of the
-        tokens.
-        """
+        """Sequence index of each token, int64 [N], on the device of the tokens."""
         if self.places is not None:
             return self.places.row
         return find_rows(self.lengths, self.tokens.numel()).to(self.tokens.device)
@@ -157,7 +152,7 @@ class Batch:
         """The sequences `rows`, in that order, with all their columns.
 
         Raises:
-            ValueError: A group of sequences would be torn apart.
+            ValueError: The selection would split a group.
         """
         rows = torch.as_tensor(rows, dtype=torch.int64)
         if self.group_size > 1:
@@ -203,9 +198,7 @@ class Batch:
         return self.map(lambda column: column.to(device))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same batch, with tokens, each column and places changed; lengths stay as they are, on
-        the CPU.
-        """
+        """The same batch with `change` applied to each tensor except the lengths."""
         return replace(
             self,
             tokens=change(self.tokens),
@@ -216,20 +209,18 @@ class Batch:
 
 
 def find_rows(lengths: Tensor, size: int) -> Tensor:
-    """Index of the sequence of each of `size` tokens, on the CPU. Returns int64 [N]."""
+    """Sequence index of each of `size` tokens, on the CPU. Returns int64 [N]."""
     return torch.repeat_interleave(torch.arange(lengths.numel()), lengths, output_size=size)
 
 
 def find_positions(lengths: Tensor, size: int) -> Tensor:
-    """Index within its sequence of each of `size` tokens, on the CPU. Returns int64 [N]."""
+    """Position of each of `size` tokens within its sequence, on the CPU. Returns int64 [N]."""
     starts = torch.repeat_interleave(torch.cumsum(lengths, 0) - lengths, lengths, output_size=size)
     return torch.arange(size) - starts
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """Lays batches end to end; all must have the same columns, and ask a learner for the same
-    outputs.
-    """
+    """Lays batches end to end; all must have the same columns and request the same outputs."""
     first = batches[0]
     if any(_kind(other) != _kind(first) for other in batches[1:]):
         raise ValueError(
@@ -247,6 +238,6 @@ def concat(batches: Sequence[Batch]) -> Batch:
 
 
 def _kind(batch: Batch) -> tuple[object, ...]:
-    """All that batches must have in common to be joined."""
+    """Everything that batches must share to be joined."""
     columns = batch.token.keys(), batch.sample.keys()
     return columns, batch.group_size, batch.sampling, batch.top_k, batch.entropy, batch.values

@@ -1,5 +1,4 @@
-"""Checks of values that pass from one part to another: one that is NaN, infinite or out of range
-ends the step.
+"""Checks of values passed between parts: a NaN, infinite or out-of-range value ends the step.
 
 These values are in host memory, so no check waits for a device. Each reads its numbers once.
 """
@@ -17,14 +16,12 @@ from lockstep.core.errors import RunError
 from lockstep.core.types import Request, SamplingParams
 
 LARGEST_LOGPROB = 0.1
-"""Nats: a bf16 log-softmax may come out slightly above 0; a probability or a loss given by mistake
-exceeds this.
-"""
+"""In nats: bf16 log-softmax may come out slightly above 0; a probability or loss exceeds this."""
 _LOOK = "look at that model's weights and, if it learns, lower its learning rate"
 
 
 class NotFiniteError(RunError):
-    """A number is NaN, infinite or out of range; no weight has been changed by it.
+    """A number is NaN, infinite or out of range; no weights have been changed by it.
 
     Attributes:
         batch: The batch that it belongs to.
@@ -36,7 +33,7 @@ class NotFiniteError(RunError):
 
 
 def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK) -> None:
-    """Refuses numbers that are NaN or infinite.
+    """Raises an error for numbers that are NaN or infinite.
 
     Args:
         what: What the numbers are, and whose, as in "the critic's values".
@@ -45,30 +42,29 @@ def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK)
         cure: What to do.
 
     Raises:
-        NotFiniteError: Names the first of them and its place.
+        NotFiniteError: Names the first bad number and its place.
     """
     _require(what, batch, columns, math.inf, cure)
 
 
 def require_logprobs(whose: str, batch: Batch, *columns: Tensor) -> None:
-    """Refuses log-probabilities that are NaN, infinite or above 0; see `require_finite`."""
+    """Like `require_finite`, for log-probabilities, which also must not be above 0."""
     _require(f"log-probabilities of {whose}", batch, columns, LARGEST_LOGPROB, _LOOK)
 
 
 def require_responses(
     whose: str, batch: Batch, requests: Sequence[Request], sampling: SamplingParams
 ) -> None:
-    """Refuses responses that do not match the requests or are too long, and invalid
-    log-probabilities.
+    """Raises an error for responses that do not match the requests, and invalid log-probabilities.
 
     Args:
         whose: The sampler, as in "the judge's sampler".
         batch: See `samplers.base.Sampler.generate`.
-        requests: What was asked.
+        requests: The requests.
         sampling: The distribution, and the longest response.
 
     Raises:
-        NotFiniteError: Names the first wrong response.
+        NotFiniteError: Names the first bad response.
     """
     asked_B = torch.tensor([len(request.tokens) for request in requests])
     if len(batch) != len(asked_B):

@@ -1,6 +1,6 @@
-"""Errors that are shown to the user in one sentence.
+"""Errors that users see as one sentence.
 
-Any other exception is a crash, and leaves its traceback.
+Any other exception is a crash and shows its traceback.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from lockstep.core import exit_codes
 
 
 class LockstepError(Exception):
-    """Base of errors for the user; the message is one sentence: what is wrong, where, and what to
-    do.
+    """Base of errors for users; the message is one sentence: what is wrong, where, and the fix.
 
     Attributes:
         exit_code: Exit code of the command.
@@ -22,19 +21,17 @@ class LockstepError(Exception):
 
 
 class InputError(LockstepError, ValueError):
-    """A recipe, a file, a model or an option cannot be used as it was given."""
+    """A recipe, a file, a model or an option cannot be used as given."""
 
     exit_code = exit_codes.INPUT
 
 
 class RunError(LockstepError, RuntimeError):
-    """A run cannot continue: a worker, an engine or a disk was lost, or its numbers are no longer
-    finite.
-    """
+    """A run cannot continue: a worker, an engine or a disk failed, or numbers are not finite."""
 
 
 class NothingTrainedError(LockstepError):
-    """A run has come to its end, and no step of it has learned from anything."""
+    """A run finished without any step that learned something."""
 
     exit_code = exit_codes.INCONCLUSIVE
 
@@ -46,9 +43,7 @@ class BrokenPromiseError(LockstepError, RuntimeError):
 
 
 def install_command(extra: str) -> str:
-    """Returns how to install an extra, from a clone: nothing is released, and the name on an index
-    is not ours.
-    """
+    """Returns the command that installs an extra from a clone: Lockstep is not on PyPI."""
     return f"in your clone of Lockstep: pip install -c constraints.txt -e '.[{extra}]'"
 
 
@@ -56,12 +51,12 @@ _LONGEST_QUOTED = 300
 
 
 def shorten(text: str) -> str:
-    """A text that fits into a sentence: the beginning of a long one."""
+    """Shortens a long text to its beginning, so that it fits into a sentence."""
     if len(text) <= _LONGEST_QUOTED:
         return text
     return f"{text[:_LONGEST_QUOTED]}…"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message: messages of libraries can be pages long."""
+    """The first line of an error's message; messages of libraries can be pages long."""
     return str(error).strip().split("\n", 1)[0].rstrip(".:") or type(error).__name__

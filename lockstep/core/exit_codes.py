@@ -1,16 +1,14 @@
-"""Exit codes of every command, the doctor's too. docs/errors.md has the table for users."""
+"""Exit codes of all commands, including the doctor's. docs/errors.md has the table for users."""
 
 OK = 0
 CRASH = 1
-"""An error inside the program, or a worker, engine or disk that was lost on the way."""
+"""An error inside the program, or a worker, engine or disk that failed."""
 INPUT = 2
 """The user's input cannot be used."""
 INCONCLUSIVE = 3
-"""Too little was measured to tell, or nothing was trained on."""
+"""Too few measurements for a verdict, or nothing was trained on."""
 BROKEN = 4
-"""A promise or a bound was broken: sampler and learner disagree or are not exact, or `lockstep
-check` fails.
-"""
+"""A promise or bound is broken: sampler and learner differ, or `lockstep check` fails."""
 OUT_OF_TIME = 75
 """`run.max_time_s` ended the run; the same command resumes it.
 
@@ -20,6 +18,7 @@ HUNG_UP = 129
 INTERRUPTED = 130
 UNREAD = 141
 TERMINATED = 143
-"""Killed by a signal, as shells number them: SIGHUP, Ctrl-C, SIGPIPE (the reader of the output,
-such as `head`, has ended) and SIGTERM.
+"""Killed by a signal, as shells number them: SIGHUP, Ctrl-C, SIGPIPE and SIGTERM.
+
+SIGPIPE means that the reader of the output, such as `head`, has ended.
 """

@@ -1,9 +1,7 @@
-"""Random numbers by key instead of by stream: no generator has a state, so none must be saved or
-kept in step.
+"""Random numbers by key instead of by stream: no generator state to save or keep in step.
 
-A key is a 64-bit hash of what the number is for: (seed, step, sample id, role, draw). The numbers
-of a sample therefore do not depend on the batch it travels in, on the number of workers, or on what
-was drawn before it.
+A key is a 64-bit hash of what the number is for: (seed, step, sample id, role, draw). So the
+numbers of a sample do not depend on its batch, on the number of workers, or on earlier draws.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def key(*parts: int | str) -> int:
-    """Hashes what a random number is for into a signed 64-bit key, the same on every machine and
-    Python version.
-    """
+    """Hashes a number's purpose into a signed 64-bit key, the same on all machines and Pythons."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True
@@ -51,16 +47,16 @@ def bits(key_B: Tensor, counter_K: Tensor) -> Tensor:
 
 
 def permutation(length: int, *parts: int | str) -> Tensor:
-    """A random order of `range(length)` that depends on the key alone. Returns int64 [length]."""
+    """A random order of `range(length)` that depends only on the key. Returns int64 [length]."""
     draws = uniforms(torch.tensor([key(*parts)]), torch.arange(length))[0]
     return torch.argsort(draws, stable=True)
 
 
 def sample(length: int, count: int, *parts: int | str) -> list[int]:
-    """Draws `count` different numbers of `range(length)` by the key alone; `length` may be large.
+    """Draws `count` distinct numbers of `range(length)` by key only; `length` may be large.
 
     Raises:
-        ValueError: There are fewer than `count`.
+        ValueError: `length` is less than `count`.
     """
     if count > length:
         raise ValueError(f"{count} different numbers are wanted, but range({length}) has fewer")

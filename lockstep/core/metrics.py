@@ -1,8 +1,7 @@
-"""Metrics that carry their reduction, so that micro-batches, epochs and ranks merge exactly, for
-any sizes.
+"""Metrics that carry their reduction, so that micro-batches, epochs and ranks merge exactly.
 
-Values may stay tensors on a device until `floats` is called, so that no metric makes the host wait
-on a hot path.
+Parts may have any sizes. Values may stay tensors on a device until `floats` is called, so that no
+metric makes the host wait on a hot path.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ Number = float | Tensor
 
 
 class Reduction(ABC):
-    """A partial result that merges with its like and ends in one number."""
+    """A partial result that merges with others of its kind and gives one number."""
 
     @abstractmethod
     def merge(self, other: Any, /) -> Self:
-        """This and another part of the same kind."""
+        """Merges this part with another of the same kind."""
 
     @abstractmethod
     def value(self) -> float:
-        """The number of all parts."""
+        """The number for all parts."""
 
 
 class _Sums(Reduction):
@@ -40,7 +39,7 @@ class _Sums(Reduction):
 
 @dataclass(frozen=True)
 class Mean(_Sums):
-    """total / count; a mean of nothing is NaN."""
+    """total / count; NaN if count is 0."""
 
     total: Number
     count: Number = 1.0
@@ -141,7 +140,7 @@ class StandardDeviation(_Sums):
 
 
 class Metrics(dict[str, Reduction]):
-    """Named reductions. `a + b` merges what both have and keeps what one has."""
+    """Named reductions. `a + b` merges common names and keeps the rest."""
 
     def __add__(self, other: Mapping[str, Reduction]) -> Metrics:
         merged = Metrics(self)
@@ -154,14 +153,12 @@ class Metrics(dict[str, Reduction]):
         return Metrics({f"{prefix}/{name}": reduction for name, reduction in self.items()})
 
     def floats(self) -> dict[str, float]:
-        """Every metric as a number, of which none is −0; the only place that waits for a device,
-        once.
-        """
+        """Every metric as a number, never −0; the only place that waits for a device, once."""
         return {name: reduction.value() + 0.0 for name, reduction in fetch(self).items()}
 
 
 def fetch(metrics: Mapping[str, Reduction]) -> Mapping[str, Reduction]:
-    """The same metrics with their numbers on the host, where they come together in one transfer."""
+    """The same metrics with their numbers on the host, moved in one transfer."""
     there = {name: _find_numbers(reduction) for name, reduction in metrics.items()}
     numbers = [number.double() for found in there.values() for number in found.values()]
     if not numbers:
@@ -175,7 +172,7 @@ def fetch(metrics: Mapping[str, Reduction]) -> Mapping[str, Reduction]:
 
 
 def _find_numbers(reduction: Reduction) -> dict[str, Tensor]:
-    """The numbers of a reduction that are on a device, by the names of its fields."""
+    """The numbers of a reduction that are on a device, by field name."""
     held = vars(reduction) if is_dataclass(reduction) else {}
     return {part: x for part, x in held.items() if isinstance(x, Tensor) and x.device.type != "cpu"}
 
@@ -189,5 +186,5 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
 
 
 def _exact(number: Number) -> Tensor:
-    """Converts to fp64 on the number's device, without rounding and without a device sync."""
+    """Converts to fp64 on the number's device, without rounding or a device sync."""
     return torch.as_tensor(number, dtype=torch.float64)

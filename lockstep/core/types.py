@@ -1,4 +1,4 @@
-"""Types that all of the package shares: how to sample, what to complete, why a response ended."""
+"""Types that the whole package shares: sampling parameters, requests, responses."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Head = Literal["logits", "value", "reward"]
-"""Output of a model: log-probabilities of tokens, values of the states before them, or the score of
-a sequence. A reward model's head is a critic's without a bias, which pairs could not teach it.
+"""Output of a model: log-probabilities of tokens, state values, or a score per sequence.
+
+A value belongs to the state before a token. A reward model's head is a critic's without the bias,
+which pairs could not train.
 """
 
 Values = Literal["all", "masked", "final"]
-"""Values of a critic: before all tokens and after each sequence; before masked tokens and after
-each sequence; or only after each sequence.
+"""Values of a critic: for all tokens, for masked tokens, or only after each sequence.
+
+The first two are values before the tokens, and also include the value after each sequence.
 """
 
 Baseline = Literal["mean", "leave_one_out", "none"]
-"""Baseline that is subtracted from a response's reward: the mean of its group, that of the others
-in it, or nothing.
-"""
+"""Baseline that is subtracted from a reward: the group's mean, the others' mean, or none."""
 
 ScaleRewards = Literal["group", "others", "batch", "none"]
-"""Standard deviation that divides the advantage: the group's, that of the others in it, the step's,
-or none.
-"""
+"""Standard deviation that divides the advantage: the group's, the others', the step's, or none."""
 
 LossMean = Literal["tokens", "responses", "constant"]
-"""Mean of a loss: over all tokens; over responses, of token means; or over responses, of sums by a
-fixed length.
-"""
+"""Mean of a loss: over all tokens; over responses, of token means; or of sums / fixed length."""
 
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
-"""Divergence of a student from its teacher."""
+"""Divergence between a student and its teacher."""
 
 PreferenceLoss = Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
 """Loss of a pair of answers; see `lockstep.objectives.preference`."""
@@ -49,7 +46,7 @@ def skip_timing(name: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The distribution that responses are sampled from, and where they stop.
+    """The distribution that responses are sampled from, and when they stop.
 
     Attributes:
         max_tokens: Longest response, in tokens.
@@ -58,15 +55,15 @@ class SamplingParams:
         top_k: Keep the k likeliest tokens, and those as likely as the k-th; 0 keeps all.
         top_p: Keep the fewest likeliest tokens whose probability reaches this, and those as likely
             as the last of them; 1 keeps all.
-        stop_token_ids: A response ends with the first of these; it belongs to the response.
+        stop_token_ids: A response ends with the first of these, and includes it.
         min_p: Keep tokens whose probability, at this temperature, is at least this times that of
             the likeliest; 0 keeps all. Top-k and top-p choose from what is left.
-        repetition_penalty: Divides positive logits of tokens that prompt or response have already,
-            and multiplies negative ones, before the temperature does; 1 changes none.
-        presence_penalty: Subtracted from the logits of tokens that the response has already.
-        frequency_penalty: Subtracted from them once for each time.
+        repetition_penalty: For tokens already in the prompt or response, divides positive logits
+            and multiplies negative ones, before the temperature; 1 is neutral.
+        presence_penalty: Subtracted from the logits of tokens already in the response.
+        frequency_penalty: Subtracted from them once per occurrence.
         stop: A response ends with the token that completes one of these strings in its text, and
-            keeps it.
+            includes it.
     """
 
     max_tokens: int
@@ -81,7 +78,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def drop_stop(self, tokens: list[int]) -> list[int]:
-        """Returns a response's tokens without the stop token that it ends with, if there is one."""
+        """Returns a response's tokens without the stop token at the end, if any."""
         if tokens and tokens[-1] in self.stop_token_ids:
             return tokens[:-1]
         return tokens
@@ -92,17 +89,17 @@ class SamplingParams:
 
     @property
     def divisor(self) -> float:
-        """Divisor of the logits: the temperature, and 1 where greedy."""
+        """Divisor of the logits: the temperature, or 1 if greedy."""
         return self.temperature or 1.0
 
     @property
     def full_support(self) -> bool:
-        """True if every token can be sampled: no filter takes any away."""
+        """True if every token can be sampled: no filter removes any."""
         return self.greedy or (self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0)
 
     @property
     def filters_and_penalties(self) -> dict[str, float]:
-        """The filters and penalties that are not at their neutral value, by name."""
+        """The filters and penalties that are not neutral, by name."""
         names = (
             "top_k",
             "top_p",
@@ -118,19 +115,17 @@ class SamplingParams:
 
     @property
     def counts_response(self) -> bool:
-        """True if it matters how often a token is in the response, apart from the prompt."""
+        """True if token counts within the response matter, separate from the prompt."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def penalizes(self) -> bool:
-        """True if the tokens before a token change its logits."""
+        """True if earlier tokens change a token's logits."""
         return self.repetition_penalty != 1.0 or self.counts_response
 
     @property
     def needs_logits(self) -> bool:
-        """True if scoring a token needs all of its logits at once, because a filter or a penalty
-        changes them.
-        """
+        """True if scoring a token needs its full row of logits, due to a filter or a penalty."""
         return self.penalizes or not self.full_support
 
     @property
@@ -140,22 +135,23 @@ class SamplingParams:
 
     @property
     def unshaped(self) -> bool:
-        """True if log-probabilities are the model's own, of temperature 1; greedy ones without
-        penalties are.
+        """True if log-probabilities are the model's own, at temperature 1, as when greedy.
+
+        Penalties always shape them.
         """
         return self.temperature in (0.0, 1.0) and not self.needs_logits
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as it goes to a sampler, with the data row it came from, untouched.
+    """A prompt for a sampler, with its data row unchanged.
 
     Attributes:
-        id: Names the row over runs, `file:line`.
-        text: The prompt as the model reads it, after template.
+        id: Identifies the row across runs, `file:line`.
+        text: The prompt as the model reads it, after the template.
         tokens: Its token ids.
         row: The data row as parsed from JSON.
-        messages: The conversation that the text renders; None if it was plain text.
+        messages: The conversation that the text renders; None for plain text.
     """
 
     id: str
@@ -175,9 +171,9 @@ class Request:
     """A request for one response.
 
     Attributes:
-        tokens: What to complete.
+        tokens: Token ids of the prompt.
         key: Key of its random numbers, see `lockstep.core.keyed`.
-        continues: True if a later prompt will begin with this prompt and its response, as in an
+        continues: Whether a later prompt will begin with this prompt and its response, as in an
             episode.
     """
 
@@ -188,13 +184,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """One response of a server, as text.
+    """A server's response, as text.
 
     Attributes:
         text: The response, without its stop token.
-        num_tokens: Number of sampled tokens, the stop token among them.
-        finish_reason: `stop`, or `length` where a limit cut the response off before its end; a
-            server may have others.
+        num_tokens: Number of sampled tokens, including the stop token.
+        finish_reason: `stop`, or `length` if a limit cut the response off; a server may have
+            others.
     """
 
     text: str

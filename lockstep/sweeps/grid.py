@@ -1,4 +1,4 @@
-"""The grid of a sweep: every combination of the values that some options take. Imports no torch."""
+"""The grid of a sweep: all combinations of the values of some options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Combination:
 
     Attributes:
         values: The values, by option.
-        overrides: The same as words of a command.
+        overrides: The same values as command-line overrides.
     """
 
     values: Mapping[str, Any]
@@ -31,10 +31,9 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The name of its run's folder: the overrides, with a digest if a folder's name cannot
-        spell them.
+        """Name of its run's folder: the overrides, with a digest if they do not fit a folder name.
 
-        It depends on nothing else, so it stays as more values join a sweep.
+        It depends on nothing else, so it stays the same when a sweep gets more values.
         """
         spelled = "_".join(self.overrides)
         name = re.sub(r"[^\w.+=-]+", "-", spelled)[:_LONGEST_NAME]
@@ -45,11 +44,10 @@ class Combination:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
-    """Splits a command's overrides into those with one value, as they are, and the values of the
-    others, by option.
+    """Splits a command's overrides into single values, unchanged, and lists of values by option.
 
-    `key=0..4` are whole numbers, both ends included; `key=a,b` is a list of YAML. Brackets, braces
-    and quotes hold one value together.
+    `key=0..4` is a range of integers, both ends included; `key=a,b` is a YAML list. Brackets,
+    braces and quotes keep one value together.
     """
     fixed: list[str] = []
     grid: dict[str, list[Any]] = {}
@@ -83,7 +81,7 @@ def combine(grid: Mapping[str, Sequence[Any]]) -> list[Combination]:
 
 
 def _spell(value: Any) -> str:
-    """A value as a word of a command has it."""
+    """A value as spelled on the command line."""
     is_plain = isinstance(value, str) and yaml12.parse_or_text(value) == value
     if is_plain:
         return value
@@ -91,7 +89,7 @@ def _spell(value: Any) -> str:
 
 
 def _list_values(text: str) -> list[Any]:
-    """The values of a range, or between commas; none if the text is one value."""
+    """The values of a range or comma-separated list; none if the text is a single value."""
     ends = _RANGE.fullmatch(text)
     if ends is not None:
         return list(range(int(ends[1]), int(ends[2]) + 1))

@@ -1,6 +1,4 @@
-"""The plan of a sweep: every combination as a resolved recipe, and the note of them in the sweep's
-folder.
-"""
+"""The plan of a sweep: a resolved recipe per combination, recorded in the sweep's folder."""
 
 from __future__ import annotations
 
@@ -25,14 +23,12 @@ from lockstep.system.whole_files import write_whole
 from lockstep.system.yaml12 import flat
 
 Resolve = Callable[[Combination, Layer], Loaded]
-"""Resolves the recipe of a combination; the layer has the run's folder, and options that are given
-come after it.
-"""
+"""Resolves a combination's recipe; the given options come after the layer with the run's folder."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a sweep: the values that are its own, by option, and its recipe."""
+    """A run of a sweep: its values, by option, and its recipe."""
 
     values: Mapping[str, Any]
     loaded: Loaded
@@ -58,9 +54,7 @@ class SweepPlan:
     runs: Sequence[PlannedRun]
 
     def require_same(self) -> None:
-        """Raises InputError if the folder holds another sweep: a run is missing now, or has other
-        options.
-        """
+        """Raises InputError if the folder holds a different sweep: missing runs, other options."""
         if not is_sweep(self.folder):
             return
         missing = {run.folder.name for run in read_sweep(self.folder)} - {
@@ -100,15 +94,15 @@ def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan
 
 
 def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: Resolve, name: str) -> SweepPlan:
-    """Resolves every combination before anything starts.
+    """Resolves all combinations before anything starts.
 
     Args:
         grid: Options, and the values of each.
-        resolve: Makes a recipe of a combination.
+        resolve: Makes a recipe from a combination.
         name: Name of the sweep's folder in `sweeps/`.
 
     Raises:
-        InputError: A combination is refused, and named; or two have equal options.
+        InputError: An invalid combination, by name; or two with equal options.
     """
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise InputError(
@@ -132,7 +126,7 @@ def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: Resolve, name: str) ->
 
 
 def name_sweep(recipe: str, grid: Mapping[str, Sequence[Any]]) -> str:
-    """The usual name of a sweep: the recipe's, and the options that it varies."""
+    """The default name of a sweep: the recipe's name and the options that it varies."""
     return "-".join([Path(recipe).stem, *grid])
 
 

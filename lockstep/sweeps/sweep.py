@@ -1,6 +1,4 @@
-"""`lockstep sweep`: one process of `lockstep train` for each combination of a grid, several at a
-time.
-"""
+"""`lockstep sweep`: one `lockstep train` process per combination, several at a time."""
 
 from __future__ import annotations
 
@@ -50,13 +48,13 @@ _STOPPED = (
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs the runs of a sweep, each in a thread that waits for its process.
+    """Runs a sweep, with one thread per run that waits for its process.
 
     Attributes:
         plan: The sweep.
         jobs: Runs at a time.
-        stop: Asks all to end early; nothing is started after that.
-        warm_starts: A lock for each run that others begin with: one of them trains it.
+        stop: Requests an early end; nothing is started after that.
+        warm_starts: A lock for each run that others start from, so that only one trains it.
         processes: All processes so far.
     """
 
@@ -67,7 +65,7 @@ class Runner:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self) -> list[int | None]:
-        """Runs all that are not finished. Returns their exit codes; None: not started."""
+        """Runs all unfinished runs. Returns their exit codes; None means not started."""
         with ThreadPoolExecutor(self.jobs) as pool, self._kill_if_interrupted():
             return list(pool.map(self._run, self.plan.runs))
 
@@ -106,7 +104,7 @@ class Runner:
             )
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Waits for a process, and asks it to save and stop if the sweep was asked to.
+        """Waits for a process; tells it to save and stop if the sweep is stopping.
 
         Returns its exit code.
         """
@@ -123,7 +121,7 @@ class Runner:
 
     @contextmanager
     def _kill_if_interrupted(self) -> Iterator[None]:
-        """Ends all processes with all that they have started, if a second Ctrl-C ends the block."""
+        """Ends all processes and their children if a second Ctrl-C interrupts the block."""
         try:
             yield
         except BaseException:
@@ -135,7 +133,7 @@ class Runner:
 
 
 def describe_outcome(code: int) -> str:
-    """The way a run ended, by its exit code; stopped: early, and saved, because it was asked to."""
+    """Describes how a run ended, by its exit code; "stopped" means early, on request, and saved."""
     if code == exit_codes.OK:
         return "finished"
     if code in _STOPPED:
@@ -144,7 +142,7 @@ def describe_outcome(code: int) -> str:
 
 
 def find_warm_start(run: PlannedRun) -> Path | None:
-    """Folder of the run that this one starts from, if it is not finished."""
+    """Folder of the run that this one starts from, if that run is unfinished."""
     first = run.loaded.warm_start
     if first is None or (first.run_folder / "final").is_dir():
         return None
@@ -157,23 +155,23 @@ def note(text: str) -> None:
 
 
 def share_cores(jobs: int) -> int:
-    """Threads of each run: those of the environment, or a share of the cores."""
+    """Threads per run: from the environment, or a share of the cores."""
     return read_given_threads() or max(1, min(count_cores() // jobs, MOST_THREADS))
 
 
 def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
-    """Runs a sweep to its end, or resumes it; writes its report, and prints its table.
+    """Runs or resumes a sweep to its end; writes its report and prints its table.
 
     Args:
         plan: The sweep.
         jobs: Runs at a time.
 
     Returns:
-        0 if every run is finished; else the exit code of the first that failed.
+        0 if all runs finished; else the exit code of the first that failed.
 
     Raises:
-        InputError: If its folder holds another sweep.
-        Stopped: If it was asked to end early; every run was saved.
+        InputError: The folder holds a different sweep.
+        Stopped: An early end was requested; all runs were saved.
     """
     if jobs < 1:
         raise InputError(f"--jobs is {jobs}; at least one run at a time is needed")

@@ -12,16 +12,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SIGNAL_CHECK_S = 0.5
-"""Longest single wait of the main thread. A signal that arrives just before the thread blocks does
-not wake it: Python raises `KeyboardInterrupt` only once the call has returned."""
+"""Longest single wait of the main thread.
+
+A signal that arrives just before the thread blocks does not wake it: Python raises
+`KeyboardInterrupt` only after the call has returned.
+"""
 
 
 def run_in_background(work: Callable[[], T]) -> Future[T]:
-    """Calls `work` in a separate daemon thread, so that an interrupted process can exit while it
-    hangs.
+    """Calls `work` in a daemon thread, so that an interrupted process can exit if it hangs.
 
     Returns:
-        Its result, or what it raised.
+        Its result or its exception.
     """
     future: Future[T] = Future()
 
@@ -36,11 +38,10 @@ def run_in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def wait_for_all(futures: Sequence[Future[T]], limit_s: float = math.inf) -> set[Future[T]]:
-    """Waits until all are done, one has raised, or the time is over; an interrupt ends the wait at
-    any time.
+    """Waits until all are done, one has raised, or the time is up; interrupts end the wait.
 
     Returns:
-        Those that are done.
+        The futures that are done.
     """
     end_s = time.monotonic() + limit_s
     while True:

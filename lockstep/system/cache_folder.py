@@ -1,4 +1,4 @@
-"""The folder of what Lockstep remembers between commands; it lies outside of every run."""
+"""The folder for data that Lockstep keeps between commands, outside of all runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.system.printable import note_once
 def find_cache_folder() -> Path:
     """The cache folder: $LOCKSTEP_CACHE, or `lockstep` in the user's cache folder.
 
-    It is a folder for this process only if that cannot be written.
+    If that is not writable, a temporary folder for this process.
     """
     chosen = os.environ.get("LOCKSTEP_CACHE")
     if not chosen:

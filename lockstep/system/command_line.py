@@ -10,14 +10,12 @@ _MAIN = Path(__file__).parents[1] / "__main__.py"
 
 
 def command(*words: object) -> str:
-    """`lockstep` with these words, quoted where a shell needs it."""
+    """`lockstep` with these words, quoted for a shell."""
     return shlex.join(["lockstep", *map(str, words)])
 
 
 def repeat_command(*more: object) -> str | None:
-    """The command of this process, with more words behind it; None where another program imports
-    the package.
-    """
+    """This process's command with more words appended; None if another program imports Lockstep."""
     started = Path(sys.argv[0] if sys.argv else "")
     if started.name == "lockstep" or started == _MAIN:
         return command(*sys.argv[1:], *more)

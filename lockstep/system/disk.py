@@ -1,6 +1,4 @@
-"""Disk errors and their handling: retried, reported and skipped, or raised with the name of the
-file.
-"""
+"""Handling of disk errors: retry, report and skip, or raise with the file's name."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _PASSING = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOTEMPTY, errno.ESTAL
 """Transient errors of network disks."""
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EISDIR}
-"""Errors of disks that cannot sync a folder, such as CIFS and many of FUSE."""
+"""Errors of file systems that cannot sync a folder, such as CIFS and many FUSE ones."""
 
 _OF_USERS = {
     errno.ENOENT,
@@ -34,14 +32,14 @@ _OF_USERS = {
     errno.ELOOP,
 }
 _OF_USERS |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRINUSE}
-"""Errors that a name, an address or a permission causes."""
+"""Errors caused by a name, a path or a permission."""
 
 
 def retry(action: Callable[[], T]) -> T:
-    """Runs an action; after a transient error of the disk again, with the waits of `fault_policy`.
+    """Runs an action; retries after transient disk errors, with the waits of `fault_policy`.
 
     Raises:
-        OSError: The error of the last attempt, or one that is not transient.
+        OSError: The error of the last attempt, or a permanent error.
     """
     attempts = Attempts("disk")
     while True:
@@ -53,12 +51,12 @@ def retry(action: Callable[[], T]) -> T:
 
 
 def may_pass(error: OSError) -> bool:
-    """True for a transient error of a network disk or a connection."""
+    """True if the error is a transient one of a network disk or a connection."""
     return error.errno in _PASSING
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames a file or folder; a network disk may report a failure although it has renamed it."""
+    """Renames a file or folder, even if a network disk reports a failure after renaming it."""
     try:
         retry(lambda: source.rename(target))
     except FileNotFoundError:
@@ -67,15 +65,13 @@ def rename(source: Path, target: Path) -> None:
 
 
 def is_user_error(error: OSError) -> bool:
-    """True for an error that the user's command causes; others are the machine's, and may not come
-    again.
-    """
+    """True if the user's input caused the error; other errors are the machine's."""
     return error.errno is None or error.errno in _OF_USERS
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the name of a file to errors of the disk that the block raises without one."""
+    """Adds a file's name to disk errors that the block raises without one."""
     try:
         yield
     except OSError as error:
@@ -85,13 +81,13 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Returns when the file, or the folder's list of names, is on the disk.
+    """Returns when the file, or the folder's directory entries, is on the disk.
 
     If the disk cannot sync folders, a warning says so once.
 
     Raises:
-        OSError: With the name of the file. It is never tried again: a disk that failed once may
-            have dropped the bytes.
+        OSError: With the name of the file. Never retried: a disk that failed once may have dropped
+            the bytes.
     """
     with naming(path):
         descriptor = os.open(path, os.O_RDONLY)
@@ -110,29 +106,25 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Syncs everything in a folder, the contents of each folder before the folder itself; see
-    `sync`.
-    """
+    """Syncs everything in a folder, contents before the folder itself; see `sync`."""
     for path in sorted(folder.rglob("*"), reverse=True):
         sync(path)
     sync(folder)
 
 
 def own_copy(path: Path) -> Path:
-    """A new name for a writer's copy of a file, next to it."""
+    """A unique name for a writer's temporary copy of a file, next to it."""
     return path.with_name(f".{path.name}-{uuid4().hex}")
 
 
 def remove_copies(path: Path) -> None:
-    """Removes copies of a file that killed writers have left."""
+    """Removes copies of a file that killed writers left."""
     for copy in path.parent.glob(f".{path.name}-*"):
         copy.unlink(missing_ok=True)
 
 
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
-    """Removes a folder that is not needed; where the disk refuses, tells the user and leaves the
-    rest of it.
-    """
+    """Removes an unneeded folder; if the disk refuses, warns and leaves the rest."""
     try:
         retry(lambda: shutil.rmtree(folder))
     except OSError as error:

@@ -1,8 +1,6 @@
-"""The one fault policy: for each source of faults, how often it is retried, after which waits, and
-what follows then.
+"""Fault policy: for each source of faults, the number of retries, their waits, and what follows.
 
-Everything that tries again does so through `Attempts`, by the table `POLICY`
-(docs/adr/0035-one-fault-policy.md).
+Everything that retries uses `Attempts` with the table `POLICY` (docs/adr/0035-one-fault-policy.md).
 """
 
 from __future__ import annotations
@@ -14,20 +12,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 _SELDOM_S = 60.0
-"""Least seconds between two lines of `Seldom`."""
+"""Minimum seconds between two lines of `Seldom`."""
 
 Source = Literal["disk", "server", "reward", "helper", "worker"]
 
 
 @dataclass(frozen=True)
 class Persistence:
-    """The retries for one source of faults.
+    """Retries for one source of faults.
 
     Attributes:
-        waits_s: Waits before each further attempt; the last is repeated.
-        limit: Further attempts; None: an option of the recipe says how many, or it is as many as it
-            takes.
-        again: What a further attempt is, in the words of a message; empty: users are not told.
+        waits_s: Waits before each retry; the last one repeats.
+        limit: Number of retries; None if an option of the recipe sets it, or if it is unlimited.
+        again: Describes a retry in messages; empty if users are not told.
     """
 
     waits_s: tuple[float, ...]
@@ -54,15 +51,15 @@ POLICY: dict[Source, Persistence] = {
 
 
 class Attempts:
-    """Counts the attempts at something, waits before each further one, and tells the user.
+    """Counts attempts at an action, waits before each retry, and informs the user.
 
     Args:
         source: Source of the faults, a key of `POLICY`.
-        note: Shows the user what failed and what is done about it.
-        limit: Number of further attempts, if a recipe sets it.
+        note: Shows the user what failed and what happens next.
+        limit: Number of retries, if a recipe sets it.
 
     Attributes:
-        used: Further attempts so far.
+        used: Number of retries so far.
     """
 
     def __init__(
@@ -77,8 +74,9 @@ class Attempts:
         self.used = 0
 
     def next_wait(self, fault: str = "", least_s: float = 0.0) -> float | None:
-        """Reports a fault; returns the seconds until the next attempt, at least `least_s`; None if
-        none is left.
+        """Reports a fault; returns the seconds until the retry, or None if none is left.
+
+        The wait is at least `least_s`.
         """
         if self.limit is not None and self.used >= self.limit:
             return None
@@ -96,7 +94,7 @@ class Attempts:
         return wait_s
 
     def again(self, fault: str = "") -> bool:
-        """Reports a fault and waits for the next attempt; False if none is left."""
+        """Reports a fault and waits for the retry; False if none is left."""
         wait_s = self.next_wait(fault)
         if wait_s:
             time.sleep(wait_s)
@@ -104,7 +102,7 @@ class Attempts:
 
 
 class Seldom:
-    """Shows the first line, and then at most one line a minute; others are dropped.
+    """Shows the first line, then at most one line per minute, and drops the others.
 
     Args:
         note: Shows the user a line.

@@ -1,7 +1,7 @@
-"""Imports from folders that may come from another user: trusted content only, in this process and
-those it starts.
+"""Guarded imports: folders that may come from other users run only trusted code.
 
-No `.pyc` file is read there, since one that seems to belong to a trusted file may hold anything.
+This holds for this process and its children. No `.pyc` file is read from such a folder, since one
+that seems to belong to a trusted file may hold anything.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ from types import CodeType
 from lockstep.core.errors import InputError
 
 TRUSTED = "LOCKSTEP_TRUSTED"
-"""The environment variable with the digests of trusted files, from which child processes have
-them.
-"""
+"""Environment variable that passes the digests of trusted files to child processes."""
 
 _GUARDED = "LOCKSTEP_GUARDED"
-"""The environment variable with the guarded folders, likewise."""
+"""Environment variable that passes the guarded folders to child processes."""
 
 _LATER = "LOCKSTEP_GUARDED_PATH"
-"""The environment variable with guarded folders that a child process puts on its path of
-modules.
-"""
+"""Environment variable with guarded folders that a child process adds to its `sys.path`."""
 
 _LOCKSTEP = str(Path(__file__).parents[2])
 
@@ -46,18 +42,18 @@ def digest_content(content: bytes) -> str:
 
 
 def is_trusted(content: bytes) -> bool:
-    """True if a file of this content may run."""
+    """True if a file with this content may run."""
     return digest_content(content) in _read_digests()
 
 
 def trust_content(contents: Iterable[bytes]) -> None:
-    """Lets files of these contents run."""
+    """Allows files with these contents to run."""
     digests = _read_digests() | {digest_content(content) for content in contents}
     os.environ[TRUSTED] = ",".join(sorted(digests))
 
 
 def guard(folder: Path) -> None:
-    """Imports only trusted files from a folder from now on.
+    """Restricts imports from a folder to trusted files from now on.
 
     The folder that holds Lockstep itself is not guarded: a user who can write there can change
     Lockstep.
@@ -74,10 +70,9 @@ def list_guarded() -> list[str]:
 
 
 def split_path() -> dict[str, str]:
-    """The path of modules as the environment of a child process, which adds guarded folders once
-    they are guarded.
+    """The environment for a child's `sys.path`, which adds guarded folders after guarding them.
 
-    Python's own imports would find them before.
+    Python itself would import from them earlier.
     """
     path = [entry or os.getcwd() for entry in sys.path]
     later = [entry for entry in path if is_guarded(entry)]
@@ -98,8 +93,9 @@ def install_guards() -> None:
 
 
 def is_guarded(entry: str) -> bool:
-    """True for a guarded folder and what is in it, but not for another entry of the path that
-    happens to be in it.
+    """True if a path entry is guarded or lies in a guarded folder.
+
+    A separate path entry that happens to lie in a guarded folder is not guarded.
     """
     forms = Path(os.path.abspath(entry)), Path(os.path.realpath(entry))
     for folder in list_guarded():
@@ -117,14 +113,14 @@ def is_guarded(entry: str) -> bool:
 
 
 def find_loader(name: str, file: Path) -> SourceFileLoader | None:
-    """The loader of a file in a guarded folder; None elsewhere."""
+    """The loader for a file in a guarded folder; None elsewhere."""
     if is_guarded(str(file.parent)):
         return _TrustedLoader(name, str(file))
     return None
 
 
 class _TrustedLoader(SourceFileLoader):
-    """Compiles the bytes that it has compared with the trusted digests."""
+    """Compiles exactly the bytes that were checked against the trusted digests."""
 
     def get_code(self, fullname: str) -> CodeType:
         content = self.get_data(self.path)
@@ -134,7 +130,7 @@ class _TrustedLoader(SourceFileLoader):
 
 
 class _RefusingLoader(SourcelessFileLoader):
-    """Refuses compiled code, whatever its content."""
+    """Refuses compiled code of any content."""
 
     def get_code(self, fullname: str) -> CodeType:
         raise _refuse(self.path)
@@ -149,8 +145,9 @@ def _find_modules(entry: str) -> FileFinder:
 
 
 def _refuse(path: str) -> InputError:
-    """The error for a file that would be imported; no ImportError, which the user's code may expect
-    and pass over.
+    """The error for a file that would be imported.
+
+    It is not an ImportError, which the user's code may expect and ignore.
     """
     return InputError(
         f"{path} would be imported by a run's code, and you have not trained with it on this "

@@ -1,6 +1,6 @@
-"""Packages whose names are imported on first use, so that importing them is quick.
+"""Packages whose names are imported on first use, so that importing a package is fast.
 
-Imports no module of ours.
+Imports no Lockstep module.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 
 
 def export_lazily(package: str, file: str) -> Callable[[str], object]:
-    """Returns the `__getattr__` of a package, which imports what its file imports under `if
-    TYPE_CHECKING`.
+    """Returns a `__getattr__` that imports what a package lists under `if TYPE_CHECKING`.
 
     Args:
         package: Its name, for messages.
@@ -23,7 +22,7 @@ def export_lazily(package: str, file: str) -> Callable[[str], object]:
 
     @cache
     def read_places() -> dict[str, str]:
-        """The module that defines each name, by name."""
+        """The defining module of each name."""
         branches = [
             node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If)
         ]

@@ -1,4 +1,4 @@
-"""Pointers of Git LFS: what a clone holds in place of large files where LFS is not installed."""
+"""Git LFS pointers: what a clone contains in place of large files without LFS."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""This machine's memory as processes may use it: a control group's limit counts where it is the
-smaller one.
-"""
+"""Memory of this machine for its processes; a smaller limit of a control group counts."""
 
 from __future__ import annotations
 
@@ -16,12 +14,11 @@ _MEMORY = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class _Limit:
-    """The limit of a control group.
+    """Memory limit of a control group.
 
     Attributes:
         limit: Bytes.
-        free: Bytes that its processes may still take; what only caches files counts, since it gives
-            way.
+        free: Bytes that its processes may still take, including file cache, which can be reclaimed.
     """
 
     limit: int
@@ -29,13 +26,13 @@ class _Limit:
 
 
 def total_bytes() -> int:
-    """Memory that this machine gives its processes."""
+    """Memory that processes on this machine can have."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([installed, *(found.limit for found in _limits())])
 
 
 def free_bytes() -> int:
-    """Memory that this machine can still give; 0 where the system does not say."""
+    """Memory that is still free on this machine; 0 if the system does not report it."""
     lines = _read(_MEMORY).splitlines()
     available = next(
         (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0
@@ -44,7 +41,7 @@ def free_bytes() -> int:
 
 
 def _limits() -> Iterator[_Limit]:
-    """Limits of this process's control group (version 2), and of those around it."""
+    """Limits of this process's control group (version 2) and its parent groups."""
     line = next((line for line in _read(_OWN_GROUPS).splitlines() if line.startswith("0::")), None)
     if line is None:
         return
@@ -62,7 +59,7 @@ def _limits() -> Iterator[_Limit]:
 
 
 def _read(file: Path) -> str:
-    """The text of a file of the system; empty where it cannot be read."""
+    """The text of a system file; empty if unreadable."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Paths as users write them: `~` and `$NAME` stand for what they stand for in a shell.
+"""Paths as users write them: `~` and `$NAME` expand as in a shell.
 
 Imports no torch.
 """
@@ -12,16 +12,15 @@ import re
 from lockstep.core.errors import InputError
 
 HUB = "hf:"
-"""The beginning of a name on the Hugging Face Hub (`lockstep.config.hub_name`)."""
+"""Prefix of names on the Hugging Face Hub (`lockstep.config.hub_name`)."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def expand(path: str) -> str:
-    """Replaces `~`, `~user`, `$NAME` and `${NAME}` at once, since shells leave them in words like
-    `run.folder=~/run`.
+    """Expands `~`, `~user`, `$NAME` and `${NAME}`, which shells leave in `run.folder=~/run`.
 
     Raises:
-        InputError: If there is no such user or variable, or nothing that could be a path.
+        InputError: Unknown user or variable, or a text that cannot be a path.
     """
     if not path.strip() or "\0" in path:
         raise InputError(f"{path!r} is no path")
@@ -40,7 +39,7 @@ def expand(path: str) -> str:
 
 
 def path_argument(text: str) -> str:
-    """The same for an argument of a command; `type` of argparse."""
+    """Like `expand`, for a command's argument; usable as argparse's `type`."""
     try:
         return expand(text)
     except InputError as error:
@@ -48,14 +47,14 @@ def path_argument(text: str) -> str:
 
 
 def source_argument(text: str) -> str:
-    """The same for a model or a file of rows, which may be on a hub."""
+    """Like `path_argument`, for a model or a file of rows that may be on the Hub."""
     if text.startswith(HUB):
         return text
     return path_argument(text)
 
 
 def model_argument(text: str) -> str:
-    """The same for a model that may have a server's address, too."""
+    """Like `source_argument`, for a model that may also be a server's URL."""
     if text.startswith(("http://", "https://")):
         return text
     return source_argument(text)

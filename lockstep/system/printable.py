@@ -1,4 +1,4 @@
-"""Texts of untrusted code, made fit for a terminal."""
+"""Makes texts of untrusted code safe for a terminal."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 
 def make_printable(text: str) -> str:
-    """Replaces control characters, bidirectional overrides and lone surrogates by their names: `␛`,
-    `⟨U+D800⟩`.
-    """
+    """Replaces control characters, bidi overrides and lone surrogates by names: `␛`, `⟨U+D800⟩`."""
     return _UNFIT.sub(_name, text)
 
 
 def print_text(text: str, file: TextIO | None = None) -> None:
-    """Prints text that may quote others, such as the name of a folder; to standard output if `file`
-    is None.
-    """
+    """Prints text that may quote untrusted names; to standard output if `file` is None."""
     print(make_printable(text), file=file, flush=file is not None)
 
 
 @cache
 def note_once(text: str) -> None:
-    """Prints a note on standard error, the first time in this process."""
+    """Prints a note on standard error, once per process."""
     print_text(f"note: {text}", file=sys.stderr)
 
 

@@ -1,8 +1,7 @@
-"""Environment defaults of a Lockstep process, set before torch is imported; what the user has set
-stays.
+"""Environment defaults of a Lockstep process, set before torch is imported.
 
-Children inherit it. Bits depend on the number of threads, so a run notes its own and keeps it
-(`runtime.machine`).
+What the user has set stays. Children inherit the environment. Bits depend on the number of threads,
+so a run records its number and keeps it (`runtime.machine`).
 """
 
 from __future__ import annotations
@@ -18,29 +17,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MOST_THREADS = 8
-"""Limit on threads: more only wait for each other in models trained on a CPU; `OMP_NUM_THREADS`
-overrides it.
-"""
+"""Limit on threads: more are slower for models trained on a CPU; OMP_NUM_THREADS overrides it."""
 
 THREADS = "OMP_NUM_THREADS"
-"""Environment variable with the threads of torch and numpy."""
+"""Environment variable for the threads of torch and numpy."""
 
 ENDS_WITH = "LOCKSTEP_ENDS_WITH"
-"""Environment variable with the number of the process that started this one, if it is to end with
-that.
-"""
+"""Environment variable with the id of the parent process, if this one must end with it."""
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _HUB_MAY_BE_ASKED = "LOCKSTEP_HUB_MAY_BE_ASKED"
-"""Says to child processes that the first of them was set by Lockstep, and not by the user."""
+"""Tells child processes that Lockstep, not the user, set the first of these variables."""
 
 
 _GIVEN_THREADS = os.environ.get(THREADS)
 
 _HEAVY = ("torch._C",)
-"""Modules that bring a million objects."""
+"""Modules that create a million objects."""
 
 _KEPT_BYTES = 1 << 28
 _TRIM_THRESHOLD = -1
@@ -52,8 +47,7 @@ _PROCESSORS = Path("/proc/cpuinfo")
 
 
 def limit_threads() -> None:
-    """Limits the threads of torch and numpy, and makes waiting threads leave their core to others
-    soon.
+    """Limits the threads of torch and numpy, and makes waiting threads release their core soon.
 
     Threads that spin for long while they wait starve a busy machine.
     """
@@ -62,11 +56,10 @@ def limit_threads() -> None:
 
 
 def fix_order_of_sums() -> None:
-    """Lets Intel's MKL add in one order whatever the number of rows and threads, as exact kernels
-    need it.
+    """Makes Intel's MKL sum in one order for any number of rows and threads.
 
-    It does so only if asked; the speed is the same (LOG.md). On processors of other makers it has
-    one order anyway.
+    Exact kernels need this. MKL does so only on request; the speed is the same (LOG.md). On other
+    vendors' processors it has one order anyway.
     """
     try:
         with _PROCESSORS.open(encoding="utf-8") as file:
@@ -78,13 +71,13 @@ def fix_order_of_sums() -> None:
 
 
 def stay_offline() -> None:
-    """Keeps libraries from asking the Hugging Face Hub about models that are folders."""
+    """Keeps libraries from contacting the Hugging Face Hub about models that are folders."""
     if not any(name in os.environ for name in _OFFLINE):
         os.environ |= {_OFFLINE[0]: "1", _HUB_MAY_BE_ASKED: "1"}
 
 
 def may_ask_hub() -> bool:
-    """True unless the user keeps this machine's programs from asking the Hugging Face Hub."""
+    """True if the user allows programs on this machine to contact the Hugging Face Hub."""
     said = (os.environ.get(name, "").upper() for name in _OFFLINE)
     return os.environ.get(_HUB_MAY_BE_ASKED) == "1" or not any(
         text in ("1", "ON", "YES", "TRUE") for text in said
@@ -92,11 +85,10 @@ def may_ask_hub() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Keeps up to 256 MiB of freed memory, in this process and in its children, for the next
-    tensors.
+    """Keeps up to 256 MiB of freed memory for the next tensors, here and in child processes.
 
-    glibc would hand it back after each backward pass, and the next pass would pay for every page of
-    it again: 7 % of a step of a small model.
+    glibc would return it to the system after each backward pass, and the next pass would fault in
+    every page again: 7 % of a step of a small model.
     """
     for name in _MALLOC:
         os.environ.setdefault(name, str(_KEPT_BYTES))  # for children: glibc reads it as they start
@@ -110,12 +102,11 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def spare_modules() -> Iterator[None]:
-    """Excludes what the block imports from garbage collection, during the block, later and at exit:
-    modules stay.
+    """Excludes what the block imports from garbage collection, during the block, later and at exit.
 
-    torch and transformers make a million objects, and to search them took a third of a command's
-    CPU time. A process that has torch already is a program of the user's, or a test, whose objects
-    may be garbage.
+    Modules stay loaded. torch and transformers make a million objects, and scanning them took a
+    third of a command's CPU time. If torch is loaded already, the process is a user's program or a
+    test, whose objects may be garbage.
     """
     if not sys.modules.keys().isdisjoint(_HEAVY) or not gc.isenabled():
         yield
@@ -129,9 +120,7 @@ def spare_modules() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Has the system send SIGTERM to this process once the process in `ENDS_WITH` has ended; only
-    Linux can.
-    """
+    """Makes Linux send SIGTERM to this process when the process in `ENDS_WITH` ends."""
     parent = os.environ.pop(ENDS_WITH, "")
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
@@ -140,21 +129,19 @@ def end_with_parent() -> None:
 
 
 def usual_threads() -> int:
-    """Number of threads: one for each core that this process may use, `MOST_THREADS` at most."""
+    """Number of threads: one per usable core, at most `MOST_THREADS`."""
     return min(count_cores(), MOST_THREADS)
 
 
 def read_given_threads() -> int | None:
-    """The number of threads that the user has set; None: none, or no number."""
+    """The number of threads that the user set; None if unset or not a number."""
     if _GIVEN_THREADS is not None and _GIVEN_THREADS.isdecimal():
         return int(_GIVEN_THREADS)
     return None
 
 
 def count_cores() -> int:
-    """Number of cores that this process may use, at least one: its affinity, and a container's
-    share of time.
-    """
+    """Number of cores that this process may use, at least one: its affinity and CPU quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         share, period = _QUOTA.read_text(encoding="utf-8").split()

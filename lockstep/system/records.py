@@ -1,8 +1,6 @@
-"""Reads JSON files that the program wrote itself, and checks that each is a regular file of the
-expected shape.
+"""Reads JSON files that Lockstep wrote, and checks that they are regular files of a known shape.
 
-A folder may come from another version, from another machine, or from a disk that failed. Imports no
-torch.
+A folder may come from a different version or machine, or from a disk that failed. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,17 +18,17 @@ T = TypeVar("T")
 
 
 def is_file(path: Path) -> bool:
-    """True for a file, False where nothing is; raises as `refuse_other`."""
+    """True for a file, False if nothing is there; raises like `refuse_other`."""
     refuse_other(path)
     return path.is_file()
 
 
 def refuse_other(path: Path) -> None:
-    """Refuses an existing path that is no regular file.
+    """Raises an error for an existing path that is not a regular file.
 
     Raises:
-        InputError: It is a pipe or a device, whose reader would wait for ever, a folder, or a link
-            that leads nowhere.
+        InputError: It is a pipe or a device, whose reader would wait forever, a folder, or a broken
+            link.
     """
     if os.path.lexists(path) and not path.is_file():
         if path.is_dir():
@@ -43,24 +41,22 @@ def refuse_other(path: Path) -> None:
 
 
 def read_record(path: Path, shape: type[T], cure: str) -> T:
-    """Reads a file of JSON.
+    """Reads a JSON file.
 
     Args:
-        path: The file, which is there.
-        shape: What it holds: a dataclass, whose other fields are passed over, or a mapping.
-        cure: What to do where it holds something else.
+        path: The existing file.
+        shape: Expected content: a dataclass (unknown fields are ignored) or a mapping.
+        cure: What to do if the content does not match.
 
     Raises:
-        InputError: If it is no file, no JSON, or has another shape.
+        InputError: It is not a file, not JSON, or has a different shape.
     """
     refuse_other(path)
     return check_shape(path.read_bytes(), shape, f"{path} is not as Lockstep writes it", cure)
 
 
 def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
-    """Parses JSON into a shape, as `read_record` does; `refusal` is the beginning of the error's
-    message.
-    """
+    """Parses JSON into a shape, like `read_record`; `refusal` begins the error's message."""
     try:
         return _adapter(shape).validate_json(text, strict=True)
     except ValidationError as error:
@@ -68,7 +64,7 @@ def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first thing that is wrong in a value, and its place there."""
+    """The first error in a value, and its place there."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
     if place:

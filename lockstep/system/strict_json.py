@@ -1,6 +1,4 @@
-"""JSON that others wrote, read as the standard has it: Python's parser takes NaN, 1e999, and a key
-twice as well.
-"""
+"""Standard JSON from other programs; Python's parser also takes NaN, 1e999 and repeated keys."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ _LONGEST_SHOWN = 40
 
 
 class StrictJsonError(ValueError):
-    """Text that only looks like JSON; the message is a predicate, such as "holds NaN, which …"."""
+    """Text that only resembles JSON; the message is a predicate, such as "holds NaN, which …"."""
 
 
 def refuse_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object; raises StrictJsonError if it has a key twice."""
+    """Makes an object; raises StrictJsonError for a repeated key."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen = set[str]()
@@ -34,7 +32,7 @@ def refuse_constant(text: str) -> Any:
 
 
 def read_float(text: str) -> float:
-    """Reads a number; raises StrictJsonError if a float cannot hold it."""
+    """Reads a number; raises StrictJsonError if it overflows a float."""
     number = float(text)
     if math.isfinite(number):
         return number
@@ -46,4 +44,4 @@ HOOKS: dict[str, Any] = {
     "parse_constant": refuse_constant,
     "parse_float": read_float,
 }
-"""Arguments of Python's parser."""
+"""Arguments for Python's parser."""

@@ -1,10 +1,9 @@
-"""Digests of what a finished run left behind: `sums.json` in its folder, checked by commands that
-read the files.
+"""Digests of a finished run's files: `sums.json` in its folder, checked by reading commands.
 
     {"final/model.safetensors": {"bytes": 1234, "sha256": …}, "metrics.jsonl": …}
 
-Those of the logs are of what the run wrote, line by line, so that a line which something else wrote
-there shows.
+Digests of the logs cover what the run wrote, line by line, so that lines from other programs are
+detected.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ _ALSO = ("initial", "certificate.json")
 
 
 def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object]) -> list[str]:
-    """Writes the model of a run and the digests of it and of the logs; `final/` appears once both
-    are complete.
+    """Writes a run's model and all digests; `final/` appears only when both are complete.
 
     Args:
         run: Folder of the run.
-        logs: The digests of its logs.
+        logs: Digests of its logs.
         export: Writes the model into a new folder.
 
     Returns:
@@ -61,12 +59,13 @@ def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object])
 
 
 def find_altered(run: Path, part: str) -> Iterator[str]:
-    """Yields a sentence for each file that differs from what the run wrote; none before its end, or
-    without digests.
+    """Yields a sentence for each file that differs from what the run wrote.
+
+    Yields nothing for an unfinished run or without digests.
 
     Args:
         run: Folder of a run.
-        part: Only files whose names begin so, such as `final/`; all by the empty text.
+        part: Prefix of the files to check, such as `final/`; empty for all.
     """
     if not (run / SUMS).is_file() or not (run / FINAL).is_dir():
         return
@@ -84,9 +83,7 @@ def find_altered(run: Path, part: str) -> Iterator[str]:
 def find_altered_beginnings(
     run: Path, noted: Mapping[str, Mapping[str, int | str]]
 ) -> Iterator[str]:
-    """Yields a sentence for each log of a run that does not begin as it was noted; it may have
-    grown since.
-    """
+    """Yields a sentence for each log whose recorded beginning differs; logs may have grown."""
     for name, sum_ in noted.items():
         path = run / name
         if not path.is_file():
@@ -96,22 +93,20 @@ def find_altered_beginnings(
 
 
 def require_final(model: Path) -> None:
-    """Raises InputError if a model is the `final/` of a run, and no longer as the run wrote it."""
+    """Raises InputError if a model is a run's `final/` and differs from what the run wrote."""
     if model.name == FINAL:
         require_unaltered(model.parent, f"{FINAL}/")
 
 
 def require_unaltered(run: Path, part: str = "") -> None:
-    """Raises InputError for the first file that differs from what the run wrote; `part` as for
-    `find_altered`.
-    """
+    """Raises InputError for the first file that differs; `part` as for `find_altered`."""
     sentence = next(find_altered(run, part), None)
     if sentence is not None:
         raise InputError(sentence)
 
 
 def _compare(path: Path, noted: Mapping[str, int | str]) -> str:
-    """Describes how a file differs from what was noted; empty if it does not."""
+    """Describes how a file differs from its digest; empty if it does not."""
     if not path.is_file():
         return "is missing"
     try:
@@ -133,14 +128,14 @@ def _list_files(run: Path, part: str) -> list[str]:
 
 
 def read_sum(path: Path) -> Sum:
-    """Reads a file once; a large one is not held in memory."""
+    """Digest of a file, read in one pass without holding a large file in memory."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
 def _read_beginning(path: Path, size: int) -> str:
-    """The SHA-256 of the first bytes of a file; a large one is not held in memory."""
+    """SHA-256 of a file's first bytes; a large file is not held in memory."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(min(size, _PART_BYTES)):
@@ -150,10 +145,9 @@ def _read_beginning(path: Path, size: int) -> str:
 
 
 def _sum(path: Path) -> Sum:
-    """The sum of a file; of a large one, as it was when this process last saw that size, time and
-    inode.
+    """Digest of a file; a large one's is cached by size, time and inode.
 
-    A small one can change twice in one tick of the file system's clock.
+    A small file can change twice within one tick of the file system's clock.
     """
     state = path.stat()
     if state.st_size <= _LARGE_BYTES:

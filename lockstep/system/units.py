@@ -1,4 +1,4 @@
-"""Numbers with their units, for people."""
+"""Numbers with units, for people."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def readable(size: float) -> str:
-    """A number of bytes with its unit, in three digits; 999.6 kB is 1 MB, since three digits round
-    it to 1000.
-    """
+    """A number of bytes with its unit, in three digits; 999.6 kB rounds to 1 MB."""
     for unit in _UNITS[:-1]:
         if size < 999.5:
             if unit != "bytes":

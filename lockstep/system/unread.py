@@ -1,6 +1,4 @@
-"""Output that no one reads any more, as in a pipe whose reader has ended, or that a full disk
-refuses. No torch.
-"""
+"""Output without a reader, as in a closed pipe, or on a full disk. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,11 +21,10 @@ def is_unread(stream: TextIO) -> bool:
 
 
 def outlive(stream: TextIO) -> TextIO:
-    """Returns a stream to use instead of a standard one, which drops what a full disk refuses or no
-    one reads.
+    """Returns a stand-in for a standard stream that drops what cannot be written.
 
-    A message that cannot be written must not end what it speaks of. Streams of tests and notebooks
-    are left alone.
+    A message that cannot be written must not end the work that it describes. Streams of tests and
+    notebooks are left unchanged.
     """
     if stream not in (sys.__stdout__, sys.__stderr__) or stream.isatty():
         return stream
@@ -37,9 +34,7 @@ def outlive(stream: TextIO) -> TextIO:
 
 
 class _Tolerant(io.FileIO):
-    """A file that drops what a full disk refuses; a pipe is silent as soon as its reader is
-    gone.
-    """
+    """A file that drops writes to a full disk; a pipe goes silent when its reader is gone."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -52,7 +47,7 @@ class _Tolerant(io.FileIO):
 
 
 def _pipe(stream: TextIO) -> int | None:
-    """The number of the stream's file where that is a pipe or a socket."""
+    """The stream's file descriptor if it is a pipe or a socket."""
     try:
         number = stream.fileno()
         mode = os.fstat(number).st_mode
@@ -67,7 +62,7 @@ def _pipe(stream: TextIO) -> int | None:
 
 
 def silence(number: int) -> None:
-    """Redirects an open file to nowhere, including output that is still to be flushed."""
+    """Redirects a file descriptor to the null device, including output still to be flushed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)

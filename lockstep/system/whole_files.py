@@ -1,4 +1,4 @@
-"""Atomic writes: after a crash, a file has all of its new content or is as it was before."""
+"""Atomic writes: after a crash, a file has either its old or its new content."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, contents: Iterable[bytes]) -> None:
-    """Writes a file to a temporary name, syncs it, and renames it.
+    """Writes a file under a temporary name, syncs it, and renames it.
 
     Only one process at a time may write it.
 
     Raises:
-        InputError: If it cannot be written, or the name is that of something that is no file, such
-            as a device.
-        RunError: If there is no room for it.
+        InputError: It cannot be written, or the path is not a file, such as a device.
+        RunError: The disk is full.
     """
     if path.exists() and not path.is_file():
         raise InputError(
@@ -42,10 +41,9 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
 
 
 def write_changed(path: Path, content: bytes) -> None:
-    """Writes a file that several processes may write at once, and its folder; no one ever reads
-    half of it.
+    """Writes a file, and its folder, that several processes may write; readers see no partial file.
 
-    A file that already has this content is left alone, so that its readers are not disturbed.
+    A file that already has this content is left unchanged, so that its readers are not disturbed.
     """
     if path.is_file() and path.read_bytes() == content:
         return
@@ -56,9 +54,7 @@ def write_changed(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_aside(path: Path, aside: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file `aside`, which replaces `path` when the block ends, after its bytes
-    are on the disk.
-    """
+    """Opens a temporary file `aside`; at the end of the block, syncs it and replaces `path`."""
     try:
         with naming(path), aside.open("wb") as file:
             yield file
@@ -71,11 +67,11 @@ def open_aside(path: Path, aside: Path) -> Iterator[BinaryIO]:
 
 
 def append(path: Path, lines: bytes) -> None:
-    """Appends lines in one write; once it returns, a kill of the process loses nothing.
+    """Appends lines in one write; after it returns, a kill of the process loses nothing.
 
     Raises:
-        RunError: If the disk is full; none of the lines is then written.
-        InputError: If the name is that of something else than a file, such as a pipe.
+        RunError: The disk is full; none of the lines is written.
+        InputError: The path is not a file, such as a pipe.
     """
     refuse_other(path)
     with naming(path), path.open("ab", buffering=0) as file:

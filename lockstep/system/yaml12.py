@@ -1,9 +1,9 @@
-"""YAML of recipes: the core schema of YAML 1.2 (§10.3), and no key twice.
+"""YAML of recipes: the core schema of YAML 1.2 (§10.3), without repeated keys.
 
-PyYAML reads YAML 1.1, in which `1e-5` is text, `no` is false, `12:30` is 750 and 010 is 8; and of
-two equal keys it silently keeps the last. Here a number is what looks like one, only true and false
-are truth values, everything else is text as written, and an equal key is an error. No tag and no
-alias is followed, so nothing but plain data can come out, and no more of it than was written.
+PyYAML reads YAML 1.1, in which `1e-5` is text, `no` is false, `12:30` is 750 and 010 is 8; it also
+silently keeps the last of two equal keys. Here, what looks like a number is a number, only true and
+false are truth values, everything else is text as written, and an equal key is an error. Tags and
+aliases are refused, so the result is plain data, no larger than the text.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ _PLAIN = {
     "int": re.compile(r"[-+]?(0|[1-9][0-9]*)$"),
     "float": _FLOAT,
 }
-"""Texts without quotes that are no text, by their kind in YAML."""
+"""Unquoted texts that are not strings, by their YAML kind."""
 _NOTES_WITHIN = 60  # columns; longer lines have their comment further to the right
 Keys = tuple[str, ...]
 DEEPEST = 50
-"""Most parts of a dotted key; recipes have fewer than ten."""
+"""Maximum number of parts in a dotted key; recipes have fewer than ten."""
 
 
 def parse(text: str) -> Any:
-    """Reads one YAML document into dicts with text keys, lists, text, numbers, truth values and
-    None.
+    """Parses one YAML document into dicts, lists, text, numbers, truth values and None.
 
     Raises:
-        ValueError: One sentence with the line, where the text is no YAML, has a key twice or in no
-            text, has a tag or an alias, or is nested too deeply to be read.
+        ValueError: One sentence with the line, if the text is not YAML, has a repeated or non-text
+            key, a tag or an alias, or is nested too deeply.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -61,9 +60,7 @@ def parse(text: str) -> Any:
 
 
 def parse_or_text(text: str) -> Any:
-    """The value of a word of a command line: as YAML reads it, or the text itself if it is not
-    YAML.
-    """
+    """The value of a command-line word: parsed as YAML, or the text itself if it is not YAML."""
     try:
         return parse(text)
     except ValueError:
@@ -71,9 +68,7 @@ def parse_or_text(text: str) -> Any:
 
 
 def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns one tree over another: mappings are merged key by key; any other value above replaces
-    the one below.
-    """
+    """Merges one tree over another key by key; any other value above replaces the one below."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -84,14 +79,14 @@ def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def value_at(tree: Any, path: Iterable[str]) -> Any:
-    """The value at a path of keys in a tree of mappings; None where there is none."""
+    """The value at a path of keys in a tree of mappings; None if missing."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
 def list_texts(tree: object, keys: Keys = ()) -> Iterator[tuple[Keys, str]]:
-    """Yields the texts in a tree, each with its keys; a text in a list has the list's."""
+    """Yields the texts in a tree with their keys; a text in a list has the list's keys."""
     match tree:
         case str():
             yield keys, tree
@@ -106,24 +101,23 @@ def list_texts(tree: object, keys: Keys = ()) -> Iterator[tuple[Keys, str]]:
 
 
 def nest(path: str, value: Any) -> Any:
-    """The tree that has a value at a dotted path and nothing else."""
+    """A tree with only one value, at a dotted path."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return value
 
 
 def dump(tree: Any, width: float = 120) -> str:
-    """Writes what `parse` reads back as the same values."""
+    """Writes YAML that `parse` reads back as the same values."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def annotate(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
-    """Writes the same with a comment at the right of each option, aligned where the option is
-    short.
+    """Writes YAML like `dump`, with a comment after each option, aligned if the option is short.
 
     Args:
         tree: Mappings of mappings; anything else in them is an option.
-        note: The comment of the option or mapping with these keys.
+        note: The comment for the option or mapping with these keys.
     """
     lines = list(_annotate_lines(tree, (), note))
     width = max(
@@ -137,8 +131,9 @@ def annotate(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
 def _annotate_lines(
     tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]
 ) -> Iterator[tuple[str, str]]:
-    """Lines, each with its comment; an option's stands on its first line, since no text of it is
-    folded.
+    """Lines with their comments; an option's comment is on its first line.
+
+    No text is folded.
     """
     for key, value in tree.items():
         path = (*above, key)
@@ -152,7 +147,7 @@ def _annotate_lines(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `parse` would read as a number, and keeps text with several lines on one."""
+    """Quotes text that `parse` would read as a number, and keeps multi-line text on one line."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = '"' if "\n" in text else None
@@ -164,7 +159,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain data."""
+    """Loader of plain data."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (of YAML 1.1, which are not wanted)
 
@@ -199,7 +194,7 @@ for _kind, _pattern in _PLAIN.items():
 
 
 def flat(tree: Any, above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Options by their keys; a list is one value, and so is a section that says nothing."""
+    """Options by their keys; a list is one value, and so is an empty section."""
     if not isinstance(tree, dict) or not tree:
         yield above, tree
         return

@@ -1,9 +1,9 @@
-"""Generated word problems in GSM8K's form: small enough that a toy model learns them in a minute.
+"""Generated word problems in GSM8K's form: a toy model learns them in a minute.
 
 A question takes a starting number through three or four additions and subtractions. The
 demonstrations hold two styles of answer: step by step, which a small model can carry out, and
-direct, which it cannot. A model that has seen both is then of two minds, and reinforcement learning
-has something to decide.
+direct, which it cannot. A model that has seen both mixes them, so reinforcement learning has
+something to improve.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Arithmetic(Task):
         return files
 
     def _row(self, number: int, problem: Problem) -> Mapping[str, str | bool]:
-        """The row of a problem, by its number in the file."""
+        """A problem's row, by its number in the file."""
         if self.pairs:
             return problem.pair()
         if self.labels:
@@ -115,12 +115,12 @@ class Problem:
         return {**row, "chosen": row["answer"], "rejected": self.row(direct=True)["answer"]}
 
     def mark(self, label: bool) -> dict[str, str | bool]:
-        """The problem with one answer: step by step if that is labeled good, else directly."""
+        """The problem with one answer: step by step if labeled good, else direct."""
         return {**self.row(), "completion": self.row(direct=not label)["answer"], "label": label}
 
 
 def distinct_problems(count: int, seed: int) -> list[Problem]:
-    """The first `count` problems of a seed, no two with the same question."""
+    """The first `count` problems of a seed, with distinct questions."""
     found: dict[str, Problem] = {}
     block = 0
     while len(found) < count:
@@ -131,11 +131,10 @@ def distinct_problems(count: int, seed: int) -> list[Problem]:
 
 
 def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str, str]]:
-    """Solved rows, to be learned in this order: reasoning first, and both styles once reasoning has
-    been learned.
+    """Demonstrations in training order: reasoning first, then both styles.
 
-    The training questions come in passes, each in its own order. Which of them are answered
-    directly is fixed by their index, so that the style is a habit of the question and not noise.
+    The training questions come in passes, each in its own order. A question's index decides whether
+    it is answered directly, so that the style depends on the question and is not noise.
     """
     first_direct = _DIRECT_FROM * spec.demonstrations
     num_direct = _DIRECT_SHARE * len(train)
@@ -149,7 +148,7 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
 
 
 def _problems(block: int, seed: int) -> Iterator[Problem]:
-    """A block of problems, not yet distinct: each is made from uniform numbers by its own key."""
+    """A block of problems, not yet distinct: each comes from uniform numbers with its own key."""
     rows = range(block * _BLOCK, (block + 1) * _BLOCK)
     for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
         yield _problem(iter(draws))
@@ -157,7 +156,7 @@ def _problems(block: int, seed: int) -> Iterator[Problem]:
 
 def _problem(draws: Iterator[float]) -> Problem:
     def pick(low: int, high: int) -> int:
-        """A uniform integer from low to high, both included."""
+        """A uniform integer from low to high, inclusive."""
         return low + int(next(draws) * (high - low + 1))
 
     name = _NAMES[pick(0, len(_NAMES) - 1)]

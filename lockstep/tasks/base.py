@@ -1,9 +1,9 @@
-"""The common part of toy tasks: their class, the files that they write, and random numbers.
+"""Shared parts of toy tasks: their base class, file writing, and random numbers.
 
 Imports no torch.
 
-A task is one file, beside this one or anywhere (docs/guides/data.md). Its options are read from it
-wherever a recipe names it, so it imports no torch at its top either.
+A task is one file, in this folder or anywhere (docs/guides/data.md). Every recipe that names it
+imports it for its options, so it must not import torch at the top either.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ __all__ = [
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes JSONL aside and renames it into place, so that no one ever reads half a file.
+    """Writes JSONL to a temporary file and renames it, so that readers never see half a file.
 
-    A file that already holds these rows is left alone, so that its readers are not disturbed.
+    A file that already holds these rows is left unchanged, so that its readers are not disturbed.
     """
     write_changed(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[list[float]]:
-    """`count` uniform numbers in (0, 1) for each row, which depend on the key and the row's number
-    alone.
-    """
+    """`count` uniform numbers in (0, 1) per row, determined by the key and the row number."""
     import torch
 
     from lockstep.core import keyed
@@ -46,7 +44,7 @@ def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[li
 
 
 def permute(length: int, *key: int | str) -> list[int]:
-    """A random order of `range(length)` that depends on the key alone."""
+    """A random order of `range(length)` that depends only on the key."""
     from lockstep.core import keyed
 
     return keyed.permutation(length, *key).tolist()

@@ -1,5 +1,4 @@
-"""A quiz with a prize: the host shows a prize, asks four times whether a number is prime, and pays
-once, at the end.
+"""A quiz: the host shows a prize, asks four times if a number is prime, and pays at the end.
 
     quiz of 4 questions            the prompt
      ready                         the policy is ready
@@ -9,9 +8,9 @@ once, at the end.
 
 Only the payout tells which answers are right, and most of it is the prize. GRPO compares episodes
 whose prizes differ. A critic reads the prize before the first answer, so no answer gets credit for
-luck: here a critic earns its cost. The reward is the share of all coins that there can be, so no
-episode earns more than 1, and one that is cut off earns nothing. Held-out quizzes show the same
-prizes, and only their answers count.
+luck: here a critic earns its cost. The reward is the share of all possible coins, so no episode
+earns more than 1, and a truncated episode earns nothing. Held-out quizzes show the same prizes, and
+only their answers count.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _KNOWN = 0.6  # share of right answers in the demonstrations
 class Quiz(Task):
     """The task of the quiz.
 
-    Train and validation ask the same numbers, in orders that the episode's seed draws.
+    Train and validation use the same numbers, in orders that the episode's seed draws.
     """
 
     shared = ("questions", "luck", "seed")
@@ -53,9 +52,7 @@ class Quiz(Task):
 
     @property
     def best_reward(self) -> float:
-        """The share of coins with all answers right and an average prize; no single episode earns
-        more than 1.
-        """
+        """The share of coins with all answers right and an average prize; no episode exceeds 1."""
         return (self.luck + self.questions) / (2 * self.luck + self.questions)
 
     def write(self, folder: Path) -> TaskFiles:
@@ -69,9 +66,7 @@ class Quiz(Task):
         return files
 
     def _row(self, prizes: Sequence[int], most: int) -> dict[str, Any]:
-        """An episode, what its prize may be, and the largest prize that counts; its answer is a
-        best play.
-        """
+        """The row of an episode: possible prizes, largest prize that counts, a perfect answer."""
         row = {"question": f"quiz of {self.questions} questions", "questions": self.questions}
         row |= {"prizes": list(prizes), "most": most}
         return {**row, "answer": _play(row, 0, [True] * self.questions)}
@@ -87,9 +82,9 @@ class Quiz(Task):
 
 
 class Show:
-    """The host as an environment (`environment.Environment`).
+    """The host, as an environment (`environment.Environment`).
 
-    Anything but the right answer's exact text is wrong.
+    Only the exact text of the right answer counts as right.
     """
 
     cut_off_reward = 0.0  # no coins: no quiz that is played to its end earns less
@@ -104,11 +99,11 @@ class Show:
 
     @property
     def right_answer(self) -> str:
-        """The right answer to the question that is asked."""
+        """The right answer to the current question."""
         return ANSWERS[not is_prime(self._numbers[self._asked - 1])]
 
     def step(self, response: str) -> tuple[str, float, bool]:
-        """See `Environment`. Whatever the first response is, it starts the quiz."""
+        """See `Environment`. The first response starts the quiz, whatever it is."""
         if not self._asked:
             self._asked = 1
             return f"\n{self._prize}\n{self._numbers[0]}", 0.0, False
@@ -121,12 +116,12 @@ class Show:
 
 
 def is_prime(number: int) -> bool:
-    """True if no smaller number but 1 divides it."""
+    """True if the number is prime, by trial division."""
     return number > 1 and all(number % divisor for divisor in range(2, number))
 
 
 def _play(row: dict[str, Any], seed: int, right: Sequence[bool]) -> str:
-    """An episode with right and wrong answers, and what the host says between them."""
+    """A transcript with right and wrong answers, and the host's replies between them."""
     host = Show()
     host.reset(row, seed)
     said = [READY, host.step(READY)[0]]
