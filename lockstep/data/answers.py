@@ -1,6 +1,4 @@
-"""Prompts and answers as rows of a batch: tokens of a prompt, then of an answer with its stop
-token, trained on.
-"""
+"""Prompts and answers as batch rows: prompt, answer, stop token; only answers are trained."""
 
 from __future__ import annotations
 
@@ -33,15 +31,14 @@ from lockstep.data.templates import fields, read_field, render
 
 _STAND_IN = "What stands for an answer"
 _IN_TEXT = {"role", "content", "weight"}
-"""Fields of a message that say nothing but its text, and whether to learn it."""
+"""Message fields that only hold its text or say whether to learn it."""
 
 
 class AnswerEncoder:
-    """Encoder of answers to tokens: what the chat template writes of a turn after the prompt, up to
-    one stop token.
+    """Encodes answers: what the chat template writes after the prompt, and one stop token.
 
     Args:
-        tokenizer: The model's; its end-of-sequence token ends an answer.
+        tokenizer: The model's tokenizer; its end-of-sequence token ends an answer.
         data: If prompts are conversations, answers end with the stop token that the chat template
             writes after them, if there is one.
         stops: The model's other stop tokens.
@@ -93,7 +90,7 @@ class AnswerEncoder:
         return [self._end(ids) for ids in found]
 
     def write(self, row: Row, where: str, answer: Message) -> str:
-        """Text that is learned of an answer.
+        """Text of an answer that is learned.
 
         Raises:
             ChatTemplateError: The chat template does not write it after its prompt.
@@ -107,9 +104,7 @@ class AnswerEncoder:
         )
 
     def examine(self, row: Row, answer: Message) -> tuple[str | None, str]:
-        """Says why an answer cannot be learned, None if it can; and returns the text that is
-        learned, if any.
-        """
+        """Returns why an answer cannot be learned, None if it can; and its learned text."""
         wrong = self._find_fault(answer)
         if wrong is not None:
             return wrong, ""
@@ -127,9 +122,7 @@ class AnswerEncoder:
         return None, written
 
     def _find_fault(self, answer: Message) -> str | None:
-        """Says why an answer cannot be learned, before the chat template is asked; None if it may
-        be.
-        """
+        """Returns why an answer cannot be learned, if that shows before it is rendered."""
         weight = answer.get("weight")
         if weight is not None and weight not in (0, 1):
             return f"has the weight {weight} on its answer; an answer is learned (1) or not (0)"
@@ -150,7 +143,7 @@ class AnswerEncoder:
         return None
 
     def note_unread(self, rows: Iterable[tuple[Row, Sequence[Message]]]) -> None:
-        """Notes fields of some rows' answers that change nothing of what is learned."""
+        """Notes answer fields of some rows that do not affect what is learned."""
         unread: dict[str, int] = {}
         for row, answers in rows if is_chat(self._data) else ():
             found = {name for answer in answers for name in self._find_unread(row, answer)}
@@ -175,7 +168,7 @@ class AnswerEncoder:
         ]
 
     def _of_prompt(self, prompt: Prompt, answer: Message) -> tuple[str, str]:
-        """The text of a prompt, and of an answer to it."""
+        """Texts of a prompt and of an answer to it."""
         try:
             values = values_of(prompt.row, self._data)
             return prompt.text, self._write(prompt.messages or (), prompt.text, answer, values)
@@ -187,9 +180,7 @@ class AnswerEncoder:
     def _write(
         self, talk: Sequence[Message], opening: str, answer: Message, values: TemplateValues
     ) -> str:
-        """The text by which a template continues a prompt when the assistant's answer is added to
-        the conversation.
-        """
+        """The text that the template adds to a prompt for the assistant's answer."""
         answer = {**answer, "content": answer.get("content") and self._split(answer["content"])[0]}
         whole = messages.render_whole([*talk, answer], self._tokenizer, values)
         if whole.startswith(opening):
@@ -218,7 +209,7 @@ class AnswerEncoder:
         return whole[cut:]
 
     def _split(self, text: str) -> tuple[str, int]:
-        """A text without the stop tokens that it ends with, and the token that is to end it."""
+        """A text without its final stop tokens, and the token that should end it."""
         length = len(text)
         end = self._eos
         while True:
@@ -232,9 +223,7 @@ class AnswerEncoder:
             end = self._marks[mark]
 
     def _end(self, ids: list[int]) -> tuple[int, ...]:
-        """The tokens up to the stop token that the template writes; else followed by the end of the
-        sequence.
-        """
+        """The tokens up to the template's stop token, or followed by the end-of-sequence token."""
         places = [place for place, token in enumerate(ids) if token in self._stops]
         if self._ends and places:
             return tuple(ids[: places[-min(self._ends, len(places))] + 1])
@@ -242,16 +231,14 @@ class AnswerEncoder:
         return (*(ids[:length] if ids[length:] == self._closing else ids), self._eos)
 
     def _continue(self, opening: str, text: str, alone: list[int]) -> list[int]:
-        """The tokens of a text after a prompt, where the tokenizer writes a space before text that
-        stands alone.
-        """
+        """The tokens of a text after a prompt, if the tokenizer adds a space before lone text."""
         given, whole = self._token_ids([opening, opening + text])
         if whole[: len(given)] == given:
             return whole[len(given) :]
         return alone
 
     def _writes_spaces(self) -> bool:
-        """True if the tokenizer writes a space before a text that stands alone."""
+        """True if the tokenizer writes a space before standalone text."""
         return str(self._tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])[0]).startswith(
             "▁"
         )
@@ -262,9 +249,7 @@ class AnswerEncoder:
 
 
 def _find_continuation(asked: str, opening: str, before: str) -> int | None:
-    """Finds where a prompt ends in the text of a longer conversation: after the text `asked`, and
-    what follows it.
-    """
+    """Finds where a prompt ends within a longer conversation: after `asked` and what follows it."""
     follows = opening.rpartition(asked)[2]
     start = before.rfind(asked) + len(asked)
     if (
@@ -282,12 +267,12 @@ def _text_of(message: Message) -> str:
 
 
 def _fields_beside(answer: Message) -> list[str]:
-    """Fields with something in them, beside the text."""
+    """Non-empty fields besides the text."""
     return [name for name, value in answer.items() if name not in _IN_TEXT and value]
 
 
 def is_empty(answer: Message) -> bool:
-    """True for an answer from which nothing can be learned."""
+    """True for an answer with nothing to learn."""
     return (
         not _text_of(answer).strip()
         and not answer.get("tool_calls")
@@ -296,7 +281,7 @@ def is_empty(answer: Message) -> bool:
 
 
 def read_answer(template: str, row: Row, where: str) -> Message:
-    """An answer: the template filled, or the last message if its only field is a conversation."""
+    """An answer: the filled template, or the last message if its only field is a conversation."""
     talk = _find_talk(template, row)
     if talk is None:
         return of_text(render(template, row, where))
@@ -304,14 +289,12 @@ def read_answer(template: str, row: Row, where: str) -> Message:
 
 
 def of_text(text: str) -> Message:
-    """A text as the assistant's message."""
+    """A text as an assistant message."""
     return {"role": "assistant", "content": text}
 
 
 def answer_fault(template: str, row: Row) -> str | None:
-    """Returns what is wrong with an answer, such as a list that is no conversation; None if nothing
-    is.
-    """
+    """Returns the error in an answer, such as a list that is not a conversation; None if valid."""
     talk = _find_talk(template, row)
     if talk is not None:
         return messages.answer_fault(row, talk)
@@ -322,7 +305,7 @@ def answer_fault(template: str, row: Row) -> str | None:
 
 
 def _find_talk(template: str, row: Row) -> str | None:
-    """The field of a conversation that ends with the answer; None where the answer is text."""
+    """The field whose conversation ends with the answer; None if the answer is text."""
     names = fields(template)
     if not names or template != f"{{{names[0]}}}":
         return None
@@ -341,10 +324,10 @@ def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
 
 @dataclass(frozen=True)
 class AnsweredRow:
-    """A prompt with the answers to it that are learned.
+    """A prompt and the answers to learn.
 
     Attributes:
-        prompt: The prompt, tokenized by itself, exactly as a sampler will get it.
+        prompt: The prompt, tokenized alone, exactly as a sampler receives it.
         answers: Token ids of each answer, the stop token last.
         scores: Scores of the answers; empty if rows have none.
     """
@@ -360,7 +343,7 @@ class AnsweredRow:
 
 
 def batch_of(rows: Sequence[AnsweredRow]) -> Batch:
-    """A batch of rows to learn, a sequence for each answer, `mask` on answers."""
+    """A batch of rows to learn, one sequence per answer, `mask` on answers."""
     batch = build_batch([(row.prompt.tokens, answer) for row in rows for answer in row.answers])
     scores = [score for row in rows for score in row.scores]
     sample = {"score": torch.tensor(scores)} if scores else {}
@@ -372,10 +355,10 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
 
     Args:
         rows: The data.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         data: Templates, limits, and whether to shuffle.
-        max_tokens: Longest prompt and answer together; a row with a longer one is over-long, as
-            with a long prompt.
+        max_tokens: Maximum length of prompt and answer together; rows above it count as over-long,
+            like rows with long prompts.
         stops: See `AnswerEncoder`.
         rule: Further requirements on a row.
         limit: Name of `max_tokens` in messages.

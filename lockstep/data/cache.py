@@ -1,8 +1,8 @@
 """Cache of facts about data files, in the user's cache folder, so that each is computed once.
 
-An entry is one file, written to a temporary name and renamed, so that no reader sees half of it.
-Its name is a hash of all inputs, so an entry is never stale, only unused; any entry may be deleted
-at any time.
+An entry is one file, written under a temporary name and renamed, so that readers never see a
+partial file. Its name is a hash of all inputs, so an entry is never stale, only unused; any entry
+may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORMAT = 4  # another number makes all older entries unused
 
 @dataclass(frozen=True)
 class Stamp:
-    """Size and times of a file, which show whether it has changed, without reading it."""
+    """Size and times of a file, to detect changes without reading it."""
 
     path: str
     size: int
@@ -36,7 +36,7 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> Stamp | None:
-        """The stamp of a file, by its real path; None where there is no file."""
+        """The stamp of a file, by its real path; None if it is not a file."""
         try:
             stat = path.stat()
         except OSError:
@@ -48,11 +48,11 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Table:
-    """An array of integers, with facts about it.
+    """An array of integers and facts about it.
 
     Attributes:
         numbers: int64.
-        about: Anything that JSON holds.
+        about: Any JSON value.
     """
 
     numbers: np.ndarray
@@ -60,9 +60,7 @@ class Table:
 
 
 def table(name: str, compute: Callable[[], Table]) -> Table:
-    """Returns the table `name`, a name from `entry`, after computing it if the cache does not have
-    it.
-    """
+    """Returns the table `name` (from `entry`); computes it if it is not cached."""
     path = find_cache_folder() / name
     if path.is_file():
         try:
@@ -81,7 +79,7 @@ def table(name: str, compute: Callable[[], Table]) -> Table:
 
 
 def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
-    """Returns the file `name` of the cache, after writing it if it is missing.
+    """Returns the cache file `name`; writes it if missing.
 
     Raises:
         InputError: The disk is full.
@@ -102,5 +100,5 @@ def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
 
 
 def entry(kind: str, *key: object) -> str:
-    """Name of an entry: a kind of entries, and a hash of all that it depends on."""
+    """Name of an entry: its kind, and a hash of all its inputs."""
     return f"{kind}/{hashlib.sha256(repr((_FORMAT, *key)).encode()).hexdigest()[:24]}"

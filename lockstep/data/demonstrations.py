@@ -1,6 +1,4 @@
-"""Demonstrations for supervised fine-tuning: prompt, completion and stop token, with the mask on
-the completion.
-"""
+"""Demonstrations for supervised fine-tuning: prompt, completion, stop token; completions train."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from lockstep.data.templates import find_messages, read_field, render
 
 
 def answer_of(row: Row, where: str, data: DataSection) -> Message:
-    """Returns the template filled from a row, or the last message of the row."""
+    """Returns the template filled from a row, or the row's last message."""
     template = next(iter(data.completion_templates.values()), None)
     if template is None:
         assert data.messages is not None, "without a template the answer is in the messages"
@@ -40,7 +38,7 @@ class Demonstrations(AnsweredRows):
         return wrong or self._answers.examine(row, answer_of(row, "row", data))[0]
 
     def _completion_fault(self, row: Row) -> str | None:
-        """Says what is wrong with what is learned of a row; None if nothing is."""
+        """Returns the error in what is learned from a row; None if valid."""
         for template in self._data.completion_templates.values():
             talk = find_messages(row, template)
             if talk is not None and len(read_field(row, talk)) > 1:

@@ -1,4 +1,4 @@
-"""Data files as rows: of any supported format, one or several."""
+"""Data files as rows: one or several, in any supported format."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class FileGroup:
 
     Attributes:
         paths: JSONL, packed or not, a JSON list, or Parquet.
-        weights: How often rows of each are used, relative to the others; None: the files are
-            concatenated.
+        weights: Relative frequency of each file's rows; None means that the files are concatenated.
     """
 
     paths: tuple[Path, ...]
@@ -33,12 +32,12 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     """Opens files as rows.
 
     Args:
-        files: Which.
-        bad_rows: Policy for a line of JSONL that is not a JSON object.
+        files: The files.
+        bad_rows: Policy for a JSONL line that is not a JSON object.
 
     Raises:
-        DataError: One of them cannot be read or is named twice, or has a bad line that is not to be
-            skipped.
+        DataError: A file cannot be read or is listed twice, or has a bad line and `bad_rows` is
+            error.
     """
     labels = _labels(files.paths)
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
@@ -56,7 +55,7 @@ def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """The files' names, each preceded by as many of its folders as make all of them distinct."""
+    """Names of the files, each with enough parent folders to be unique."""
     found = [path.resolve() for path in paths]
     for path in found:
         if found.count(path) > 1:
@@ -74,7 +73,7 @@ class Together(Rows):
 
     Args:
         opened: Rows of each file.
-        weights: How often rows of each are used, relative to the others; None: as one long file.
+        weights: Relative frequency of each file's rows; None means one long file.
     """
 
     def __init__(self, opened: Sequence[Rows], weights: Sequence[float] | None) -> None:
@@ -93,7 +92,7 @@ class Together(Rows):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """A part for each file, where they are weighted; else one for all."""
+        """One part per file if they have weights; else one part for all."""
         if self._weights is None:
             return super().parts
         pairs = zip(self._opened, self._weights, strict=True)
@@ -119,6 +118,6 @@ class Together(Rows):
         return [found[place] for place in places]
 
     def _place(self, i: int) -> tuple[int, int]:
-        """Returns the file of a row and its number there."""
+        """Returns the file of a row and its index there."""
         k = bisect_right(self._starts, i) - 1
         return k, i - self._starts[k]

@@ -1,9 +1,8 @@
-"""Rows of JSON: of a JSONL file by number, of which only byte offsets are kept, and of a file that
-is one list.
+"""JSON rows: a JSONL file by byte offsets, or a file with one JSON list.
 
-A row comes back exactly as it was written. Lines end with a newline byte and nothing else, so that
-jagged rows, carriage returns, form feeds and Unicode line separators inside strings are harmless.
-Each row is parsed by itself: '007' stays '007' regardless of other rows.
+A row is returned exactly as it was written. Lines end only with a newline byte, so that jagged
+rows, carriage returns, form feeds and Unicode line separators inside strings are harmless. Each row
+is parsed by itself: '007' stays '007' regardless of other rows.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonlIndex(Rows):
-    """The rows of a JSONL file, which may be packed by gzip.
+    """The rows of a JSONL file, plain or gzipped.
 
-    Every line is checked once, so that a broken one is found before training starts and `len` is
-    exact; blank lines are skipped. The index is cached, so the same file opens at once the next
-    time. Rows are read from the file at each use; a packed file is unpacked into memory.
+    Every line is checked once, so that a broken line is found before training starts and `len` is
+    exact; blank lines are skipped. The index is cached, so the same file opens instantly the next
+    time. Rows are read from the file on each use; a gzipped file is unpacked into memory.
 
     Args:
-        path: A UTF-8 file with one JSON object per line; packed, if its name ends in `.gz`.
+        path: A UTF-8 file with one JSON object per line; gzipped if its name ends in `.gz`.
         bad_rows: Policy for a line that is not a JSON object.
-        label: Begins the ids of rows; the file's name if None.
+        label: Prefix of row ids; the file's name if None.
 
     Raises:
-        DataError: The file cannot be read, is not UTF-8, has no rows, or has a bad line that is not
-            to be skipped.
+        DataError: The file cannot be read, is not UTF-8, has no rows, or has a bad line and
+            `bad_rows` is error.
     """
 
     unit = "line"
@@ -82,16 +81,14 @@ class JsonlIndex(Rows):
         return found
 
     def _open(self) -> BinaryIO:
-        """Opens the text at each use: the index then pickles, and threads and forks do not share a
-        seek.
-        """
+        """Opens the file on each use: the index can be pickled, and threads share no offset."""
         if self.path.suffix != ".gz":
             return self.path.open("rb")
         return BytesIO(self._unpacked)
 
     @cached_property
     def _unpacked(self) -> bytes:
-        """The text of a packed file."""
+        """The content of a gzipped file."""
         try:
             return gzip.decompress(self.path.read_bytes())
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -100,9 +97,7 @@ class JsonlIndex(Rows):
             ) from error
 
     def _scan(self) -> Table:
-        """Finds offset and line of each row, the digest of the content, and how many lines are
-        bad.
-        """
+        """Finds each row's offset and line, the content's digest, and the number of bad lines."""
         digest = hashlib.sha256()
         numbers = array("q")
         bad = 0
@@ -126,7 +121,7 @@ class JsonlIndex(Rows):
         return Table(np.frombuffer(numbers, np.int64).reshape(-1, 2), about)
 
     def _require_lines(self, start: bytes) -> None:
-        """Raises DataError for the two kinds of files that are most often taken for JSONL."""
+        """Raises DataError for the two kinds of files that are most often mistaken for JSONL."""
         if start.startswith(lfs.MARK):
             raise DataError(
                 f"{self.path}: is only a pointer of Git LFS to the file; `git lfs pull` fetches it"
@@ -138,16 +133,16 @@ class JsonlIndex(Rows):
 
 
 class JsonList(Rows):
-    """The rows of a file that is one JSON list of objects; it is read into memory as a whole.
+    """The rows of a file that is one JSON list of objects, read into memory.
 
     Args:
         path: The file.
-        bad_rows: Policy for an item that is no object.
-        label: Begins the ids of rows; the file's name if None.
+        bad_rows: Policy for an item that is not an object.
+        label: Prefix of row ids; the file's name if None.
 
     Raises:
-        DataError: The file cannot be read, is no list, or has such an item that is not to be
-            skipped.
+        DataError: The file cannot be read, is not a list, or has a bad item and `bad_rows` is
+            error.
     """
 
     unit = "item"
@@ -187,7 +182,7 @@ class JsonList(Rows):
 
 
 class AsWritten(float):
-    """A number that knows how it was written: 3.10 counts as 3.1, and as text it is 3.10."""
+    """A number that keeps its spelling: 3.10 equals 3.1, and its text is 3.10."""
 
     text: str
 
@@ -206,10 +201,10 @@ class AsWritten(float):
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Whole numbers are exact, others are `AsWritten`.
+    """Parses a line's JSON object. Integers are exact, other numbers are `AsWritten`.
 
     Raises:
-        ValueError: The line is no JSON object; the message says what it is, but not where.
+        ValueError: The line is not a JSON object; the message says what it is, but not where.
     """
     row = parse_any(line)
     if not isinstance(row, dict):
@@ -218,7 +213,7 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def parse_any(text: bytes) -> Any:
-    """The JSON value of a text, of any type, parsed and refused as by `parse`."""
+    """Parses a JSON value of any type, with the checks of `parse`."""
     try:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -242,7 +237,7 @@ def parse_any(text: bytes) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Levels of arrays and objects."""
+    """Nesting depth of arrays and objects."""
     depth = 0
     level = [value]
     while level := [item for item in level if isinstance(item, list | dict)]:
@@ -254,7 +249,7 @@ def _depth(value: Any) -> int:
 
 
 def _integer(text: str) -> int | AsWritten:
-    """Parses a whole number; only -0 keeps its spelling, which an int would lose."""
+    """Parses an integer; -0 keeps its spelling, which an int would lose."""
     if text == "-0":
         return AsWritten(text)
     return int(text)
@@ -269,7 +264,7 @@ _DECODER = json.JSONDecoder(
 
 
 def json_type(value: object) -> str:
-    """JSON's word for the type of a value."""
+    """JSON's name for the type of a value."""
     if value is None:
         return "null"
     return {dict: "object", list: "array", str: "string", bool: "boolean"}.get(
@@ -278,9 +273,7 @@ def json_type(value: object) -> str:
 
 
 def _check_encodable(value: Any) -> None:
-    """Refuses half a surrogate pair: legal JSON, but no tokenizer takes it and no UTF-8 file holds
-    it.
-    """
+    """Refuses an unpaired surrogate: legal JSON, but neither tokenizers nor UTF-8 accept it."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -290,7 +283,7 @@ def _check_encodable(value: Any) -> None:
 
 
 def _find_fault(line: bytes) -> str | None:
-    """Says what is wrong with a line: nothing (None), that it is blank (""), or a sentence."""
+    """Returns the error in a line: None if valid, "" if blank, else a sentence."""
     try:
         parse(line)
     except ValueError as error:

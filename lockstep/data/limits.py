@@ -1,10 +1,9 @@
-"""Limits on what strangers wrote and this process runs: chat templates, which are programs, and
-tokenizers.
+"""Limits on untrusted chat templates, which are programs, and on tokenizers.
 
-A template has limits of time and memory, in the main thread alone: the system knows only a limit on
-the memory of the whole process, and a signal reaches only the main thread, in which every template
-is rendered first. A tokenizer has a limit of time and one of characters, which stands for memory:
-its library ends the process if it gets none.
+Templates have limits on time and memory, only in the main thread: the system limits memory only per
+process, and signals reach only the main thread, in which every template is rendered first.
+Tokenizers have limits on time and on characters, which stand for memory: the library aborts the
+process if an allocation fails.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lockstep.system.background import run_in_background, wait_for_all
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
-"""More than a template may ask for at once."""
+"""Largest single allocation of a template."""
 
 _TEMPLATE_S = 5.0
 _TOKENIZER_S = 60.0
@@ -35,8 +34,8 @@ def limit_template() -> Iterator[None]:
     """Limits a block in the main thread.
 
     Raises:
-        TimeoutError: The block computes for too long.
-        MemoryError: It asks for a large piece of memory.
+        TimeoutError: The block takes too long.
+        MemoryError: It allocates too much memory.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -62,9 +61,9 @@ def limit_template() -> Iterator[None]:
 
 
 def tokenize_in_time(tokenize: Callable[[], T], characters: int) -> T:
-    """Calls a function that tokenizes so many characters.
+    """Calls a tokenizing function with a time limit for `characters`.
 
-    The call itself cannot be ended; its thread does not keep the process alive.
+    The call itself cannot be stopped; its thread does not keep the process alive.
 
     Raises:
         TimeoutError: It takes too long.

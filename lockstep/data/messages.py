@@ -1,4 +1,4 @@
-"""Conversations in rows: lists of {role, content}, as the tokenizer's chat template takes them."""
+"""Conversations in rows: lists of {role, content}, as the tokenizer's chat template expects."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ NO_ARGS: TemplateArgs = {}
 """No arguments: the template's own defaults."""
 
 TemplateValues = Mapping[str, Any]
-"""Arguments that a template is rendered with: those of the recipe, and `tools` where there are
-any.
-"""
+"""Arguments for rendering a template: those of the recipe, and `tools` if there are any."""
 
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _GIVEN = {
@@ -35,10 +33,10 @@ _GIVEN = {
     *("tokenize", "raise_exception", "strftime_now", "additional_special_tokens"),
     *(f"{name}_token" for name in _TOKENS),
 }
-"""Variables of templates that `transformers` or Lockstep sets."""
+"""Template variables that `transformers` or Lockstep sets."""
 
 _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-"""A statement that `transformers` alone knows: it marks what the assistant says."""
+"""A statement that only `transformers` knows: it marks the assistant's text."""
 
 _QUESTION = "Question."
 _ANSWER = "An answer."
@@ -49,13 +47,11 @@ _TALK: Sequence[Message] = [
 
 
 class ChatTemplateError(InputError):
-    """The tokenizer's chat template cannot be used, or refuses a conversation; says why in few
-    words.
-    """
+    """The tokenizer's chat template fails or refuses a conversation; the message is short."""
 
 
 def read_question(row: Row, field: str) -> tuple[Message, ...]:
-    """The messages in a field that are to be answered: all but a final message of the assistant."""
+    """The messages in a field that need an answer: all but a final assistant message."""
     messages = tuple(read_field(row, field))
     if messages and messages[-1]["role"] == "assistant":
         return messages[:-1]
@@ -63,9 +59,7 @@ def read_question(row: Row, field: str) -> tuple[Message, ...]:
 
 
 def read_tools(row: Row) -> list[Any] | None:
-    """The schemas of tools in the field `tools` of a row, a list or JSON text; None where it has
-    none.
-    """
+    """The tool schemas in a row's field `tools`, a list or JSON text; None without the field."""
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
@@ -80,7 +74,7 @@ def read_tools(row: Row) -> list[Any] | None:
 
 
 def render_plain(message: Message) -> str:
-    """A message as plain text: its content, then its calls of tools as JSON."""
+    """A message as plain text: its content, then its tool calls as JSON."""
     calls = [json.dumps(call, ensure_ascii=False) for call in message.get("tool_calls") or ()]
     return "\n".join(filter(None, (message.get("content"), *calls)))
 
@@ -88,7 +82,7 @@ def render_plain(message: Message) -> str:
 def render_prompt(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
 ) -> str:
-    """A conversation as the model reads it, up to where the reply begins.
+    """A conversation as the model reads it, up to the start of the reply.
 
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
@@ -99,7 +93,7 @@ def render_prompt(
 def render_whole(
     messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
 ) -> str:
-    """A conversation that has ended, as the chat template writes it.
+    """A finished conversation, as the chat template writes it.
 
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
@@ -110,8 +104,9 @@ def render_whole(
 def require_template(
     tokenizer: PreTrainedTokenizerBase, args: TemplateArgs = NO_ARGS, option: str = "data"
 ) -> None:
-    """Raises InputError where a tokenizer's chat template can render no conversation at all, or
-    does not know an argument of `option`.template_args; notes one that leaves the user out.
+    """Raises InputError if a chat template cannot render conversations or lacks an argument.
+
+    The arguments are those of `option`.template_args. Notes a template that leaves out the user.
     """
     _refuse_powers(tokenizer)
     _refuse_chance(tokenizer)
@@ -133,7 +128,7 @@ def require_template(
 
 
 def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, option: str) -> None:
-    """Refuses arguments that a template does not read, and those that are set for it."""
+    """Refuses arguments that a template does not read or that Lockstep sets."""
     if not args:
         return
     try:
@@ -159,9 +154,7 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
 
 
 def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a template that computes a power: with large numbers a single operation, which no
-    time limit ends.
-    """
+    """Refuses a template that computes powers: one huge operation evades any time limit."""
     templates = tokenizer.chat_template
     for text in templates.values() if isinstance(templates, dict) else [templates or ""]:
         try:
@@ -176,7 +169,7 @@ def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a template that draws at random, since no two prompts of a row would be alike."""
+    """Refuses a template that draws random numbers, since a row's prompt would vary."""
     if re.search(r"\|\s*random\b|\blipsum\b", str(tokenizer.chat_template)):
         raise InputError(
             f"the chat template of {tokenizer.name_or_path} draws at random, so a row would have "
@@ -187,9 +180,7 @@ def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
 def find_passed_end(
     tokenizer: PreTrainedTokenizerBase, stops: Collection[int], args: TemplateValues = NO_ARGS
 ) -> int | None:
-    """Returns the token by which the chat template ends an answer, if the model does not stop
-    there.
-    """
+    """Returns the token with which the template ends answers, if the model does not stop there."""
     closing = tokenizer(render_closing(tokenizer, args) or "", add_special_tokens=False)[
         "input_ids"
     ]
@@ -224,9 +215,7 @@ def _text(
 
 
 def _read_calls(message: Message) -> dict[str, Any]:
-    """A message for the template: null content beside calls, and the arguments of calls, which may
-    be JSON text, as objects.
-    """
+    """A message for the template: with calls, missing content is null, and arguments are objects."""
     if not message.get("tool_calls"):
         return dict(message)
     calls = [_read_arguments(call) for call in message["tool_calls"]]
@@ -274,9 +263,7 @@ def end_of_answer(
     talk: Sequence[Message] = _TALK,
     answer: str = _ANSWER,
 ) -> int | None:
-    """Returns the first of these tokens that the chat template writes after an answer; None if it
-    writes none.
-    """
+    """Returns the first of `stops` that the template writes after an answer; None if none."""
     closing = render_closing(tokenizer, args, talk, answer)
     tokens = tokenizer(closing or "", add_special_tokens=False)["input_ids"]
     return next((token for token in tokens if token in stops), None)
@@ -288,11 +275,10 @@ def render_closing(
     talk: Sequence[Message] = _TALK,
     answer: str = _ANSWER,
 ) -> str | None:
-    """Returns what the chat template writes after an answer; None if it needs conversations of
-    another shape.
+    """Returns what the chat template writes after an answer; None if it refuses the conversation.
 
     Args:
-        tokenizer: Has the chat template.
+        tokenizer: Tokenizer with the chat template.
         args: Arguments of the template.
         talk: A conversation that ends with the answer.
         answer: The text of the answer.
@@ -306,8 +292,9 @@ def render_closing(
 def render_follow_up(
     text: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
 ) -> str:
-    """Returns the text that follows an answer in a conversation where the user then says `text`:
-    the end of the answer, the message, and the opening of the next reply.
+    """Returns the text between an answer and the next reply, with `text` from the user.
+
+    It is the end of the answer, the user's message, and the opening of the next reply.
 
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
@@ -323,7 +310,7 @@ def render_follow_up(
 def fault(
     row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
 ) -> str | None:
-    """Says what is wrong with the messages of a row that are to be answered; None if nothing is."""
+    """Returns the error in a row's messages that need an answer; None if valid."""
     wrong = find_shape_fault(row, field)
     if wrong is not None:
         return wrong
@@ -340,7 +327,7 @@ def fault(
 
 
 def text_fault(row: Row, template: str, option: str) -> str | None:
-    """Says that a template of text would write messages as JSON; None where it does not."""
+    """Returns an error if a text template would write messages as JSON; else None."""
     field = find_messages(row, template)
     if field is None:
         return None
@@ -352,9 +339,7 @@ def text_fault(row: Row, template: str, option: str) -> str | None:
 
 
 def answer_fault(row: Row, field: str) -> str | None:
-    """Says what is wrong with the answer at the end of the messages in a field; None if nothing
-    is.
-    """
+    """Returns the error in the answer at the end of a field's messages; None if valid."""
     wrong = find_shape_fault(row, field)
     if wrong is None and (
         not read_field(row, field) or read_field(row, field)[-1]["role"] != "assistant"
@@ -364,7 +349,7 @@ def answer_fault(row: Row, field: str) -> str | None:
 
 
 def find_shape_fault(row: Row, field: str) -> str | None:
-    """Says why a field does not hold messages; None if it does."""
+    """Returns why a field does not hold messages; None if it does."""
     wrong = complaint(row, {field: "list"})
     if wrong is not None:
         return wrong
@@ -378,7 +363,7 @@ def find_shape_fault(row: Row, field: str) -> str | None:
 
 
 def _is_message(message: Any) -> bool:
-    """True for a role with a text, or with calls of tools, beside which the text may be missing."""
+    """True for a role with a text or tool calls; with calls, the text may be missing."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
     calls = message.get("tool_calls")

@@ -1,6 +1,4 @@
-"""Notes on the reading of data, on standard error, where a live display shows them above its
-bar.
-"""
+"""Notes about data on standard error; a live display shows them above its bar."""
 
 from __future__ import annotations
 

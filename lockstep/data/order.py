@@ -27,20 +27,19 @@ def mix_rows_at(
     seed: int,
     shuffle: bool,
 ) -> list[int]:
-    """Returns the rows at `position` … `position + count − 1` of a run, mixed of parts in
-    proportion to their weights.
+    """Returns rows `position` … `position + count − 1` of a run, mixed by the parts' weights.
 
-    Each part has its own epochs and orders: none of its rows is repeated before all were used, so
-    the row at position p of a part is row p mod its size of epoch p div its size. Rows are numbered
-    across all parts.
+    Each part has its own epochs and orders: no row repeats before all are used, so the row at
+    position p of a part is row p mod its size of epoch p div its size. Rows are numbered across all
+    parts.
 
     Args:
-        position: Number of rows that the run has taken before.
+        position: Number of rows that the run has already used.
         count: Number of rows to take.
-        sizes: Rows in each part.
+        sizes: Number of rows in each part.
         weights: Weight of each part; positive.
         seed: Key of the orders.
-        shuffle: Whether each epoch of a part is shuffled anew.
+        shuffle: Whether to reshuffle each part for each epoch.
     """
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     seeds = [seed, *(keyed.key(seed, "part", k) for k in range(1, len(sizes)))]
@@ -60,7 +59,7 @@ def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
 
     The first part gets its share rounded down, the second its share of the rest rounded down, and
     so on. So the proportions hold after any number of rows, not only at the end of a block, and
-    each position adds a row of exactly one part.
+    each position adds a row to exactly one part.
     """
     counts = []
     left = position
@@ -72,8 +71,6 @@ def count_drawn(position: int, weights: tuple[float, ...]) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _shares_of_rest(weights: tuple[float, ...]) -> list[Fraction]:
-    """Each weight's share of itself and those after it: exact, so that the count of a part never
-    jumps.
-    """
+    """Each weight's share of itself and the later ones; exact, so that counts never jump."""
     exact = [Fraction(repr(weight)) for weight in weights]
     return [weight / sum(exact[k:]) for k, weight in enumerate(exact)]

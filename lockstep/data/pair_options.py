@@ -1,4 +1,4 @@
-"""Rows with pairs of answers, a chosen and a rejected one."""
+"""Rows with pairs of answers, chosen and rejected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.config.sources import DataSection
 
 
 class PairSection(DataSection):
-    """Rows with a prompt, an answer that was chosen and one that was rejected."""
+    """Rows with a prompt, a chosen answer and a rejected answer."""
 
     chosen: str = Field(
         default="{chosen}",
@@ -34,7 +34,7 @@ class PairSection(DataSection):
 
     @property
     def score_fields(self) -> tuple[str, ...]:
-        """The fields of both scores; none where the rows have none."""
+        """The fields of both scores; empty if rows have no scores."""
         return tuple(name for name in (self.chosen_score, self.rejected_score) if name is not None)
 
     @rule

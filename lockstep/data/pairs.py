@@ -1,4 +1,4 @@
-"""Pairs of answers to one prompt, a chosen and a rejected one, for learning from preferences."""
+"""Pairs of answers to one prompt, chosen and rejected, for preference learning."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from lockstep.data.templates import complaint, read_field
 
 
 class Pairs(AnsweredRows):
-    """The pairs of a data file, two sequences each, whose longer answer counts; arguments:
-    `AnsweredRows`.
+    """The pairs of a data file, two sequences each; the longer answer counts for limits.
+
+    Arguments: `AnsweredRows`.
     """
 
     _data: PairSection
 
     def render(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
-        """The pairs at `position` … `position + count − 1` of a run as text, plain enough for
-        JSON.
-        """
+        """The pairs at `position` … `position + count − 1` of a run, as text for JSON."""
         return [self._render(pair) for pair in self.at(position, count, seed)]
 
     def _render(self, pair: AnsweredRow) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Prompts from rows: templates filled and tokenized.
 
-There is no state: reading a row twice gives the same prompt.
+Stateless: reading a row twice gives the same prompt.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from lockstep.data.templates import askers, complaint, fills, render
 T = TypeVar("T")
 
 _PANIC = "PanicException"
-"""The class by which Rust code ends; it is not an Exception, and nothing exports it."""
+"""Class of a Rust panic; it is not an Exception, and nothing exports it."""
 
 _MOST_CHARACTERS = 10_000_000
-"""More would take a tokenizer minutes and gigabytes, only to be found too long."""
+"""Longer texts would take a tokenizer minutes and gigabytes, and would be too long anyway."""
 
 
 def prompts_of(
@@ -39,10 +39,10 @@ def prompts_of(
     tokenizer: PreTrainedTokenizerBase,
     data: DataSection,
 ) -> list[Prompt]:
-    """Renders and tokenizes rows that were read; the same rows always give the same prompts.
+    """Renders and tokenizes rows; the same rows always give the same prompts.
 
-    A plain prompt gets the special tokens that the tokenizer puts around text; a chat template
-    brings its own.
+    A plain prompt gets the special tokens that the tokenizer adds to text; a chat template writes
+    its own.
     """
     prompts = _build_prompts(
         [(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data
@@ -63,7 +63,7 @@ def _build_prompts(
     tokenizer: PreTrainedTokenizerBase,
     data: DataSection,
 ) -> list[Prompt]:
-    """Renders and tokenizes rows, given with their ids and their names in messages."""
+    """Renders and tokenizes rows, given with their ids and their names for messages."""
     if is_chat(data):
         talks = [
             converse(row, where, data) for (_, where), row in zip(names, contents, strict=True)
@@ -88,11 +88,10 @@ def _build_prompts(
 
 
 def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
-    """Returns a function that says what is wrong with the messages of a row that has the fields of
-    the templates.
+    """Returns a function that finds errors in the messages of a row with all fields.
 
     Raises:
-        ValueError: A chat template is wanted and missing.
+        ValueError: A chat template is required and missing.
     """
     if is_chat(data) and tokenizer.chat_template is None:
         raise InputError(
@@ -110,9 +109,7 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
 
 
 def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises InputError where a tokenizer ends every text: an answer cannot follow a prompt that
-    has ended.
-    """
+    """Raises InputError if a tokenizer ends every text: no answer could follow the prompt."""
     ids = tokenizer("a", add_special_tokens=True)["input_ids"]
     if ids and ids[-1] == tokenizer.eos_token_id:
         raise InputError(
@@ -129,9 +126,7 @@ def is_chat(data: PromptSection) -> bool:
 
 
 def values_of(row: Row, data: DataSection) -> dict[str, Any]:
-    """All arguments of the chat template for a row: those of the recipe, and the tools of the row,
-    if it has some.
-    """
+    """All chat template arguments for a row: the recipe's, and the row's tools, if any."""
     tools = messages.read_tools(row)
     return {**({} if tools is None else {"tools": tools}), **data.template_values}
 
@@ -139,7 +134,7 @@ def values_of(row: Row, data: DataSection) -> dict[str, Any]:
 def note_unread_tools(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> None:
-    """Notes that the first of some rows has tools that its prompt does not show to the model."""
+    """Notes that the first of some rows has tools that its prompt does not show."""
     row = next((row for row in rows if row.get("tools")), None)
     if row is None or not is_chat(data) or "tools" in data.template_values:
         return
@@ -161,7 +156,7 @@ def note_unread_tools(
 
 
 def converse(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
-    """The conversation of a row: its own, or what the templates make of it."""
+    """The conversation of a row: its own, or built from the templates."""
     if data.messages is not None:
         return messages.read_question(row, data.messages)
     if data.system_prompt is None:
@@ -190,11 +185,11 @@ def token_ids(
     add_special_tokens: bool,
     names: Sequence[str] = (),
 ) -> list[list[int]]:
-    """Tokenizes texts in one call, each to its own length.
+    """Tokenizes texts in one call, without padding.
 
     Raises:
-        DataError: A text is too long, or the tokenizer fails on it or takes too long for it; it is
-            named by its place in `names`, if given.
+        DataError: A text is too long, or tokenizing it fails or takes too long; named by its place
+            in `names`, if given.
     """
     if not texts:  # a tokenizer cannot be called with none
         return []
@@ -236,7 +231,7 @@ def _begin(names: Sequence[str], place: int) -> str:
 def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
     """Calls a function that tokenizes texts.
 
-    Returns its result, and how it failed, if it did or took too long.
+    Returns its result, and how it failed or that it took too long, if so.
     """
     try:
         return tokenize_in_time(tokenize, sum(map(len, texts))), None
@@ -249,9 +244,7 @@ def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | 
 def _find_failure(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: str
 ) -> tuple[int, str]:
-    """Finds the text on which a tokenizer failed, and how; the longest, if it reads each of them
-    alone.
-    """
+    """Finds the text on which a tokenizer fails, and how; the longest if each works alone."""
     # One text at a time needs none of the library's threads, which may still be busy with the call
     # that failed.
     encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
@@ -263,7 +256,7 @@ def _find_failure(
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
-    """Says that a prompt is too long; None if not."""
+    """Returns an error if a prompt is too long; else None."""
     length = len(prompt.tokens)
     if length <= max_prompt_tokens:
         return None
@@ -275,19 +268,19 @@ class EncodedRows(ABC, Generic[T]):
 
     Args:
         rows: The data.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         data: Templates, limits, and whether to shuffle.
-        templates: Templates by option, whose fields a row must have.
+        templates: Templates, by option, whose fields a row must have.
         rule: Further requirements on a row.
-        key: All else that decides which rows are used.
+        key: Everything else that decides which rows are used.
 
     Attributes:
         selection: Their numbers, in the order of the data.
 
     Raises:
-        DataError: A row lacks a field of a template, breaks the rule or is over-long, and is not to
-            be skipped.
-        ValueError: A template is malformed, or a chat template is wanted and missing.
+        DataError: A row lacks a template's field, breaks the rule or is over-long, and the policy
+            is error.
+        ValueError: A template is malformed, or a chat template is required and missing.
     """
 
     def __init__(
@@ -323,22 +316,20 @@ class EncodedRows(ABC, Generic[T]):
         return self._read(self.selection.at(position, count, seed))
 
     def first(self, limit: int | None = None) -> list[T]:
-        """The rows in the order of the file, at most the first `limit`."""
+        """The rows in file order, at most the first `limit`."""
         return self._read(self.selection.first(limit))
 
     @abstractmethod
     def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[T]:
-        """Rows of these numbers, rendered and tokenized."""
+        """The rows with these numbers, rendered and tokenized."""
 
     @abstractmethod
     def _fault(self, row: Row) -> str | None:
-        """Says what is wrong with a row that has the fields of the templates; None if nothing
-        is.
-        """
+        """Returns the error in a row that has the templates' fields; None if valid."""
 
     @abstractmethod
     def _complaint(self, item: T) -> str | None:
-        """Says what is wrong with the length of a row; None if nothing is."""
+        """Returns an error if a row has a bad length; else None."""
 
     def _lengths(
         self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]
@@ -363,20 +354,18 @@ class Prompts(EncodedRows[Prompt]):
         super().__init__(rows, tokenizer, data, data.prompt_templates, rule)
 
     def contents(self, places: Sequence[int]) -> list[Row]:
-        """The raw rows at these places in the order of the file."""
+        """The raw rows at these places in file order."""
         return list(self.selection.rows.rows(self.selection.numbers(places)))
 
     def short_enough(self, contents: Sequence[Row]) -> list[bool]:
-        """True for each row, not of this data, whose prompt has at most the allowed length."""
+        """True for each row from elsewhere whose prompt is within the length limit."""
         prompts = _build_prompts(
             [("new", "a new row")] * len(contents), contents, self._tokenizer, self._data
         )
         return [too_long(prompt, self._data.max_prompt_tokens) is None for prompt in prompts]
 
     def answer(self, prompt: Prompt) -> str:
-        """The right answer of a prompt, as `data.answer` renders it; empty where its row has
-        none.
-        """
+        """The right answer to a prompt, as `data.answer` renders it; empty if its row has none."""
         template = self._data.answer
         if fills(prompt.row, template):
             return render(template, prompt.row, prompt.id)

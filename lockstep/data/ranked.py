@@ -1,5 +1,6 @@
-"""Responses that people have ranked: from flat rows by fields and templates, or from conversation
-trees.
+"""Responses ranked by people: from flat rows by fields and templates, or from trees.
+
+Trees are conversations with several replies to a message.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_erro
 from lockstep.data.templates import FieldType, complaint, fields, read_field, render
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
-"""Roles in trees of OpenAssistant, and in conversations."""
+"""Roles in OpenAssistant trees, and in conversations."""
 
 
 @dataclass(frozen=True)
 class RankedResponses:
-    """One prompt with ranked responses.
+    """A prompt with ranked responses.
 
     Attributes:
-        id: Names the prompt over runs.
-        conversation: The conversation that is answered.
+        id: Identifies the prompt across runs.
+        conversation: The conversation to answer.
         responses: At least two.
-        ranks: Rank of each response, the best lowest; not all the same.
+        ranks: Rank of each response, lower is better; not all equal.
     """
 
     id: str
@@ -36,13 +37,13 @@ class RankedResponses:
 
 
 def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
-    """Reads all ranked responses of some rows, in their order, and what was left out.
+    """Reads all ranked responses of some rows, in order, and what was skipped.
 
-    A row without a ranking (all ranks the same, or, in a tree, missing) has no part in it, without
-    fault.
+    A row without a ranking (all ranks equal or, in a tree, missing) is ignored without an error.
 
     Raises:
-        DataError: A row lacks what the section asks for, and is not to be skipped; or none is left.
+        DataError: A row lacks what the section requires, and the policy is error; or no row is
+            left.
         ValueError: A template is malformed.
     """
     found: list[RankedResponses] = []
@@ -68,7 +69,7 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
 
 
 def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses]:
-    """Reads the ranked responses of a flat row; raises DataError that does not name the row."""
+    """Reads the ranked responses of a flat row; its DataError does not name the row."""
     if section.tree:
         return list(_of_tree(row, name))
     responses = _responses(row, section)
@@ -101,9 +102,7 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
 
 
 def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
-    """Reads a tree: every message with two ranked replies or more is a prompt, with the messages
-    before it.
-    """
+    """Reads a tree: each message with two or more ranked replies ends a prompt."""
     waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [
         (_field(row, "prompt", "object"), (), name)
     ]
@@ -151,7 +150,7 @@ def _field(row: Row, name: str, kind: FieldType) -> Any:
 
 
 def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:
-    """Describes the number of prompts, of responses and of skipped rows, for people."""
+    """Summarizes the number of prompts, responses and skipped rows, for people."""
     responses = sum(len(one.responses) for one in ranked)
     return (
         f"{len(ranked)} prompts with {responses} ranked responses ({skipped.count or 'no'} "

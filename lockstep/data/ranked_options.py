@@ -1,4 +1,4 @@
-"""The options of responses that people have ranked."""
+"""Options of responses that people have ranked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Responses = str | Annotated[tuple[str, ...], Field(min_length=2)]
 
 
 class RankedSection(Section):
-    """The options by which rows of data files become ranked responses."""
+    """Options that turn rows of data files into ranked responses."""
 
     ranked: Paths = Field(
         description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet"

@@ -1,4 +1,4 @@
-"""Rows by number, as every kind of data file gives them, and the policy on bad rows."""
+"""Rows by number, for every kind of data file, and the policy on bad rows."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from lockstep.core.errors import InputError
 from lockstep.data.cache import Stamp
 
 Policy = Literal["error", "skip"]
-"""Policy for a row that cannot be used: stop, or skip it and count it."""
+"""Policy for an unusable row: stop, or skip and count it."""
 
 Row = Mapping[str, Any]
 
 NUM_NAMED = 5
-"""Number of skipped rows that are named; all are counted."""
+"""Number of skipped rows to name; all are counted."""
 
 
 def read_number(value: object) -> float | None:
-    """Returns a value of a row as a finite float; None if it is no number, NaN, infinite or too
-    large.
-    """
+    """Returns a value as a finite float; None if it is not a number, not finite or too large."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -38,11 +36,11 @@ def read_number(value: object) -> float | None:
 
 
 def without_padding(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row without keys that are null inside of nested objects.
+    """Returns a row without null keys inside nested objects.
 
-    A column of a table has one type, so objects in it come back with null for each key that another
-    row has. Where all kinds of files leave these out, the same rows give the same prompts. Fields
-    of the row that are null, and null in lists, stay.
+    A table's column has one type, so its objects come back with null for each key that other rows
+    have. All kinds of files drop these, so that the same rows give the same prompts. Null fields of
+    the row itself, and nulls in lists, stay.
     """
     return {name: _without_padding(value) for name, value in row.items()}
 
@@ -56,7 +54,7 @@ def _without_padding(value: Any) -> Any:
 
 
 def find_not_finite(value: object) -> float | None:
-    """Returns a NaN or infinity in a value of a row, at any depth; None if it has none."""
+    """Returns a NaN or infinity at any depth of a value; None if there is none."""
     if isinstance(value, float):
         if math.isfinite(value):
             return None
@@ -71,16 +69,16 @@ def find_not_finite(value: object) -> float | None:
 
 
 class DataError(InputError):
-    """A file or row that cannot be used; the message says where, what, and what to do."""
+    """An unusable file or row; the message says where, what, and what to do."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Rows that were left out.
+    """Rows that were skipped.
 
     Attributes:
         count: Number of rows.
-        first: The first few, a sentence each: where, and what is wrong.
+        first: One sentence for each of the first few: where, and what is wrong.
     """
 
     count: int = 0
@@ -92,12 +90,12 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive rows that are shuffled on their own.
+    """Consecutive rows that are shuffled separately.
 
     Attributes:
         name: Name for messages.
         size: Number of rows.
-        weight: How often its rows are used, relative to the other parts.
+        weight: Relative frequency of its rows.
     """
 
     name: str
@@ -110,17 +108,16 @@ class Rows(ABC):
 
     Args:
         path: The file.
-        label: Begins the ids of rows; the file's name if None.
+        label: Prefix of row ids; the file's name if None.
 
     Attributes:
         path: The file.
-        unit: What the file calls a row.
-        skipped: Lines that are no rows and were skipped.
-        digest: Fingerprint of the content, hexadecimal: other bytes, other digest, wherever the
-            files lie.
+        unit: The file format's word for a row.
+        skipped: Invalid lines that were skipped.
+        digest: Hexadecimal digest of the content; it does not depend on the file's location.
 
     Raises:
-        DataError: The path does not exist, or it is not a file.
+        DataError: The path does not exist or is not a file.
     """
 
     unit = "row"
@@ -146,14 +143,14 @@ class Rows(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of rows; those skipped are not among them."""
+        """Number of rows, without skipped ones."""
 
     @abstractmethod
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows `indices`, counted from 0, in that order.
 
         Raises:
-            DataError: The data is no longer what it was when it was opened.
+            DataError: The data has changed since it was opened.
         """
 
     @property
@@ -163,11 +160,11 @@ class Rows(ABC):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The rows cut into parts, in their order; sizes add up to `len`."""
+        """The parts of the rows, in order; sizes add up to `len`."""
         return (Part(self.name, len(self)),)
 
     def number(self, i: int) -> int:
-        """Number of row `i` in its file; people count from 1."""
+        """Number of row `i` in its file, counted from 1."""
         return i + 1
 
     def where(self, i: int) -> str:
@@ -175,16 +172,14 @@ class Rows(ABC):
         return self._name(self.number(i))
 
     def id(self, i: int) -> str:
-        """Names row `i` over runs; no other row has this name."""
+        """Id of row `i`, unique and the same in all runs."""
         return f"{self._label}:{self.number(i)}"
 
     def _name(self, number: int) -> str:
         return f"{self.path}, {self.unit} {number}"
 
     def _settle(self, bad_rows: Policy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
-        """Applies the policy to bad rows, given by their number and the faults of the first
-        ones.
-        """
+        """Applies the policy to bad rows, given their number and the errors of the first ones."""
         first = tuple(f"{self._name(number)}: {why}" for number, why in faults)
         if first and is_error(bad_rows):
             raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
@@ -202,7 +197,7 @@ class Rows(ABC):
 
 
 def is_error(policy: Policy) -> bool:
-    """True if a row that cannot be used as it is ends the run."""
+    """True if an unusable row ends the run."""
     match policy:
         case "error":
             return True

@@ -1,6 +1,4 @@
-"""Selection of the rows that a run uses: one pass before the first step; rows left out are counted
-and named.
-"""
+"""Selection of a run's rows, in one pass before the first step; counts and names the others."""
 
 from __future__ import annotations
 
@@ -41,12 +39,11 @@ class Needs:
     """Requirements on a row.
 
     Attributes:
-        templates: Templates by option, whose fields the row must have.
-        fault: Says what else is wrong with a row that has them, if anything.
-        lengths: For rows without a fault, what is wrong with the length of each; None where nothing
-            is.
-        key: Cache key of all that `lengths` depends on besides the rows, the tokenizer and the data
-            section.
+        templates: Templates, by option, whose fields the row must have.
+        fault: Returns any other error in a row that has these fields.
+        lengths: Returns the length error of each valid row; None if its length is fine.
+        key: Cache key for all that `lengths` depends on besides the rows, the tokenizer and the
+            data section.
     """
 
     templates: Mapping[str, str]
@@ -57,15 +54,15 @@ class Needs:
 
 @dataclass(frozen=True)
 class Rule:
-    """Requirements that a reward or an algorithm adds to those of the data section.
+    """Requirements of a reward or an algorithm on rows, besides those of the data section.
 
     Attributes:
-        fault: Says what is wrong with a row, if anything.
-        key: Cache key of all that `fault`, `reads_answer` and `answer_fault` depend on besides the
+        fault: Returns the error in a row, if any.
+        key: Cache key for all that `fault`, `reads_answer` and `answer_fault` depend on besides the
             row.
-        reads_answer: True if the reward of a row reads its right answer.
-        unread: Advice on a missing answer that the reward may not read; empty: there is none.
-        answer_fault: Says what is wrong with the right answer of a row, if anything.
+        reads_answer: Whether the reward of a row reads its right answer.
+        unread: Advice on a missing answer that the reward may not read; empty if there is none.
+        answer_fault: Returns the error in a row's right answer, if any.
     """
 
     fault: Callable[[Row], str | None]
@@ -79,7 +76,7 @@ ANY_ROW = Rule(lambda row: None, None)
 
 
 class Selection:
-    """The rows of a data set that a run uses, in its order, and counts of the others.
+    """The rows of a data set that a run uses, in order, and counts of the others.
 
     One pass tokenizes all rows to check them, and keeps one integer for each usable row; a row is
     tokenized again when it is used. The integers are cached, because the pass takes long on a large
@@ -87,12 +84,12 @@ class Selection:
 
     Args:
         rows: The data.
-        tokenizer: It counts the tokens.
-        data: Fields, limits, and what to do about rows that break them.
+        tokenizer: Counts the tokens.
+        data: Fields, limits, and the policies for rows that break them.
         needs: Further requirements on a row.
 
     Raises:
-        DataError: A row is not usable and not to be skipped; or no row, or none of a weighted file,
+        DataError: A row is unusable and the policy is error; or no row, or none of a weighted file,
             is usable.
     """
 
@@ -115,9 +112,7 @@ class Selection:
                 )
 
     def _require_filled(self, templates: Sequence[str]) -> None:
-        """Raises DataError where a template would write the name of a field instead of what the
-        field holds.
-        """
+        """Raises DataError if a template would write a field's name instead of its value."""
         [first] = self.rows.rows(self.numbers([0]))
         for template in templates:
             name = find_doubled_braces(template, first)
@@ -133,12 +128,12 @@ class Selection:
 
     @property
     def skipped(self) -> int:
-        """Number of rows of the data that are not used: bad ones and over-long ones."""
+        """Number of unused rows of the data: bad ones and over-long ones."""
         return self.bad.count + self.overlong.count
 
     @property
     def account(self) -> str:
-        """Describes the number of rows that were skipped, by reason, for people."""
+        """Summarizes the number of skipped rows by reason, for people."""
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
         return (
             f"{', '.join(f'{count} {reason}' for count, reason in counts if count) or 'none'} "
@@ -146,27 +141,25 @@ class Selection:
         )
 
     def numbers(self, places: Sequence[int]) -> list[int]:
-        """Maps places among the rows that are used to row numbers of the data."""
+        """Maps places among the used rows to row numbers of the data."""
         return self._kept[list(places)].tolist()
 
     def at(self, position: int, count: int, seed: int) -> list[int]:
-        """The rows of the data at `position` … `position + count − 1` of a run; see
-        `lockstep.data.order`.
-        """
+        """The rows at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
         return self.numbers(
             mix_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle)
         )
 
     def first(self, limit: int | None) -> list[int]:
-        """The rows in the order of the data, at most the first `limit`."""
+        """The rows in data order, at most the first `limit`."""
         return self.numbers(range(len(self))[:limit])
 
     def read_first(self) -> list[Row]:
-        """The first rows, for notes on fields that nothing reads."""
+        """The first rows, for notes on unused fields."""
         return list(self.rows.rows(self.first(_LOOKED_AT)))
 
     def _part_sizes(self) -> list[int]:
-        """Usable rows of each part; raises DataError if a part has none."""
+        """Number of usable rows in each part; raises DataError for a part without any."""
         ends = np.cumsum([part.size for part in self.rows.parts])
         sizes = np.diff(np.searchsorted(self._kept, ends), prepend=0).tolist()
         for part, size in zip(self.rows.parts, sizes, strict=True):
@@ -183,7 +176,7 @@ class Selection:
 
 
 def texts(rows: Rows, data: DataSection) -> Iterator[str]:
-    """Prompts and completions of every row, where it has them, of any length."""
+    """Prompts and completions of all rows that have them, of any length."""
     templates = [*data.prompt_templates.values(), *data.completion_templates.values()]
     for numbers in _blocks(rows):
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
@@ -197,9 +190,7 @@ def texts(rows: Rows, data: DataSection) -> Iterator[str]:
 def _select(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
 ) -> tuple[np.ndarray, dict[str, Skipped]]:
-    """The numbers of usable rows, ascending, and the others by reason; from the cache where it has
-    them.
-    """
+    """The numbers of usable rows, ascending, and the others by reason; cached."""
     policies: dict[str, Policy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
     def compute() -> Table:
@@ -235,9 +226,7 @@ def _select(
 def _scan(
     rows: Rows, data: DataSection, needs: Needs
 ) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
-    """Yields by block the usable rows, and the faults of the others: the bad, then the
-    over-long.
-    """
+    """Yields each block's usable rows and the errors of the others: first bad, then over-long."""
     if len(rows) > _MANY_ROWS:
         note(f"counts the tokens of {len(rows):,} rows of {rows.name}, once")
     asking = askers(needs.templates)
@@ -270,7 +259,7 @@ def _refusal(rows: Rows, reason: str, row: int, why: str) -> DataError:
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the tokenizer as it would be saved, and of the libraries that run it."""
+    """A hash of the tokenizer as it would be saved, and of its libraries' versions."""
     digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}".encode())
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class TableRows(Rows):
-    """The rows of a Parquet file; it is read into memory as a whole.
+    """The rows of a Parquet file, read into memory.
 
     A column without a value is None in its row, see `without_padding`.
 
     Args:
         path: The file.
-        label: Begins the ids of rows; the file's name if None.
+        label: Prefix of row ids; the file's name if None.
 
     Raises:
-        DataError: It cannot be read, or the library is not installed.
+        DataError: The file cannot be read, or the library is not installed.
     """
 
     def __init__(self, path: Path, label: str | None = None) -> None:

@@ -1,5 +1,6 @@
-"""The date that chat templates write: that of a run's first start, kept in its folder, so that a
-resumed run agrees.
+"""The date in chat templates: that of the run's first start, so that a resumed run agrees.
+
+It is kept in the run's folder.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from lockstep.data.notes import note
 from lockstep.system.whole_files import write_whole
 
 FILE = "template_date.txt"
-"""Name of the file in a run's folder; there is none if no template writes a date."""
+"""Name of the file in a run's folder; missing if no template writes a date."""
 
 _READER = "strftime_now"
 
 
 _files: list[Path | None] = [None]
-"""The files of the runs in progress, the innermost last; a run may train another one first.
+"""Files of the runs in progress, the innermost last; a run may train a warm start first.
 
-None: no run.
+None means no run.
 """
 _dates: dict[Path | None, datetime.date] = {}
 
 
 @contextmanager
 def keep_date(folder: Path) -> Iterator[None]:
-    """Has the templates in a block write the date that a run's folder keeps."""
+    """Makes templates in a block write the date that a run's folder keeps."""
     _files.append(folder / FILE)
     try:
         yield
@@ -40,19 +41,19 @@ def keep_date(folder: Path) -> Iterator[None]:
 
 
 def strftime_now(layout: str) -> str:
-    """Writes the date for a template, which cannot read the time of day."""
+    """Formats the date for a template, which cannot read the time of day."""
     return datetime.datetime.combine(_read_date(), datetime.time()).strftime(layout)
 
 
 def find_date(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Returns the date, if the tokenizer's chat template may write it."""
+    """Returns the date if the tokenizer's chat template may write it."""
     if _READER in str(tokenizer.chat_template or ""):
         return str(_read_date())
     return None
 
 
 def _read_date() -> datetime.date:
-    """The date of the run in progress, chosen when it is first read."""
+    """The date of the run in progress, chosen on first use."""
     file = _files[-1]
     if file not in _dates:
         _dates[file] = _choose(file) if file is None or not file.is_file() else _parse(file)

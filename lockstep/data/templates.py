@@ -1,6 +1,4 @@
-"""Templates: text with `{field}` in it, which a row fills; and the fields that a row must have for
-that.
-"""
+"""Templates: text with `{field}` placeholders that a row fills, and the fields they need."""
 
 from __future__ import annotations
 
@@ -29,18 +27,18 @@ _RIGHT = {"any": "text, a number, a list or an object"}
 
 
 def render(template: str, row: Row, where: str) -> str:
-    """Fills `{field}` in a template from a row, `{field.inner}` from an object in it; `{{` and `}}`
-    stand for braces.
+    """Fills `{field}` in a template from a row; `{field.inner}` reads an object in it.
 
-    Strings go in as they are, numbers as they were written, booleans, lists and objects as JSON.
+    `{{` and `}}` stand for braces. Strings are inserted unchanged, numbers as they were written,
+    booleans, lists and objects as JSON.
 
     Args:
         template: The text around the fields.
-        row: The row that has the fields.
+        row: The row with the fields.
         where: Name of the row in messages.
 
     Raises:
-        DataError: The row has no such field, null in it, or what JSON does not know.
+        DataError: The field is missing, null, or not a JSON value.
         ValueError: The template is malformed.
     """
     return "".join(
@@ -63,15 +61,13 @@ def fills(row: Row, template: str) -> bool:
 
 
 def find_doubled_braces(template: str, row: Row) -> str | None:
-    """Returns a field of the row that a template has in doubled braces, `{{ field }}`, which are
-    not filled in.
-    """
+    """Returns a field of the row that a template has as `{{ field }}`, which is not filled in."""
     named = re.findall(r"(?<!\{)\{\{\s*(\w+)\s*\}\}(?!\})", template)
     return next((name for name in named if name in row), None)
 
 
 def askers(templates: Mapping[str, str]) -> dict[str, str]:
-    """Maps the fields that templates need to the options that hold the templates."""
+    """Maps each field that templates need to the options that hold the templates."""
     named = {option: f"{option}={template!r}" for option, template in templates.items()}
     return {
         name: named[option] for option, template in templates.items() for name in fields(template)
@@ -81,12 +77,12 @@ def askers(templates: Mapping[str, str]) -> dict[str, str]:
 def complaint(
     row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None
 ) -> str | None:
-    """Says what is wrong with the fields of a row; None if nothing is.
+    """Returns the error in a row's fields; None if valid.
 
     Args:
         row: The row.
-        wanted: Fields that it must have, with their types.
-        asking: The options that ask for fields, where known.
+        wanted: Required fields and their types.
+        asking: The options that need the fields, if known.
     """
     for name, kind in wanted.items():
         value = read_field(row, name)
@@ -113,7 +109,7 @@ def complaint(
 
 
 def read_field(row: Row, name: str) -> Any:
-    """Returns the value of a field; a name with dots leads into objects, as in `outer.inner`.
+    """Returns the value of a field; dots in the name lead into objects, as in `outer.inner`.
 
     None if it is missing.
     """
@@ -127,14 +123,15 @@ def read_field(row: Row, name: str) -> Any:
 
 
 def find_messages(row: Row, template: str) -> str | None:
-    """The first field of a template in which a row has messages, a list of {role, content}; None:
-    in none.
+    """The first field of a template that holds messages in a row; None if there is none.
+
+    Messages are a list of {role, content}.
     """
     return next((name for name in fields(template) if is_talk(read_field(row, name))), None)
 
 
 def is_talk(value: object) -> bool:
-    """True for a list of {role, content}, which a chat template takes and text does not."""
+    """True for a list of {role, content}, which fits a chat template but not text."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -143,7 +140,7 @@ def is_talk(value: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """The type of a JSON value; of anything else, Python's name for it."""
+    """The type of a JSON value; Python's type name for anything else."""
     return _KINDS.get(type(value)) or type(value).__name__
 
 
@@ -182,11 +179,10 @@ def _field(row: Row, name: str, where: str) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Encodes JSON with every number as it was written; Python's own encoder would write 3.1 for
-    3.10.
+    """Encodes JSON with numbers as written; Python's encoder would write 3.1 for 3.10.
 
     Raises:
-        TypeError: JSON does not know such a value.
+        TypeError: The value has no JSON form.
     """
     match value:
         case AsWritten():

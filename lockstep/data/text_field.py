@@ -1,4 +1,4 @@
-"""Converts between a row and the one text in it that makes its prompt."""
+"""Conversion between a row and the one text in it that makes its prompt."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class TextField:
 
     Attributes:
         name: Name of the field.
-        talk: Whether it holds messages, of which the user's first is the text; else it is the text.
+        talk: Whether it holds messages, with the first user message as the text; else it is the
+            text.
     """
 
     name: str
     talk: bool
 
     def text(self, row: Row) -> str:
-        """The text of a row; empty where its messages have none of a user."""
+        """The text of a row; empty if its messages have none from a user."""
         if not self.talk:
             return render(f"{{{self.name}}}", row, "row")
         texts = (
@@ -40,10 +41,10 @@ class TextField:
 
 
 def text_field(data: DataSection) -> TextField:
-    """Returns the field in which a section's rows have their text.
+    """Returns the field that holds the text of a section's rows.
 
     Raises:
-        ValueError: A prompt is made of several fields, or of none.
+        ValueError: A prompt is made from several fields, or from none.
     """
     if data.messages is not None:
         return TextField(data.messages, talk=True)

@@ -1,8 +1,8 @@
-"""Thoughts of a model before its answer, by the marks that models write around them.
+"""Thoughts of a model before its answer, found by the marks around them.
 
-The first closing mark ends a thought, as in chat templates that know thoughts: what follows is what
-a reader sees, and may hold the mark as text, as an argument of a tool does; the last one would cut
-that answer. A mark that is quoted (`"</think>"`) is only mentioned.
+The first closing mark ends a thought, as in chat templates that know thoughts: readers see what
+follows, and it may contain the mark as text, for example in a tool argument; splitting at the last
+mark would cut that answer. A quoted mark (`"</think>"`) does not count.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ _LONGEST_TAIL = 100
 
 
 def drop_thought(response: str, prompt: str = "") -> str:
-    """The answer in a response: what follows the thoughts that it begins with; all of it if there
-    are none.
+    """The answer in a response: all after its leading thoughts, or all if it has none.
 
     A thought that is never closed leaves no answer: the result is empty. A closing mark without an
-    opening one before it ends a thought that the prompt opened. Marks later in the answer are text.
+    opening one before it ends a thought that the prompt opened. Later marks in the answer are text.
 
     Args:
         response: The response of a model.
@@ -63,8 +62,9 @@ def drop_thought(response: str, prompt: str = "") -> str:
 
 
 def opening_mark(prompt: str) -> str:
-    """The opening mark that a prompt ends with, so that the response begins within a thought; empty
-    if it has none.
+    """The opening mark at the end of a prompt; empty if it has none.
+
+    With it, the response begins within a thought.
     """
     marks = _final_marks(prompt)
     if marks is None:
@@ -73,7 +73,7 @@ def opening_mark(prompt: str) -> str:
 
 
 def decode_marked(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """Decodes tokens without special ones, but for those that mark thoughts."""
+    """Decodes tokens without special ones, except those that mark thoughts."""
     marking, others = _sort_special_tokens(tokenizer)
     if marking.isdisjoint(tokens):
         return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -88,9 +88,7 @@ def decode_marked(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> 
 def _sort_special_tokens(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The special tokens that mark thoughts, and the others; found once, since each response is
-    decoded.
-    """
+    """The special tokens that mark thoughts, and the others; cached, for decoding each response."""
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
     marking = frozenset(
         token for text, token in special if any(text in pair for pair in _BOTH_MARKS)
@@ -99,7 +97,7 @@ def _sort_special_tokens(
 
 
 def _end_of_thoughts(response: str, prompt: str) -> int:
-    """The index after the last of the thoughts that a response begins with; 0 if there are none."""
+    """The index after a response's leading thoughts; 0 if there are none."""
     by_prompt = _final_marks(prompt)
     end = 0
     if by_prompt is not None:
@@ -112,13 +110,13 @@ def _end_of_thoughts(response: str, prompt: str) -> int:
 
 
 def _final_marks(prompt: str) -> Marks | None:
-    """The marks of the thought that the end of a prompt opens."""
+    """The marks of the thought that a prompt's end opens."""
     tail = prompt[-_LONGEST_TAIL:].rstrip()
     return next((marks for marks in THOUGHT_MARKS if tail.endswith(marks.opening)), None)
 
 
 def _marks_at(response: str, start: int) -> Marks | None:
-    """The marks of the thought that begins here, perhaps after white space."""
+    """The marks of a thought that begins here, ignoring white space."""
     while start < len(response) and response[start].isspace():
         start += 1
     return next(
@@ -127,9 +125,7 @@ def _marks_at(response: str, start: int) -> Marks | None:
 
 
 def _end_of_thought(response: str, start: int, marks: Marks) -> int:
-    """The index after the closing mark of a thought; the end of the response if it is never
-    closed.
-    """
+    """The index after a thought's closing mark; the response's end if never closed."""
     closing = marks.find_closing(response, start)
     if closing is None:
         return len(response)
@@ -137,7 +133,7 @@ def _end_of_thought(response: str, start: int, marks: Marks) -> int:
 
 
 def _end_without_opening(response: str) -> int:
-    """The index after the first closing mark, if no opening one stands before it; else 0."""
+    """The index after the first closing mark, if no opening mark precedes it; else 0."""
     for marks in THOUGHT_MARKS:
         closing = marks.find_closing(response)
         if closing is not None and marks.opening not in response[: closing.start()]:

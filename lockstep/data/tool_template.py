@@ -1,6 +1,4 @@
-"""The part of a chat template that is about tools: schemas in the prompt, and results of calls
-behind a reply.
-"""
+"""Tools in chat templates: schemas in the prompt, and results of calls after a reply."""
 
 from __future__ import annotations
 
@@ -25,17 +23,15 @@ _PROBES = ("Sunny", "Rainy")
 
 
 class ToolTemplate:
-    """Renders the results of calls after a reply; the reply itself is not rendered again, its
-    tokens stay as sampled.
+    """Renders tool results after a reply; the reply keeps its sampled tokens.
 
     Args:
-        tokenizer: Has the chat template.
-        values: Its arguments, `tools` among them.
+        tokenizer: Tokenizer with the chat template.
+        values: Its arguments, including `tools`.
         stops: The model's stop tokens, which end a reply.
 
     Raises:
-        InputError: The template leaves out tools or results, or writes what stands before them in
-            another way then.
+        InputError: The template leaves out tools or results, or changes the text before them.
     """
 
     def __init__(
@@ -65,16 +61,14 @@ class ToolTemplate:
             ) from None
 
     def tokens(self, results: Sequence[Mapping[str, Any]], last: int) -> Sequence[int]:
-        """The tokens that follow a reply whose last token is `last`, up to where the next reply
-        begins.
-        """
+        """The tokens after a reply that ends with `last`, up to the start of the next reply."""
         tokens = token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
         end = next(place for place, token in enumerate(tokens) if token in self._stops)
         takes_its_place = last == tokens[end] or (last in self._stops and tokens[end] == self._end)
         return tokens[end + takes_its_place :]
 
     def _follow(self, results: Sequence[Mapping[str, Any]]) -> str:
-        """The end of a stand-in for the reply, and all that follows it."""
+        """The end of a placeholder reply, and all that follows it."""
         follows = render_prompt([*self._talk, *results], self._tokenizer, self._values).partition(
             _REPLY
         )[2]
