@@ -16,7 +16,7 @@ from lockstep.core.errors import RunError
 from lockstep.core.types import Request, SamplingParams
 
 LARGEST_LOGPROB = 0.1
-"""In nats: bf16 log-softmax may come out slightly above 0; a probability or loss exceeds this."""
+"""Nats above 0 that rounding explains in bf16 log-softmax; probabilities or losses exceed it."""
 _LOOK = "look at that model's weights and, if it learns, lower its learning rate"
 
 

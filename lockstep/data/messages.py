@@ -215,7 +215,7 @@ def _text(
 
 
 def _read_calls(message: Message) -> dict[str, Any]:
-    """A message for the template: with calls, missing content is null, and arguments are objects."""
+    """A message for the template: calls get object arguments, and null for missing content."""
     if not message.get("tool_calls"):
         return dict(message)
     calls = [_read_arguments(call) for call in message["tool_calls"]]
