@@ -60,6 +60,6 @@ def _measure(bound: Bound, values: Sequence[float]) -> float:
 def _describe_absence(bound: Bound, rows: Sequence[Mapping[str, float]], found: int) -> str:
     names = {name for row in rows for name in row}
     if bound.metric not in names:
-        return f"the run logs no such metric; {suggest_metric(bound.metric, names)}"
+        return f"the run does not log this metric; {suggest_metric(bound.metric, names)}"
     reached = max(int(row["step"]) for row in rows)
-    return f"{found} of {bound.min_rows} rows are there, and the run has logged {reached} steps"
+    return f"{found} of {bound.min_rows} rows logged; the run has reached {reached} steps"

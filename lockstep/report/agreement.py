@@ -59,12 +59,14 @@ class AgreementSummary:
     def sentence(self) -> str:
         """The word and the figures."""
         if not self.tokens:
-            return "NOT MEASURED: no sampled token was scored by both sides"
+            return (
+                "NOT MEASURED: no sampled token has log-probabilities from both sampler and learner"
+            )
         steps = ""
         if self.breaches:
-            steps = f", broken in {self.breaches} step{'s' * (self.breaches > 1)}"
+            steps = f", exceeded in {self.breaches} step{'s' * (self.breaches > 1)}"
         elif self.highest > self.bound:
-            steps = ", exceeded within three standard errors"
+            steps = ", exceeded by less than three standard errors"
         largest = f"{self.largest:.1e}" if self.largest else "0"
         return (
             f"{self.word}: {self.tokens:,} tokens compared, largest |Δ log-prob| {largest}, mean "

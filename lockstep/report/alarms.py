@@ -36,9 +36,9 @@ chance.
 _NOTED = ("agreement/", "watch/")
 """Beginnings of the metrics whose alarms the monitor itself notes, with what to do."""
 _LEFT_OUT = {
-    "train/truncated": "{:.0%} were cut off",
+    "train/truncated": "{:.0%} were truncated",
     "train/no_verdict": "{:.0f} had no verdict",
-    "agreement/sequences_masked": "{:.0f} were off the sampler",
+    "agreement/sequences_masked": "{:.0f} were masked for sampler mismatch",
 }
 """Metrics that tell why responses were left out of training."""
 
@@ -140,18 +140,15 @@ def _describe_equal(window: Sequence[Row]) -> str:
     if len(extremes) < 2 * _EQUAL_STEPS or extremes[0] is None or len(set(extremes)) > 1:
         return ""
     return (
-        f"every reward of {_EQUAL_STEPS} steps was {extremes[0]:g}, and from equal rewards nothing "
-        "is learned; read samples.jsonl, and see whether the reward, data.answer, reward.marker "
-        "or sampling.max_tokens is wrong, or the task is too hard or too easy for this model"
+        f"all rewards in {_EQUAL_STEPS} steps were {extremes[0]:g}, which gives no learning "
+        "signal; read samples.jsonl and check the reward, data.answer, reward.marker, "
+        "sampling.max_tokens and the difficulty of the task"
     )
 
 
 def _describe_untrained(row: Row) -> str:
     causes = [text.format(row[metric]) for metric, text in _LEFT_OUT.items() if row.get(metric)]
-    return (
-        "nothing was trained on; of the responses "
-        f"{', '.join(causes) or 'none has a token to learn from'}"
-    )
+    return f"no response was trained on: {', '.join(causes) or 'none has trainable tokens'}"
 
 
 def _describe_quitting(window: Sequence[Row]) -> str:
@@ -178,10 +175,10 @@ def _describe_quitting(window: Sequence[Row]) -> str:
     if paid <= (least + earned) / 2:
         return ""
     return (
-        f"the share of responses that were cut off rose from {before:.0%} to {after:.0%} while the "
-        f"reward rose, and they earn {paid:.3g} on average, others {earned:.3g}, and the worst "
-        f"{least:.3g}: the policy may be learning to be cut off; set what such a response is worth "
-        "by reward.cut_off, or by cut_off_reward of the environment's class"
+        f"truncated responses rose from {before:.0%} to {after:.0%} while the reward rose; their "
+        f"mean reward is {paid:.3g}, that of other responses {earned:.3g}, the lowest "
+        f"{least:.3g}: the policy may be learning to be truncated; set the reward of a truncated "
+        "response with reward.cut_off, or cut_off_reward of the environment's class"
     )
 
 
@@ -200,9 +197,8 @@ def _describe_excess(window: Sequence[Row]) -> str:
     if reward - best <= _ERRORS * error + 1e-6 * max(1.0, abs(best)):
         return ""
     return (
-        f"the sampled reward of {len(window)} steps is {reward:.3g} on average, above {best:.3g}, "
-        "which the task declares for its best policy, and by more than chance: the policy earns "
-        "reward in a way that the task does not mean"
+        f"the mean sampled reward over {len(window)} steps is {reward:.3g}, significantly above "
+        f"the task's declared best of {best:.3g}: the policy is likely hacking the reward"
     )
 
 
@@ -218,7 +214,7 @@ _RULES = (
     _each(
         "train/truncated",
         lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),
-        lambda row: "every response was cut off by its limit, such as sampling.max_tokens",
+        lambda row: "every response was truncated by a limit such as sampling.max_tokens",
     ),
     _each(
         "agreement/token_mult_prob_error",
@@ -233,30 +229,30 @@ _RULES = (
         "agreement/mismatches",
         lambda row: row["agreement/mismatches"] > 0,
         lambda row: (
-            f"{row['agreement/mismatches']:.0f} tokens have another log-probability sampled than "
-            "trained, although both sides are exact"
+            f"{row['agreement/mismatches']:.0f} tokens have different log-probabilities in "
+            "sampler and learner, although both are exact"
         ),
     ),
     _each(
         "watch/alarm",
         lambda row: row["watch/alarm"] > 0,
         lambda row: (
-            "sampler and learner drift apart: their mismatch has risen above what was usual in "
-            "the first steps"
+            "sampler and learner are drifting apart: their mismatch rose above its level in the "
+            "first steps"
         ),
     ),
     _each(
         "train/clamped",
         lambda row: row["train/clamped"] >= _CLAMPED,
         lambda row: (
-            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source, so "
-            "different ones become equal"
+            f"{row['train/clamped']:.0%} of rewards lie outside reward_scaling.source and are "
+            "clamped to its ends"
         ),
     ),
     _each(
         "train/no_verdict",
         lambda row: row["train/no_verdict"] > 0 and math.isnan(row.get("train/reward", 0.0)),
-        lambda row: "the reward gave no response a verdict",
+        lambda row: "the reward returned no verdict for any response",
     ),
     _each(
         "train/trained_tokens", lambda row: row["train/trained_tokens"] == 0, _describe_untrained
@@ -276,5 +272,5 @@ def _not_finite(rows: Sequence[Row]) -> Iterator[_Rule]:
             yield _each(
                 name,
                 lambda row, name=name: not math.isfinite(row[name]),
-                lambda row, name=name: f"{name} is {row[name]:g}: no number to learn from",
+                lambda row, name=name: f"{name} is {row[name]:g}, which is not finite",
             )

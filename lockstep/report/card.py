@@ -42,7 +42,7 @@ tags: [lockstep, {algorithm}]
 ## Figures
 {markdown_table(("", "first → last"), headlines(rows))}
 
-In brackets 95 % intervals over held-out rows.
+Brackets: 95 % intervals over held-out rows.
 {_agreement(rows)}
 ## How it was made
 `lockstep train recipe.yaml` with this `recipe.yaml`:

@@ -47,7 +47,7 @@ class ReadCertificate:
         """
         if not is_file(file):
             return None
-        return read_record(file, cls, "remove it; a run writes it anew when it saves")
+        return read_record(file, cls, "remove it; the run rewrites it at its next save")
 
     @property
     def sentence(self) -> str:
@@ -59,6 +59,6 @@ class ReadCertificate:
         why = "" if self.reason is None else f", because {self.reason}"
         return (
             f"{self.level}, {_WORDS[self.level]}: {self.tokens:,} tokens compared, "
-            f"{self.mismatches:,} not equal to "
-            f"the bit, largest gap {self.largest_gap:g} nats{left}{why}"
+            f"{self.mismatches:,} not bitwise equal, largest gap {self.largest_gap:g} "
+            f"nats{left}{why}"
         )

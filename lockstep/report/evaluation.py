@@ -16,7 +16,7 @@ from lockstep.system.records import read_record
 RESULTS = "results.json"
 SAMPLES = "samples.jsonl"
 JUDGEMENTS = "judgements.jsonl"
-CURE = f"remove {RESULTS}, and the same command makes it anew of what was answered"
+CURE = f"remove {RESULTS} and rerun the command to rebuild it from the saved answers"
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def results_table(folder: Path) -> str:
     for name in (name for name in judges if name.endswith("/no_verdict")):
         rows.append((name, *(_share(setting.judging.get(name)) for setting in settings.values())))
     counts = (
-        f"{results.questions} questions, {results.skipped_rows} rows skipped; in brackets 95 "
-        "% intervals"
+        f"{results.questions} questions, {results.skipped_rows} rows skipped; brackets: 95 % "
+        "intervals"
     )
     return f"{results.model} on {results.data}: {counts}\n\n{summary_table(rows)}"
 
@@ -123,9 +123,9 @@ _LABELS = {
     "kendall_tau": "Kendall τ",
     "first_preferred": "first shown preferred",
     "consistent": "same in both orders",
-    "consistent_accuracy": "accuracy of these",
+    "consistent_accuracy": "accuracy if consistent",
     "longer_preferred": "longer preferred",
-    "longer_preferred_by_people": "longer preferred by people",
+    "longer_preferred_by_people": "longer preferred by humans",
     "length_bias": "length bias",
 }
 _NOTHING = FigureRead(None, None, None, 0)
@@ -168,13 +168,15 @@ def judge_table(folder: Path) -> str:
                 (label, *(figure_text(figure, results.prompts, "prompts") for figure in figures))
             )
     rows.append(("no verdict", *(_no_verdict(way.judgements) for way in ways.values())))
-    rows.append(("shown in part", *(f"{way.judgements['shortened']:.0f}" for way in ways.values())))
+    rows.append(
+        ("shown truncated", *(f"{way.judgements['shortened']:.0f}" for way in ways.values()))
+    )
     counts = (
         f"{results.prompts} prompts, {results.responses} responses, {results.skipped_rows} "
         "rows skipped"
     )
     head = (
-        f"{results.judge} on {results.data}: {counts}; in brackets 95 % "
+        f"{results.judge} on {results.data}: {counts}; brackets: 95 % "
         f"intervals\n\n{summary_table(rows)}"
     )
     return f"{head}{''.join(map(_warning, ways.items()))}"
@@ -200,10 +202,10 @@ def _warning(way: tuple[str, JudgingWay]) -> str:
     if counts["no_verdict"] * 2 <= counts["judgements"]:
         return ""
     if counts["no_verdict"] == counts["judgements"]:
-        most = "none of them has a verdict"
+        most = "no judgment has a verdict"
     else:
-        most = "most have no verdict"
+        most = "most judgments have no verdict"
     return (
-        f"\n\n{name}: {most}, so the figures say nothing about this judge; look at the replies in "
-        f"{JUDGEMENTS}, at the template and at the limits on tokens"
+        f"\n\n{name}: {most}, so these figures do not measure the judge; check the replies in "
+        f"{JUDGEMENTS}, the template and the token limits"
     )

@@ -13,7 +13,7 @@ HELD_OUT: dict[str, tuple[str, Better]] = {
     "validation/accuracy": ("held-out accuracy", "higher"),
     "validation/reward": ("held-out reward", "higher"),
     "validation/loss": ("held-out loss", "lower"),
-    "validation/acc": ("held-out pairs ranked right", "higher"),
+    "validation/acc": ("held-out ranking accuracy", "higher"),
 }
 """The metrics that measure a model: the label of each, and which direction is better."""
 
@@ -57,17 +57,17 @@ TWINS = ("val/loss", "val/acc", "val/generated_rewards")
 
 
 _ALSO = {
-    "validation/judge_exact": "known scores that the judge gives",
-    "validation/meta_judge_accuracy": "known winners that the meta-judge names",
+    "validation/judge_exact": "judge accuracy on known scores",
+    "validation/meta_judge_accuracy": "meta-judge accuracy on known winners",
     "train/reward": "sampled reward",
-    "train/shaped_reward": "what is maximized: reward, shaped, less β·KL",
-    "train/kl": "KL from the reference, per token",
+    "train/shaped_reward": "objective (shaped reward − β·KL)",
+    "train/kl": "KL from the reference per token",
     "train/response_length": "response length",
-    "train/turns": "turns of an episode",
-    "train/truncated": "share of responses that were cut off",
+    "train/turns": "turns per episode",
+    "train/truncated": "truncated responses",
     "train/loss": "loss",
     "policy/loss": "loss",
-    "critic/explained_variance": "variance of the returns that the critic explains",
+    "critic/explained_variance": "explained variance of the critic",
 }
 """Further metrics that sum a run up."""
 

@@ -51,7 +51,7 @@ def write_sweep_report(sweep: Path, out: Path) -> None:
     """
     runs = [run for run in read_sweep(sweep) if (run.folder / "recipe.yaml").is_file()]
     if not runs:
-        raise InputError(f"no run of {sweep} has begun; lockstep sweep runs them")
+        raise InputError(f"no run of {sweep} has started; start it with lockstep sweep")
     folders = [run.folder for run in runs]
     _write(folders, describe_runs(folders) | {"sweep": describe_sweep(runs)}, out)
 

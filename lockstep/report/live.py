@@ -84,7 +84,7 @@ def serve(folders: Sequence[Path], port: int) -> None:
             f"cannot listen on port {port} of {_HOST} ({error}); choose another --port"
         ) from error
     with server, suppress(KeyboardInterrupt):
-        print(f"watching at {server.url} (Ctrl-C ends it; the runs go on)", flush=True)
+        print(f"watching at {server.url} (Ctrl-C stops watching; the runs continue)", flush=True)
         server.serve_forever()
 
 

@@ -43,9 +43,7 @@ _MOST_STEPS = 2**53
 def encode(step: int, row: Mapping[str, Any]) -> bytes:
     """One line of a log, newline included."""
     if "step" in row:
-        raise InputError(
-            f"a logged row cannot have a column of its own called step, but has {row['step']!r}"
-        )
+        raise InputError(f"a logged row cannot have a column named step, but has {row['step']!r}")
     return json.dumps({"step": step, **plain(dict(row))}, allow_nan=False).encode() + b"\n"
 
 
@@ -71,7 +69,7 @@ def suggest_metric(metric: str, names: Collection[str]) -> str:
     close = get_close_matches(metric, names, 1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"it logs {', '.join(names) or 'nothing yet'}"
+    return f"logged: {', '.join(names) or 'nothing yet'}"
 
 
 def require_run(folder: Path) -> None:
@@ -79,7 +77,7 @@ def require_run(folder: Path) -> None:
     if not (folder / "recipe.yaml").is_file():
         near = Path("runs") / folder.name
         hint = f"; did you mean {near}?" if (near / "recipe.yaml").is_file() else ""
-        raise InputError(f"{folder} is no folder of a run: it holds no recipe.yaml{hint}")
+        raise InputError(f"{folder} is not a run folder: it has no recipe.yaml{hint}")
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
@@ -91,14 +89,14 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{file}: {error}; restore the file") from error
     if not isinstance(recipe, dict):
-        raise InputError(f"{file}: holds no options; restore the file")
+        raise InputError(f"{file}: contains no options; restore the file")
     if isinstance(recipe.get("run"), dict):
         steps = recipe["run"].get("max_steps", -1)
     else:
         steps = -1
     if not isinstance(steps, int):
         raise InputError(
-            f"{file}: run.max_steps is {steps!r}, but should be a whole number; restore the file"
+            f"{file}: run.max_steps is {steps!r}, but must be an integer; restore the file"
         )
     return recipe
 
@@ -160,7 +158,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
         InputError: If the file holds something else.
     """
     file = folder / ENVIRONMENT
-    cure = "restore the file, or remove it: the next start of the run writes it anew"
+    cure = "restore the file, or remove it: the next start of the run rewrites it"
     if not is_file(file):
         return {}
     read_record(file, _NotedMachine, cure)
@@ -183,7 +181,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     step = row.get("step") if isinstance(row, dict) else None
     if not isinstance(row, dict) or type(step) is not int or not 0 <= step < _MOST_STEPS:
         raise InputError(
-            f"{path}:{number} is no line of a log, but {line[:60]!r}; restore the file or remove it"
+            f"{path}:{number} is not a valid log line: {line[:60]!r}; restore the file or remove it"
         )
     return row
 
@@ -198,6 +196,6 @@ def _number(where: str, name: str, value: Any) -> float:
             return value
         case _:
             raise InputError(
-                f"{where} has {shorten(repr(value))} for {name}, which is no number; restore the "
-                "file or remove it"
+                f"{where} has {shorten(repr(value))} for {name}, which is not a number; restore "
+                "the file or remove it"
             )

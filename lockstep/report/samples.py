@@ -102,8 +102,8 @@ class _Block:
             own = columns.get(name) or [None] * len(texts)
             if len(own) != len(texts):
                 raise InputError(
-                    f"a sample's {name} is not as long as its tokens; restore {SAMPLES} or remove "
-                    "it"
+                    f"a sample's {name} and tokens have different lengths; restore {SAMPLES} or "
+                    "remove it"
                 )
             values.extend(own)
 

@@ -56,9 +56,9 @@ def _where(folder: Path) -> str:
     if page.is_file():
         report = f"{page} (opens in a browser)"
     else:
-        report = f"not written; {command('report', folder)} does that"
+        report = f"not written; run {command('report', folder)}"
     return (
-        f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (opens with transformers: "
+        f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (loads with transformers; "
         "see its README.md)"
     )
 
@@ -77,5 +77,5 @@ def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
         value for row in rows for name, value in row.items() if name.endswith("updates_overflowed")
     )
     if overflowed:
-        lines.append(("updates skipped", f"{overflowed:.0f}, whose gradients overflowed fp16"))
+        lines.append(("updates skipped", f"{overflowed:.0f} (fp16 gradient overflow)"))
     return summary_table(lines)

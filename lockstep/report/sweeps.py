@@ -195,9 +195,7 @@ def summarize_sweep(folder: Path) -> str:
     for group in group_runs(runs):
         cells = [_format_spread(group.final.get(metric)) for metric in metrics]
         table.append([group.name, f"{len(group.finished)} of {len(group.runs)}", *cells])
-    about = (
-        f"last values: means over finished runs, with {LEVEL:.0%} Student-t intervals over seeds"
-    )
+    about = f"last values: mean over finished runs, {LEVEL:.0%} Student-t intervals over seeds"
     return "\n".join([summary_table(table), about, f"{folder}, report: {folder / PAGE}"])
 
 

@@ -280,4 +280,4 @@ def test_the_command_writes_one_file(
     assert main(["report", str(one), "--out", "named.html"]) == 0
     assert {path.name for path in in_tmp.iterdir()} == {"one", "two", "report.html", "named.html"}
     assert main(["report", str(in_tmp)]) == 2
-    assert "is no folder of a run" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err

@@ -132,7 +132,7 @@ def begun(spoil: Spoil) -> Spoil:
 
 DEEP = b"[" * 100_000 + b"\n"
 METRICS, SAMPLES, TIMINGS = "run/metrics.jsonl", "run/samples.jsonl", "run/timings.jsonl"
-NO_LINE = "is no line of a log"
+NO_LINE = "is not a valid log line"
 PASSED = "is not used"
 
 CASES: dict[str, Case] = {

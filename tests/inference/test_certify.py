@@ -125,7 +125,7 @@ def test_a_token_that_differs_is_not_exact(
     found = certificate()
     assert (found["level"], found["exact_kernels"]) == ("E1", True)
     assert found["mismatches"] > 0
-    assert "tokens have another log-probability sampled than trained" in found["reason"]
+    assert "tokens have different log-probabilities in sampler and learner" in found["reason"]
     assert capsys.readouterr().out.startswith("E1, bounded, not exact: ")
 
 

@@ -261,7 +261,7 @@ def test_a_model_that_cannot_judge_is_told_as_such(
     shown = capsys.readouterr().out
     assert "pairwise accuracy" not in shown
     assert (
-        "scores: none of them has a verdict, so the figures say nothing about this judge; look at"
+        "scores: no judgment has a verdict, so these figures do not measure the judge; check"
         in shown
     )
     assert all(score is None for row in lines(folder) for score in row["scores"])

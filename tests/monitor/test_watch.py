@@ -204,7 +204,7 @@ def test_a_run_that_warns_goes_on_and_still_fails(
     shown = capsys.readouterr()
     assert shown.err.count("sampler and learner disagree") == 1
     assert "DISAGREE: " in shown.out
-    assert "bound 1.001, broken in 2 steps" in shown.out
+    assert "bound 1.001, exceeded in 2 steps" in shown.out
     assert "DISAGREE: " in Path("run/final/README.md").read_text()
     assert main(command) == 4, "a finished run says so again"
     assert (

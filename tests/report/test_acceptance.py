@@ -54,12 +54,12 @@ ROWS: list[dict[str, float]] = [
         (
             {"metric": "train/reward", "steps": (31, 100), "min": 0.1},
             False,
-            "the run has logged 41 steps",
+            "the run has reached 41 steps",
         ),
         (
             {"metric": "train/rewards", "steps": (40, 40), "min": 0},
             False,
-            "no such metric; did you mean train/reward?",
+            "does not log this metric; did you mean train/reward?",
         ),
         ({"metric": "x", "steps": (1, 2), "statistic": "max", "max": 1.0}, False, "nan (rows: 2)"),
     ],

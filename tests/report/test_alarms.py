@@ -70,8 +70,8 @@ RISING, RISEN = [0.02 * step for step in range(20)], [0.5 + 0.05 * step for step
 
 def test_a_policy_that_learns_to_be_cut_off_is_one() -> None:
     (text,) = quitting(RISING, RISEN, 0.5)
-    assert text.startswith("the share of responses that were cut off rose from ")
-    assert "while the reward rose, and they earn 0.5 on average, others " in text
+    assert text.startswith("truncated responses rose from ")
+    assert "while the reward rose; their mean reward is 0.5, that of other responses " in text
 
 
 @pytest.mark.parametrize(
@@ -115,16 +115,16 @@ def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
         ({"train/no_verdict": 8.0}, "8 had no verdict"),
         (
             {"train/truncated": 1.0, "agreement/sequences_masked": 8.0},
-            "100% were cut off, 8 were off the sampler",
+            "100% were truncated, 8 were masked for sampler mismatch",
         ),
-        ({}, "none has a token to learn from"),
+        ({}, "none has trainable tokens"),
     ],
 )
 def test_a_step_that_trained_on_nothing_is_one_with_its_causes(
     counts: dict[str, float], causes: str
 ) -> None:
     found = find_alarms([{"step": 1, "train/trained_tokens": 0.0, **counts}])
-    assert f"nothing was trained on; of the responses {causes}" in [alarm.text for alarm in found]
+    assert f"no response was trained on: {causes}" in [alarm.text for alarm in found]
 
 
 def test_a_reward_without_any_verdict_is_one_and_a_single_response_without_is_none() -> None:
@@ -132,7 +132,7 @@ def test_a_reward_without_any_verdict_is_one_and_a_single_response_without_is_no
         alarm.text
         for alarm in find_alarms(rows(train__no_verdict=[1.0, 8.0], train__reward=[0.5, math.nan]))
     ]
-    assert texts == ["the reward gave no response a verdict"]
+    assert texts == ["the reward returned no verdict for any response"]
 
 
 def listen(values: list[dict[str, float]]) -> list[str]:
@@ -149,9 +149,9 @@ EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([EQUAL] * 40, ["step 5: every reward of 5 steps was 1,"]),
+        ([EQUAL] * 40, ["step 5: all rewards in 5 steps were 1,"]),
         ([EQUAL] * 3 + [MIXED] + [EQUAL] * 4, []),
-        ([EQUAL] * 4 + [OTHER] * 5, ["step 9: every reward of 5 steps was 0,"]),
+        ([EQUAL] * 4 + [OTHER] * 5, ["step 9: all rewards in 5 steps were 0,"]),
         (
             [OTHER] * 5 + [MIXED] * 9 + [OTHER] * 5,
             ["step 5: every reward", "step 19: every reward"],
@@ -185,4 +185,4 @@ def test_rewards_earned_in_a_wrong_way_are_noted_once_each() -> None:
     )
     assert [note.partition(": ")[0] for note in notes] == ["ALARM, step 11", "ALARM, step 13"]
     assert "rose from " in notes[0]
-    assert "above 1, which the task declares" in notes[1]
+    assert "above the task's declared best of 1" in notes[1]

@@ -34,4 +34,4 @@ def test_a_sound_run_agrees() -> None:
 def test_one_breach_in_any_step_is_a_disagreement() -> None:
     found = summarize_agreement([row(1, breach=1.0, token_mult_prob_error=1.01), row(2)])
     assert (found.word, found.exit_code) == ("DISAGREE", 4)
-    assert found.sentence.endswith("at most 1.010000, bound 1.001, broken in 1 step")
+    assert found.sentence.endswith("at most 1.010000, bound 1.001, exceeded in 1 step")

@@ -53,7 +53,7 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
         "1.000000, bound 1.001"
     )
     assert end[0].endswith(verdict)
-    assert end[-1] == f"model: {folder / 'final'} (opens with transformers: see its README.md)"
+    assert end[-1] == f"model: {folder / 'final'} (loads with transformers; see its README.md)"
 
 
 def test_rewards_of_a_sum_stand_below_it(tmp_path: Path) -> None:

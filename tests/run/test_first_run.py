@@ -34,7 +34,7 @@ def test_stages_are_named_with_what_they_are_for_and_only_the_last_is_summed_up(
     assert shown.out.splitlines()[-3:] == [
         "run: later",
         "report: later/report.html (opens in a browser)",
-        "model: later/final (opens with transformers: see its README.md)",
+        "model: later/final (loads with transformers; see its README.md)",
     ]
     assert main(["train", "later.yaml", "run.folder=again", "seed=0"]) == 0
     assert "stage" not in capsys.readouterr().err, "its model is there already"

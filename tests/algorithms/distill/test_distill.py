@@ -99,7 +99,10 @@ def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
     rows = learn("run.max_steps=15", "distill.kl_type=forward", *OFF_POLICY)
     assert of(rows)[-1] < 0.35 * of(rows)[0]
     assert not of(rows, "agreement/max_abs_logprob_diff")
-    assert "NOT MEASURED: no sampled token was scored by both sides" in summary(Path("run"))
+    assert (
+        "NOT MEASURED: no sampled token has log-probabilities from both sampler and learner"
+        in summary(Path("run"))
+    )
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
