@@ -169,7 +169,7 @@ def describe_metrics() -> Iterator[str]:
     yield row("`epoch_{n}/…`", "The same metric in pass n over the step's batch.")
     yield row(
         "`staleness/…`",
-        "As under `agreement/`, between the policy of now and the older one that sampled.",
+        "As under `agreement/`, between the current policy and the older one that sampled.",
     )
     yield ""
 

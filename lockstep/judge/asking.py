@@ -97,8 +97,8 @@ class Reader:
     def __post_init__(self) -> None:
         if self.chat and self.tokenizer.chat_template is None:
             raise InputError(
-                f"{self.section}.chat is on, but the tokenizer of the model that is asked has no "
-                f"chat template; set {self.section}.chat=false, or ask a model that has one"
+                f"{self.section}.chat=true, but the judge's tokenizer has no chat template; set "
+                f"{self.section}.chat=false, or use a model with one"
             )
         if self.chat:
             messages.require_template(self.tokenizer, self.template_args, self.section)
@@ -119,9 +119,8 @@ class Reader:
                 return messages.render_prompt(conversation, self.tokenizer, self.template_args)
             except messages.ChatTemplateError as error:
                 raise InputError(
-                    f"{self.section}: the chat template of the judge's tokenizer refuses the "
-                    f"question ({error}); set "
-                    f"{self.section}.chat=false, or ask a model with another template"
+                    f"{self.section}: the judge's chat template rejects the question ({error}); "
+                    f"set {self.section}.chat=false, or use a model with a different template"
                 ) from error
         return "\n\n".join(str(message["content"]) for message in conversation)
 

@@ -213,9 +213,9 @@ class Judge(Generic[V]):
             return
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
         raise JudgeError(
-            f"{causes.total()} of {total} judgements have no verdict ({counts}), more than "
-            f"{self.section}.max_no_verdict_rate={limit:g} allows; {_example(judged)}look at the "
-            f"template, at {self.section}.sampling.max_tokens and at the judge, or raise the limit"
+            f"{causes.total()} of {total} judgments have no verdict ({counts}), above "
+            f"{self.section}.max_no_verdict_rate={limit:g}; {_example(judged)}check the template, "
+            f"{self.section}.sampling.max_tokens and the judge, or raise the limit"
         )
 
 
@@ -251,4 +251,4 @@ def _example(judged: Sequence[Judged[V]]) -> str:
     reply = next(replies, None)
     if reply is None:
         return ""
-    return f"one of them ends in {reply[-_SHOWN:]!r}; "
+    return f"an unreadable reply ends in {reply[-_SHOWN:]!r}; "

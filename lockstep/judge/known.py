@@ -35,7 +35,7 @@ def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
         score = float(row["score"])
         if not low <= score <= high:
             raise DataError(
-                f"{where}: score is {shorten(str(row['score']))}, but the judge's scores go from "
+                f"{where}: score is {shorten(str(row['score']))}, outside the judge's range "
                 f"{low:g} to {high:g}; correct the row"
             )
         found.append(Known(response_case(_question(row), row["response"], ("known", place)), score))
@@ -56,7 +56,7 @@ def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner
     found: list[Known[Winner]] = []
     for place, (where, row) in enumerate(_read(rows, dict.fromkeys(_COMPARISON, "text"))):
         if row["winner"] not in ("A", "B"):
-            raise DataError(f"{where}: winner is {row['winner']!r}, which is neither A nor B")
+            raise DataError(f"{where}: winner is {row['winner']!r}, expected A or B")
         a = reasons(row["judgement_a"])
         b = reasons(row["judgement_b"])
         own: Winner = row["winner"]
@@ -96,7 +96,7 @@ def _read(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[s
     """Reads each row with its location; raises DataError where a field is missing."""
     found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
     for where, row in found:
-        fault = complaint(row, wanted, dict.fromkeys(wanted, "a file of known judgements"))
+        fault = complaint(row, wanted, dict.fromkeys(wanted, "a file of known judgments"))
         if fault is not None:
             raise DataError(f"{where}: {fault}; correct the row")
     return found

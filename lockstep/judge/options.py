@@ -22,7 +22,7 @@ def _require_expression(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
+        raise ValueError(f"{pattern!r} is not a valid regular expression ({error})") from error
     return pattern
 
 
@@ -34,37 +34,40 @@ class AskedSection(Section):
 
     path: ModelPath | None = Field(
         default=None,
-        description="folder of the model that judges, or hf:owner/name; null: the policy itself, "
-        "or, where a server "
-        "judges, no folder with its tokenizer, so that nothing is known about lengths",
+        description=(
+            "folder of the judge model, or hf:owner/name; null: the policy itself; with a "
+            "server: folder with its tokenizer, null: none, so lengths are not checked"
+        ),
     )
     sampler: SamplerSection | None = Field(
         default=None,
         description=(
-            "inference engine of the model in `path`, or the server; null: sampler of torch"
+            "inference engine of the model in `path`, or the server; null: the torch sampler"
         ),
     )
-    chat: bool = Field(
-        default=True, description="put the question through the judge's chat template"
-    )
-    system_prompt: str | None = Field(default=None, description="system message, with `chat`")
+    chat: bool = Field(default=True, description="apply the judge's chat template to the prompt")
+    system_prompt: str | None = Field(default=None, description="system message; requires `chat`")
     template_args: TemplateArgs = Field(
         default={},
-        description="arguments of the judge's chat template, as {enable_thinking: false}",
+        description="arguments of the judge's chat template, such as {enable_thinking: false}",
     )
     sampling: Sampling
-    max_prompt_tokens: PositiveInt = Field(description="a longer question is over-long")
+    max_prompt_tokens: PositiveInt = Field(
+        description=("longest prompt; longer ones are handled by `overlong_judge_prompts`")
+    )
     overlong_judge_prompts: Literal["drop", "truncate_response"] = Field(
         default="drop",
-        description="what to do with them: no verdict, or show the judge only as much of the "
-        "response as fits, if that is at least half of it; both are counted",
+        description=(
+            "handling of longer prompts: no verdict, or truncate the response to fit if "
+            "at least half remains; both are counted"
+        ),
     )
     unfinished_judgements: Literal["no_verdict", "read"] = Field(
-        default="no_verdict", description="what becomes of a reply that sampling.max_tokens cut off"
+        default="no_verdict", description="handling of a reply truncated by sampling.max_tokens"
     )
     max_no_verdict_rate: Probability = Field(
         default=0.5,
-        description="stop where more of the judgements that are asked for at once have no verdict",
+        description="stop if a larger share of the judgments in a batch has no verdict",
     )
 
     @property
@@ -111,24 +114,17 @@ class AskedSection(Section):
         served = self.sampler is not None and self.sampler.is_server
         if self.sampler is not None and self.path is None and not served:
             raise ValueError(
-                "the policy judges with its own sampler; set path to let another model judge, or "
-                "no sampler"
+                "without path, the policy judges with its own sampler; set path to use a "
+                "different model, or remove sampler"
             )
         if served and self.sampling.stop:
-            raise ValueError(
-                "sampling.stop: a server ends replies by itself; leave stop strings out"
-            )
+            raise ValueError("sampling.stop is not supported with a server; leave it out")
         if served and not self.chat:
-            raise ValueError(
-                "a server puts every question through its chat template; leave chat on"
-            )
+            raise ValueError("a server always applies its chat template; leave chat at true")
         if self.system_prompt is not None and not self.chat:
             raise ValueError("system_prompt needs chat: true")
         if self.template_args and (served or not self.chat):
-            raise ValueError(
-                "template_args are of a chat template that this program applies; set chat: true, "
-                "and leave them out if a server judges"
-            )
+            raise ValueError("template_args requires chat: true and is not supported with a server")
 
 
 class JudgeSection(AskedSection):
@@ -137,22 +133,24 @@ class JudgeSection(AskedSection):
     template: str | None = Field(
         default=None,
         description=(
-            "the question, with {prompt} and {response} where they go; null: an additive "
-            "rubric of five points"
+            "the judge prompt, with {prompt} and {response}; null: an additive five-point rubric"
         ),
     )
     num_evals_to_average: PositiveInt = Field(
         default=3,
-        description="judgements of each response; its score is the mean of those with a verdict",
+        description=(
+            "judgments per response; its score is their mean, without those that have no verdict"
+        ),
     )
     judge_score_low: float = Field(default=SCALE[0], description="lowest valid score")
     judge_score_high: float = Field(default=SCALE[1], description="highest valid score")
-    decimals: bool = Field(default=True, description="whether 3.5 is a valid score")
+    decimals: bool = Field(
+        default=True, description=("whether scores may have decimals, such as 3.5")
+    )
     score_pattern: Expression = Field(
         default="score|points",
         description=(
-            "regular expression of the word before the colon that announces the score; "
-            "the last one counts"
+            "regular expression for the word before the colon and the score; the last match counts"
         ),
     )
 
@@ -162,12 +160,12 @@ class JudgeSection(AskedSection):
             raise ValueError("judge_score_low must be below judge_score_high")
         if self.template is None and (self.judge_score_low, self.judge_score_high) != SCALE:
             raise ValueError(
-                "the rubric that ships counts from 0 to 5; another scale needs a template of yours"
+                "the default template scores from 0 to 5; set template to use a different scale"
             )
         if self.sampling.temperature == 0 and self.num_evals_to_average > 1:
             raise ValueError(
-                "sampling.temperature 0 gives the same judgement every time, so "
-                "num_evals_to_average must be 1"
+                "num_evals_to_average must be 1 if sampling.temperature is 0, since all judgments "
+                "would be equal"
             )
 
 
@@ -176,15 +174,16 @@ class ComparisonSection(Section):
 
     template: str | None = Field(
         default=None,
-        description="the question, with {prompt}, {response_a} and {response_b} for two "
-        "responses, and {prompt}, "
-        "{response}, {judgement_a} and {judgement_b} for two judgements; null: the one that ships",
+        description=(
+            "the judge prompt, with {prompt}, {response_a} and {response_b} for two "
+            "responses, or {prompt}, {response}, {judgement_a} and {judgement_b} for two "
+            "judgments; null: the default"
+        ),
     )
     winner_pattern: Expression = Field(
         default="winner",
         description=(
-            "regular expression of the word before the colon that announces A or B; the "
-            "last one counts"
+            "regular expression for the word before the colon and A or B; the last match counts"
         ),
     )
 
@@ -194,9 +193,11 @@ class MetaJudgeSection(AskedSection, ComparisonSection):
 
     battles: Literal["order_consistency", "position"] = Field(
         default="order_consistency",
-        description="each two judgements are shown in both orders; a win counts if both agree, or "
-        "weighs less in the place that wins more often",
+        description=(
+            "compare each pair of judgments in both orders; a win counts if both agree, "
+            "or is down-weighted in the position that wins more often"
+        ),
     )
     max_judgement_tokens: PositiveInt | None = Field(
-        default=None, description="a judgement that is longer is not preferred; null: any may be"
+        default=None, description="longest judgment that can be preferred; null: no limit"
     )

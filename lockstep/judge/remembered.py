@@ -59,7 +59,7 @@ class RememberedAnswers:
                 if not line.endswith(b"\n"):
                     os.truncate(self.file, lines.tell() - len(line))
                     break
-                wrong = f"{self.file}:{number} is not a judge's reply, but {line[:60]!r}"
+                wrong = f"{self.file}:{number} is not a judge's reply: {line[:60]!r}"
                 reply = check_shape(line, RepliedLine, wrong, "restore the file")
                 self._known[reply.question] = Answer(reply.text, reply.finished)
 

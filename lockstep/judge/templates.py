@@ -149,7 +149,7 @@ class Template:
         missing = [name for name in self.fields if name not in found]
         unknown = [name for name in found if name not in self.fields]
         wrong = [f"lacks {_join_names(missing)}"] if missing else []
-        wrong += [f"has {_join_names(unknown)}, which nothing fills"] if unknown else []
+        wrong += [f"has unknown {_join_names(unknown)}"] if unknown else []
         if wrong:
             raise InputError(
                 f"{self.option} {' and '.join(wrong)}; its fields must be "

@@ -226,7 +226,7 @@ def _find_value(
         if found is None:
             return None
         sentence = _SENTENCE.match(reply, found.end())
-        assert sentence is not None, "it may be empty"
+        assert sentence is not None, "the sentence pattern matches the empty string"
         twice = second.match(reply, found.end(), sentence.end()) or corrected.search(
             reply, found.end()
         )

@@ -5,227 +5,222 @@ from __future__ import annotations
 import re
 
 BY_NAME = {
-    "train/reward": "Mean score of the responses that were sampled for this step.",
+    "train/reward": "Mean score of the responses sampled in this step.",
     "train/reward_min": "Lowest score of a sampled response.",
     "train/reward_max": "Highest score of a sampled response.",
     "train/shaped_reward": (
-        "The reward that is maximized: the score after shaping, less β·KL where that is part of it."
+        "The objective: the shaped score, minus β·KL if the KL penalty is in the reward."
     ),
     "train/clamped": (
-        "Share of responses whose score lies outside reward_scaling.source and "
-        "becomes one of its ends."
+        "Share of responses whose score lies outside reward_scaling.source and is clamped to its "
+        "ends."
     ),
     "train/kl": "Mean KL divergence of the policy from its reference, in nats per token.",
-    "train/kl_coef": "Coefficient β of the KL penalty, where it is adapted.",
+    "train/kl_coef": "Coefficient β of the KL penalty, if adaptive.",
     "train/advantage": "Mean advantage of the trained tokens, before whitening.",
     "train/advantage_squared": (
-        "Mean squared advantage of the trained tokens: how strongly this step pulls."
+        "Mean squared advantage of the trained tokens: the strength of this step's learning signal."
     ),
     "train/trained_tokens": "Tokens that the loss counts in this step.",
-    "train/prompts_drawn": "Prompts drawn for this step, those that were thrown away included.",
-    "train/no_verdict": (
-        "Responses to which the reward could give no score; they are left out of training."
-    ),
-    "train/truncated": "Share of responses cut off by the token limit before their end.",
-    "train/reward_cut_off": "Mean score of the responses that were cut off.",
+    "train/prompts_drawn": "Prompts drawn for this step, including discarded ones.",
+    "train/no_verdict": ("Responses without a score; they are left out of training."),
+    "train/truncated": "Share of responses truncated by the token limit.",
+    "train/reward_cut_off": "Mean score of the truncated responses.",
     "train/cut_off_as_is": (
-        "1: the task declares that cut-off responses are scored as they are; 0: another reward."
+        "1: the task scores truncated responses as they are; 0: it gives them a separate reward."
     ),
-    "train/best_reward": "What the best policy earns on average, as the task declares it.",
+    "train/best_reward": "Mean reward of the best policy, as declared by the task.",
     "train/reward_error": "Standard error of this step's mean score, over prompts.",
-    "train/epoch": "The pass over the training data, counted from 0.",
-    "train/iteration": "The iteration of self-rewarding that this step belongs to, counted from 0.",
-    "train/grad_norm": "Norm of the gradient before it is clipped.",
+    "train/epoch": "Pass over the training data, counted from 0.",
+    "train/iteration": "Self-rewarding iteration of this step, counted from 0.",
+    "train/grad_norm": "Norm of the gradient before clipping.",
     "train/environment_faults": "Share of episodes that ended because the environment failed.",
-    "train/turns": "Mean number of turns of an episode.",
-    "train/tool_calls": "Mean number of calls of tools in an episode.",
+    "train/turns": "Mean number of turns per episode.",
+    "train/tool_calls": "Mean number of tool calls per episode.",
     "train/malformed_calls": (
-        "Share of those calls that could not be made: no JSON, or not what the tool takes."
+        "Share of tool calls that are malformed: invalid JSON or invalid arguments."
     ),
     "train/judge_pair_share": (
-        "Share of preference pairs that are about judgements rather than about answers."
+        "Share of preference pairs that compare judgments rather than answers."
     ),
-    "train/judge_variance": "Mean disagreement of the judgements of one answer.",
+    "train/judge_variance": "Mean disagreement among the judgments of one answer.",
     "train/top_class_share": (
-        "Share of the verdict given most often: near 1 the judge says the same of everything."
+        "Share of the most frequent verdict; near 1, the judge gives everything the same verdict."
     ),
     "validation/accuracy": (
-        "Share of held-out questions answered right; dotted lines end its 95 % interval."
+        "Share of held-out questions answered correctly; dotted lines: its 95 % interval."
     ),
-    "validation/reward": "Mean score on held-out prompts; dotted lines end its 95 % interval.",
+    "validation/reward": "Mean score on held-out prompts; dotted lines: its 95 % interval.",
     "validation/loss": "Loss on held-out rows.",
-    "validation/perplexity": "Perplexity of held-out rows: e to the mean loss of a token.",
-    "validation/judge_exact": "Share of known scores that the judge gives exactly.",
-    "validation/judge_bias": "How much higher the judge scores than the known scores, on average.",
-    "validation/meta_judge_accuracy": "Share of known winners that the meta-judge names.",
+    "validation/perplexity": "Perplexity of held-out rows: e to the mean loss per token.",
+    "validation/judge_exact": "Share of known scores that the judge reproduces exactly.",
+    "validation/judge_bias": "Mean difference between the judge's scores and the known scores.",
+    "validation/meta_judge_accuracy": "Share of known winners that the meta-judge picks.",
     "critic/loss": "Squared error of the critic's values against returns.",
     "critic/explained_variance": (
-        "Share of the returns' variance that the values explain: 1 is perfect, 0 no better than "
-        "their mean."
+        "Explained variance of the returns: 1 is perfect, 0 no better than predicting their mean."
     ),
     "critic/vf_clipfrac": "Share of values whose update was clipped.",
     "critic/values_mean": "Mean of the critic's values over trained tokens.",
     "critic/returns_mean": "Mean return, which the critic learns to predict.",
     "policy/loss": (
-        "The policy's loss; with sampled rewards a surrogate that means little by itself."
+        "The policy's loss; with sampled rewards, a surrogate that means little by itself."
     ),
     "policy/entropy": (
-        "Mean entropy of the policy's next-token distribution, in nats: near 0 it "
-        "no longer explores."
+        "Mean entropy of the policy's next-token distribution, in nats; near 0, it no longer "
+        "explores."
     ),
     "policy/approx_entropy": (
         "Entropy estimated from the sampled tokens' log-probabilities, in nats."
     ),
     "policy/approx_kl": (
-        "KL divergence that this step's updates moved the policy, in nats per token."
+        "KL divergence by which this step's updates moved the policy, in nats per token."
     ),
     "policy/kl": (
-        "Mean KL divergence from the other distribution that the loss compares with, in "
-        "nats per token."
+        "Mean KL divergence from the distribution that the loss compares with, in nats per token."
     ),
     "policy/clip_fraction": "Share of tokens whose probability ratio was clipped.",
     "policy/probs_ratio": (
-        "Mean ratio of the updated policy's probability of a token to that before the update."
+        "Mean ratio of a token's probability after the update to its probability before."
     ),
     "policy/probs_ratio_min": (
-        "Smallest ratio of a token's probability after the update to that before."
+        "Smallest ratio of a token's probability after the update to its probability before."
     ),
     "policy/probs_ratio_max": (
-        "Largest ratio of a token's probability after the update to that before."
+        "Largest ratio of a token's probability after the update to its probability before."
     ),
     "policy/same_first_choice": (
-        "Share of tokens where the teacher's likeliest token is the student's, too."
+        "Share of tokens for which teacher and student have the same likeliest token."
     ),
-    "policy/named_by_teacher": (
-        "The student's probability of the tokens that the teacher named, its top k."
-    ),
+    "policy/named_by_teacher": ("The student's probability of the teacher's top-k tokens."),
     "agreement/token_mult_prob_error": (
-        "Mean of e^|Δ| over tokens, Δ the gap between learner and sampler: 1 is agreement; "
+        "Mean of e^|Δ| over tokens, with Δ the gap between learner and sampler; 1 is agreement; "
         "dashed: its bound."
     ),
     "agreement/max_abs_logprob_diff": (
-        "Largest gap of a token between learner and sampler, in nats."
+        "Largest gap between learner and sampler on a token, in nats."
     ),
     "agreement/sampler_kl_k1": (
         "KL(sampler ‖ learner) estimated by k1, in nats per token; it may be below 0."
     ),
     "agreement/sampler_kl_k3": "KL(sampler ‖ learner) estimated by k3, in nats per token.",
     "agreement/sequence_ess": (
-        "Effective share of sequences under importance weights: 1 if both sides agree."
+        "Effective sample size under importance weights, as a share of sequences; 1 if both sides "
+        "agree."
     ),
-    "agreement/tokens": "Tokens that both sides scored.",
+    "agreement/tokens": "Tokens with log-probabilities from both sampler and learner.",
     "agreement/mismatches": (
-        "Tokens whose log-probabilities differ in a bit; logged where both sides are exact."
+        "Tokens whose log-probabilities are not bitwise equal; logged if both sides are exact."
     ),
     "agreement/not_recomputed": (
-        "Tokens that only the sampler scored; logged where both sides are exact."
+        "Tokens with a log-probability from the sampler only; logged if both sides are exact."
     ),
     "agreement/bound": "The bound on the mean of e^|Δ|.",
-    "agreement/breach": "1 in a step that broke the bound.",
+    "agreement/breach": "1 in a step that exceeded the bound.",
     "agreement/weights_age": (
-        "Versions by which the sampler's weights are older than the learner's."
+        "Number of versions by which the sampler's weights lag the learner's."
     ),
     "agreement/weight": (
-        "Mean importance weight that corrects a token for the difference of the two sides."
+        "Mean importance weight that corrects for the sampler-learner mismatch of a token."
     ),
     "agreement/sequences_masked": (
-        "Responses left out of training because the two sides disagreed on them."
+        "Responses left out of training because sampler and learner disagreed on them."
     ),
     "refit/version": "Version of the weights that the sampler attested.",
-    "refit/attested": "Tensors that the sampler attested after the weights were sent.",
-    "refit/read_whole": "Tensors that were read back whole from the sampler.",
-    "refit/read_in_part": "Tensors that were read back in part from the sampler.",
+    "refit/attested": "Tensors that the sampler attested after the weight sync.",
+    "refit/read_whole": "Tensors read back in full from the sampler.",
+    "refit/read_in_part": "Tensors read back in part from the sampler.",
     "refit/received_only": (
-        "Tensors that cannot be read back, so that the bytes which arrived were compared."
+        "Tensors that cannot be read back; their received bytes were compared instead."
     ),
     "refit/probe_gap": (
-        "Mean difference of log-probabilities of fixed sequences that both sides score."
+        "Mean log-probability difference on fixed sequences that both sides score."
     ),
-    "refit/probe_gap_max": "Largest difference of such a log-probability.",
-    "watch/mismatch": "Mean of e^|Δ| as the drift test reads it.",
-    "watch/bound": "The most that a healthy mismatch reaches, learned from the first steps.",
+    "refit/probe_gap_max": "Largest log-probability difference on those fixed sequences.",
+    "watch/mismatch": "Mean of e^|Δ| used by the drift test.",
+    "watch/bound": "Upper bound of a healthy mismatch, learned from the first steps.",
     "watch/e_value": (
-        "Evidence of the drift test: an alarm is raised once it exceeds one over the "
-        "false-alarm rate."
+        "Evidence (e-value) of the drift test; it raises an alarm above 1 / false-alarm rate."
     ),
     "watch/rescored": (
-        "At the alarm: the mismatch of this step's tokens when the sampler reads them."
+        "At the alarm: mismatch of this step's tokens when the sampler rescores them."
     ),
-    "watch/resent": "At the alarm: the same after the same weights were sent again.",
-    "watch/kept_then": "At the alarm: the mismatch of the kept sequences when they were kept.",
-    "watch/kept_now": "At the alarm: the mismatch of the kept sequences now.",
-    "watch/alarm": "1 from the step on in which the drift test raised its alarm.",
-    "prompts/attempts": "Attempts at making new prompts.",
+    "watch/resent": "At the alarm: the same mismatch after the weights were sent again.",
+    "watch/kept_then": "At the alarm: mismatch of the saved sequences when they were saved.",
+    "watch/kept_now": "At the alarm: mismatch of the saved sequences now.",
+    "watch/alarm": "1 from the step in which the drift test raised its alarm.",
+    "prompts/attempts": "Attempts to write new prompts.",
     "prompts/made": "New prompts that were kept.",
-    "prompts/empty": "New prompts thrown away because they were empty.",
-    "prompts/known": "New prompts thrown away because they are in the data already.",
-    "prompts/repeated": "New prompts thrown away because they were made twice.",
+    "prompts/empty": "New prompts discarded because they were empty.",
+    "prompts/known": "New prompts discarded because the data already has them.",
+    "prompts/repeated": "New prompts discarded as duplicates of other new prompts.",
     "prompts/request_too_long": "Requests for a new prompt that did not fit the context.",
-    "prompts/too_long": "New prompts thrown away because they are too long.",
-    "prompts/unfinished": "New prompts thrown away because they were cut off.",
+    "prompts/too_long": "New prompts discarded because they were too long.",
+    "prompts/unfinished": "New prompts discarded because they were truncated.",
     "meta_judge/consistent": "Share of comparisons with the same winner in both orders.",
     "meta_judge/consistent_by_chance": (
-        "Share that would be consistent by chance, from this iteration's comparisons."
+        "Share of comparisons expected to be consistent by chance in this iteration."
     ),
     "meta_judge/left_out": (
-        "Pairs of judgements left out because the meta-judge has shown no skill yet."
+        "Pairs of judgments left out because the meta-judge is not yet better than chance."
     ),
     "meta_judge/luck": (
-        "Chance that a judge without skill is as consistent; above .01 its pairs are left out."
+        "Probability that a judge without skill is as consistent; above .01, its pairs are left "
+        "out."
     ),
-    "meta_judge/elo_gap": "Mean difference of the Elo ratings of a pair of judgements.",
+    "meta_judge/elo_gap": "Mean Elo difference within a pair of judgments.",
     "meta_judge/first_wins": (
-        "Share of comparisons that the judgement shown first wins; one half is fair."
+        "Share of comparisons won by the judgment shown first; 0.5 is unbiased."
     ),
     "meta_judge/too_long": (
-        "Answers left out because the questions about their judgements are too long."
+        "Answers left out because the meta-judge prompts for their judgments are too long."
     ),
-    "meta_judge/undecided": "Share of answers that gave no pair of judgements.",
+    "meta_judge/undecided": "Share of answers without a pair of judgments.",
 }
 """Sentences by whole names."""
 
 BY_LAST_WORD = {
     "loss": "Loss of this step.",
     "lr": "Learning rate.",
-    "grad_norm": "Norm of the gradient before it is clipped.",
-    "updates_skipped": "Updates that were skipped because their batch held nothing to train on.",
+    "grad_norm": "Norm of the gradient before clipping.",
+    "updates_skipped": "Updates skipped because their batch had nothing to train on.",
     "updates_overflowed": (
-        "Updates that were skipped because a gradient overflowed fp16; the loss's scale was halved."
+        "Updates skipped because a gradient overflowed fp16; the loss scale was halved."
     ),
-    "loss_scale": "Factor of the mean loss in the backward pass, in fp16.",
-    "acc": "Share of pairs ranked right: the chosen answer above the rejected one.",
-    "preference_loss": "The part of the loss that prefers chosen answers to rejected ones.",
-    "sft_loss": "The part of the loss that imitates chosen answers.",
-    "rewards_all_mean": "Mean of the rewards of all answers of the pairs.",
-    "rewards_all_std": "Standard deviation of the rewards of all answers of the pairs.",
+    "loss_scale": "Loss scale in the backward pass, in fp16.",
+    "acc": "Share of pairs ranked correctly: the chosen answer above the rejected one.",
+    "preference_loss": "Preference term of the loss.",
+    "sft_loss": "Supervised term of the loss, on chosen answers.",
+    "rewards_all_mean": "Mean reward over all answers of the pairs.",
+    "rewards_all_std": "Standard deviation of rewards over all answers of the pairs.",
     "rewards_chosen_mean": "Mean reward of the chosen answers.",
     "rewards_rejected_mean": "Mean reward of the rejected answers.",
     "reference_point": (
-        "The KL from the reference policy over mismatched answers, from which KTO counts gains."
+        "KTO's reference point: the KL from the reference policy over mismatched answers."
     ),
-    "rewards_desirable": "Mean reward of the answers that are labeled good.",
-    "rewards_undesirable": "Mean reward of the answers that are labeled bad.",
-    "lengths_desirable": "Mean tokens of the answers that are labeled good.",
-    "lengths_undesirable": "Mean tokens of the answers that are labeled bad.",
-    "chosen_lengths": "Mean tokens of the chosen answers.",
-    "reject_lengths": "Mean tokens of the rejected answers.",
-    "response_lengths": "Mean tokens of the answers.",
-    "response_length": "Mean tokens of a response.",
+    "rewards_desirable": "Mean reward of the answers labeled good.",
+    "rewards_undesirable": "Mean reward of the answers labeled bad.",
+    "lengths_desirable": "Mean number of tokens of the answers labeled good.",
+    "lengths_undesirable": "Mean number of tokens of the answers labeled bad.",
+    "chosen_lengths": "Mean number of tokens of the chosen answers.",
+    "reject_lengths": "Mean number of tokens of the rejected answers.",
+    "response_lengths": "Mean number of tokens per answer.",
+    "response_length": "Mean number of tokens per response.",
     "response_length_max": "Tokens of the longest response.",
-    "generated_rewards": "Mean score that the model as a judge gives its answers.",
+    "generated_rewards": "Mean score that the model, as a judge, gives its answers.",
     "generated_rewards_std": (
-        "Standard deviation of the scores that the model as a judge gives its answers."
+        "Standard deviation of the scores that the model, as a judge, gives its answers."
     ),
-    "chosen_generated_rewards": "Mean score of the answers that became chosen ones.",
-    "rejected_generated_rewards": "Mean score of the answers that became rejected ones.",
-    "bad_samples_per_GBS": "Share of prompts without a pair to learn from.",
-    "bad_ends_per_GBS": "Share of answers that were cut off.",
-    "parse_failures": "Share of the judge's replies from which no verdict could be read.",
-    "truncated_judge_prompts": "Share of answers that the judge saw only in part.",
-    "no_verdict": "Share of judgements without a verdict.",
-    "ok": "Share of prompts whose answers make a pair.",
+    "chosen_generated_rewards": "Mean score of the answers used as chosen.",
+    "rejected_generated_rewards": "Mean score of the answers used as rejected.",
+    "bad_samples_per_GBS": "Share of prompts without a preference pair.",
+    "bad_ends_per_GBS": "Share of truncated answers.",
+    "parse_failures": "Share of the judge's replies without a readable verdict.",
+    "truncated_judge_prompts": "Share of answers shown truncated to the judge.",
+    "no_verdict": "Share of judgments without a verdict.",
+    "ok": "Share of prompts whose answers form a pair.",
     "tie": "Share of prompts whose answers all have the same score.",
-    "identical": "Share of prompts whose best and worst answer are the same text.",
+    "identical": "Share of prompts whose best and worst answers are the same text.",
     "unfinished": "Share of prompts with too few finished answers.",
     "unscored": "Share of prompts with too few scored answers.",
 }
@@ -234,27 +229,27 @@ BY_LAST_WORD = {
 BY_PATTERN = (
     (
         re.compile(r"(?:validation/)?reward/(?P<part>\w+)"),
-        "Mean reward of a sum's part {part}, before its weight, where it has a verdict.",
+        "Mean unweighted reward of the sum's part {part}, over responses with a verdict.",
     ),
     (
         re.compile(r"agreement/gap_from_(?P<low>\d+)"),
-        "Mean |Δ| of tokens from position {low} of their sequence up to the next range, in nats.",
+        "Mean |Δ| of tokens from position {low} of their sequence to the next range, in nats.",
     ),
     (
         re.compile(r"reward_no_verdict/(?P<part>\w+)"),
-        "Responses on which a sum's part {part} has no verdict.",
+        "Responses for which the sum's part {part} has no verdict.",
     ),
     (
         re.compile(r".*/no_verdict_(?P<why>\w+)"),
-        "Judgements without a verdict, for this cause: {why}.",
+        "Judgments without a verdict because of: {why}.",
     ),
     (
         re.compile(r".*/pass@(?P<k>\w+)"),
-        "Chance that at least one of {k} responses to a held-out prompt is right.",
+        "Probability that at least one of {k} responses to a held-out prompt is correct.",
     ),
     (
         re.compile(r".*/maj@(?P<k>\w+)"),
-        "Share of held-out prompts whose most frequent answer of {k} is right.",
+        "Share of held-out prompts whose majority answer of {k} is correct.",
     ),
     (re.compile(r"(?P<of>.*)_low"), "Lower end of the 95 % interval of {of}."),
     (re.compile(r"(?P<of>.*)_high"), "Upper end of the 95 % interval of {of}."),
@@ -272,7 +267,7 @@ def describe_metric(name: str) -> str | None:
         )
     aside = re.fullmatch(r"staleness/(.+)", name)
     if aside:
-        return "As under agreement/, between the policy of now and the older one that sampled."
+        return "As under agreement/, between the current policy and the older one that sampled."
     held = re.fullmatch(r"(?:val|validation)/(.+)", name)
     found = (
         BY_NAME.get(name)

@@ -173,10 +173,10 @@ def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
         lambda question, key: "Score: 1" if key % 2 else "A fine day.", max_no_verdict_rate=0.1
     )
     expected = (
-        r"^\d of 10 judgements have no verdict \(\d no_match\), more than "
-        r"judge\.max_no_verdict_rate=0\.1 allows; "
-        r"one of them ends in 'A fine day\.'; look at the template, at "
-        r"judge\.sampling\.max_tokens and at the judge"
+        r"^\d of 10 judgments have no verdict \(\d no_match\), above "
+        r"judge\.max_no_verdict_rate=0\.1; "
+        r"an unreadable reply ends in 'A fine day\.'; check the template, "
+        r"judge\.sampling\.max_tokens and the judge"
     )
     with pytest.raises(JudgeError, match=expected):
         asks(CASES)

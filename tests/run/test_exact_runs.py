@@ -171,7 +171,9 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
         r"step 3: \d+ of \d+ tokens have another log-probability where they",
         capsys.readouterr().err,
     )
-    assert "tokens have different log-probabilities in sampler and learner" in certificate()["reason"]
+    assert (
+        "tokens have different log-probabilities in sampler and learner" in certificate()["reason"]
+    )
     assert (
         main(["train", "grpo.yaml", "agreement.exact=require", "run.folder=other", *options]) == 4
     )
