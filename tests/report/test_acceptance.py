@@ -49,7 +49,7 @@ ROWS: list[dict[str, float]] = [
         (
             {"metric": "validation/accuracy", "steps": (1, 40), "rows": 2, "min": 0.1},
             False,
-            "1 of 2 rows are there",
+            "1 of 2 rows logged",
         ),
         (
             {"metric": "train/reward", "steps": (31, 100), "min": 0.1},

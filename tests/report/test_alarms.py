@@ -154,7 +154,7 @@ EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
         ([EQUAL] * 4 + [OTHER] * 5, ["step 9: all rewards in 5 steps were 0,"]),
         (
             [OTHER] * 5 + [MIXED] * 9 + [OTHER] * 5,
-            ["step 5: every reward", "step 19: every reward"],
+            ["step 5: all rewards", "step 19: all rewards"],
         ),
         ([NONE] * 12, []),
     ],

@@ -41,7 +41,7 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
         "held-out accuracy",
         "  best",
         "sampled reward",
-        "variance",
+        "explained variance",
         "",
         "run:",
         "report:",
