@@ -1,4 +1,4 @@
-"""The declaration of an inference backend; `samplers/<name>/backend.py` implements it.
+"""The interface of an inference backend; `samplers/<name>/backend.py` implements it.
 
 Imports no torch.
 
@@ -21,39 +21,35 @@ if TYPE_CHECKING:
 
 
 class InferenceBackend(InferenceOptions["SamplerSection"]):
-    """Interface between an inference backend that takes weights and the rest of Lockstep.
+    """Interface between an inference backend with weight sync and the rest of Lockstep.
 
     A subclass implements the abstract members of this class and of `InferenceOptions`, and imports
-    heavy modules inside its methods. Mark it `typing.final`, so that a type checker reports members
-    that are missing.
+    heavy modules inside its methods. Mark it `typing.final`, so that a type checker reports missing
+    members.
     """
 
     is_self_checked: ClassVar[bool] = False
-    """True if it decodes with Lockstep's own KV cache, so that a model has to pass the self-check
-    first.
-    """
+    """True if it decodes with Lockstep's own KV cache, so that models must pass the self-check."""
 
     threads: ClassVar[int | None] = None
-    """Torch threads of a worker on a CPU; None: its share of the run's."""
+    """Torch threads per worker on a CPU; None: its share of the run's."""
 
     @abstractmethod
     def dtype(self, computation: Computation) -> torch.dtype:
-        """The type in which it holds weights, for a learner that computes like this."""
+        """Type of its weights, for a learner with this computation."""
 
     def cache_bytes(self, section: SamplerSection) -> int | None:
-        """Bytes of the KV cache, if the section sets them; None: as many as sequences need."""
+        """Bytes of the KV cache, if the section sets them; None: grows as needed."""
         if section.kv_cache_gib is None:
             return None
         return int(section.kv_cache_gib * 2**30)
 
     reserves_cache: ClassVar[bool] = False
-    """True if it allocates its KV cache when it starts, so that it needs a size."""
+    """True if it allocates its KV cache at start, so that it needs a size."""
 
     @abstractmethod
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
-        """Bytes of the token counts that it keeps for penalties, for so many responses at a
-        time.
-        """
+        """Bytes of the penalties' token counts for a number of concurrent sequences."""
 
     def read_gpu_memory(self) -> int:
         """Bytes of this process's first GPU."""
@@ -62,25 +58,19 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
         return torch.cuda.get_device_properties(0).total_memory
 
     def forgets_weights(self, section: SamplerSection) -> bool:
-        """True if it drops a learner's weights while it sleeps, so that it needs a weight sync
-        after.
-        """
+        """True if sleep drops a learner's weights, so that a weight sync must follow."""
         return False
 
     def packs(self, computation: Computation) -> bool:
-        """True if its kernels pack matrices, of which an attestation then fingerprints sampled
-        columns only.
-        """
+        """True if its kernels pack matrices; attestations then fingerprint only sampled columns."""
         return False
 
     def require_installed(self, section: SamplerSection, on_gpu: bool) -> None:
-        """Raises InputError if this machine lacks what it needs to compute on a GPU, or on the
-        CPU.
-        """
+        """Raises InputError if this machine lacks what it needs on a GPU, or on the CPU."""
 
     @abstractmethod
     def build(self, folder: str, section: SamplerSection, computation: Computation) -> Served:
-        """A sampler with weights of its own, for a process of its own.
+        """A sampler with its own weights, for a separate process.
 
         Args:
             folder: Folder of the model.
@@ -91,10 +81,9 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
     def wrap(
         self, lm: PreTrainedModel, section: SamplerSection, computation: Computation
     ) -> Sampler:
-        """A sampler in this process that shares the weights of `lm`, such as the learner's; else as
-        `build`.
+        """A sampler in this process that shares the weights of `lm`, such as the learner's.
 
-        Only called if `in_process` is true.
+        Only called if `in_process` is true. Otherwise like `build`.
         """
         raise AssertionError(
             f"{type(self).__name__} says that it is never in the process that asks it"
@@ -102,10 +91,10 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
 
 
 def find_backend(section: SamplerSection) -> InferenceBackend | None:
-    """The backend that a section names; None where it is a server.
+    """The backend that a section names; None for a server.
 
     Raises:
-        InputError: There is no such backend.
+        InputError: The backend is unknown.
     """
     found = INFERENCE.find(section.backend)
     assert isinstance(found, InferenceBackend) or found.is_server, (

@@ -1,4 +1,4 @@
-"""The sampler's protocol: the verbs that algorithms use, for any inference engine."""
+"""The sampler protocol: the verbs that algorithms use, for any inference engine."""
 
 from __future__ import annotations
 
@@ -20,30 +20,26 @@ Piece = tuple[Sequence[int], Batch]
 
 
 class Sampler(Protocol):
-    """A sampler: it turns requests into responses."""
+    """A sampler: turns requests into responses."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which weights are held; a weight sync casts them to it before they are
-        sent.
-        """
+        """Type of its weights; a weight sync casts to it before sending."""
         ...
 
     @property
     def version(self) -> int | None:
-        """Version of the weights that were loaded last; None if an engine does not hold them, or no
-        longer.
-        """
+        """Version of the last loaded weights; None if an engine does not hold them (anymore)."""
         ...
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Samples one response per request, and yields them as they become ready, in any order.
+        """Samples one response per request; yields responses as they finish, in any order.
 
         Yields:
-            Indices into `requests`, and a batch of their sequences, each prompt then response, with
-            per-token `mask` (True on response tokens) and `sampler_logprob` (nats, of sampled
-            tokens under `sampling`, 0 elsewhere), and per sample `truncated` (True if `max_tokens`
-            or the context ended the response) and `version`.
+            Indices into `requests`, and a batch of their sequences (prompt, then response), with
+        per-token `mask` (True on response tokens) and `sampler_logprob` (nats, of sampled tokens
+        under `sampling`, 0 elsewhere), and per sample `truncated` (True if `max_tokens` or the
+        context ended the response) and `version`.
         """
         ...
 
@@ -56,60 +52,55 @@ class Sampler(Protocol):
         ...
 
     def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
-        """The `logprobs` of every engine, in the order of their attestations."""
+        """`logprobs` of every engine, in the order of their attestations."""
         ...
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[Attestation]:
-        """Loads new weights, drops every cache that depended on the old ones, and attests what each
-        engine now holds.
+        """Loads new weights, drops every cache of the old ones, and attests what each engine holds.
 
         Args:
-            stream: Canonical names and tensors of `dtype`; it can be iterated more than once.
+            stream: Canonical names and tensors of `dtype`; can be iterated more than once.
             version: Version of the weights; samples carry it.
         """
         ...
 
     def wake(self) -> None:
-        """Gets ready to generate or to load weights."""
+        """Prepares to generate or to load weights."""
         ...
 
     def sleep(self) -> None:
-        """Frees memory that a learner on the same device may need, if the recipe says so."""
+        """Frees memory for a learner on the same device, if the recipe says so."""
         ...
 
 
 class Served(Protocol):
-    """A sampler in a worker process, called by a `Sampler` in another one; as that, but weights
-    come in buckets.
-    """
+    """A sampler in a worker process, called by a `Sampler` in another; gets weights in buckets."""
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]: ...
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
     def join(self, route: Route) -> None:
-        """Opens the receiver's end of the route that weights come by from now on.
+        """Opens the receiving end of the route for the next weights.
 
         Args:
-            route: The route of this process; if an engine has several ranks, of the first: the
-                others take the next.
+            route: Route of this process; if an engine has several ranks, of its first rank: the
+                others use the next ranks.
         """
         ...
 
     def receive(self, bucket: Bucket) -> None:
-        """Takes some of the new weights; the bucket with the number 0 begins a weight sync."""
+        """Receives some of the new weights; bucket number 0 begins a weight sync."""
         ...
 
     def attest(self, version: int) -> Attestation:
-        """Ends a weight sync: drops every cache that depended on the old weights, and attests what
-        is held.
-        """
+        """Ends a weight sync: drops every cache of the old weights, and attests what is held."""
         ...
 
     def show(self, name: str) -> Tensor:
-        """The tensor that the engine computes with now, by a name that was attested."""
+        """The tensor that the engine computes with now, by its attested name."""
         ...
 
     def wake(self) -> None: ...
@@ -122,14 +113,14 @@ class Served(Protocol):
 
 
 def gather_pieces(pieces: Iterable[Piece]) -> Batch:
-    """Pieces of one `Sampler.pieces` as one batch, in the order of the requests."""
+    """The pieces of one `Sampler.pieces` as one batch, in the order of the requests."""
     places, batches = zip(*pieces, strict=True)
     order = torch.tensor([place for some in places for place in some])
     return concat(batches).select(torch.argsort(order))
 
 
 def require_room(requests: Sequence[Request], context: int) -> None:
-    """Raises ValueError for a prompt that is empty, or leaves no room for a response."""
+    """Raises ValueError if a prompt is empty or leaves no room for a response."""
     for index, request in enumerate(requests):
         if not 0 < len(request.tokens) < context:
             raise InputError(

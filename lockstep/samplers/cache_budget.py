@@ -1,4 +1,4 @@
-"""The size of an engine's KV cache: the same number in the plan and in the engine."""
+"""The KV cache size of an engine: the same number in the plan and in the engine."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from lockstep.config import SamplerSection
 from lockstep.core.errors import InputError
 
 USABLE = 0.92
-"""Share of a GPU's memory that models may use: CUDA, NCCL, recorded graphs and fragmentation of one
-process need the rest.
+"""Share of GPU memory for models.
+
+The rest is for one process's CUDA, NCCL, recorded graphs and fragmentation.
 """
 
 PROCESS_BYTES = 1 << 30
-"""Bytes that each further process takes of a GPU besides: its CUDA context and the buffers of NCCL,
-half each.
-"""
+"""GPU bytes of each further process: half for its CUDA context, half for NCCL buffers."""
 
 
 def usable_bytes(memory: int, processes: int) -> int:
-    """Bytes of a GPU that models may use.
+    """Bytes of a GPU for models.
 
     Args:
         memory: Bytes of the GPU.
-        processes: Number of processes that compute on it.
+        processes: Number of processes on it.
     """
     return max(int(USABLE * memory) - max(processes - 1, 0) * PROCESS_BYTES, 0)
 
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """The room that the plan leaves for the KV cache of an engine that reserves it at its start,
-    bytes per device.
+    """Room for the KV cache of an engine that allocates it at start, in bytes per device.
 
     Attributes:
-        wanted: KV cache of as many of the longest sequences as are generated side by side.
-        least: The fewest bytes with which the engine starts.
+        wanted: KV cache for the maximum number of concurrent sequences at full length.
+        least: Minimum with which the engine starts.
         beside: Everything else on the device: the engine's weights, and the learner's ranks at
             their peak.
         processes: Number of processes on the device, the engine's included.
@@ -47,16 +45,14 @@ class CacheBudget:
     processes: int = 1
 
     def choose(self, memory: int) -> int:
-        """The size of the cache on a device with so much memory: as much as is wanted, or as there
-        is room for.
-        """
+        """Size of the cache on a device with this memory: as wanted, but at most the free room."""
         return max(self.least, min(self.wanted, memory - self.beside))
 
     def apply(self, section: SamplerSection, memory: int) -> SamplerSection:
-        """The section with that size, for a GPU of so many bytes.
+        """The section with that size, for a GPU with this memory.
 
         Raises:
-            InputError: There is no room.
+            InputError: The cache does not fit.
         """
         memory = usable_bytes(memory, self.processes)
         if memory - self.beside < self.least:

@@ -1,4 +1,4 @@
-"""Stop strings: a response ends with the token that completes one of them, and keeps it."""
+"""Stop strings: a response ends with the token that completes one, and keeps that token."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 
 
 class StopStrings:
-    """Finds stop strings in tokens; whether a token completes one depends only on it and the tokens
-    before it.
+    """Finds stop strings in tokens.
+
+    Whether a token completes one depends only on it and the tokens before it.
 
     Args:
         folder: Folder of the model, with its tokenizer.
         strings: The stop strings.
 
     Attributes:
-        window: Number of newest tokens that are searched: the bytes of the longest string, as a
-            token has at least one. A special token is decoded as its name, so no string spans it.
+        window: Number of newest tokens to search: the bytes of the longest string, since a token
+            has at least one. A special token is decoded as its name, so no string spans it.
     """
 
     def __init__(self, folder: str, strings: tuple[str, ...]) -> None:
@@ -40,9 +41,9 @@ class StopStrings:
         self._continuations = {vocabulary.get(f"<0x{byte:02X}>") for byte in range(0x80, 0xC0)}
 
     def completes(self, tokens: Sequence[int]) -> bool:
-        """True if the text of a response's newest tokens has a stop string."""
-        # A decoder with a token for each byte loses what adjoins a part of a character, so none is
-        # at the beginning.
+        """True if the text of a response's newest tokens contains a stop string."""
+        # A byte-level decoder loses the neighbors of a partial character, so none is at the
+        # beginning.
         whole = dropwhile(self._continuations.__contains__, tokens[-self.window :])
         text = self._read([*whole])[self._before :]
         return any(string in text for string in self._strings)
@@ -55,7 +56,7 @@ class StopStrings:
 
         Args:
             tokens: The response so far.
-            known: Number of its first tokens that are known to complete none.
+            known: Number of leading tokens that are known to complete none.
         """
         ends = range(known + 1, len(tokens) + 1)
         return next(
@@ -65,9 +66,9 @@ class StopStrings:
 
 @lru_cache(8)
 def open_stop_strings(folder: str, strings: tuple[str, ...]) -> StopStrings:
-    """Opens the stop strings of a model; cached, since this reads its tokenizer.
+    """Opens the stop strings of a model; cached, since it reads the tokenizer.
 
     Raises:
-        InputError: The folder has no tokenizer.
+        InputError: The folder's tokenizer is missing.
     """
     return StopStrings(folder, strings)

@@ -1,4 +1,4 @@
-"""The attestation of an inference engine after a weight sync."""
+"""Attestation: what an inference engine holds after a weight sync."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from dataclasses import dataclass, field
 class Attestation:
     """The weights that one engine holds after a weight sync.
 
-    Names are those of the weights that were sent.
+    Names are the sent names.
 
     Attributes:
         version: Version of the weights.
         fingerprints: Fingerprint of each tensor (`weight_sync.fingerprints.fingerprint`), read from
             the memory that the engine computes with; for tensors in `columns` and `received`, of
             the bytes that arrived.
-        columns: Fingerprints of matrices that the engine keeps packed, read through its kernels:
+        columns: Fingerprints of packed matrices, read through the engine's kernels:
             `weight_sync.fingerprints.column_fingerprint` of the columns that it computes with.
-        received: Tensors that could not be read back at all, such as those from which the engine
-            builds own tables.
-        tied: Maps tensors that were not sent, since they are tied, to the name of the tensor that
-            was.
-        kept_caches: Caches that still depend on old weights.
+        received: Tensors that cannot be read back, such as those from which the engine builds
+            tables.
+        tied: Maps tied tensors, which are not sent, to the name of the sent tensor.
+        kept_caches: Caches that still depend on the old weights.
     """
 
     version: int

@@ -1,5 +1,4 @@
-"""Buckets: weights are sent to other processes a few at a time, so that no side holds a second copy
-of the model.
+"""Buckets: weights are sent a few at a time, so that no side needs a second copy of the model.
 
 A bucket is a range of bytes, and a list of the tensors in it.
 """
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 CAPACITY = 1 << 25
-"""Bytes of a bucket; a larger tensor gets a bucket of its own size."""
+"""Bytes of a bucket; a larger tensor gets a bucket of its size."""
 _ALIGNMENT = 64
 
 
@@ -43,14 +42,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some of the weights.
+    """Some of the weights, sent together.
 
     Attributes:
-        number: Counted from 0 in a weight sync.
-        size: Bytes.
-        slots: Places of its tensors.
-        handles: CUDA IPC handles of the memory that holds the bytes, by the GPU's name; empty for
-            other carriers.
+        number: Number of the bucket in a weight sync, from 0.
+        size: Size in bytes.
+        slots: Its tensors.
+        handles: CUDA IPC handles of the bytes' memory, by GPU name; empty for other carriers.
     """
 
     number: int
@@ -59,12 +57,12 @@ class Bucket:
     handles: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> str:
-        """JSON, for engines that only take plain values."""
+        """JSON, for engines that accept only plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Bucket:
-        """Reads what `json` wrote."""
+        """Parses the output of `json`."""
         fields = json.loads(text)
         slots = (Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots"))
         return cls(**fields, slots=tuple(slots))
@@ -73,9 +71,7 @@ class Bucket:
 def pack(
     tensors: Iterable[tuple[str, Tensor, torch.dtype]],
 ) -> Iterator[tuple[tuple[Slot, ...], list[Tensor]]]:
-    """Groups tensors, each with the type in which it is sent, into buckets: as many as fit, or a
-    single larger one.
-    """
+    """Groups tensors, with their sent types, into buckets: as many as fit, or one larger tensor."""
     slots = list[Slot]()
     packed = list[Tensor]()
     for name, tensor, dtype in tensors:
@@ -92,7 +88,7 @@ def pack(
 
 
 def end_of(slots: Sequence[Slot]) -> int:
-    """Bytes up to the aligned end of the last slot, where another one may start."""
+    """Bytes up to the aligned end of the last slot, where another slot may start."""
     if slots:
         return -(-(slots[-1].start + slots[-1].size) // _ALIGNMENT) * _ALIGNMENT
     return 0

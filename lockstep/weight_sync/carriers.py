@@ -1,9 +1,8 @@
 """Carriers send the bytes of buckets to other processes.
 
-Both ends of a weight sync open the same `Route`.
+Sender and receivers open the same `Route`.
 
-The bytes are in memory that both ends map, on the host or a GPU, or are broadcast in a process
-group.
+The bytes are in memory that both map, on the host or a GPU, or are broadcast in a process group.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from lockstep.weight_sync.buckets import CAPACITY, Bucket, Slot, end_of
 Transfer = Literal["shared_memory", "process_group", "cuda_ipc"]
 
 BUFFERS = 2
-"""Number of buffers that are filled in turn."""
+"""Number of buffers, filled in turn."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A carrier, and where its ends meet; a sender and its receivers open the same one.
+    """A carrier and its meeting point; a sender and its receivers open the same route.
 
     Attributes:
-        transfer: The carrier.
-        places: The files of shared memory.
-        meeting: The meeting of a process group, whose rank 0 sends.
-        backend: Backend of the process group; NCCL if every end has a GPU of its own.
+        transfer: Kind of carrier.
+        places: Files of shared memory.
+        meeting: Meeting of a process group; rank 0 sends.
+        backend: Backend of the process group; NCCL if every process has its own GPU.
     """
 
     transfer: Transfer
@@ -52,24 +51,24 @@ class Route:
     backend: Literal["gloo", "nccl"] = "gloo"
 
     def of(self, rank: int) -> Route:
-        """The same for another rank of the process group."""
+        """The same route for another rank of the process group."""
         if self.meeting is None:
             return self
         return replace(self, meeting=self.meeting.of(rank))
 
     def is_like(self, other: Route) -> bool:
-        """True if both use one carrier."""
+        """True if both use the same carrier."""
         return (self.transfer, self.backend) == (other.transfer, other.backend)
 
     def from_host(self, one_machine: bool) -> Route:
-        """The same for weights in the host's memory, which neither CUDA IPC nor NCCL can read."""
+        """The same for weights in host memory, which neither CUDA IPC nor NCCL can read."""
         if self.is_between_gpus:
             return Route("shared_memory" if one_machine else "process_group")
         return self
 
     @property
     def is_between_gpus(self) -> bool:
-        """True if neither end is in the host's memory."""
+        """True if the sender's and the receivers' weights are on GPUs."""
         match self.transfer:
             case "cuda_ipc":
                 return True
@@ -81,12 +80,12 @@ class Route:
                 assert_never(self.transfer)
 
     def json(self) -> str:
-        """JSON, for engines that only take plain values."""
+        """JSON, for engines that accept only plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Route:
-        """Reads what `json` wrote."""
+        """Parses the output of `json`."""
         fields = json.loads(text)
         meeting = fields.pop("meeting")
         fields["places"] = tuple(fields["places"])
@@ -94,18 +93,15 @@ class Route:
 
 
 class Carrier(ABC):
-    """One end of a route: a sender calls `memory`, `seal` and `ship`, a receiver `take` and
-    `release`.
-    """
+    """One end of a route: senders call `memory`, `seal`, `ship`; receivers `take`, `release`."""
 
     @abstractmethod
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        """Memory for the bytes of the next bucket, uint8 [size]; those of the previous bucket stay
-        valid.
+        """Memory for the next bucket, uint8 [size]; the previous bucket's bytes stay valid.
 
         Args:
             number: Number of the bucket.
-            size: Bytes.
+            size: Size in bytes.
             device: Device of the weights.
         """
 
@@ -114,20 +110,18 @@ class Carrier(ABC):
         """The bucket whose bytes were written to `memory`; the caller passes it to receivers."""
 
     def ship(self, bucket: Bucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
-        """Sends the bytes of the newest bucket to receivers that were passed it; returns when they
-        have them.
-        """
+        """Sends the newest bucket's bytes to receivers that were passed it; returns when done."""
 
     @abstractmethod
     def take(self, bucket: Bucket, device: torch.device) -> Tensor:
-        """The bytes of a bucket, on a device of the receiver. They may change after `release`."""
+        """A bucket's bytes on the receiver's device. They may change after `release`."""
 
     def release(self) -> None:  # noqa: B027 — copies from host memory are finished when they are used
-        """Waits until the bytes that were taken last have been read."""
+        """Waits until the last taken bytes have been read."""
 
 
 def open_carrier(route: Route) -> Carrier:
-    """Opens an end of a route; for a process group, this waits for all other ends."""
+    """Opens an end of a route; in a process group, waits for all other processes."""
     match route.transfer:
         case "shared_memory":
             return SharedMemory(route.places)
@@ -149,13 +143,11 @@ def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[t
 
 
 class SharedFiles:
-    """Memory that other processes open by paths; it is freed when this object and the last of them
-    are gone.
-    """
+    """Memory that other processes open by path; freed with the last process that has it open."""
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The paths of two files, which are made when they are first asked for."""
+        """The paths of two files, created on first use."""
         return self._made
 
     @cached_property
@@ -175,7 +167,7 @@ class _DoubleBuffer:
         self._kept = dict[int, Tensor]()
 
     def whole(self, number: int, size: int, device: torch.device) -> Tensor:
-        """The whole buffer for a bucket, which has at least `size` bytes."""
+        """The full buffer for a bucket, which has at least `size` bytes."""
         buffer = number % BUFFERS
         if (
             buffer not in self._kept
@@ -190,9 +182,7 @@ class _DoubleBuffer:
 
 
 class _ThroughHost(Carrier):
-    """Base of carriers through host memory: a bucket is filled on the weights' GPU, and copied to
-    the host at once.
-    """
+    """Base of host-memory carriers: fills a bucket on the weights' GPU, then copies it once."""
 
     def __init__(self) -> None:
         self._buffers, self._stages = _DoubleBuffer(), _DoubleBuffer()
@@ -202,9 +192,7 @@ class _ThroughHost(Carrier):
         )
 
     def _stage(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
-        """Memory to fill for a bucket that is sent from `sent`: `sent` itself, or a buffer on the
-        tensors' device.
-        """
+        """Memory to fill for a bucket: `sent` itself, or a buffer on the tensors' device."""
         self._sent = self._staged = sent
         if device.type != sent.device.type:
             self._staged = self._stages.memory(number, len(sent), device)
@@ -217,7 +205,7 @@ class _ThroughHost(Carrier):
 
 
 class SharedMemory(_ThroughHost):
-    """Carries buckets in two files of shared memory: one is filled while the other is read.
+    """Carries buckets in two shared-memory files: one is filled while the other is read.
 
     Several processes may write parts of the same bucket; then each of them seals it.
     """
@@ -233,7 +221,7 @@ class SharedMemory(_ThroughHost):
         return self._map(bucket.number, bucket.size).to(device)
 
     def _map(self, number: int, size: int) -> Tensor:
-        """The first `size` bytes of a bucket's file, which is enlarged if it is too small."""
+        """The first `size` bytes of a bucket's file, which grows if it is too small."""
         place = self._places[number % len(self._places)]
         if place not in self._mapped or len(self._mapped[place]) < size:
             with open(place, "r+b") as file:
@@ -246,9 +234,7 @@ class SharedMemory(_ThroughHost):
 
 
 class GroupBroadcast(_ThroughHost):
-    """Carries buckets by broadcasts in a process group of their own, apart from torch's default
-    one.
-    """
+    """Carries buckets by broadcasts in a process group separate from torch's default group."""
 
     def __init__(self, meeting: Meeting, backend: Literal["gloo", "nccl"]) -> None:
         super().__init__()
@@ -268,8 +254,9 @@ class GroupBroadcast(_ThroughHost):
         work.wait()
 
     def _require_done(self, work: dist.Work, bucket: Bucket) -> None:
-        """Waits on the host: a stream that waits for a receiver that died could only be left by
-        ending this process.
+        """Waits on the host.
+
+        A stream that waits for a dead receiver could only be left by ending this process.
         """
         end = time.monotonic() + self._timeout_s
         while not work.is_completed():
@@ -290,7 +277,7 @@ class GroupBroadcast(_ThroughHost):
 _HOST = torch.device("cpu")
 _POLL_S = 2e-4
 _WATCHDOG_WAITS_LONGER_S = 60.0
-"""Seconds after the sender's own deadline when NCCL's watchdog would end the sender's process."""
+"""Seconds after the sender's deadline when NCCL's watchdog would end the sender's process."""
 _FROM_SENDER = dist.BroadcastOptions()
 _FROM_SENDER.rootRank = 0
 
@@ -307,7 +294,7 @@ def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
 
 
 class CudaIPC(Carrier):
-    """Carries buckets in memory of a GPU that both ends share; no byte leaves it.
+    """Carries buckets in memory of a GPU that both ends share, without copying.
 
     If several processes send, each fills memory of its own GPU, and one bucket has the handles of
     all.
@@ -336,7 +323,7 @@ class CudaIPC(Carrier):
         return whole[:size]
 
     def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
-        # streams of this process do not order reads of another one
+        # streams of this process do not order another process's reads
         torch.cuda.synchronize(self._device)
         _, handle = self._exported[number % BUFFERS]
         return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
@@ -372,7 +359,7 @@ def _require_gpu(what: str) -> None:
 
 
 def _export(flat: Tensor) -> str:
-    """A handle by which another process opens the memory of a tensor."""
+    """A handle by which another process opens a tensor's memory."""
     _, *fields = flat.untyped_storage()._share_cuda_()
     return json.dumps(
         [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in fields]
@@ -380,7 +367,7 @@ def _export(flat: Tensor) -> str:
 
 
 def _open_exported(handle: str, device: torch.device) -> Tensor:
-    """Memory that another process has exported, under this process's number of the device."""
+    """Memory that another process exported, with this process's device number."""
     fields = [base64.b64decode(one) if isinstance(one, str) else one for one in json.loads(handle)]
     storage = torch.UntypedStorage._new_shared_cuda(torch.device(device).index or 0, *fields)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(cast("Any", storage))

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors, to prove that two places hold the same bits."""
+"""Fingerprints of tensors, which prove that two copies have the same bits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from lockstep.core import keyed
 
 _LANES = 16 * 3067
-"""32-bit words of a row; 3067 is prime, so that elements of a matrix's column rarely fall into the
-same lane.
+"""32-bit words per row.
+
+3067 is prime, so that elements of a matrix's column rarely fall into the same lane.
 """
 _ROWS_ON_DEVICE = 256
 _SAMPLED_COLUMNS = 16
@@ -22,11 +23,11 @@ _SHORTEST_TABLE = 64
 
 @dataclass(frozen=True)
 class Taken:
-    """A fingerprint that is computed but not read yet: its content is still on the tensor's device.
+    """A computed fingerprint whose content is still on the tensor's device.
 
     Attributes:
         content: Weighted sum of the tensor's bits, int64.
-        kind: A hash of its type and shape.
+        kind: Hash of its type and shape.
     """
 
     content: Tensor
@@ -46,7 +47,7 @@ def fingerprint(tensor: Tensor) -> int:
 
 
 def read(taken: Sequence[Taken]) -> list[int]:
-    """Reads fingerprints that were taken, in one transfer from the device."""
+    """Reads computed fingerprints in one transfer from the device."""
     if not taken:
         return []
     device = taken[0].content.device
@@ -67,9 +68,7 @@ def take(tensor: Tensor) -> Taken:
 
 
 def _add_at_once(words: Tensor) -> Tensor:
-    """The sum of all rows of words, each times its odd number, in a few operations over many rows
-    each, for GPUs.
-    """
+    """Sum of all rows of words, each times its odd number, in few operations for GPUs."""
     lanes = min(len(words), _LANES)
     odd_R = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
     sums = words.new_zeros(lanes)
@@ -83,7 +82,7 @@ def _add_at_once(words: Tensor) -> Tensor:
 
 
 def _sum_lanes(sums: Tensor) -> Tensor:
-    """The sum of all lanes, each times its odd number. CUDA has no product of integer vectors."""
+    """Sum of all lanes, each times its odd number. CUDA has no product of integer vectors."""
     odd = _odd("lane", _LANES, sums.device)[: len(sums)]
     if sums.is_cuda:
         return (sums.to(torch.int64) * odd).sum()
@@ -91,18 +90,18 @@ def _sum_lanes(sums: Tensor) -> Tensor:
 
 
 def pick_columns(width: int) -> list[int]:
-    """Some columns of a matrix, spread evenly from the first to the last; all of a narrow one."""
+    """Columns of a matrix, evenly spaced from first to last; all columns of a narrow matrix."""
     count = min(width, _SAMPLED_COLUMNS)
     return [column * (width - 1) // max(count - 1, 1) for column in range(count)]
 
 
 def column_fingerprint(matrix: Tensor) -> int:
-    """Fingerprint of the sampled columns of a matrix; 0 and −0 count as equal."""
+    """Fingerprint of a matrix's sampled columns; 0 and −0 count as equal."""
     return read([take_columns(matrix)])[0]
 
 
 def take_columns(matrix: Tensor) -> Taken:
-    """Computes the fingerprint of the sampled columns of a matrix, without a device sync."""
+    """Computes the fingerprint of a matrix's sampled columns, without a device sync."""
     return take(matrix.detach().index_select(1, _columns(matrix.shape[1], matrix.device)) + 0.0)
 
 
@@ -129,9 +128,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _table(rows: int) -> int:
-    """Length of a table for `rows` rows: a power of two, so that tensors of similar sizes share
-    it.
-    """
+    """Table length for `rows` rows: a power of two, so that similar tensors share a table."""
     return max(_SHORTEST_TABLE, 1 << (rows - 1).bit_length())
 
 
@@ -142,7 +139,7 @@ def _odd_numbers(count: int) -> list[int]:
 
 @functools.lru_cache(maxsize=16)
 def _odd(role: str, count: int, device: torch.device) -> Tensor:
-    """Odd 64-bit numbers that depend only on role and place, int64 [count]."""
+    """Odd 64-bit numbers that depend only on role and index, int64 [count]."""
     return (
         keyed.bits(torch.tensor([keyed.key("fingerprint", role)]), torch.arange(count))[0] | 1
     ).to(device)

@@ -1,4 +1,4 @@
-"""Weights that are sent to a sampler: cast to its type, and fingerprinted as they are sent."""
+"""Weights on their way to a sampler: cast to its type, and fingerprinted when sent."""
 
 from __future__ import annotations
 
@@ -17,25 +17,23 @@ from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
 
 @dataclass(frozen=True)
 class Sent:
-    """Fingerprints of a sent tensor, as in `Attestation`; `columns` only of matrices, if receivers
-    pack them.
-    """
+    """Fingerprints of a sent tensor, as in `Attestation`; `columns` if receivers pack it."""
 
     whole: int
     columns: int | None
 
 
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
-"""`Learner.weights`, or the like of another holder of weights."""
+"""`Learner.weights`, or the same method of another source of weights."""
 
 
 class Sender(Protocol):
     """Sends weights from the processes that hold them. The caller passes each bucket to receivers.
 
     Attributes:
-        route: The route that it joined last; None: none yet.
-        on_host: True if the weights are in host memory, even if their processes have GPUs.
-        one_machine: True if its processes share memory with this one.
+        route: Route that it joined last; None: not joined yet.
+        on_host: Whether the weights are in host memory, even if their processes have GPUs.
+        one_machine: Whether its processes share memory with this one.
     """
 
     route: Route | None
@@ -48,9 +46,7 @@ class Sender(Protocol):
         ...
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        """Yields names and tensors in messages, which also come from other machines; cast before
-        they are sent.
-        """
+        """Yields names and tensors in messages, also across machines; cast before sending."""
         ...
 
     def join(self, route: Route) -> None:
@@ -60,31 +56,31 @@ class Sender(Protocol):
     def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
         """Fills buckets, and notes what was sent.
 
-        A bucket's bytes stay until the one after the next is requested.
+        A bucket's bytes stay until the bucket after the next is requested.
 
         Args:
             stream: The weights.
-            columns: Take the fingerprints of columns, too.
+            columns: Also fingerprint columns.
         """
         ...
 
     def ship(self, bucket: Bucket) -> None:
-        """Sends the bytes of the newest bucket; returns when all receivers have them."""
+        """Sends the newest bucket's bytes; returns when all receivers have them."""
         ...
 
     def finish(self) -> None:
-        """Frees memory of the last buckets, before engines allocate what they need to sample."""
+        """Frees the last buckets' memory, before engines allocate what they need to sample."""
         ...
 
 
 class Outgoing:
-    """The learner's weights in the sampler's type, as they are sent; they can be iterated again.
+    """The learner's weights in the sampler's type; can be iterated again.
 
     Args:
-        weights: Yields the weights of their holder.
+        weights: Yields the weights of the source.
         dtype: The sampler's type; None: weights are not cast.
-        sender: Sends them from the processes that hold them; None: that is this process.
-        once: True if they may be yielded only once.
+        sender: Sends the weights from the processes that hold them; None: this process.
+        once: Whether they may be yielded only once.
     """
 
     def __init__(
@@ -102,18 +98,14 @@ class Outgoing:
 
     @classmethod
     def of(cls, stream: Iterable[tuple[str, Tensor]]) -> Outgoing:
-        """Wraps a stream of this process's tensors, which are not cast; returns an `Outgoing` as it
-        is.
-        """
+        """Wraps a stream of this process's tensors, uncast; returns an `Outgoing` unchanged."""
         if isinstance(stream, Outgoing):
             return stream
         return cls(lambda: iter(stream), None, once=True)
 
     @property
     def on_gpu(self) -> bool:
-        """True if the weights are on GPUs; those that are yielded only once count as on the
-        host.
-        """
+        """True if the weights are on GPUs; those that are yielded once count as on the host."""
         if self.sender is not None:
             return not self.sender.on_host
         return not self._once and any(tensor.is_cuda for _, tensor in islice(self._weights(), 1))
@@ -136,7 +128,7 @@ class Outgoing:
             yield from unpack(carrier, bucket, torch.device("cpu"))
 
     def uncast(self) -> Iterator[tuple[str, Tensor, torch.dtype]]:
-        """The tensors of this process, each with the type in which it is sent."""
+        """This process's tensors, each with its sent type."""
         for name, tensor in self._weights():
             yield name, tensor.detach(), type_for(tensor, self.dtype)
 
@@ -148,9 +140,7 @@ class Outgoing:
 
     @property
     def sent(self) -> dict[str, Sent]:
-        """Fingerprints of the sent tensors, by name; all that were taken are read in one
-        transfer.
-        """
+        """Fingerprints of the sent tensors, by name; reads all computed ones in one transfer."""
         found = iter(
             read([one for both in self._taken.values() for one in both if one is not None])
         )
@@ -160,24 +150,22 @@ class Outgoing:
         return self._sent
 
     def take_sent(self) -> dict[str, Sent]:
-        """The fingerprints that were taken or noted since the last call."""
+        """The fingerprints computed or noted since the last call."""
         sent = self.sent
         self._sent = {}
         return sent
 
     def note_taken(self, name: str, taken: Taken, tensor: Tensor, columns: bool = True) -> None:
-        """Notes the fingerprint of a tensor of this process, and takes that of its columns."""
+        """Notes the fingerprint of a tensor of this process, and computes its columns'."""
         self._taken[name] = taken, take_columns(tensor) if columns and tensor.ndim == 2 else None
 
     def note(self, sent: Mapping[str, Sent]) -> None:
-        """Notes fingerprints that another process has taken of what it sent."""
+        """Notes fingerprints from another process, of what it sent."""
         self._sent |= sent
 
 
 def type_for(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The type in which a tensor is sent to a sampler of type `dtype`; only floating-point ones are
-    cast.
-    """
+    """The type in which a tensor is sent for `dtype`; only floating-point tensors are cast."""
     if dtype is not None and tensor.is_floating_point():
         return dtype
     return tensor.dtype

@@ -1,4 +1,4 @@
-"""The sender's side of a weight sync in a process that has weights, or a part of them."""
+"""The sender in a process that has weights, or a part of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from lockstep.weight_sync.outgoing import Outgoing
 
 
 class LocalSender(SharedFiles):
-    """Sends weights of this process, as an `outgoing.Sender` sends those of others; it needs to
-    know of no machine.
-    """
+    """Sends weights of this process, as an `outgoing.Sender` does for others."""
 
     def __init__(self) -> None:
         self._carrier: Carrier | None = None
         self.route: Route | None = None
 
     def join(self, route: Route, opens: bool = True) -> None:
-        """See `outgoing.Sender`; without `opens`, this process only takes part in gathering what
-        another one sends.
-        """
+        """See `outgoing.Sender`; without `opens`, only helps to gather for another sender."""
         self._carrier = open_carrier(route) if opens else None
         self.route = route
 

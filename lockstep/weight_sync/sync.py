@@ -1,6 +1,4 @@
-"""Weight sync from learner to sampler, with proof that the weights arrived and that the sampler
-uses them.
-"""
+"""Weight sync from learner to sampler, with proof that the weights arrived and are in use."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ from lockstep.weight_sync.outgoing import Outgoing, Sender, Sent, type_for
 _SEQUENCES = 2
 _LENGTH = 32
 _LARGEST_GAP = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.1}
-"""Bounds on mean |Δ log π| of the probe, nats, by the type that learner and sampler compute in."""
+"""Bounds on mean |Δ log π| of the probe, nats, by the type of learner and sampler."""
 
 
 class WeightSyncError(BrokenPromiseError):
-    """The sampler does not hold what the learner sent."""
+    """The sampler's weights differ from the learner's."""
 
 
 class WeightSource(Protocol):
-    """The source of a sampler's weights: a learner as it is, or a `Snapshot` of it."""
+    """The source of a sampler's weights: a learner, or a `Snapshot` of it."""
 
     @property
     def sender(self) -> Sender | None:
@@ -42,7 +40,7 @@ class WeightSource(Protocol):
 
 
 class Receiver(Protocol):
-    """Inference engines that take weights: the part of a sampler that a weight sync needs."""
+    """Inference engines that receive weights: the part of a sampler that a weight sync needs."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -56,11 +54,10 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Sequences that learner and engines both score: equal weights have to give equal
-    log-probabilities.
+    """Sequences that learner and engines score: equal weights, equal log-probabilities.
 
     Attributes:
-        batch: The sequences.
+        batch: Sequences to score.
         bound: Bound on mean |Δ log π|, nats.
         logprob: Log-probabilities by the learner; None: not scored yet.
     """
@@ -70,8 +67,9 @@ class Probe:
     logprob: Tensor | None = None
 
     def score(self, learner: WeightSource) -> Self:
-        """The same probe with the learner's log-probabilities; before engines take the memory that
-        this needs.
+        """The same probe with the learner's log-probabilities.
+
+        Scored before engines take the memory that this needs.
         """
         return replace(self, logprob=learner.logprobs(self.batch))
 
@@ -94,9 +92,7 @@ class Snapshot:
     def of(
         cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Probe | None
     ) -> Snapshot:
-        """Copies the learner's current weights; weights in other processes are cast before they are
-        sent.
-        """
+        """Copies the learner's current weights; other processes cast theirs before sending."""
         if learner.sender is None:
             leaving = learner.weights()
         else:
@@ -110,13 +106,13 @@ class Snapshot:
 
     @property
     def sender(self) -> None:
-        """None: copies are in this process."""
+        """None: the copies are in this process."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.tensors.items()
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """Log-probabilities of the probe; `batch` has to be the probe."""
+        """Log-probabilities of the probe; `batch` must be the probe."""
         return self.probe_logprob
 
 
@@ -128,18 +124,17 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def sync_weights(
     learner: WeightSource, sampler: Receiver, version: int, probe: Probe | None = None
 ) -> Metrics:
-    """Streams the weights, and compares fingerprints of what was sent with what each engine now
-    holds.
+    """Streams the weights, and compares sent fingerprints with what each engine now holds.
 
     Args:
-        learner: The source of the weights.
-        sampler: The sampler that loads them.
+        learner: Source of the weights.
+        sampler: Sampler that receives them.
         version: Version of the weights.
-        probe: What both score; None: nothing.
+        probe: Sequences that both score; None: no probe.
 
     Raises:
-        WeightSyncError: Names the tensors that differ or are missing on one side, or the caches
-            that were kept; or an engine scores the probe differently.
+        WeightSyncError: Tensors differ or are missing on one side, caches were kept, or an engine
+            scores the probe differently.
     """
     outgoing = Outgoing(learner.weights, sampler.dtype, learner.sender)
     attestations = sampler.load_weights(outgoing, version)
@@ -168,9 +163,7 @@ def sync_weights(
 
 
 def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
-    """Finds tensors that an engine does not hold as they were sent, and caches that it kept, each
-    with a reason.
-    """
+    """Finds tensors that an engine does not hold as sent, and caches that it kept, with reasons."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
     faults |= {
@@ -182,7 +175,7 @@ def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
 
 
 def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
-    """Says what is wrong with a tensor; None if nothing is."""
+    """Explains what is wrong with a tensor; None if it is correct."""
     if name not in held.fingerprints:
         return "did not arrive"
     if held.fingerprints[name] != sent.whole:
@@ -198,8 +191,7 @@ def random_probe(vocabulary: int, context: int, *dtypes: str) -> Probe:
     Args:
         vocabulary: Number of tokens.
         context: Longest sequence that both read.
-        *dtypes: The types that learner and samplers compute in, as `learner.dtype`; fp32 if none is
-            given.
+        *dtypes: Types that learner and samplers compute in, as `learner.dtype`; fp32 if omitted.
     """
     length = min(_LENGTH, context - 1)
     draws = keyed.uniforms(torch.arange(_SEQUENCES), torch.arange(length))
@@ -211,7 +203,7 @@ def random_probe(vocabulary: int, context: int, *dtypes: str) -> Probe:
 
 
 def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe: Probe) -> Metrics:
-    """Compares log-probabilities of the learner with those of each engine."""
+    """Compares the learner's log-probabilities with each engine's."""
     if probe.logprob is None:
         expected = learner.logprobs(probe.batch)
     else:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @final
 class OpenAIServer(InferenceOptions["SamplerSection"]):
-    """A server that speaks OpenAI's protocol, asked through `samplers.openai.client`."""
+    """A server that speaks OpenAI's protocol; `samplers.openai.client` calls it."""
 
     is_server = True
     changes_no_result = ("base_url", "api_key_env", "max_concurrency", "max_retries")

@@ -1,8 +1,7 @@
-"""A client for a server that speaks OpenAI's protocol: vLLM's, SGLang's, TensorRT-LLM's
-`trtllm-serve`, or another.
+"""A client for OpenAI-compatible servers: vLLM, SGLang, TensorRT-LLM's `trtllm-serve`, and others.
 
-The server already runs with weights of its own; only requests can be sent to it. So what it is and
-what it supports is checked as far as its answers allow (docs/guides/servers.md).
+The server already runs with its own weights and only receives requests. What it is and supports is
+checked as far as its responses allow (docs/guides/servers.md).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from lockstep.servers.json_server import JsonServer, Lost, ServerAddress, Server
 _SHOWN_MODELS = 5
 
 _SEED_BITS = 2**63 - 1
-"""Mask of seeds that every server takes: not negative, in a signed 64-bit integer."""
+"""Mask for seeds that every server accepts: nonnegative, in a signed 64-bit integer."""
 
 
 class OpenAIClient:
@@ -26,7 +25,7 @@ class OpenAIClient:
 
     Args:
         options: Address of the server, the model, and limits of requests.
-        timeout_s: A request that is not answered within this is sent again.
+        timeout_s: Timeout after which a request is retried.
         note: Shows the user a line.
 
     Raises:
@@ -53,7 +52,7 @@ class OpenAIClient:
         self._dialect = self._find_dialect()
 
     def require(self, sampling: SamplingParams) -> None:
-        """Raises ValueError if the server cannot express a distribution."""
+        """Raises ValueError if the server does not support a distribution."""
         self._dialect.fields(sampling)
 
     def chat(
@@ -63,18 +62,17 @@ class OpenAIClient:
         keys: Sequence[int],
         lost: Lost | None = None,
     ) -> Iterator[tuple[int, Reply]]:
-        """Continues conversations in the server's own chat template; the model's own stop tokens
-        end an answer too.
+        """Continues conversations by the server's chat template, up to a stop token of the model.
 
         Args:
             conversations: Messages with `role` and `content`.
             sampling: The sampling distribution.
             keys: Keys of the random numbers, one per conversation.
-            lost: Called with each request that failed after all retries; None: the first such
-                failure is raised.
+            lost: Called with each request that failed after all retries; None: raise the first
+                failure.
 
         Returns:
-            Indices into `conversations` and their replies, as they come.
+            Indices into `conversations` and their replies, as they arrive.
 
         Raises:
             ValueError: If the server lacks a requested option.

@@ -1,6 +1,4 @@
-"""Dialects of servers that speak OpenAI's protocol: the options that each understands besides it,
-and their answers.
-"""
+"""Dialects of OpenAI-compatible servers: their additional options, and their responses."""
 
 from __future__ import annotations
 
@@ -13,27 +11,27 @@ from lockstep.core.errors import InputError, shorten
 from lockstep.core.types import SamplingParams
 
 _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": 0}
-"""Options that OpenAI's own servers do not know, and values at which they change nothing."""
+"""Options that OpenAI's own servers lack, and values that disable them."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """A kind of server, by the requests that it understands besides OpenAI's own.
+    """A kind of server, by the request options that it has besides OpenAI's own.
 
     Attributes:
         name: Name of the kind.
-        every_token: Value of `top_k` that keeps all tokens; None: the server knows neither top_k
-            nor stop token ids.
+        every_token: Value of `top_k` that keeps all tokens; None: no support for top_k and stop
+            token ids.
     """
 
     name: str
     every_token: int | None = None
 
     def fields(self, sampling: SamplingParams) -> dict[str, object]:
-        """Returns the request's options for a distribution and its stop tokens.
+        """The request options for a distribution and its stop tokens.
 
         Raises:
-            ValueError: If the server has no options for it.
+            ValueError: If the server does not support it.
         """
         options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         if sampling.stop:
@@ -50,7 +48,7 @@ class Dialect:
             "min_p": sampling.min_p,
             "top_k": sampling.top_k,
         }
-        # all are sent: otherwise servers take defaults from the model's folder
+        # all are sent: otherwise servers use defaults from the model's folder
         if self.every_token is not None:
             stops = {"stop_token_ids": list(sampling.stop_token_ids)}
             return (
@@ -69,17 +67,15 @@ DIALECTS = {
     "sglang": Dialect("SGLang", -1),
     "tensorrt_llm": Dialect("TensorRT-LLM", 0),
 }
-"""The dialects, by the name that a server gives itself in `owned_by` of the models that it
-lists.
-"""
+"""Dialects by the name that a server reports as `owned_by` of its models."""
 
 
 _LONGEST_TOKEN = 4096
-"""Characters; vocabularies have runs of spaces of a few hundred."""
+"""Limit in characters; vocabularies have runs of spaces of a few hundred."""
 
 
 class ServerWords(BaseModel):
-    """A part of a server's answer; types are strict, so that "1" is not read as a number."""
+    """A part of a server's response; types are strict, so that "1" is not a number."""
 
     model_config = ConfigDict(strict=True)
 
@@ -92,32 +88,31 @@ class Model(ServerWords):
 
 
 class Models(ServerWords):
-    """A server's answer to /models."""
+    """A server's response to /models."""
 
     data: list[Model]
 
 
 def _replace_half_characters(text: str) -> str:
-    """Replaces unpaired surrogates, which JSON can hold and UTF-8 cannot, by the replacement
-    character.
-    """
+    """Replaces unpaired surrogates, which UTF-8 cannot encode, by the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 Text = Annotated[str, AfterValidator(_replace_half_characters)]
-"""A text that can be written to a file."""
+"""Text that can be written to a file."""
 
 
 class Message(ServerWords):
-    """A message of a conversation; its content is None if there was only reasoning, which some
-    servers keep apart.
+    """A message of a conversation.
+
+    Its content is None if there was only reasoning, which some servers return separately.
     """
 
     content: Text | None = None
 
 
 class Choice(ServerWords):
-    """A response; `error` says why there is none, if a server says so."""
+    """A response; `error` explains why it is missing, if the server reports it."""
 
     index: int | None = None
     error: Any = None
@@ -126,13 +121,13 @@ class Choice(ServerWords):
 
 
 class Usage(ServerWords):
-    """Tokens as a server counts them."""
+    """Token counts by the server."""
 
     completion_tokens: NonNegativeInt
 
 
 class Completion(ServerWords):
-    """A server's answer to /chat/completions."""
+    """A server's response to /chat/completions."""
 
     choices: list[Choice] = Field(min_length=1, max_length=1)
     usage: Usage
@@ -142,9 +137,7 @@ class Completion(ServerWords):
         return self.usage.completion_tokens
 
     def fault(self, max_tokens: int) -> str | None:
-        """The reason why this cannot be a response of at most `max_tokens` tokens; None if it
-        can.
-        """
+        """Explains why this cannot be a response of at most `max_tokens` tokens; None if it can."""
         choice = self.choices[0]
         if choice.error:
             return f"its choice holds an error ({shorten(str(choice.error))})"
@@ -152,7 +145,7 @@ class Completion(ServerWords):
             return (
                 f"its only choice has the index {choice.index}, as if it answered another request"
             )
-        if self.num_tokens > max_tokens + 1:  # some servers count the stop token in addition
+        if self.num_tokens > max_tokens + 1:  # some servers also count the stop token
             return (
                 f"it answers with {self.num_tokens} tokens, where {max_tokens} were asked for "
                 "at most"

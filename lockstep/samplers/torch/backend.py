@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @final
 class TorchInference(InferenceBackend):
-    """PyTorch with Lockstep's own cache of keys and values."""
+    """PyTorch with Lockstep's own KV cache."""
 
     is_exact = True
     is_self_checked = True
-    threads = 1  # more would make bits depend on how many samplers share the machine
+    threads = 1  # with more, bits would depend on how many samplers share the machine
 
     def in_process(self, section: SamplerSection) -> bool:
         return section.replicas == 1

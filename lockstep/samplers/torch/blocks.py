@@ -1,6 +1,4 @@
-"""The prefix cache's accounts of blocks: which are free, which are in use, and which tokens they
-hold.
-"""
+"""The prefix cache's bookkeeping of KV blocks: free, in use, and the tokens in them."""
 
 from __future__ import annotations
 
@@ -11,23 +9,23 @@ from lockstep.samplers.torch.pool import BLOCK
 
 _ROOT = 0
 _FEWEST = 64
-"""The fewest blocks that are added at once: growing copies the whole pool."""
+"""Minimum number of blocks to add: growing copies the whole pool."""
 
 _Known = tuple[int, tuple[int, ...]]
-"""Key of a cached block: the number of the prefix before it, and its own tokens."""
+"""Key of a cached block: the number of the prefix before it, and its tokens."""
 
 
 def count_blocks(tokens: int) -> int:
-    """Number of blocks that hold so many tokens."""
+    """Number of blocks for a number of tokens."""
     return -(-tokens // BLOCK)
 
 
 class Blocks:
-    """Free and taken blocks, by their numbers.
+    """Free and used blocks, by their numbers.
 
     Attributes:
         count: Number of blocks, free ones included.
-        keep: The most blocks without users that stay cached before their memory is reused.
+        keep: Maximum number of cached blocks without users.
     """
 
     def __init__(self) -> None:
@@ -40,8 +38,9 @@ class Blocks:
         self._newest = _ROOT
 
     def take(self, number: int) -> list[int]:
-        """Takes free blocks; if too few, evicts cached ones beyond `keep`, oldest first, and adds
-        new ones.
+        """Allocates blocks.
+
+        If too few are free, evicts cached ones beyond `keep`, oldest first, then adds new ones.
         """
         while len(self._free) < number and len(self._kept) > self.keep:
             self._forget(next(iter(self._kept)))
@@ -59,9 +58,7 @@ class Blocks:
             self._kept.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Removes a user from each block; a block whose tokens are noted stays cached for a
-        while.
-        """
+        """Removes a user from each block; a block with noted tokens stays cached for a while."""
         for block in blocks:
             self._users[block] -= 1
             if self._users[block] == 0 and block in self._known:
@@ -70,8 +67,9 @@ class Blocks:
                 self._free.append(block)
 
     def find(self, tokens: tuple[int, ...]) -> list[int]:
-        """Finds cached blocks of the longest prefix of some tokens, without the last, whose logits
-        are needed.
+        """Finds cached blocks of the longest prefix.
+
+        The last token is left out, since its logits are needed.
         """
         content = _ROOT
         found = list[int]()
@@ -84,7 +82,7 @@ class Blocks:
         return found
 
     def remember(self, tokens: tuple[int, ...], blocks: Sequence[int]) -> None:
-        """Notes which tokens some blocks hold; only full blocks are cached."""
+        """Notes the tokens of some blocks; only full blocks are cached."""
         content = _ROOT
         for start, block in zip(
             range(0, len(tokens) // BLOCK * BLOCK, BLOCK), blocks, strict=False
@@ -99,7 +97,7 @@ class Blocks:
     def _forget(self, block: int) -> None:
         """Frees a cached block.
 
-        Blocks that continue it are no longer found: its prefix's number is never reused.
+        Blocks that continue it are no longer found: its prefix number is never reused.
         """
         del self._kept[block], self._contents[self._known.pop(block)]
         self._free.append(block)

@@ -1,5 +1,6 @@
-"""The layout of a pass in continuous batching: one token of each running row (decode), and new
-rows' prompts (prefill).
+"""The layout of a pass in continuous batching: decode of running rows, prefill of new rows.
+
+A running row has one token in a pass, a new row its prompt.
 
 Letters: N tokens of a pass, R running rows, C new rows whose beginning is cached, B blocks of a
 row, H heads, D size of a head.
@@ -24,12 +25,12 @@ from lockstep.samplers.torch.pool import BLOCK, Pool
 
 
 class Growing:
-    """Running rows, arena by arena, and padding tokens after them.
+    """Running rows, arena by arena, followed by padding tokens.
 
     Args:
-        arenas: Hold their keys and values.
-        position_R: Position of the new token of each row.
-        filling: Number of padding tokens, which belong to no row; their attention is 0.
+        arenas: Arenas with their keys and values.
+        position_R: Position of each row's new token.
+        filling: Number of padding tokens; their attention is 0.
     """
 
     def __init__(self, arenas: Sequence[Arena], position_R: Tensor, filling: int) -> None:
@@ -52,9 +53,7 @@ class Growing:
         scaling: float,
         window: int | None,
     ) -> list[Tensor]:
-        """Attention of one new token of each row [R, H, D]; returns one tensor per arena, and zeros
-        for the padding.
-        """
+        """Attention of one new token per row [R, H, D]: a tensor per arena, zeros for padding."""
         out = list[Tensor]()
         start = 0
         masks = self._mask(kernel, window)
@@ -73,7 +72,7 @@ class Growing:
         return out
 
     def _mask(self, kernel: Kernel, window: int | None) -> list[Tensor]:
-        """The masks of a kernel, made once for all layers of a pass."""
+        """The masks of a kernel, computed once for all layers of a pass."""
         key = type(kernel), window
         if key not in self._masks:
             self._masks[key] = [
@@ -88,11 +87,11 @@ class Continued:
     """New rows whose first tokens are already in blocks (a prefix cache hit).
 
     Attributes:
-        blocks: Their blocks, with those of the new tokens [C, B].
+        blocks: Their blocks, including the new tokens' [C, B].
         row: Row of each new token.
         position: Position of each new token.
-        first: Position of the first query that is computed, a multiple of a block of queries; no
-            new token is earlier.
+        first: Position of the first computed query, a multiple of a query block; at or before the
+            first new token.
     """
 
     blocks: Tensor
@@ -102,9 +101,7 @@ class Continued:
 
     @classmethod
     def of(cls, blocks: Tensor, known: Tensor, length: Tensor) -> Continued:
-        """Rows of `length` tokens, of which the first `known` are in blocks; both int64 [C] on the
-        CPU.
-        """
+        """Rows of `length` tokens, the first `known` in blocks; both int64 [C] on the CPU."""
         tokens = Batch(torch.arange(int((length - known).sum())), length - known)
         first = int(known.min()) // QUERIES * QUERIES
         position = known[tokens.row] + tokens.position
@@ -131,15 +128,14 @@ class Continued:
 
 @dataclass(frozen=True)
 class Beginning:
-    """New rows, whose keys and values go to blocks: first those without a cached prefix, then those
-    with one.
+    """New rows, whose KV goes to blocks: first rows without a cached prefix, then the others.
 
     Attributes:
-        block: Block of each of their tokens.
-        position: Position of each of their tokens.
-        whole: Layout of rows without a cached prefix; None: there are none.
-        num_whole: Number of tokens of these rows.
-        continued: Rows with a cached prefix; None: there are none.
+        block: Block of each token.
+        position: Position of each token.
+        whole: Layout of rows without a cached prefix; None: no such rows.
+        num_whole: Number of tokens in these rows.
+        continued: Rows with a cached prefix; None: no such rows.
     """
 
     block: Tensor
@@ -159,9 +155,7 @@ class Beginning:
         scaling: float,
         window: int | None,
     ) -> list[Tensor]:
-        """Attention of all tokens of new rows, from heads-first tensors [1, H, N, D] to [N, H,
-        D].
-        """
+        """Attention of all tokens of new rows, from heads-first [1, H, N, D] to [N, H, D]."""
         pool.write(
             layer,
             key[0].transpose(0, 1),
@@ -180,13 +174,13 @@ class Beginning:
 
 
 class Continuous(Layout):
-    """The layout of one pass: tokens of running rows, then those of new ones.
+    """The layout of one pass: tokens of running rows, then tokens of new rows.
 
     Args:
-        pool: Holds the keys and values of new rows.
-        running: Number of tokens of running rows, padding tokens included.
-        growing: The running rows; None: there are no such tokens.
-        beginning: The new rows; None: there are none.
+        pool: KV pool of new rows.
+        running: Number of tokens of running rows, including padding.
+        growing: The running rows; None: no such tokens.
+        beginning: The new rows; None: no new rows.
     """
 
     def __init__(
@@ -220,7 +214,7 @@ class Continuous(Layout):
 def call_modules(
     lm: PreTrainedModel, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
 ) -> Tensor:
-    """Logits [M, V] of the tokens of a pass with indices `keep_M`, by the model's own modules."""
+    """Logits [M, V] of a pass's tokens at indices `keep_M`, by the model's own modules."""
     return lm(
         input_ids=token_N[None],
         position_ids=position_N[None],

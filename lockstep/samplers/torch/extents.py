@@ -1,8 +1,8 @@
 """The dense KV cache of running rows, which attention reads in place.
 
-Rows of similar length lie side by side in an arena, where each has room for the same number of
-tokens. A row that has filled its room moves to the next larger arena, and when a row ends, the last
-row of its arena takes its place.
+Rows of similar length lie side by side in an arena, where each has a slot of the same number of
+tokens. A row that fills its slot moves to the next larger arena, and when a row ends, the last row
+of its arena takes its slot.
 
 Letters: R rows, B blocks, H heads of keys, T tokens, D size of a head.
 """
@@ -20,18 +20,18 @@ from lockstep.samplers.torch.pool import BLOCK, Pool
 
 _SMALLEST = 64
 _ROWS = 8
-"""Rows that an arena is enlarged by, at least."""
+"""Minimum number of rows to grow an arena by."""
 
 
 @dataclass(eq=False)
 class Arena:
-    """Rows with room for the same number of tokens each.
+    """Rows with slots of the same number of tokens.
 
     Attributes:
-        room: Tokens that each row has room for.
-        rows: Numbers of the rows in it.
-        size: Number of rows that it has memory for.
-        filled: Tokens of its longest row; kept up to date by the scheduler.
+        room: Tokens per slot.
+        rows: Numbers of its rows.
+        size: Number of allocated slots.
+        filled: Tokens of its longest row; the scheduler updates it.
         layers: Keys and values of each layer, two of [size, H, room, D].
     """
 
@@ -42,7 +42,7 @@ class Arena:
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def append(self, rows: Sequence[int]) -> slice:
-        """Takes more rows. Returns their places."""
+        """Adds rows. Returns their slots."""
         places = slice(len(self.rows), len(self.rows) + len(rows))
         self.rows += rows
         if len(self.rows) > self.size:
@@ -59,7 +59,7 @@ class Arena:
             held[places, :, : new.shape[2]] = new
 
     def remove(self, rows: Iterable[int]) -> None:
-        """Forgets rows; the last ones take their places."""
+        """Removes rows; the last ones take their slots."""
         gone = set(rows)
         left = sum(row not in gone for row in self.rows)
         holes = [place for place in range(left) if self.rows[place] in gone]
@@ -83,7 +83,7 @@ class Extents:
     """The arenas of all running rows; the scheduler numbers the rows.
 
     Args:
-        context: The most tokens of a row.
+        context: Maximum tokens per row.
     """
 
     def __init__(self, context: int) -> None:
@@ -92,13 +92,11 @@ class Extents:
 
     @property
     def arenas(self) -> list[Arena]:
-        """Arenas with their rows, in the order of a pass."""
+        """Arenas with rows, in the order of a pass."""
         return [arena for _, arena in sorted(self._arenas.items())]
 
     def room(self, tokens: int) -> int:
-        """Room, in tokens, for a row of `tokens` tokens: 64, 96, 128, 192, 256 and so on, up to the
-        context.
-        """
+        """Slot size for a row of `tokens` tokens: 64, 96, 128, 192, 256, …, the context."""
         power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
         if tokens <= _SMALLEST or tokens > power * 3 // 4:
             room = power
@@ -108,7 +106,7 @@ class Extents:
 
     @property
     def taken(self) -> int:
-        """Tokens that rows have room for."""
+        """Total size of the rows' KV slots, in tokens."""
         return sum(arena.room * len(arena.rows) for arena in self._arenas.values())
 
     def add(
@@ -118,7 +116,7 @@ class Extents:
         lengths: Sequence[int],
         pool: Pool,
     ) -> None:
-        """Adds rows of `lengths` tokens, and copies their keys and values from blocks of a pool."""
+        """Adds rows of `lengths` tokens, and copies their keys and values from a pool's blocks."""
         alike = defaultdict[int, defaultdict[int, list[int]]](lambda: defaultdict(list))
         for index, length in enumerate(lengths):
             alike[self.room(length + 1)][len(blocks[index])].append(index)
@@ -134,13 +132,13 @@ class Extents:
                     arena.write(layer, places, *pool.read(layer, block_RB))
 
     def remove(self, rows: Iterable[int]) -> None:
-        """Forgets rows."""
+        """Removes rows."""
         gone = set(rows)
         for arena in self.arenas:
             self._remove(arena, gone)
 
     def move(self, arena: Arena, places: Sequence[int]) -> None:
-        """Moves the rows at some places of an arena to the next one."""
+        """Moves the rows in some slots of an arena to the next arena."""
         room = self.room(arena.room + 1)
         larger = self._arenas.setdefault(room, Arena(room))
         rows = [arena.rows[place] for place in places]
@@ -151,9 +149,7 @@ class Extents:
         self._remove(arena, rows)
 
     def save(self, row: int, blocks: Sequence[int], known: int, pool: Pool) -> None:
-        """Copies the beginning of a row to blocks of a pool, except the first `known` blocks, which
-        have it already.
-        """
+        """Copies the beginning of a row to blocks of a pool, skipping the first `known` blocks."""
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
         place = arena.rows.index(row)
         tokens = slice(BLOCK * known, BLOCK * len(blocks))

@@ -1,4 +1,4 @@
-"""The base of torch samplers: a model in this process, and the verbs around its weights."""
+"""The base class of torch samplers: a model in this process, and its weight verbs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ from lockstep.weight_sync.fingerprints import read, take
 
 
 class ModelSampler(ABC):
-    """Implements `samplers.base.Sampler` except `pieces`; given the learner's own model, it shares
-    the weights.
+    """Implements `samplers.base.Sampler` except `pieces`; can share the learner's weights.
 
     Args:
         lm: A causal language model with Lockstep's attention.
-        max_batch_size: Sequences generated side by side.
-        dtype: Type of a learner that computes alike, by autocast; weights are fp32 in any case.
+        max_batch_size: Maximum number of concurrent sequences.
+        dtype: Autocast type, the same as the learner's; weights are always fp32.
     """
 
     dtype = torch.float32
@@ -56,20 +55,18 @@ class ModelSampler(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Gets ready to generate or to take weights."""
+        """Prepares to generate or to load weights."""
 
     @abstractmethod
     def sleep(self) -> None:
-        """Frees what is held between rollouts, except weights."""
+        """Frees everything but the weights between rollouts."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         return gather_pieces(self.pieces(requests, sampling))
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        """See `samplers.base.Sampler`; a pass has at most as many rows and tokens as one that
-        generates.
-        """
+        """See `samplers.base.Sampler`; a pass has at most a generating pass's rows and tokens."""
         head = LogitsHead(self._lm)
         bare = replace(batch, sampling=None, entropy=False)
         scores = list[Tensor]()
@@ -107,7 +104,7 @@ class ModelSampler(ABC):
         return dict(self._tensors())[name].detach()
 
     def close(self) -> None:  # noqa: B027 -- no sampler of this kind has anything to do
-        """Does nothing: there are no other processes."""
+        """Does nothing: there are no worker processes."""
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         held = chain(self._lm.named_parameters(), self._lm.named_buffers())
@@ -127,8 +124,8 @@ class ModelSampler(ABC):
     def _autocast(self) -> Iterator[None]:
         """The autocast context of the sampler's type.
 
-        It keeps narrow copies of weights until it is left, if these require a gradient, so weights
-        that adapters have frozen do for a while.
+        Until it exits, it caches casts of weights that require a gradient, so weights that adapters
+        have frozen require one meanwhile.
         """
         frozen = [parameter for parameter in self._lm.parameters() if not parameter.requires_grad]
         for parameter in frozen:
@@ -172,7 +169,7 @@ def lay_behind(
     version: int,
     sampling: SamplingParams,
 ) -> Batch:
-    """Lays each response behind its prompt."""
+    """Appends each response to its prompt."""
     both = list(zip(requests, responses, strict=True))
     tokens = [token for request, response in both for token in (*request.tokens, *response.tokens)]
     lengths = [len(request.tokens) + len(response.tokens) for request, response in both]

@@ -1,5 +1,4 @@
-"""The tokens of a pass and their layout: one of each running row (decode), and those of new prompts
-(prefill).
+"""The tokens of a pass and their layout: decode of running rows, prefill of new prompts.
 
 Letters: N tokens of a pass, M of them with logits, P prompts, B blocks of a prompt.
 """
@@ -20,8 +19,9 @@ from lockstep.samplers.torch.rows import SharedPrompt
 
 
 def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
-    """Cuts rows, in their order, into passes of at most `rows` rows and `tokens` tokens; a longer
-    row has its own.
+    """Splits rows, in order, into passes of at most `rows` rows and `tokens` tokens.
+
+    A longer row gets its own pass.
     """
     passes = list[range]()
     start = 0
@@ -37,9 +37,7 @@ def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens and their positions, int64 [N], and the indices of those whose logits are computed,
-    int64 [M].
-    """
+    """Tokens and their positions, int64 [N], and the indices of tokens with logits, int64 [M]."""
 
     token: Tensor
     position: Tensor
@@ -55,10 +53,10 @@ class Tokens:
 def take_prompts(
     prompts: Sequence[SharedPrompt], multiple: int, device: torch.device
 ) -> tuple[Tokens, Beginning]:
-    """The tokens of prompts without their cached prefixes; the last token of each has logits.
+    """The prompts' tokens without their cached prefixes; the last token of each has logits.
 
     Args:
-        prompts: The prompts; those without a cached prefix come first.
+        prompts: The prompts; prompts without a cached prefix come first.
         multiple: See `Packed.of`.
         device: Device of the model.
     """

@@ -1,5 +1,6 @@
-"""The paged KV cache of prompts, and of sequences that may be continued: blocks of 16 tokens,
-shared by equal prefixes.
+"""The paged KV cache of prompts and of sequences that may be continued.
+
+It has blocks of 16 tokens, which equal prefixes share.
 
 Letters: N tokens, R rows, B blocks of a row, H heads of keys, T tokens of a row, D size of a head.
 """
@@ -12,13 +13,11 @@ from torch import Tensor
 from lockstep.models.exact.attention import KEYS
 
 BLOCK = KEYS
-"""Tokens of a block."""
+"""Tokens per block."""
 
 
 class Pool:
-    """The memory of all blocks: keys and values of each layer, each [blocks, H, 16, D], made when
-    first written.
-    """
+    """Memory of all blocks: keys and values of each layer [blocks, H, 16, D], allocated lazily."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -35,7 +34,7 @@ class Pool:
     def write(
         self, layer: int, key_NHD: Tensor, value_NHD: Tensor, block_N: Tensor, offset_N: Tensor
     ) -> None:
-        """Writes the keys and values of tokens to their blocks."""
+        """Writes keys and values of tokens to their blocks."""
         if layer not in self.layers:
             self.layers[layer] = self._make(key_NHD), self._make(value_NHD)
         heads = key_NHD.shape[1]
@@ -46,12 +45,12 @@ class Pool:
             held.flatten(0, 2).index_copy_(0, place_NH.flatten(), new_NHD.flatten(0, 1))
 
     def read(self, layer: int, block_RB: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of rows, each [R, H, 16 · B, D]."""
+        """Reads keys and values of rows, each [R, H, 16 · B, D]."""
         keys, values = self.layers[layer]
         return _read(keys, block_RB), _read(values, block_RB)
 
     def save(self, layer: int, block_RB: Tensor, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
-        """Writes the keys and values of rows to whole blocks."""
+        """Writes keys and values of rows to whole blocks."""
         for held, new_RHTD in zip(self.layers[layer], (key_RHTD, value_RHTD), strict=True):
             held.flatten(0, 1)[_places(held, block_RB)] = new_RHTD.unflatten(
                 2, (-1, BLOCK)
@@ -71,6 +70,6 @@ def _read(held: Tensor, block_RB: Tensor) -> Tensor:
 
 
 def _places(held: Tensor, block_RB: Tensor) -> Tensor:
-    """Places of the heads of some blocks, row by row, head by head."""
+    """Indices of the heads of some blocks, row by row, head by head."""
     heads = held.shape[1]
     return (block_RB[:, None] * heads + torch.arange(heads, device=held.device)[:, None]).flatten()

@@ -1,6 +1,6 @@
-"""Requests as the scheduler holds them, and the tensors of those that are running.
+"""Requests in the scheduler, and the tensors of running requests.
 
-Letters: S places for rows, R running rows, K tokens of a response.
+Letters: S slots for rows, R running rows, K tokens of a response.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lockstep.core import keyed
 from lockstep.core.types import Request, SamplingParams
 
 _FIRST = 64
-"""Tokens of a response that there is room for at first."""
+"""Initial capacity for a response's tokens."""
 
 
 class NotFinite(Exception):
-    """Logits of a token of a request's response are NaN or infinite."""
+    """Logits for a token of a request's response are NaN or infinite."""
 
     def __init__(self, number: int, token: int) -> None:
         super().__init__(number, token)
@@ -29,12 +29,12 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True)
 class Response:
-    """A whole response.
+    """A finished response.
 
     Attributes:
-        tokens: Its tokens, with the stop token.
-        logprobs: Their log-probabilities, nats.
-        stopped: True if a stop token ended it; False: its limit, or the context.
+        tokens: Tokens, including the stop token.
+        logprobs: Log-probabilities of the tokens, nats.
+        stopped: True if a stop token ended it; False if its limit or the context did.
     """
 
     tokens: list[int]
@@ -44,14 +44,13 @@ class Response:
 
 @dataclass(eq=False)
 class SharedPrompt:
-    """A prompt that one or more rows begin with; it keeps its blocks until the last of them has
-    begun.
+    """A prompt that one or more rows share; keeps its blocks until the last row begins.
 
     Attributes:
         tokens: The tokens.
-        waiting: Number of rows that have not begun yet.
-        blocks: Blocks that hold it; empty: it is not computed yet.
-        known: Number of its tokens that were in the prefix cache.
+        waiting: Number of rows that have not begun.
+        blocks: Its KV blocks; empty: not computed yet.
+        known: Number of its tokens found in the prefix cache.
         logits: Logits of the first token after it [V], from the pass that computes it.
     """
 
@@ -64,17 +63,17 @@ class SharedPrompt:
 
 @dataclass(eq=False)
 class Row:
-    """A request that waits or runs.
+    """A waiting or running request.
 
     Attributes:
         number: Number of the request.
         request: The request.
-        sampling: Its distribution.
-        room: The most tokens of its response.
+        sampling: Sampling distribution.
+        room: Maximum tokens of its response.
         prompt: The request's tokens and, if the row was preempted, those of its response so far.
-        so_far: Its response when it was last preempted.
-        place: Its place; −1 while it waits.
-        began: Number of rows that began before it last did.
+        so_far: Its response at the last preemption.
+        place: Its slot; −1 while it waits.
+        began: Number of earlier starts, counted when it last began.
     """
 
     number: int
@@ -88,14 +87,14 @@ class Row:
 
 
 class Places:
-    """The state of rows by their places, as tensors.
+    """The state of running rows by slot, as tensors.
 
     Attributes:
-        count: Number of places.
+        count: Number of slots.
         token_S: Newest token of each row, whose keys and values are not computed yet.
         filled_S: Number of tokens whose keys and values are computed.
-        made_S: Number of tokens of its response.
-        room_S: The most tokens of its response.
+        made_S: Number of response tokens.
+        room_S: Maximum number of response tokens.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -109,7 +108,7 @@ class Places:
         self._uniform_SK = torch.zeros(count, _FIRST, dtype=torch.float64, device=device)
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """Takes rows into their places."""
+        """Adds rows in their slots."""
         place = self._ints([row.place for row in rows])
         self.filled_S[place] = self._ints([len(row.prompt.tokens) for row in rows])
         self.made_S[place] = self._ints([len(row.so_far.tokens) for row in rows])
@@ -131,7 +130,7 @@ class Places:
         return self._uniform_SK[place_R, made_R]
 
     def append(self, place_R: Tensor, token_R: Tensor, logprob_R: Tensor) -> None:
-        """Appends a token to the response of each row."""
+        """Appends a token to each row's response."""
         made_R = self.made_S[place_R]
         self._token_SK[place_R, made_R] = token_R
         self._logprob_SK[place_R, made_R] = logprob_R
@@ -148,9 +147,7 @@ class Places:
         ]
 
     def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
-        """The responses of rows so far; `stopped` says which of them ended at a stop token or
-        string.
-        """
+        """The rows' responses so far; `stopped` tells which ended at a stop token or string."""
         place = self._ints([row.place for row in rows])
         made = self.made_S[place].tolist()
         most = max(made)
@@ -172,7 +169,7 @@ class Places:
             )
 
     def _columns(self, start: int) -> Tensor:
-        """Indices of the tokens of a response that there is room for, from `start` on."""
+        """Indices of the tokens in a response's capacity, from `start` on."""
         return torch.arange(start, self._token_SK.shape[1], device=self._device)
 
     def _zeros(self, *shape: int) -> Tensor:

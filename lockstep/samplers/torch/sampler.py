@@ -1,6 +1,4 @@
-"""The torch sampler: continuous batching over the learner's own weights, with keys and values in
-blocks.
-"""
+"""The torch sampler: continuous batching over the learner's own weights, with a paged KV cache."""
 
 from __future__ import annotations
 
@@ -23,17 +21,17 @@ from lockstep.samplers.torch.scheduler import Scheduler
 from lockstep.weight_sync.attestation import Attestation
 
 _PIECE = 32
-"""The fewest responses of a piece while others are still running."""
+"""Minimum responses per piece while others are still running."""
 
 
 class TorchSampler(ModelSampler):
-    """A `ModelSampler` with continuous batching, for models whose layers carry no state.
+    """A `ModelSampler` with continuous batching, for models without recurrent state.
 
-    While it is awake it has a prefix cache of earlier prompts and responses, so that the next turn
-    of an episode, or the next vote on a prompt, computes only what is new.
+    While awake it has a prefix cache of earlier prompts and responses, so that the next turn of an
+    episode, or the next vote on a prompt, computes only new tokens.
 
     Args:
-        cache_bytes: Memory for the KV cache of running rows; None: as much as they need.
+        cache_bytes: Memory for the KV cache of running rows; None: no limit.
         Others: As in `ModelSampler`.
     """
 
@@ -50,9 +48,7 @@ class TorchSampler(ModelSampler):
         self._awake = False
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """See `samplers.base.Sampler`; prompts begin in the order of their lengths, short ones
-        first.
-        """
+        """See `samplers.base.Sampler`; prompts begin in order of length, shortest first."""
         require_room(requests, self._context)
         scheduler = self._open()
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
@@ -96,9 +92,7 @@ class TorchSampler(ModelSampler):
         empty_cache(self._lm.device)
 
     def _open(self) -> Scheduler:
-        """A scheduler for the current weights; while the sampler is awake, the same one for all
-        calls.
-        """
+        """The scheduler for the current weights; while awake, the same one for all calls."""
         if self._scheduler is None or not self._awake:
             device = self._lm.device
             exact = is_exact(self._lm)
@@ -120,13 +114,14 @@ class TorchSampler(ModelSampler):
     def _logits(
         self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
     ) -> Tensor:
-        """Logits [M, V] of the tokens of a pass with indices `keep_M`."""
+        """Logits [M, V] of a pass's tokens at indices `keep_M`."""
         return call_modules(self._lm, token_N, position_N, layout, keep_M)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """A context that computes in the sampler's type; after an error the scheduler is dropped
-        with its blocks, which may be half written.
+        """Computes in the sampler's type.
+
+        After an error the scheduler is dropped with its blocks, which may be half written.
         """
         try:
             with self._autocast():

@@ -1,9 +1,8 @@
-"""Continuous batching: a pass computes the next token of all running rows, and the prompts of rows
-that begin.
+"""Continuous batching: each pass decodes all running rows and prefills new ones.
 
-A place that becomes free is filled in the next pass. A prompt that several rows share is computed
-once. When memory is used up, the row that began last is preempted: it gives up its room, and its
-prompt and response so far are computed again later.
+A free slot is filled in the next pass. A prompt that several rows share is computed once. If memory
+runs out, the row that began last is preempted: it gives up its memory, and its prompt and response
+so far are recomputed later.
 
 Letters: N tokens of a pass, R running rows, P prompts, B blocks of a row, V tokens of the
 vocabulary.
@@ -33,31 +32,31 @@ from lockstep.samplers.torch.seen import Seen
 from lockstep_logprobs.hidden import ROWS
 
 PASS_TOKENS = 16_384
-"""The most prompt tokens in one pass, unless a single prompt is longer."""
+"""Maximum prompt tokens per pass, unless a single prompt is longer."""
 
 Forward = Callable[[Tensor, Tensor, Continuous, Tensor], Tensor]
-"""Computes logits [M, V] from tokens and positions [N], their layout, and the indices [M] of those
-with logits.
+"""Computes logits [M, V].
+
+Arguments: tokens and positions [N], their layout, and the indices [M] of tokens with logits.
 """
 
 
 class Scheduler:
-    """Rows that wait and rows that run; `step` is one pass of the model.
+    """Waiting and running rows; `step` is one pass of the model.
 
     Args:
         forward: The model.
-        places: The most rows that run at a time.
-        context: The most tokens of a sequence.
+        places: Maximum number of running rows.
+        context: Maximum tokens per sequence.
         device: Device of the model.
-        exact: True if the model, and so log-probabilities, are computed exactly.
-        most_tokens: The most tokens that running rows have room for, together; None: as many as
-            they need.
+        exact: Whether the model, and so log-probabilities, are computed exactly.
+        most_tokens: Maximum total size of the KV slots of running rows, in tokens; None: no limit.
         folder: Folder of the model, whose tokenizer decodes text to find stop strings.
 
     Attributes:
-        finished: Responses by the numbers of their requests, until they are taken out.
+        finished: Responses by request number, until they are taken out.
         passes: Number of passes so far.
-        computed: Number of tokens that passes have computed.
+        computed: Number of computed tokens.
         preempted: Number of preemptions.
     """
 
@@ -102,7 +101,7 @@ class Scheduler:
         return self._waiting[-1].number
 
     def abort(self, number: int) -> None:
-        """Forgets a request, whether it waits, runs or has ended."""
+        """Removes a request, whether it waits, runs or has ended."""
         self.finished.pop(number, None)
         for row in [row for row in self._waiting if row.number == number]:
             self._waiting.remove(row)
@@ -129,15 +128,13 @@ class Scheduler:
             self._arrange()
 
     def _await(self, tokens: tuple[int, ...]) -> SharedPrompt:
-        """The prompt of these tokens, for one more row."""
+        """The prompt with these tokens, for one more row."""
         prompt = self._prompts.setdefault(tokens, SharedPrompt(tokens))
         prompt.waiting += 1
         return prompt
 
     def _leave(self, prompt: SharedPrompt) -> None:
-        """Notes that a row no longer waits for a prompt; after the last one, the prompt's blocks
-        are released.
-        """
+        """Notes that a row no longer waits for a prompt; after the last one, releases blocks."""
         prompt.waiting -= 1
         if prompt.waiting == 0:
             del self._prompts[prompt.tokens]
@@ -145,9 +142,7 @@ class Scheduler:
             prompt.logits = None
 
     def _move_outgrown(self) -> None:
-        """Moves rows that have filled their room to the next larger arena; preempts the newest if
-        memory is short.
-        """
+        """Moves rows with full KV slots to the next arena; preempts the newest if out of memory."""
         for arena in [arena for arena in self._extents.arenas if arena.filled >= arena.room]:
             filled = self._places.filled_S[self._ints(arena.rows)]
             grown = self._extents.room(arena.room + 1) - arena.room
@@ -163,11 +158,11 @@ class Scheduler:
             self._arrange()
 
     def _has_room(self, tokens: int) -> bool:
-        """True if running rows may take room for `tokens` more."""
+        """True if running rows may have `tokens` more tokens in KV slots."""
         return self._most_tokens is None or self._extents.taken + tokens <= self._most_tokens
 
     def _preempt(self, row: Row) -> None:
-        """Frees the room of a running row, and puts it at the head of the queue."""
+        """Preempts a running row: frees its memory, and puts it at the head of the queue."""
         (row.so_far,) = self._places.responses([row], [False])
         self._stop([row])
         row.prompt = self._await((*row.request.tokens, *row.so_far.tokens))
@@ -175,7 +170,7 @@ class Scheduler:
         self.preempted += 1
 
     def _stop(self, rows: Sequence[Row]) -> None:
-        """Frees the places and the room of running rows."""
+        """Frees the slots and memory of running rows."""
         self._extents.remove([row.place for row in rows])
         self._free += [row.place for row in rows]
         for row in rows:
@@ -183,8 +178,9 @@ class Scheduler:
         self._rows = [row for row in self._rows if row.place >= 0]
 
     def _arrange(self) -> None:
-        """Sorts rows into the order of their keys and values in the arenas, after any of them
-        began, moved or ended.
+        """Sorts rows into the order of their KV slots in the arenas.
+
+        Needed after any row began, moved or ended.
         """
         arenas = self._extents.arenas
         order = [place for arena in arenas for place in arena.rows]
@@ -195,9 +191,9 @@ class Scheduler:
             arena.filled = int(filled_R.max())
 
     def _admit(self) -> tuple[list[Row], list[SharedPrompt]]:
-        """Gives places to waiting rows.
+        """Gives slots to waiting rows.
 
-        Returns these rows, and the prompts that the next pass has to compute.
+        Returns these rows, and the prompts to compute in the next pass.
         """
         new = list[Row]()
         prompts = list[SharedPrompt]()
@@ -261,15 +257,13 @@ class Scheduler:
         prompts: list[SharedPrompt],
         begun: list[SharedPrompt],
     ) -> Tensor:
-        """The logits of each row: of running rows, then, for each row that begins, those of its
-        prompt.
+        """The logits of each row: running rows, then each new row's prompt.
 
         Args:
             logits_MV: Logits of the pass, of running rows and of prompts.
             running: Number of running rows.
-            prompts: Prompts that the pass computed; they keep their logits as long as rows wait for
-                them.
-            begun: The prompt of each row that begins.
+            prompts: Prompts in the pass; they keep their logits as long as rows wait for them.
+            begun: Prompt of each row that begins.
         """
         alone = prompts == begun and all(prompt.waiting == 1 for prompt in prompts)
         if logits_MV is not None and alone:
@@ -293,9 +287,7 @@ class Scheduler:
         return Tokens(token, position, keep)
 
     def _begin(self, rows: Sequence[Row], columns: int) -> None:
-        """Moves rows whose prompts are computed to the running ones; `columns`: size of the
-        vocabulary.
-        """
+        """Adds rows with computed prompts to the running rows; `columns`: vocabulary size."""
         lengths = [len(row.prompt.tokens) for row in rows]
         self._extents.add(
             [row.place for row in rows], [row.prompt.blocks for row in rows], lengths, self._pool
@@ -313,7 +305,7 @@ class Scheduler:
     def _append(self, logits_RV: Tensor) -> bool:
         """Samples a token for each running row, and finishes rows that end with it.
 
-        Returns whether there were any.
+        Returns whether any row finished.
         """
         places = self._places
         place_R = self._place_R
@@ -367,9 +359,7 @@ class Scheduler:
         return token_R, logprob_R, torch.isin(token_R, self._ints(sampling.stop_token_ids))
 
     def _read_stop_strings(self, stopped_R: Tensor) -> Tensor:
-        """Adds rows whose newest token completes a stop string to those that stopped at a stop
-        token, bool [R].
-        """
+        """Marks rows whose newest token completes a stop string as stopped, bool [R]."""
         stops = {
             index: row.sampling.stop for index, row in enumerate(self._rows) if row.sampling.stop
         }
@@ -390,9 +380,7 @@ class Scheduler:
         return stopped_R
 
     def _finish(self, rows: Sequence[Row], stopped: Sequence[bool]) -> None:
-        """Takes the responses of finished rows; a sequence that will be continued goes to the
-        prefix cache.
-        """
+        """Takes the responses of finished rows; caches sequences that will be continued."""
         for row, response in zip(rows, self._places.responses(rows, stopped), strict=True):
             self.finished[row.number] = response
             if row.request.continues:
@@ -400,9 +388,7 @@ class Scheduler:
         self._stop(rows)
 
     def _remember(self, row: Row, tokens: tuple[int, ...]) -> None:
-        """Copies a row's keys and values to cached blocks; those of its last token were never
-        computed.
-        """
+        """Copies a row's keys and values to cached blocks; its last token's were never computed."""
         known = self._blocks.find(tokens)
         self._blocks.share(known)
         blocks = known + self._blocks.take((len(tokens) - 1) // BLOCK - len(known))

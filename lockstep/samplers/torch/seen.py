@@ -1,6 +1,6 @@
-"""The tokens that each running row has had, for penalties.
+"""Counts of the tokens that each running row has had, for penalties.
 
-Letters: S places for rows, R running rows, V tokens of the vocabulary.
+Letters: S slots for rows, R running rows, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from lockstep.distributed.penalties import Earlier
 
 
 class Seen:
-    """The tokens that each row has had, and how often in its response.
+    """Tokens of each row, and their counts in its response.
 
     Args:
-        places: Number of places.
-        columns: Tokens of the vocabulary.
+        places: Number of slots.
+        columns: Vocabulary size.
         device: Device of the model.
     """
 
@@ -27,7 +27,7 @@ class Seen:
         self._times_SV = torch.zeros(places, columns, dtype=torch.int32, device=device)
 
     def begin(self, place: int, prompt: Sequence[int], response: Sequence[int] = ()) -> None:
-        """Puts a row into its place, with its response so far."""
+        """Puts a row into its slot, with its response so far."""
         device = self._any_SV.device
         self._any_SV[place] = False
         self._times_SV[place] = 0
@@ -36,11 +36,11 @@ class Seen:
         self._times_SV[place] += torch.bincount(made, minlength=self._times_SV.shape[1]).int()
 
     def append(self, place_R: Tensor, token_R: Tensor) -> None:
-        """Notes a token of the response of each row."""
+        """Adds a token to each row's response."""
         self._any_SV[place_R, token_R] = True
         self._times_SV[place_R, token_R] += 1
 
     def earlier(self, place_R: Tensor) -> Earlier:
-        """The tokens that each row has had."""
+        """The earlier tokens of each row."""
         row_P, token_P = self._any_SV[place_R].nonzero(as_tuple=True)
         return Earlier(row_P, token_P, self._times_SV[place_R[row_P], token_P].long())

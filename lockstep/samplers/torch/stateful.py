@@ -1,7 +1,7 @@
-"""The torch sampler for models whose layers carry a state, such as Mamba: it decodes with the
-model's own cache.
+"""The torch sampler for models with recurrent state, such as Mamba.
 
-Prompts of one length are generated side by side, so that no padding enters a state.
+It decodes with the model's own cache. Prompts of one length are generated side by side, so that no
+padding enters a state.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.samplers.torch.seen import Seen
 
 _KEYWORDS = ("past_key_values", "cache_params", "cache")
-"""Names of the cache in the signatures of `transformers` models."""
+"""Argument names of the cache in `transformers` models."""
 
 
 class StatefulTorchSampler(ModelSampler):
-    """A `ModelSampler` for models whose layers carry a state; it decodes a batch to its end before
-    the next.
-    """
+    """A `ModelSampler` for models with recurrent state; finishes a batch before the next."""
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
         require_room(requests, self._context)
@@ -54,16 +52,16 @@ class StatefulTorchSampler(ModelSampler):
                     raise self._not_finite(requests, places[broken.number], broken.token) from None
 
     def wake(self) -> None:
-        """Does nothing: nothing is kept from one batch to the next."""
+        """Does nothing: no state is kept between batches."""
 
     def sleep(self) -> None:
-        """Frees what torch keeps for later; only weights are held between rollouts."""
+        """Frees torch's cached memory; only weights stay between rollouts."""
         empty_cache(self._lm.device)
 
     @torch.no_grad()
     def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        # Autocast keeps its narrow copies of the weights until it is left; in `inference_mode` it
-        # would keep none.
+        # Autocast caches its casts of the weights until it exits; in `inference_mode` it would
+        # cache none.
         with self._autocast():
             columns = self._decode(requests, sampling)
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -117,7 +115,7 @@ class StatefulTorchSampler(ModelSampler):
             stopped_B |= running & torch.isin(token, stops)
             if sampling.stop:
                 stopped_B |= running & self._complete(tokens_BK[:, : k + 1], sampling)
-            # one wait for the device
+            # the only device sync
             left, num_broken = torch.stack([(~stopped_B).sum(), broken.sum()]).tolist()
             if num_broken:
                 raise NotFinite(int(every_B[broken][0]), k)
@@ -141,9 +139,7 @@ class StatefulTorchSampler(ModelSampler):
         return seen
 
     def _logits(self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]) -> Tensor:
-        """Logits after the last of some tokens [R, V]; the first of them has the position
-        `first`.
-        """
+        """Logits [R, V] after some tokens; the first token is at position `first`."""
         position = torch.arange(
             first, first + tokens_RT.shape[1], device=tokens_RT.device
         ).expand_as(tokens_RT)
@@ -158,7 +154,7 @@ class StatefulTorchSampler(ModelSampler):
 
 
 def _find_keyword(lm: PreTrainedModel) -> str:
-    """The name of the argument that takes a model's cache."""
+    """The name of the model's cache argument."""
     known = inspect.signature(lm.forward).parameters
     keyword = next((name for name in _KEYWORDS if name in known), None)
     if keyword is None:
@@ -175,7 +171,7 @@ def torch_sampler(
     dtype: DType = "fp32",
     cache_bytes: int | None = None,
 ) -> ModelSampler:
-    """The torch sampler for a model; the arguments are those of `ModelSampler`."""
+    """The torch sampler for a model; takes the arguments of `ModelSampler`."""
     if not carries_state(lm.config):
         return TorchSampler(lm, max_batch_size, dtype, cache_bytes)
     if cache_bytes is not None:

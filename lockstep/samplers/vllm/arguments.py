@@ -1,4 +1,4 @@
-"""The arguments of vLLM's engine, made of the sections of a recipe.
+"""Arguments for vLLM's engine, from the sections of a recipe.
 
 Imports neither torch nor vLLM.
 """
@@ -43,7 +43,7 @@ OURS = (
 
 
 def refuse_repeated(engine_args: Mapping[str, Any]) -> None:
-    """Raises ValueError for an argument that has an option of its own, or that Lockstep sets."""
+    """Raises ValueError for arguments that have their own option or that Lockstep sets."""
     for name in engine_args:
         if name in OPTIONS:
             raise ValueError(f"vllm.engine_args has {name}, which is {OPTIONS[name]}; set that")
@@ -60,7 +60,7 @@ def engine_arguments(
 
     Args:
         section: The inference engine.
-        computation: vLLM computes in the learner's type.
+        computation: The learner's; vLLM computes in its type.
         context: Longest sequence.
         on_gpu: True if it computes on GPUs.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class VLLMInference(InferenceBackend):
-    """vLLM, always in a process of its own."""
+    """vLLM, always in a separate process."""
 
     reserves_cache = True
 

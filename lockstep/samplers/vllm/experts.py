@@ -1,4 +1,4 @@
-"""Weights of experts, which some of vLLM's kernels pad and reorder in a way that only they know."""
+"""Expert weights in vLLM, which some kernels pad and reorder in undocumented ways."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from lockstep.core.errors import InputError
 
 _MATRICES = ("w13_weight", "w2_weight")
 _DIGITS = 255
-"""Base of the numbers that elements get: its digits from 1 on are exact in bf16, and 0 is
-padding.
-"""
+"""Base of the numbers for elements: digits from 1 up are exact in bf16; 0 is padding."""
 _AS_LOADED = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 _REORDERED = (
     UnquantizedMoeBackend.FLASHINFER_TRTLLM,
@@ -33,16 +31,17 @@ _REORDERED = (
 )
 
 Pack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Packs `w13_weight` and `w2_weight` as a kernel keeps them; how depends only on an element's place
-in its expert.
+"""Packs `w13_weight` and `w2_weight` as a kernel does.
+
+The packing depends only on an element's position in its expert.
 """
 
 
 def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
-    """The packing of this parameter; None if it is kept as it was loaded.
+    """The packing of this parameter; None if it is unpacked.
 
     Raises:
-        InputError: The layer's kernel may keep it in an order that is not known here.
+        InputError: The layer's kernel may use an unknown order.
     """
     if not isinstance(layer, RoutedExperts) or parameter not in _MATRICES:
         return None
@@ -103,19 +102,19 @@ class SetAside:
                 method.moe_kernel = None
 
     def restore(self) -> None:
-        """Puts back the kernels of layers that received no weights."""
+        """Restores the kernels of layers that received no weights."""
         for method, kernel in self._kept:
             method.moe_kernel = method.moe_kernel or kernel
 
 
 def in_loaded_order(pack: Pack, parameter: str, held_ENK: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A parameter as it was loaded, from what the kernel computes with.
+    """A parameter in its loaded form, from the kernel's form.
 
     Args:
         pack: The kernel's packing.
         parameter: Name of a parameter of the layer.
-        held_ENK: The parameter as the kernel holds it.
-        shape: [E, N, K], its shape as it is loaded.
+        held_ENK: The parameter in the kernel's form.
+        shape: Loaded shape [E, N, K].
     """
     place = _find_places(pack, parameter, shape, held_ENK)
     real = place > 0
@@ -125,10 +124,9 @@ def in_loaded_order(pack: Pack, parameter: str, held_ENK: Tensor, shape: tuple[i
 
 
 def _find_places(pack: Pack, parameter: str, shape: tuple[int, ...], held: Tensor) -> Tensor:
-    """Returns, for each element of one packed expert, 1 + its place in the loaded one, int64; 0 is
-    padding.
+    """Maps each element of a packed expert to 1 + its index in the loaded one, int64; 0: padding.
 
-    Found by having the kernel pack the places, digit by digit, in the type and on the device of
+    Found by packing the indices with the kernel, digit by digit, in the type and on the device of
     `held`.
     """
     _, rows, columns = shape
@@ -144,7 +142,7 @@ def _find_places(pack: Pack, parameter: str, shape: tuple[int, ...], held: Tenso
 
 
 def _pack(pack: Pack, parameter: str, digit_1NK: Tensor) -> Tensor:
-    """Packs one expert's matrix; the other matrix of the layer is there for its shape."""
+    """Packs one expert's matrix; the layer's other matrix only gets its shape."""
     _, rows, columns = digit_1NK.shape
     is_first = parameter == "w13_weight"
     other = digit_1NK.new_zeros((1, columns, rows // 2) if is_first else (1, 2 * columns, rows))

@@ -1,9 +1,8 @@
-"""Places to which vLLM copies each tensor of a checkpoint, found by watching its loaders on tensors
-without memory.
+"""The memory to which vLLM copies each checkpoint tensor, found by tracing its loaders.
 
-vLLM renames, fuses, shards and transposes tensors, and each model has a `load_weights` of its own.
-All of that ends in copies from a strided view of a given tensor to a strided view of a layer's
-parameter, and these copies are recorded.
+vLLM renames, fuses, shards and transposes tensors, and each model has its own `load_weights`. All
+of that ends in copies from a strided view of a given tensor to a strided view of a layer's
+parameter. These copies are recorded, with tensors on the meta device.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class Landing:
-    """A copy from a tensor of the checkpoint to a parameter of vLLM's.
+    """A copy from a checkpoint tensor to a vLLM parameter.
 
     Attributes:
-        layer: The layer of the parameter.
-        parameter: Its name in the layer.
-        shape: Shape of the parameter as it is loaded, before a kernel packs it.
-        source: Stretch of the tensor.
-        target: Stretch of the parameter.
+        layer: Layer of the parameter.
+        parameter: Name of the parameter in the layer.
+        shape: Shape of the parameter as loaded, before a kernel packs it.
+        source: View of the tensor.
+        target: View of the parameter.
     """
 
     layer: nn.Module
@@ -62,10 +61,10 @@ class Landing:
 
 @dataclass(frozen=True)
 class Landings:
-    """The result of a survey.
+    """The landings found in a survey.
 
     Attributes:
-        of: Landings by name of the tensor.
+        of: Landings by tensor name.
         changed: Parameters, as layer and name, to which something other than a given tensor was
             copied.
     """
@@ -75,9 +74,7 @@ class Landings:
 
 
 def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the tensors of a model that a learner sends: parameters, each once, and a
-    checkpoint's buffers.
-    """
+    """The tensors that a learner sends: parameters, each once, and a checkpoint's buffers."""
     kept = network.state_dict().keys()
     return dict(network.named_parameters()) | {
         name: b for name, b in network.named_buffers() if name in kept
@@ -85,15 +82,12 @@ def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors named and split as in the model's files: `transformers` fuses those of
-    experts.
-    """
+    """Tensors named and split as in the model's files: `transformers` fuses those of experts."""
     return revert_weight_conversion(network, dict(tensors))
 
 
 def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
-    """Surveys how vLLM's model loads tensors, with tensors on the meta device, and leaves the model
-    as it was.
+    """Records how vLLM's model loads tensors, on the meta device; the model does not change.
 
     Args:
         model: vLLM's model.
@@ -131,9 +125,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
 
 
 class _Copies(TorchDispatchMode):
-    """A mode that records copies instead of making them; clones and casts return their argument, as
-    a view.
-    """
+    """A mode that records copies instead of making them; clones and casts return a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,9 +141,7 @@ class _Copies(TorchDispatchMode):
 
 
 def take_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
-    """Maps memory to parameters and buffers, and makes their loaders run at once, which a reload
-    would defer.
-    """
+    """Maps memory to parameters and buffers, and disables deferred loading, which a reload uses."""
     places: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for layer in model.modules():
         for name, tensor in (

@@ -1,7 +1,7 @@
-"""Zero-padding of heads narrower than 32, for which vLLM's attention on CPUs has no kernel.
+"""Zero-padding of heads below 32, for which vLLM's CPU attention has no kernel.
 
 Zeros change no dot product, the scale is that of the true width, and rotary positions are applied
-before, so results are the same. Only the KV cache takes more room.
+before, so results are the same. Only the KV cache grows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NARROWEST = 32
 
 
 def widen_narrow_heads() -> None:
-    """Makes vLLM's attention layers take heads of any width, in this process."""
+    """Makes vLLM's attention layers accept any head width, in this process."""
     plain_init = Attention.__init__
     plain_forward = Attention.forward
 

@@ -1,8 +1,8 @@
-"""Tensors that vLLM's model computes with, under the names that a learner has for them.
+"""Reads tensors back from vLLM's model, under the learner's names.
 
-vLLM fuses matrices that are used together, and on a CPU keeps only a form of them that its kernels
-have packed. Such a matrix is read through its kernel: a product with a column of the identity gives
-that column, exactly.
+vLLM fuses matrices that are used together, and on a CPU keeps only a packed form of them. Such a
+matrix is read through its kernel: a product with a column of the identity gives that column,
+exactly.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _INSTEAD = "so weights that were sent to it could not be proven to have arrived;
 
 @dataclass(frozen=True)
 class Readable:
-    """A tensor of the learner as it lies in vLLM's layers.
+    """A learner's tensor in vLLM's layers.
 
     Attributes:
-        name: Its name in the learner.
-        shape: Its shape in the learner.
-        dtype: Type in which weights are sent.
-        landings: All places of this rank that hold a part of it.
-        own: If ranks hold different parts, the places whose part no earlier rank holds; None: each
-            holds all of it.
+        name: Name in the learner.
+        shape: Shape in the learner.
+        dtype: Type of sent weights.
+        landings: All views on this rank that hold a part of it.
+        own: If ranks hold different parts, the views whose part no earlier rank holds; None: each
+            rank holds all of it.
     """
 
     name: str
@@ -60,13 +60,11 @@ class Readable:
         return any(is_packed(landing) for landing in self.landings)
 
     def take(self) -> Taken:
-        """Takes the fingerprint of the tensor, which must not be packed."""
+        """Computes the fingerprint of the tensor, which must not be packed."""
         return take(self.tensor())
 
     def column_fingerprint(self) -> int:
-        """Fingerprint of the columns that kernels compute with; see
-        `weight_sync.fingerprints.column_fingerprint`.
-        """
+        """Fingerprint of the columns that kernels use; see `column_fingerprint`."""
         if self.own is not None or not all(self._straight(landing) for landing in self.landings):
             return column_fingerprint(self.tensor())
         columns = pick_columns(self.shape[1])
@@ -79,9 +77,7 @@ class Readable:
         return fingerprint(whole)
 
     def tensor(self) -> Tensor:
-        """The whole tensor, as this rank computes with it; a collective, if ranks hold parts of
-        it.
-        """
+        """The full tensor, as this rank computes with it; collective if it is sharded."""
         device = get_tp_group().device
         if self.own is None:
             return _copy(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
@@ -89,7 +85,7 @@ class Readable:
         # All ranks but one have 0 for each byte, so the sum has that rank's bits, also of NaN and
         # −0.
         dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
-        return _copy(self.landings, whole)  # a part that an earlier rank has, too, may differ here
+        return _copy(self.landings, whole)  # may differ in a part that an earlier rank has, too
 
     def _straight(self, landing: Landing) -> bool:
         """True if rows of the tensor are rows of a packed parameter."""
@@ -107,13 +103,12 @@ class Readable:
 def readable(
     model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype
 ) -> list[Readable]:
-    """The tensors that a learner sends, and its tied head, which it does not send, as vLLM's model
-    has them.
+    """The learner's sent tensors, and its tied head, which is not sent, as in vLLM's model.
 
     Collective over the tensor-parallel ranks.
 
     Raises:
-        InputError: If one of them cannot be read back.
+        InputError: If a tensor cannot be read back.
     """
     shares = _gather_shares(landings)
     found = [
@@ -124,7 +119,7 @@ def readable(
 
 
 def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
-    """Maps the name of a tied head, which is not sent, to the embedding's; empty without one."""
+    """Maps the name of a tied head, which is not sent, to the embedding's; empty if untied."""
     names = {id(module): name for name, module in network.named_modules()}
     head = network.get_output_embeddings()
     embedding = network.get_input_embeddings()
@@ -134,7 +129,7 @@ def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
 
 
 def is_packed(landing: Landing) -> bool:
-    """True if a kernel for CPUs has packed the matrix."""
+    """True if a CPU kernel has packed the matrix."""
     matrix = (
         isinstance(landing.layer, LinearBase | ParallelLMHead) and landing.parameter == "weight"
     )
@@ -142,7 +137,7 @@ def is_packed(landing: Landing) -> bool:
 
 
 Shares = list[dict[str, tuple[Stretch, ...]]]
-"""The stretches of each tensor that each tensor-parallel rank holds."""
+"""The views of each tensor that each tensor-parallel rank holds."""
 
 
 def _gather_shares(landings: Landings) -> Shares:
@@ -156,9 +151,7 @@ def _gather_shares(landings: Landings) -> Shares:
 def _prove(
     name: str, tensor: Tensor, landings: Landings, shares: Shares, network: PreTrainedModel
 ) -> tuple[tuple[Landing, ...], tuple[Landing, ...] | None]:
-    """The fields `landings` and `own` of `Readable`; raises InputError if the tensor cannot be read
-    back.
-    """
+    """`landings` and `own` of a `Readable`; raises InputError if the tensor cannot be read back."""
     places = landings.of[name]
     rank = get_tp_group().rank_in_group
     is_cut = any(set(share[name]) != set(shares[0][name]) for share in shares)
@@ -203,7 +196,7 @@ def _read_tied_head(
 
 
 def _copy(landings: Sequence[Landing], whole: Tensor) -> Tensor:
-    plain = dict[tuple[int, str], Tensor]()  # the experts of a tensor lie in one parameter
+    plain = dict[tuple[int, str], Tensor]()  # one tensor's experts are in one parameter
     for landing in landings:
         key = id(landing.layer), landing.parameter
         if key not in plain:
@@ -220,7 +213,7 @@ def _parameter(landing: Landing) -> Tensor:
 
 
 def _plain(landing: Landing) -> Tensor:
-    """The whole parameter as it was before it was packed."""
+    """The full parameter as it was before packing."""
     if (pack := find_packing(landing.layer, landing.parameter)) is not None:
         return in_loaded_order(pack, landing.parameter, _parameter(landing), landing.shape)
     if not is_packed(landing):
@@ -233,7 +226,7 @@ def _plain(landing: Landing) -> Tensor:
 
 
 def _columns(landing: Landing, columns: Sequence[int]) -> Tensor:
-    """Columns that the layer's kernel computes with; 0 and −0 are the same there."""
+    """Columns that the layer's kernel computes with; 0 and −0 are equal there."""
     layer: Any = landing.layer
     units = torch.zeros(len(columns), landing.shape[1], dtype=_parameter(landing).dtype)
     units.scatter_(1, torch.tensor(columns)[:, None], 1.0)

@@ -1,6 +1,6 @@
-"""The vLLM sampler, with its engine in this process, one per process.
+"""The vLLM sampler: one engine per process, in the process.
 
-Token ids go in and come out, never text.
+Takes and returns token ids, never text.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ from lockstep.weight_sync.buckets import Bucket
 from lockstep.weight_sync.carriers import Route
 
 ENGINE_DIED = 70
-"""Exit code of a sampler's process that has lost a tensor-parallel worker of its engine, which
-cannot be replaced.
-"""
+"""Exit code of a sampler process whose engine lost a tensor-parallel worker for good."""
 
 _COLDEST = 0.01
 
 Asked = tuple[Sequence[int], dict[str, Any]]
-"""A prompt, and its arguments of vLLM's `SamplingParams`."""
+"""A prompt, and its arguments for vLLM's `SamplingParams`."""
 
 
 class VLLMSampler:
@@ -50,7 +48,7 @@ class VLLMSampler:
         model: A Hugging Face folder.
         section: Sizes, and vLLM's options.
         computation: The learner's; vLLM computes in its type.
-        options: More arguments of vLLM's `EngineArgs`, which override those of the section.
+        options: More arguments of vLLM's `EngineArgs`; override those of the section.
     """
 
     worker = "lockstep.samplers.vllm.worker.WeightReceiver"
@@ -73,7 +71,7 @@ class VLLMSampler:
 
         self._takes_turns = section.takes_turns
         self._without_cache = False
-        # those of the folder, too: a copy in host memory would be dropped
+        # also those of the folder: a copy in host memory would be dropped
         self._drops_weights = section.gets_weights
         self._limit, context = section.context_limit, context_of(read_config(model))
         self._context = min(context, self._limit or context)
@@ -104,7 +102,7 @@ class VLLMSampler:
         self._lost: Callable[[], bool] = lambda: workers > 1 and executor.is_failed
 
     def _start(self, arguments: Any) -> Any:
-        """Starts vLLM's engine, with its `EngineArgs`."""
+        """Starts vLLM's engine from its `EngineArgs`."""
         from vllm.v1.engine.llm_engine import LLMEngine
 
         return LLMEngine.from_engine_args(arguments)
@@ -128,11 +126,11 @@ class VLLMSampler:
         return _flat(columns) * batch.mask
 
     def join(self, route: Route) -> None:
-        """Opens the route by which weights come; `route` is that of vLLM's first worker."""
+        """Opens the route for weights; `route` is for vLLM's first worker."""
         self._on_worker("open_route", route.json())
 
     def receive(self, bucket: Bucket) -> None:
-        """Takes a part of new weights."""
+        """Receives a part of the new weights."""
         if bucket.number == 0 and not self._without_cache:
             self._probe()  # fills the prefix cache, so that `attest` can check that it was dropped
         self._on_worker("receive_weights", bucket.json())
@@ -140,7 +138,7 @@ class VLLMSampler:
     def attest(self, version: int) -> Attestation:
         """Ends a weight sync: drops caches, and attests what is held.
 
-        Only now is a new KV cache allocated.
+        Allocates the new KV cache only now.
         """
         found = agree_on(list(map(json.loads, self._on_workers("attest_weights"))))
         if self._without_cache:
@@ -158,19 +156,17 @@ class VLLMSampler:
         self._engine.reset_mm_cache()
 
     def show(self, name: str) -> Tensor:
-        """The tensor that the engine computes with now; in one that a kernel has packed, −0 reads
-        as 0.
-        """
+        """The tensor that the engine computes with now; −0 in a packed one reads as 0."""
         return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
 
     def take_prefix_hits(self) -> list[int]:
-        """Prompt tokens that were found in the prefix cache, by request since the last call."""
+        """Prompt tokens found in the prefix cache, by request, since the last call."""
         cached = self._cached
         self._cached = {}
         return [cached[number] for number in sorted(cached)]
 
     def settings(self) -> dict[str, Any]:
-        """The settings of vLLM that shape its numbers."""
+        """The vLLM settings that affect numbers."""
         import vllm
 
         config = self._engine.vllm_config
@@ -190,15 +186,14 @@ class VLLMSampler:
         } | json.loads(self._on_worker("attention_of_layers"))
 
     def wake(self) -> None:
-        """Allocates the GPU's memory again; that of the KV cache only after the weight sync, if one
-        is needed.
-        """
+        """Allocates GPU memory again; the KV cache after the weight sync, if one is needed."""
         if self._takes_turns:
             self._engine.wake_up(["weights"] if self._without_cache else None)
 
     def sleep(self) -> None:
-        """Frees the GPU's memory, if GPUs are shared: a learner's weights are dropped, its own go
-        to host memory.
+        """Frees GPU memory, if GPUs are shared.
+
+        A learner's weights are dropped, its own go to host memory.
         """
         if self._takes_turns:
             self._without_cache = self._drops_weights
@@ -210,9 +205,7 @@ class VLLMSampler:
     def _stream_outputs(
         self, prompts: Sequence[Asked], stop: tuple[str, ...] = ()
     ) -> Iterator[list[tuple[int, Any]]]:
-        """Yields vLLM's final outputs with the indices of their prompts, as many at a time as are
-        ready.
-        """
+        """Yields vLLM's final outputs with their prompts' indices, all that are ready at a time."""
         waiting = {self._ask(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}
         read = dict.fromkeys(waiting, 0)
         try:
@@ -232,16 +225,16 @@ class VLLMSampler:
     def _end_by_strings(
         self, outputs: Sequence[Any], stop: tuple[str, ...], read: dict[str, int]
     ) -> list[Any]:
-        """Ends responses with the token that completes a stop string.
+        """Ends responses at the token that completes a stop string.
 
         Args:
             outputs: Cumulative outputs of running responses.
             stop: The stop strings.
-            read: Number of tokens of each response that are known to complete none; updated in
+            read: Number of each response's tokens that are known to complete none; updated in
                 place.
 
         Returns:
-            Outputs of responses that have ended.
+            Outputs of the ended responses.
         """
         strings = open_stop_strings(self._model, stop)
         ended = list[Any]()
@@ -269,7 +262,7 @@ class VLLMSampler:
             ) from error
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        """Returns one response's arguments of vLLM's `SamplingParams`.
+        """The arguments of one response for vLLM's `SamplingParams`.
 
         Only the listed stop tokens end it early.
         """
@@ -299,8 +292,9 @@ class VLLMSampler:
         }
 
     def _ask(self, tokens: Sequence[int], options: dict[str, Any], watched: bool) -> str:
-        """Adds a request to vLLM. Returns its id; its output comes when it is finished, or at each
-        step if watched.
+        """Adds a request to vLLM; returns its id.
+
+        Its output comes when it is finished, or at each step if watched.
         """
         from vllm import SamplingParams as Options
         from vllm.inputs import TokensPrompt
@@ -355,19 +349,17 @@ class VLLMSampler:
         return ()
 
     def _on_worker(self, verb: str, *arguments: str | bytes) -> Any:
-        """Runs a method of `worker.WeightReceiver`; of several workers, the first one's answer."""
+        """Runs a method of `worker.WeightReceiver` on all workers; returns the first result."""
         return self._on_workers(verb, *arguments)[0]
 
     def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
-        """Runs a method of `worker.WeightReceiver` on all workers. Returns their answers."""
+        """Runs a method of `worker.WeightReceiver` on all workers. Returns their results."""
         with self._exit_if_worker_lost():
             return self._engine.collective_rpc(verb, args=arguments)
 
     @contextmanager
     def _exit_if_worker_lost(self) -> Iterator[None]:
-        """A context that ends this process where a call fails because a tensor-parallel worker is
-        gone.
-        """
+        """Ends this process if a call fails because a tensor-parallel worker is gone."""
         try:
             yield
         except RuntimeError:
@@ -377,8 +369,9 @@ class VLLMSampler:
 
 
 def agree_on(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merges the answers of all tensor-parallel workers to `attest_weights`; tensors in which they
-    differ get a fingerprint that matches nothing.
+    """Merges all tensor-parallel workers' results of `attest_weights`.
+
+    Tensors in which they differ get a fingerprint that matches nothing.
     """
     found, *others = answers
     for kind in ("fingerprints", "columns"):
@@ -390,7 +383,7 @@ def agree_on(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 _UNLIKE = -1
-"""A fingerprint that no tensor has, but by a chance of 2⁻⁶⁴."""
+"""A fingerprint that matches no tensor, except with probability 2⁻⁶⁴."""
 
 
 def _end_without_worker() -> None:
@@ -399,8 +392,9 @@ def _end_without_worker() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Explains why vLLM does not start; the first line of a ValidationError only counts the
-    errors.
+    """Explains why vLLM does not start.
+
+    The first line of a ValidationError only counts the errors.
     """
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).rstrip(".")
@@ -408,12 +402,12 @@ def _reason(error: Exception) -> str:
 
 
 def pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
-    """Picks the log-probability of each token from vLLM's output for its position."""
+    """Picks each token's log-probability from vLLM's output for its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
 
 
 def _is_truncated(response: Any) -> bool:
-    """True if a response was cut off."""
+    """True if a response was truncated."""
     if response.finish_reason not in ("stop", "length"):
         raise RuntimeError(
             f"vLLM ended a response with {response.finish_reason!r} ({response.stop_reason})"

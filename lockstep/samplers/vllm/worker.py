@@ -1,6 +1,4 @@
-"""Lockstep's extension of vLLM's worker, which holds the model: it loads weights, and attests what
-it holds.
-"""
+"""Lockstep's extension of vLLM's worker, which loads and attests weights."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ if current_platform.is_cpu():
 
 
 class WeightReceiver:
-    """A mix-in of vLLM's worker, whose `model_runner` and `device` it uses."""
+    """A mix-in for vLLM's worker; uses its `model_runner` and `device`."""
 
     model_runner: Any
     vllm_config: Any
@@ -46,15 +44,13 @@ class WeightReceiver:
     _carrier: Carrier | None = None
 
     def open_route(self, first: str) -> None:
-        """Opens the route by which buckets come; `first` is that of the first of the engine's
-        ranks.
-        """
+        """Opens the route for buckets; `first` is the route of the engine's first rank."""
         route = Route.read(first)
         rank = 0 if route.meeting is None else route.meeting.rank
         self._carrier = open_carrier(route.of(rank + get_tp_group().rank_in_group))
 
     def receive_weights(self, announced: str) -> None:
-        """Takes a bucket."""
+        """Receives a bucket."""
         bucket = Bucket.read(announced)
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
@@ -97,13 +93,13 @@ class WeightReceiver:
 
     @torch.no_grad()
     def show_tensor(self, name: str) -> bytes:
-        """A tensor as it is computed with, as safetensors."""
+        """A tensor as the engine computes with it, as safetensors."""
         (found,) = [tensor for tensor in self._readable if tensor.name == name]
         with set_current_vllm_config(self.vllm_config):
             return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
 
     def attention_of_layers(self) -> str:
-        """The kernel of the attention, and the type that keys and values are kept in, as JSON."""
+        """The attention kernel and the KV cache's type, as JSON."""
         kernels = {
             group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups
         }
@@ -117,9 +113,7 @@ class WeightReceiver:
         return self.model_runner.get_model()
 
     def _begin_sync(self) -> None:
-        """Gets ready for a full set of weights; leftovers of a weight sync that failed are
-        dropped.
-        """
+        """Prepares for a full set of weights; drops leftovers of a failed weight sync."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, Taken] = {}
         self._names = {tensor.name for tensor in self._readable}
@@ -127,8 +121,9 @@ class WeightReceiver:
         initialize_layerwise_reload(self._model)
 
     def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a bucket that are parameters here, copied, since layers keep them until
-        they are complete.
+        """Copies of a bucket's tensors that are parameters here.
+
+        Layers keep them until they are complete.
         """
         assert self._carrier is not None, "a receiver opens a route before it receives"
         for name, tensor in unpack(self._carrier, bucket, self.device):
