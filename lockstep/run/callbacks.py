@@ -1,12 +1,12 @@
-"""The function of the user's program that a run calls. Imports no torch."""
+"""The user's function that a run calls. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 OnStep = Callable[[int, Mapping[str, float]], object]
-"""Takes the number of steps done and their metrics, validation's among them; of step 0 there are
-only validation's.
+"""Receives the number of finished steps and their metrics, including validation metrics.
 
-What it raises ends the run, after the step was logged, and saved if that was due.
+Step 0 has only validation metrics. An exception ends the run after the step is logged, and saved if
+a save was due.
 """

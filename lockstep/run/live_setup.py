@@ -1,4 +1,4 @@
-"""The setup of a real run: learners, samplers, judges and rewards that compute."""
+"""The setup of a real run, with learners, samplers, judges and rewards that compute."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class LiveSetup:
         folder: Folder of the run.
         files: Its data.
         source: Its initial model.
-        inexact: Why the policy does not compute by the kernels of `models.exact`; None: it does.
+        inexact: Why the policy does not use the kernels of `models.exact`; None if it does.
         progress: Reports to the user.
-        workers: Own the run's processes.
-        turns: Turns of learners and engines on the same GPUs.
+        workers: Owner of the run's processes.
+        turns: Turn-taking of learners and engines on shared GPUs.
     """
 
     algorithm: Algorithm
@@ -88,9 +88,7 @@ class LiveSetup:
         self.progress.note(text)
 
     def learner(self, role: ModelRole) -> Learner:
-        """Builds a learner, in this process where there is one rank and no cluster, else in
-        processes of its own.
-        """
+        """Builds a learner: in this process if it has one rank and no cluster, else in new ones."""
         folder = role_folder(role, self.source)
         code = find_own_file(type(self.algorithm))
         is_exact = self.inexact is None and role.path is None
@@ -110,9 +108,7 @@ class LiveSetup:
         return learner
 
     def sampler(self, learner: Learner) -> Sampler:
-        """A sampler; shares the weights of a learner without adapters if both can be in this
-        process.
-        """
+        """A sampler; shares the weights of a learner without adapters in the same process."""
         shared = share_weights(learner, self.algorithm.learner, self._spec, self.workers)
         if shared is not None:
             if self._turns is None:
@@ -174,16 +170,14 @@ class LiveSetup:
 
     @property
     def _turns(self) -> Turns | None:
-        """The turns of learners and engines where they are on the same GPUs."""
+        """Turn-taking of learners and engines if they share GPUs."""
         if takes_turns(self.algorithm, placement_of(self.algorithm)):
             return self.turns
         return None
 
     @property
     def _budget(self) -> CacheBudget | None:
-        """The memory that the plan leaves for an engine's KV cache; None on a CPU, and for a
-        learner without a plan.
-        """
+        """Memory that the plan leaves for an engine's KV cache; None on a CPU or without a plan."""
         own = self.algorithm.learner
         if not (own.may_use_gpu and find_training_backend(own).is_planned):
             return None
@@ -197,8 +191,8 @@ def role_folder(role: ModelRole, source: ModelSource) -> str:
     """The folder of a model's initial weights.
 
     Raises:
-        InputError: The model's tokenizer is not that of the run's initial model, it is an
-            unfinished run, or it does not score sequences where it should.
+        InputError: The model's tokenizer differs from the run's initial model's, it is an
+            unfinished run, or it must score sequences and does not.
     """
     if role.path is not None:
         section = ModelFolder(path=role.path)
@@ -211,13 +205,13 @@ def role_folder(role: ModelRole, source: ModelSource) -> str:
 
 
 def require_lengths(algorithm: Algorithm, source: ModelSource) -> None:
-    """Raises InputError if sequences that an algorithm allows do not fit the model."""
+    """Raises InputError if an algorithm's sequences can be longer than the model's context."""
     for option, tokens in algorithm.lengths.items():
         source.require_room(option, tokens)
 
 
 def self_checked_sampling(algorithm: Algorithm, source: ModelSource) -> SamplingParams | None:
-    """The distribution that a run's self-checked samplers sample from; None where it has none."""
+    """The distribution of a run's self-checked samplers; None if it has none."""
     inference = algorithm.inference
     if inference is None:
         return None

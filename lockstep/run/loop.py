@@ -1,6 +1,4 @@
-"""The training loop of every run: a step, then what is due after it, and nothing else between two
-steps.
-"""
+"""The training loop of every run: a step, then what is due after it."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from lockstep.run.stop import Stop, Stopped
 
 @dataclass(frozen=True)
 class Start:
-    """The point where a run begins or resumes: steps done, and rows of data used."""
+    """The point from which a run starts or resumes: finished steps, and used rows of data."""
 
     step: int = 0
     position: int = 0
@@ -30,10 +28,10 @@ def loop(
     stop: Stop,
     guard: Callable[[int, int], AbstractContextManager[None]],
 ) -> None:
-    """Runs steps from `start` until `run_length` is reached, each within `guard(step, position)`.
+    """Runs steps from `start` up to `run_length`, each within `guard(step, position)`.
 
     Raises:
-        Stopped: If `stop` ended the run before that.
+        Stopped: `stop` ended the run early.
     """
     number = start.step
     position = start.position

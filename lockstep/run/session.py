@@ -1,7 +1,6 @@
-"""A session, one process's part of a run: from the newest checkpoint to the end, or until it is
-stopped.
+"""A session: one process's part of a run, from the newest checkpoint to the end or a stop.
 
-After each step it logs, warns, validates, saves, and calls the user's program.
+After each step it logs, warns, validates, saves, and calls the user's function.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from lockstep.system.sums import find_altered_beginnings
 
 
 class _SavedState(BaseModel):
-    """The state of a checkpoint besides the learners', as `Session._state` makes it."""
+    """A checkpoint's state besides the learners', as made by `Session._state`."""
 
     model_config = ConfigDict(strict=True)
     position: NonNegativeInt
@@ -52,7 +51,7 @@ class _SavedState(BaseModel):
 
 
 def read_state(checkpoint: Checkpoint) -> _SavedState:
-    """Reads the state of a checkpoint; raises InputError where another program wrote it."""
+    """Reads the state of a checkpoint; raises InputError if a different program wrote it."""
     try:
         return _SavedState.model_validate(checkpoint.state)
     except ValidationError as error:
@@ -70,11 +69,11 @@ class Session:
         options: The section `run`.
         job: The job to run.
         folder: Folder of the run.
-        identity: All that the results depend on now, see `lockstep.run.folder.identity`.
+        identity: Everything that the results depend on now, see `lockstep.run.folder.identity`.
         allow_changes: Resume even if the identity has changed.
-        tracker: Its logs, and the trackers that show them.
+        tracker: The logs, and the trackers that show them.
         progress: Reports to the user.
-        on_step: Function of the user's program.
+        on_step: The user's function.
     """
 
     def __init__(
@@ -106,8 +105,8 @@ class Session:
         """Runs the job to its end.
 
         Raises:
-            Stopped: If `stop` ended it early; it was saved.
-            ChangedError: If the identity has changed, and that is not allowed.
+            Stopped: `stop` ended it early; it was saved.
+            ChangedError: The identity has changed, and that is not allowed.
         """
         job = self._job
         progress = self._progress
@@ -147,7 +146,7 @@ class Session:
         self._tracker.catch_up()
 
     def _report(self, step: int, values: Mapping[str, float]) -> None:
-        """Calls the user's program."""
+        """Calls the user's function."""
         if self._on_step is not None:
             self._on_step(step, values)
 
@@ -168,21 +167,19 @@ class Session:
 
     @contextmanager
     def _guard(self, step: int, position: int) -> Iterator[None]:
-        """Saves the run as it was before the step if its sampler is lost; an error of its numbers
-        names the step.
-        """
+        """Saves the run as before the step if its sampler is lost; numeric errors get the step."""
         with _place_fault(f"step {step + 1}"), self._save_if_lost(step, position):
             yield
 
     @contextmanager
     def _save_if_lost(self, step: int, position: int) -> Iterator[None]:
-        """Saves the run as it is after `step` if a sampler is lost, or disagrees, inside the block.
+        """Saves the run as after `step` if a sampler is lost or disagrees in the block.
 
         Every step generates before it trains, so the learners have not changed since.
 
         Raises:
             SamplerLost: From the block; the message adds that the run was saved.
-            Disagreement: Likewise; its metrics are logged.
+            Disagreement: From the block, with the same addition; its metrics are logged.
         """
         saved = f"the run was saved after step {step}"
         try:
@@ -203,9 +200,7 @@ class Session:
         self._saver.advance(wait=True)
 
     def _state(self, position: int) -> dict[str, Any]:
-        """The state of a checkpoint besides the learners'; without clock times, so that equal runs
-        save equal bytes.
-        """
+        """A checkpoint's state besides the learners', without times, so that equal runs match."""
         if self._job.agreement is None:
             agreement = None
         else:
@@ -219,12 +214,11 @@ class Session:
         }
 
     def _score(self, event: StepEvent) -> float | None:
-        """The score of the policy by `run.best`, higher is better; None where it is not wanted or
-        not known.
+        """Score of the policy by `run.best`, higher is better; None if not configured or unknown.
 
         Raises:
-            InputError: The metric is not logged; at the end of a run that is only noted, since the
-                last checkpoint is worth more.
+            InputError: The metric is not logged. At the end of a run this is only a note, because
+                the last checkpoint matters more.
         """
         best = self._options.best
         if best is None:
@@ -276,9 +270,9 @@ class Session:
         return Start(newest.step, state.position)
 
     def _require_unsaved(self) -> None:
-        """Raises InputError where the logs reach further than a run can come without a checkpoint.
+        """Raises InputError if the logs reach further than a run can come without a checkpoint.
 
-        A second checkpoint begins, after its step is logged, only once the first is whole.
+        A second checkpoint begins, after its step is logged, only when the first is complete.
         """
         logged = max((int(row["step"]) for row in read_metrics(self._folder)), default=0)
         if logged > 2 * self._options.save_every:
@@ -296,7 +290,7 @@ class Session:
 
 @contextmanager
 def _place_fault(during: str) -> Iterator[None]:
-    """Lets the error of a number that is not finite say during what it was met."""
+    """Adds where it happened to an error about a number that is not finite."""
     try:
         yield
     except NotFiniteError as error:
@@ -304,10 +298,9 @@ def _place_fault(during: str) -> Iterator[None]:
 
 
 def require_same_files(loaded: Loaded) -> None:
-    """Raises ChangedError where rows, models or code have changed since a run was finished.
+    """Raises ChangedError if rows, models or code have changed since a run finished.
 
-    Files that are no longer there, and names of the hub, whose commit the run keeps, are not
-    compared.
+    Missing files are not compared, and neither are Hub names, whose commit the run keeps.
     """
     folder = loaded.run_folder
     newest = Checkpoints(folder / "checkpoints", keep=1).newest_unverified()
@@ -330,7 +323,7 @@ def require_same_files(loaded: Loaded) -> None:
 
 
 def _read_files(loaded: Loaded) -> Identity:
-    """The digests of the files that a recipe names, as far as they are there."""
+    """Digests of the files that a recipe names, if they exist."""
     recipe = loaded.training
     found = Identity()
     with suppress(OSError, InputError):

@@ -1,5 +1,6 @@
-"""Requests to stop a run early (Ctrl-C, SIGTERM, SIGHUP, a deadline that is nearly over), and the
-end of a command.
+"""Requests to stop a run early, and exit codes of commands.
+
+Requests are Ctrl-C, SIGTERM, SIGHUP, and a deadline that is nearly over.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _ASKING = {
     signal.SIGTERM: ("SIGTERM", exit_codes.TERMINATED),
     signal.SIGHUP: ("SIGHUP", exit_codes.HUNG_UP),
 }
-"""Signals that ask for a stop: their name for the user, and the exit code of the process."""
+"""Signals that request a stop: their name for the user, and the exit code of the process."""
 
 
 class Stopped(Exception):
-    """A run has ended early and was saved; the same command resumes it.
+    """A run has stopped early and was saved; the same command resumes it.
 
     Attributes:
         code: Exit code of the process.
@@ -40,10 +41,10 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Decides between two steps whether the run continues.
+    """Decides after each step whether the run continues.
 
     Args:
-        deadline_s: Time of `clock` to stop by; None: no deadline.
+        deadline_s: Time on `clock` to stop by; None means no deadline.
         clock: A monotonic clock, in seconds.
     """
 
@@ -57,20 +58,20 @@ class Stop:
         self._longest_s = 0.0
 
     def ask(self, why: str, code: int) -> None:
-        """Asks the run to end after this step."""
+        """Requests an end of the run after this step."""
         self._asked = why, code
 
     def begin(self) -> None:
-        """Starts timing the first step; what came before does not count as one."""
+        """Starts timing the first step; earlier time does not count."""
         self._since = self._clock()
 
     def check_after_step(self) -> tuple[str, int] | None:
-        """Called once after each step.
+        """Checks for a stop; called once after each step.
 
-        Returns the reason to end now, and the exit code; None: continue.
+        Returns the reason to stop now, and the exit code; None means continue.
 
-        A run with a deadline ends where another step as long as the longest so far would not fit;
-        what is done between steps, saving among it, counts as part of them.
+        A run with a deadline stops when another step as long as the longest so far would not fit; a
+        step's time includes work between steps, such as saving.
         """
         now = self._clock()
         self._longest_s = max(self._longest_s, now - self._since)
@@ -88,20 +89,19 @@ class Stop:
 
 
 def hear_interrupts() -> None:
-    """Restores SIGINT where the parent process ignored it, as a script does for `command &`."""
+    """Restores SIGINT if the parent process ignored it, as a script does for `command &`."""
     if _in_main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
-    """While the block lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a stop; the second ends
-    at once, as always.
+    """Makes the first Ctrl-C, SIGTERM or SIGHUP in the block request a stop; the second kills.
 
     Signals that the process was started to ignore, such as SIGHUP under `nohup`, stay ignored.
 
     Args:
-        stop: Takes the request.
+        stop: Receives the request.
         note: Shows the user a line.
     """
     if not _in_main_thread():
@@ -132,13 +132,12 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
 
 
 def _in_main_thread() -> bool:
-    """Python gives signals to the main thread alone."""
+    """True in the main thread, the only one in which Python handles signals."""
     return threading.current_thread() is threading.main_thread()
 
 
 def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> int:
-    """Runs a command and returns its exit code; an error of the user's is one sentence on standard
-    error.
+    """Runs a command and returns its exit code; shows a user error as one sentence on stderr.
 
     Args:
         command: The command; returns its own code.

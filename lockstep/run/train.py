@@ -61,24 +61,23 @@ def train(
     deadline_s: float | None = None,
     on_step: OnStep | None = None,
 ) -> Path:
-    """Runs a recipe to its end, from its newest checkpoint where there is one.
+    """Runs a recipe to its end, from its newest checkpoint if there is one.
 
     Args:
         loaded: The recipe.
-        allow_changes: Resume even if recipe, data, initial model or code are not those of the
-            checkpoint.
-        deadline_s: Time of `time.monotonic` to stop by, where another recipe trains this one first;
-            None: `run.max_time_s` from now.
-        on_step: Function of the user's program to call.
+        allow_changes: Resume even if recipe, data, initial model or code differ from the
+            checkpoint's.
+        deadline_s: Time on `time.monotonic` to stop by, if this recipe is another recipe's warm
+            start; None means `run.max_time_s` from now.
+        on_step: The user's function, called after each step.
 
     Returns:
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
 
     Raises:
-        Stopped: If the run was asked to end early; it was saved.
-        ChangedError: If the run's identity has changed, and that is not allowed.
-        NothingTrainedError: If the recipe that is trained first has come to its end and learned
-            from nothing.
+        Stopped: A stop was requested; the run was saved.
+        ChangedError: The run's identity has changed, and that is not allowed.
+        NothingTrainedError: The recipe to train first finished without learning anything.
     """
     if _run(loaded, allow_changes, deadline_s, on_step):
         print_text(f"{loaded.name} is finished: {loaded.run_folder}")
@@ -89,7 +88,7 @@ def train(
 def _run(
     loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step: OnStep | None = None
 ) -> bool:
-    """Runs a recipe as `train` does, without a summary. Returns True if it was finished already."""
+    """Runs a recipe like `train`, without a summary. Returns True if it was already finished."""
     recipe = loaded.expect(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
@@ -161,10 +160,10 @@ def _run(
 
 
 def judge_finished(folder: Path) -> int:
-    """The exit code of a finished run, which says whether sampler and learner agreed as promised.
+    """The exit code of a finished run: whether sampler and learner agreed as promised.
 
     Raises:
-        NothingTrainedError: If it has learned from nothing.
+        NothingTrainedError: No step learned anything.
     """
     code = judge(folder)
     if code == exit_codes.INCONCLUSIVE:
@@ -173,14 +172,14 @@ def judge_finished(folder: Path) -> int:
 
 
 def require_trained(folder: Path) -> None:
-    """Raises NothingTrainedError if a finished run has learned from nothing in any step."""
+    """Raises NothingTrainedError if no step of a finished run learned anything."""
     sentence = describe_nothing_trained(folder)
     if sentence is not None:
         raise NothingTrainedError(sentence)
 
 
 def describe_nothing_trained(folder: Path) -> str | None:
-    """Describes a finished run that has learned from nothing in any step; None for every other."""
+    """Describes a finished run in which no step learned anything; None for all others."""
     final = folder / "final"
     if has_trained(folder) or not final.is_dir():
         return None
@@ -199,17 +198,16 @@ def _run_with_restarts(
     progress: Progress,
     deadline_s: float | None,
 ) -> None:
-    """Runs to the end; restarts a run that loses a worker, with new ones, from the newest
-    checkpoint.
+    """Runs to the end; after losing a worker, restarts with new ones from the newest checkpoint.
 
     Args:
         open_session: Prepares the run with workers.
-        recipe: Names the cluster and the number of restarts.
+        recipe: The cluster and the number of restarts.
         progress: Reports to the user.
-        deadline_s: On `time.monotonic`; None: no deadline.
+        deadline_s: Time on `time.monotonic`; None means no deadline.
 
     Raises:
-        WorkerDied: If workers are lost too often, or before the run has begun.
+        WorkerDied: Workers are lost too often, or before the run has begun.
     """
     restarts = Attempts("worker", progress.note, recipe.cluster.max_restarts)
     while (lost := _run_until_lost(open_session, recipe, progress, deadline_s)) is not None:
@@ -241,7 +239,7 @@ def _run_until_lost(
 def _source(
     loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None
 ) -> ModelSource:
-    """The initial model; trained or built first, where the recipe says so."""
+    """The initial model; trained or built first if the recipe requires it."""
     recipe = loaded.training
     first = loaded.warm_start
     if first is not None:
@@ -254,7 +252,7 @@ def _source(
 def _warm_started(
     loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s: float | None
 ) -> Path:
-    """The model of the recipe that is trained first."""
+    """The model of the recipe to train first."""
     name = loaded.name
     final = first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
@@ -273,18 +271,18 @@ def _warm_started(
 
 
 def write_missing_page(folder: Path) -> None:
-    """Writes the report of a finished run whose process was killed while it wrote it."""
+    """Writes the report of a finished run whose process was killed before writing it."""
     remove_copies(folder / PAGE)
     if not (folder / PAGE).is_file():
         write_page(folder, partial(print, file=sys.stderr))
 
 
 def write_page(folder: Path, note: Callable[[str], None]) -> None:
-    """Writes the report; an error is only noted, since the run is finished and its model is there.
+    """Writes the report; an error is only a note, because the run and its model are finished.
 
     Args:
         folder: Folder of the run.
-        note: Shows the user a line that stays.
+        note: Shows the user a permanent line.
     """
     try:
         # here, so that what it needs can be missing, too

@@ -1,12 +1,12 @@
-"""Atomic checkpoints: written aside, checksummed, renamed into place.
+"""Atomic checkpoints: written to a temporary folder, checksummed, renamed into place.
 
     step_000010/
-      manifest.json    the loop's state; size and SHA-256 of every other file, and of itself
+      manifest.json    the loop's state; size and SHA-256 of each file and of itself
       …                safetensors and JSON of each learner
 
 A folder gets its step's name only when all its bytes are on the disk, and loses it before it is
-deleted; so a kill at any instant leaves every folder of such a name complete. Nothing is unpickled
-when a checkpoint is read.
+deleted; so after a kill at any instant, every folder with such a name is complete. Reading a
+checkpoint unpickles nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MANIFEST = "manifest.json"
 
 
 class CheckpointError(RunError, OSError):
-    """A checkpoint could not be written; those before it are as they were."""
+    """A checkpoint could not be written; earlier ones are unchanged."""
 
 
 class NoCheckpointError(InputError, CheckpointError):
-    """There is no complete checkpoint where one is asked for."""
+    """The requested checkpoint does not exist or is incomplete."""
 
 
 class _DamagedError(Exception):
@@ -44,12 +44,12 @@ class _DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte has been checked.
+    """A checkpoint with every byte verified.
 
     Attributes:
         folder: Folder of its files.
-        step: Steps done when it was saved.
-        state: The state that `Checkpoints.seal` was given.
+        step: Number of finished steps when it was saved.
+        state: The state passed to `Checkpoints.seal`.
     """
 
     folder: Path
@@ -59,13 +59,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run; one process at a time may save.
+    """The checkpoints of one run; only one process at a time may save.
 
     Attributes:
         folder: Their folder, which need not exist yet.
         keep: Number of newest checkpoints to keep.
         best: Number of checkpoints with the highest `score` to keep as well.
-        note: Called with a sentence on each folder that cannot be removed and on each damaged
+        note: Called with a sentence for each folder that cannot be removed and each damaged
             checkpoint.
     """
 
@@ -75,18 +75,17 @@ class Checkpoints:
     note: Callable[[str], object] = warnings.warn
 
     def clear(self) -> None:
-        """Removes what a killed process has left aside: half-written and half-removed
-        checkpoints.
-        """
+        """Removes half-written and half-removed checkpoints that a killed process left."""
         for path in self.folder.glob(f"{_ASIDE}*"):
             remove_tree(path, self.note)
 
     def begin(self, step: int) -> Path:
-        """Makes an empty folder, aside, for a checkpoint's safetensors and JSON files; subfolders
-        are allowed.
+        """Creates an empty temporary folder for a checkpoint's safetensors and JSON files.
+
+        Subfolders are allowed.
 
         Raises:
-            CheckpointError: As `seal`.
+            CheckpointError: See `seal`.
         """
         try:
             self.clear()
@@ -99,19 +98,19 @@ class Checkpoints:
     def seal(
         self, aside: Path, step: int, state: dict[str, Any], score: float | None = None
     ) -> None:
-        """Turns the folder aside into a checkpoint, then removes those that are not kept.
+        """Turns the temporary folder into a checkpoint, then removes checkpoints not to be kept.
 
         Args:
-            aside: The folder.
-            step: Steps done.
+            aside: The temporary folder.
+            step: Number of finished steps.
             state: JSON types only.
-            score: Score of the policy, higher is better; None if it is not known at this step.
+            score: Score of the policy, higher is better; None if unknown at this step.
 
         Raises:
-            CheckpointError: If the disk is full or fails. Nothing of this checkpoint is left, and
-                all others are whole.
-            ValueError: If there are files that are neither safetensors nor JSON, or have a name of
-                ours.
+            CheckpointError: The disk is full or fails. This checkpoint is removed; all others are
+                unchanged.
+            ValueError: There are files that are neither safetensors nor JSON, or that have a
+                reserved name.
         """
         try:
             _seal(aside, {"step": step, "score": score, "state": state})
@@ -127,9 +126,7 @@ class Checkpoints:
             raise
 
     def failure(self, step: int, error: Exception, aside: Path | None = None) -> CheckpointError:
-        """The error of a checkpoint that could not be written; removes its folder, where it has
-        one.
-        """
+        """The error for a checkpoint that could not be written; removes its folder, if any."""
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
         found = self.find()
@@ -143,11 +140,10 @@ class Checkpoints:
         )
 
     def latest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint, those that are damaged passed over; None where none was
-        ever saved.
+        """The newest undamaged checkpoint; None if none was ever saved.
 
         Raises:
-            CheckpointError: If there are some, and all are damaged.
+            CheckpointError: There are checkpoints, but all are damaged.
         """
         found = self.find()
         for step, path in reversed(found):
@@ -163,9 +159,7 @@ class Checkpoints:
         return None
 
     def newest_unverified(self) -> Checkpoint | None:
-        """The newest checkpoint, with its state as it is noted and no file of it read; None where
-        there is none.
-        """
+        """The newest checkpoint with its recorded state, without verifying files; None if none."""
         found = self.find()
         if not found:
             return None
@@ -176,7 +170,7 @@ class Checkpoints:
         """The checkpoint of a step.
 
         Raises:
-            NoCheckpointError: If there is none, or it is damaged.
+            NoCheckpointError: It does not exist or is damaged.
         """
         try:
             return Checkpoint(
@@ -199,9 +193,7 @@ class Checkpoints:
         return sorted((int(match[1]), path) for match, path in matches if match)
 
     def rank_by_score(self) -> list[tuple[float, int, Path]]:
-        """Score, step and folder of those that have a score, the best last; of equals the older is
-        the better.
-        """
+        """Score, step and folder of scored checkpoints, best last; older ones win ties."""
         scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
         numbers = [
             (score, step, path) for score, step, path in scored if isinstance(score, int | float)
@@ -209,7 +201,7 @@ class Checkpoints:
         return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
     def _aside(self, name: str) -> Path:
-        """An unused path for a folder aside; one that could not be removed may still be there."""
+        """An unused path for a temporary folder; leftovers of earlier ones may exist."""
         return self.folder / f"{_ASIDE}{name}_{uuid.uuid4().hex[:12]}"
 
     def _find_surplus(self) -> list[Path]:
@@ -221,9 +213,7 @@ class Checkpoints:
         return [path for path in found[: -self.keep] if path not in best]
 
     def _remove(self, paths: list[Path]) -> None:
-        """Removes folders, renaming each first, so that no half-deleted one looks like a
-        checkpoint.
-        """
+        """Removes folders, each renamed first, so that no partial one looks like a checkpoint."""
         for path in paths:
             aside = self._aside(f"old_{path.name}")
             rename(path, aside)
@@ -277,7 +267,7 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
 
 
 def _sum_readable(folder: Path, name: str) -> dict[str, Any]:
-    """Size and digest of a file; raises _DamagedError where it cannot be read, or is none."""
+    """Size and digest of a file; raises _DamagedError if it is unreadable or not a file."""
     if not (folder / name).is_file():
         raise _DamagedError(f"{name} is no file, or a link to what is not there")
     try:
@@ -287,7 +277,7 @@ def _sum_readable(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; empty where it cannot be read."""
+    """The manifest of a checkpoint; empty if unreadable."""
     path = folder / _MANIFEST
     try:
         manifest = json.loads(retry(path.read_bytes)) if path.is_file() else None

@@ -1,8 +1,7 @@
-"""`lockstep export`: the model of one of a run's checkpoints as a Hugging Face folder, or its
-adapters in peft's form.
+"""`lockstep export`: a checkpoint's model as a Hugging Face folder, or its adapters for peft.
 
-A checkpoint of a run with `learner.lora` holds adapters alone; a model is those merged into what
-the run began with.
+A checkpoint of a run with `learner.lora` holds only adapters; its model is the run's initial model
+with the adapters merged in.
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ from lockstep.run.folder.identity import differences
 def export(
     run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32", adapter: bool = False
 ) -> int:
-    """Writes a checkpoint's policy, or reward model, with configuration, tokenizer, chat template,
-    settings and a card.
+    """Exports the policy or reward model of a checkpoint, with all files that loading needs.
+
+    These are configuration, tokenizer, chat template, settings and a model card.
 
     Args:
         run: Folder of the run.
-        out: Where to; must not exist.
+        out: Target folder; must not exist.
         which: `latest`, `best` (by `run.best`), or the number of a step.
         dtype: Type of the written weights.
-        adapter: Write adapters alone; otherwise they are written beside the model that they are
-            merged into.
+        adapter: Write only the adapters; otherwise they are written along with the merged model.
 
     Returns:
         The step of the checkpoint.
 
     Raises:
-        ValueError: If `run` is no run, `out` is there already, or the run has no adapters.
-        NoCheckpointError: If there is no such checkpoint, or its adapters are of another first
-            model than is there now.
+        ValueError: `run` is not a run, `out` exists, or the run has no adapters.
+        NoCheckpointError: The checkpoint does not exist, or its adapters belong to a different
+            initial model than the current one.
     """
     require_run(run)
     if out.exists():
@@ -97,7 +96,7 @@ def export(
 
 
 def _first_model(loaded: Loaded, run: Path) -> Path:
-    """The folder of the weights that a run began with."""
+    """The folder of a run's initial weights."""
     first = loaded.warm_start
     path = fetch_names(loaded).training.model.path
     if first is not None:
@@ -110,9 +109,7 @@ def _first_model(loaded: Loaded, run: Path) -> Path:
 def _merge_weights(
     loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str
 ) -> dict[str, Tensor]:
-    """The weights with adapters merged, as a weight sync sends them, by their names in the model's
-    files.
-    """
+    """The weights with merged adapters, as a weight sync sends them, by name in the files."""
     recipe = loaded.training
     identity = found.state["identity"]
     then = {name: identity[name] for name in identity if name.startswith("model.")}

@@ -1,6 +1,4 @@
-"""Asynchronous checkpoints: learners copy and write their states, then a thread computes checksums
-and renames.
-"""
+"""Asynchronous checkpoints: learners copy and write states; a thread checksums and renames."""
 
 from __future__ import annotations
 
@@ -48,11 +46,10 @@ class Saver:
         self._error: Exception | None = None
 
     def begin(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
-        """Begins a checkpoint, and returns as soon as training may continue; the one before is
-        finished first.
+        """Begins a checkpoint after finishing the previous one; returns when training may continue.
 
         Raises:
-            CheckpointError: As `Checkpoints.seal`, for this one or the one before.
+            CheckpointError: See `Checkpoints.seal`; for this checkpoint or the previous one.
         """
         self.advance(wait=True)
         aside = self._checkpoints.begin(step)
@@ -62,8 +59,9 @@ class Saver:
         self.begun = Begun(aside, step, state, score)
 
     def advance(self, wait: bool) -> None:
-        """Advances a begun checkpoint as far as it can go now; with `wait`, to its end; raises as
-        `begin`.
+        """Advances a begun checkpoint as far as possible, or to its end if `wait`.
+
+        Raises like `begin`.
         """
         if self.begun is None:
             return

@@ -1,8 +1,7 @@
-"""`lockstep train RECIPE --dry-run`: checks all that can be known before the first step, with no
-weights in memory.
+"""`lockstep train RECIPE --dry-run`: checks a run before its first step, without weights.
 
-Data is read as a run reads it, the reward function is imported, the model is built without memory
-for its weights and compared with the headers of its files. Files that a recipe makes are made in a
+Data is read as in a run, the reward function is imported, and the model is built without memory for
+weights and compared with the headers of its files. Files that a recipe makes are made in a
 temporary folder.
 """
 
@@ -49,7 +48,7 @@ from lockstep.system import machine_memory
 from lockstep.system.units import readable
 
 _Model = tuple[ModelSource, PreTrainedModel]
-"""An initial model that is not loaded."""
+"""An initial model whose weights are not loaded."""
 
 
 def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
@@ -63,7 +62,7 @@ def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
         A short report.
 
     Raises:
-        DryRunError: Every problem that was found, one sentence per line.
+        DryRunError: All problems found, one sentence per line.
     """
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
@@ -119,9 +118,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
 
 
 def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
-    """Checks that the initial model, and each model with a layout of its own, can be computed in
-    its layout.
-    """
+    """Checks that every model can be computed in its layout."""
     with found.problem():
         require_computable(read_config(source.folder), recipe.learner)
     for role in recipe.own_layouts:
@@ -143,9 +140,7 @@ def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> st
 
 
 def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
-    """Opens the algorithm as a run does, with stand-ins for its models, and reports what it would
-    run.
-    """
+    """Opens the algorithm as a run does, with stand-ins for models, and reports the settings."""
     with found.problem():
         require_lengths(recipe, setup.source)
     with found.problem():
@@ -197,7 +192,7 @@ def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
 
 
 def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
-    """The data files; None if one cannot be read."""
+    """The data files; None if one is unreadable."""
     before = len(found.problems)
     files = data_files(recipe.data, made)
     for rows in dict.fromkeys(
@@ -213,7 +208,7 @@ def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
 def _model(
     loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: Path, found: Findings
 ) -> _Model | None:
-    """The initial model; None where a problem leaves it unknown."""
+    """The initial model; None if a problem leaves it unknown."""
     first = loaded.warm_start
     if first is None:
         with found.problem():
@@ -262,9 +257,7 @@ def _open_model(
 
 
 def _of_folder(folder: Path, weights: bool = True) -> _Model:
-    """Builds a model from its configuration, without weights, and checks its weight files against
-    it.
-    """
+    """Builds a model from its configuration, without weights, and checks its weight files."""
     source = open_source(folder)
     network = skeleton(read_config(folder), str(folder))
     if weights and not are_on_hub(folder):
@@ -274,7 +267,7 @@ def _of_folder(folder: Path, weights: bool = True) -> _Model:
 
 
 def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
-    """Raises InputError if the run needs more memory than there is."""
+    """Raises InputError if the run needs more memory than is available."""
     learner = recipe.learner
     trains = backend.find_backend(learner)
     if not trains.is_planned:
@@ -302,8 +295,9 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
 
 
 def _require_disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes) -> None:
-    """Raises InputError if the disk has no room for the kept checkpoints, the one being written,
-    and the model.
+    """Raises InputError if the disk has too little space for the checkpoints and the model.
+
+    Checkpoints are the kept ones and the one being written.
     """
     one = checkpoint_bytes(recipe.models, sizes)
     best = 0 if recipe.run.best is None else recipe.run.best.count

@@ -1,4 +1,4 @@
-"""Remarks on a recipe that can run but is probably not what the user meant."""
+"""Remarks on a valid recipe that is probably not what the user wants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.data.templates import fields
 
 
 def remarks(recipe: Common, files: DataFiles) -> list[str]:
-    """Remarks for the log of a run, and for a dry run, one sentence each."""
+    """Remarks for the log of a run and for a dry run, one sentence each."""
     found: list[str] = []
     if files.validation is not None and (
         shared := _digests(files.validation) & _digests(files.train)

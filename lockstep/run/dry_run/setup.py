@@ -1,6 +1,4 @@
-"""The setup of a dry run: checks what can be checked, with stand-ins for models that compute
-nothing.
-"""
+"""The setup of a dry run: checks what it can, with stand-ins for models."""
 
 from __future__ import annotations
 
@@ -43,17 +41,17 @@ T = TypeVar("T")
 
 
 class DryRunError(InputError):
-    """The problems that would stop a run before its first step; one sentence per line."""
+    """Problems that would stop a run before its first step; one sentence per line."""
 
 
 @dataclass
 class Findings:
-    """Findings collected while checks run.
+    """Findings collected during the checks.
 
     Attributes:
         problems: Problems that would stop the run, one sentence each.
         lines: Lines of the report, as (subject, text).
-        notes: Things that could not be known, or may surprise.
+        notes: Unknowns and surprises.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -62,7 +60,7 @@ class Findings:
 
     @contextmanager
     def problem(self) -> Iterator[None]:
-        """Turns an error inside the block into a problem, so that the checks after it still run."""
+        """Turns an error in the block into a problem, so that later checks still run."""
         try:
             yield
         except (LockstepError, OSError) as error:
@@ -78,7 +76,7 @@ class Findings:
         """The lines as a table, then the notes.
 
         Raises:
-            DryRunError: If there are problems.
+            DryRunError: There are problems.
         """
         if self.problems:
             raise DryRunError("\n".join(self.problems))
@@ -87,7 +85,7 @@ class Findings:
 
 @dataclass
 class DrySetup(LiveSetup):
-    """The setup of a run, but with nothing that computes.
+    """A run's setup without anything that computes.
 
     Attributes:
         found: Collects the report and the problems.
@@ -105,7 +103,7 @@ class DrySetup(LiveSetup):
         inexact: str | None,
         found: Findings,
     ) -> DrySetup:
-        """The setup of an algorithm; what is made goes into `folder`, and notes go into `found`."""
+        """The setup of an algorithm; its files go to `folder`, and its notes to `found`."""
         return cls(algorithm, folder, files, source, inexact, show_notes(), ABSENT, found=found)
 
     def note(self, text: str) -> None:
@@ -125,8 +123,9 @@ class DrySetup(LiveSetup):
         return ABSENT, ABSENT.abandon
 
     def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
-        """Reports what is known of a reward before there is a response; an unusable one was
-        reported before.
+        """Reports what is known about a reward before any response exists.
+
+        An unusable reward was reported earlier.
         """
         if section is not None:
             for key, leaf in section.leaves(option):
@@ -163,9 +162,7 @@ class DrySetup(LiveSetup):
         return otherwise
 
     def _check_reward(self, section: SingleReward, rows: Prompts, key: str) -> None:
-        """Checks a judge, and reads the right answers of the first rows as a verifier of math
-        would.
-        """
+        """Checks a judge, and parses the right answers of the first rows like a math verifier."""
         if section.judge is not None:
             self._check_judge(section.judge, f"{key}.judge")
         first = rows.first(_ANSWERS)
@@ -200,7 +197,7 @@ class DrySetup(LiveSetup):
 
 
 class Absent:
-    """A stand-in for a model or a judge, in place of every protocol; it computes nothing."""
+    """A stand-in for a model or a judge, for all protocols; it computes nothing."""
 
     dtype = torch.float32
     version = None

@@ -1,5 +1,6 @@
-"""Certificates: how exactly sampler and learner agreed, by which kernels, where (`certificate.json`
-of a run).
+"""Certificates (`certificate.json` of a run): how exactly sampler and learner agreed.
+
+They include the kernels and the machine.
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ _ON_GPUS = f"varlen_attn of packed sequences where `lockstep gpu-check` says so,
 
 
 def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, Any]) -> None:
-    """Writes a certificate with its kernels and machine, behind the keys of `about`, such as the
-    step.
-    """
+    """Writes a certificate with kernels and machine, after the keys of `about`."""
     attention = _ON_GPUS if torch.cuda.is_available() else _FUSED
     usual = {"attention": attention, "linear": "any number of rows", "softmax": "powers of 2"}
     exact = _EXACT | (

@@ -18,17 +18,17 @@ from lockstep.system.sums import SUMS
 from lockstep.system.whole_files import write_whole
 
 FRAME = "initial"
-"""Subfolder of a run with all that an export needs besides weights; of a model from scratch, its
-first weights, too.
+"""Subfolder of a run with all that an export needs besides weights.
+
+For a model from scratch, it also holds the initial weights.
 """
 
 
 def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
-    """Turns the folder of a run with other options into one of this recipe; a changed run is no
-    longer finished.
+    """Makes the folder of a run with different options this recipe's; a changed run is unfinished.
 
-    The caller holds its lock. At any instant the folder is that of the old recipe or, unfinished,
-    of the new one.
+    The caller holds its lock. At any instant the folder belongs to the old recipe or, unfinished,
+    to the new one.
 
     Args:
         loaded: The recipe.
@@ -54,10 +54,10 @@ def is_current(loaded: Loaded) -> bool:
 
 
 def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
-    """Lists the options that differ from those of the run which the folder holds, one line each.
+    """Lists the options that differ from those of the folder's run, one line each.
 
     Raises:
-        ChangedError: If some differ and that is not allowed; another initial model never is.
+        ChangedError: Some differ and that is not allowed; a different initial model never is.
     """
     folder = loaded.run_folder
     recipe = loaded.run_folder / "recipe.yaml"
@@ -76,9 +76,7 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
 
 
 def require_writable(folder: Path) -> None:
-    """Raises InputError if a run's folder cannot be made or written to, or holds something other
-    than a run.
-    """
+    """Raises InputError if a run's folder is not writable, or holds something other than a run."""
     try:
         _require_own(folder)
         standing = find_standing(folder)
@@ -89,8 +87,9 @@ def require_writable(folder: Path) -> None:
 
 
 def find_standing(folder: Path) -> Path:
-    """The innermost existing one of a folder and its parents; raises OSError if the system refuses
-    to look.
+    """The innermost existing folder among a folder and its parents.
+
+    Raises OSError if the system denies access.
     """
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
@@ -103,9 +102,7 @@ def _unmakable(folder: Path, why: str) -> InputError:
 
 
 _LOGS = (".log", ".txt", ".out", ".err")
-"""Suffixes of files that may lie in a run's folder before the run: a launcher may write its output
-there.
-"""
+"""Suffixes of files that a run's folder may hold before the run, such as a launcher's output."""
 
 
 def _require_own(folder: Path) -> None:
@@ -127,11 +124,10 @@ class FolderInUseError(InputError):
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a run's folder; the system releases the lock however this
-    process ends.
+    """Locks a run's folder against other processes; the lock ends with this process.
 
     Raises:
-        FolderInUseError: If another process has it.
+        FolderInUseError: Another process has the lock.
     """
     refuse_other(folder / LOCK)
     with (folder / LOCK).open("w", encoding="utf-8") as file:

@@ -1,6 +1,4 @@
-"""The identity of a run, as flat names and values, by which a resumed run can say what has
-changed.
-"""
+"""Identity of a run as flat names and values, to report what changed when it resumes."""
 
 from __future__ import annotations
 
@@ -30,22 +28,21 @@ _WITH_MODELS = (
     "judge.",
     "meta_judge.",
 )
-"""Sections that name further models: every option `path` in them is a model folder."""
+"""Sections that name further models: each option `path` in them is a model folder."""
 _LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
 
 
 class ChangedError(InputError):
-    """A run would resume with something else than it began with; one line for each difference."""
+    """A run would resume with different inputs than it began with; one line per difference."""
 
 
 def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
-    """Collects all that the results of a run depend on.
+    """Collects everything that the results of a run depend on.
 
     Args:
         loaded: The recipe.
         data: A digest of each source of rows, by name.
-        model: Folder of the initial model; None where it is yet to be made, by what the recipe
-            says.
+        model: Folder of the initial model; None if the recipe has yet to make it.
     """
     found = inputs(loaded, data, model)
     found["code.lockstep"] = f"{__version__} {_own_code()}"
@@ -57,9 +54,7 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ide
 
 
 def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
-    """The part of the identity that the user gives: no versions of libraries; `model` is None where
-    a server has it.
-    """
+    """The identity without library versions; `model` is None if a server has the model."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
@@ -93,9 +88,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _own_code() -> str:
-    """A digest of Lockstep's code, read once, since the files may change while this process
-    runs.
-    """
+    """A digest of Lockstep's code, read once, since files may change while the process runs."""
     return digest(sorted(Path(__file__).parents[2].rglob("*.py")))
 
 

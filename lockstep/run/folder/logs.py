@@ -1,4 +1,4 @@
-"""Writes the logs of a run (`lockstep.report.log`), the record that every tracker shows."""
+"""Writes the logs of a run (`lockstep.report.log`), the data that all trackers show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.system.whole_files import append
 
 
 class Logs:
-    """The logs of a run, append-only, each line whole, each step once.
+    """The logs of a run: append-only, only complete lines, each step once.
 
     One process at a time may write; any number may read meanwhile.
     """
@@ -28,16 +28,16 @@ class Logs:
         self._written: dict[str, tuple[int, Any]] = {}
 
     def rewind(self, step: int) -> None:
-        """Cuts the lines of later steps, and a line that was cut short by a kill.
+        """Truncates lines of later steps, and a last line that a kill cut short.
 
         Called once, before any other method.
 
-        Lines stand in the order of their steps, so this is one truncation per file: done, or not
+        Lines are in the order of their steps, so this is one truncation per file: done, or not
         done.
 
         Args:
-            step: Steps whose work is kept. A run that has no checkpoint rewinds to −1, for its step
-                0, the validation before training, will be logged again.
+            step: Last step to keep. A run without a checkpoint rewinds to −1, because step 0, the
+                validation before training, will be logged again.
         """
         for name in LOGS:
             path = self.folder / name
@@ -49,9 +49,7 @@ class Logs:
                     self._written[name] = (file.tell(), digest)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds metrics to a step; a step may have some of them several times, training's and
-        validation's.
-        """
+        """Adds metrics to a step; call it several times for training and validation."""
         self._append(METRICS, step, [values])
 
     def timings(self, step: int, seconds: Mapping[str, float]) -> None:
@@ -63,16 +61,15 @@ class Logs:
         self._append(SAMPLES, step, rows)
 
     def sync(self) -> None:
-        """Returns when all that was logged is on the disk: after a power cut the logs reach as far
-        as a checkpoint.
-        """
+        """Returns when all logs are on the disk, so that they reach as far as a checkpoint."""
         paths = [self.folder / name for name in LOGS]
         for path in [*filter(Path.is_file, paths), self.folder]:
             sync(path)
 
     def sums(self) -> dict[str, Sum]:
-        """Size and digest of each log as it was written, not as it is: something else may have
-        written there, too.
+        """Size and digest of each log as written by this run, not as found on the disk.
+
+        Other programs may have written to the files.
         """
         return {
             name: {"bytes": size, "sha256": own.hexdigest()}

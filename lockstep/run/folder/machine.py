@@ -1,6 +1,4 @@
-"""Versions, machine and threads that a run is computed on, noted in `environment.json` of its
-folder.
-"""
+"""Versions, machine and threads of a run, recorded in its `environment.json`."""
 
 from __future__ import annotations
 
@@ -23,10 +21,9 @@ from lockstep.version import __version__
 
 
 def describe_machine() -> dict[str, Any]:
-    """Versions, machine and threads of this process, and how it computes fp32 products where it
-    sees GPUs.
+    """Versions, machine and threads of this process, and its fp32 matmul mode on GPUs.
 
-    None of its environment variables.
+    Contains none of its environment variables.
     """
     precision = {"precision": keep_fp32()} if torch.cuda.is_available() else {}
     return {
@@ -42,8 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 @contextmanager
 def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
-    """Notes the machine in a folder where it is not noted yet; inside the block torch uses the
-    noted threads.
+    """Records the machine in a folder if needed; in the block, torch uses the recorded threads.
 
     The caller holds the folder's lock.
     """

@@ -1,4 +1,4 @@
-"""Opening of a run's folder by the one process that may write to it."""
+"""Opens a run's folder for the one process that may write to it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from lockstep.run.stop import Stopped
 
 @contextmanager
 def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
-    """Makes a run's folder, locks it, and notes the recipe and the machine in it.
+    """Creates and locks a run's folder, and records the recipe and the machine in it.
 
-    If the block fails before it calls the function that it is given, what was made is removed. A
-    crash leaves `crash.txt`, also then.
+    The block receives a function to call once the run has started. If the block fails before that,
+    new files are removed. A crash leaves `crash.txt` in any case.
 
     Raises:
-        InputError: If another process has it.
-        RunError: For an error of the operating system after the function was called.
+        InputError: Another process has the folder.
+        RunError: An operating system error after the function was called.
     """
     with _clean_start(folder) as started, _crashes_noted(folder, started):
         write_once(folder / "recipe.yaml", describe(loaded))
@@ -40,16 +40,15 @@ def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
 
 
 _MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "data", FRAME, "judges", FILE)
-"""Files and folders that a run may add to its folder before its first step; a failed start removes
-nothing else.
+"""Files and folders that a run may create before its first step.
+
+A failed start removes only these.
 """
 
 
 @contextmanager
 def _clean_start(folder: Path) -> Iterator[Event]:
-    """Makes and locks a folder; removes what was added if the block fails before it sets the event
-    that it is given.
-    """
+    """Creates and locks a folder; cleans up if the block fails before it sets the event."""
     if folder.is_dir():
         before = {path.name for path in folder.iterdir()}
     else:
@@ -84,9 +83,7 @@ def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> No
 
 @contextmanager
 def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
-    """Records an error in the block; writes `crash.txt` for one that is not one sentence for the
-    user.
-    """
+    """Records an error in the block; writes `crash.txt` unless it is a one-sentence user error."""
     try:
         yield
     except BaseException as error:
@@ -104,10 +101,10 @@ def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
 
 
 def _write_crash(error: BaseException, folder: Path) -> None:
-    """Writes the traceback, a worker's too; replaces an older report.
+    """Writes the traceback, including a worker's; replaces an older report.
 
-    The phase and the step stand behind the trace: `Progress.phase` adds them to the error. Where
-    the disk or the memory is full, nothing is written.
+    The phase and the step follow the traceback: `Progress.phase` adds them to the error. If the
+    disk or the memory is full, nothing is written.
     """
     with contextlib.suppress(OSError, MemoryError):
         (folder / CRASH).write_text("".join(traceback.format_exception(error)), encoding="utf-8")

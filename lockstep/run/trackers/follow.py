@@ -1,4 +1,4 @@
-"""Trackers of a run: views that follow its logs. One that fails does not stop the run."""
+"""Trackers of a run: views that follow its logs. A failing view does not stop the run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from lockstep.run.trackers.view import Facts, Outcome, View
 
 
 class Tracker:
-    """The logs of a run, and the views that are sent what the files have, so that a replay and a
-    step are sent alike.
+    """The logs of a run and the views that follow them.
+
+    Views receive what the files hold, so that replayed and new steps look the same.
 
     Args:
         logs: The logs.
@@ -39,8 +40,8 @@ class Tracker:
         """Rewinds the logs, see `Logs.rewind`, opens the views, and sends them the logs.
 
         Raises:
-            InputError: If a view cannot be opened and the run has not trained yet: better to stop
-                than to train unseen.
+            InputError: A view cannot be opened and the run has not trained yet: a run should not
+                train unseen.
         """
         self.logs.rewind(step)
         for name, view in self._views.items():
@@ -105,9 +106,7 @@ class Tracker:
 def track_run(
     logs: Logs, views: Mapping[str, View], note: Callable[[str], None]
 ) -> Iterator[Tracker]:
-    """Tracks a run while the `with` block lasts; the way the block ends is the outcome of the run;
-    see `Tracker`.
-    """
+    """Tracks a run in the `with` block; the block's end decides the outcome; see `Tracker`."""
     tracker = Tracker(logs, views, note)
     outcome: Outcome = "failed"
     try:
@@ -122,12 +121,12 @@ def track_run(
 
 
 def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
-    """The views that a recipe asks for, by name, not yet open.
+    """The views that a recipe enables, by name, not yet open.
 
     Packages of other views are not imported.
 
     Raises:
-        InputError: If a package is missing, or W&B does not know who you are.
+        InputError: A package is missing, or W&B has no login.
     """
     views: dict[str, View] = {}
     if recipe.tensorboard is not None:
@@ -157,6 +156,6 @@ def _package_of(name: str) -> Iterator[None]:
 
 
 def _describe_error(error: Exception) -> str:
-    """The error in one line, without a user and a password that stood in an address."""
+    """The error in one line, with user and password removed from URLs."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"//[^/@\s]+@", "//", text)[:300]

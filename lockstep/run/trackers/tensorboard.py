@@ -1,6 +1,4 @@
-"""TensorBoard: event files in the run's folder, rewritten from the logs whenever the run
-resumes.
-"""
+"""TensorBoard: event files in the run's folder, rewritten from the logs on each resume."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ class TensorBoardView(View):
         return -1
 
     def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
-        """Writes one text for each of a step's responses: TensorBoard shows its steps below each
-        other.
-        """
+        """Writes one text per response of a step: TensorBoard lists steps one below the other."""
         self._newest = step
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -60,7 +56,5 @@ class TensorBoardView(View):
 
 
 def _verbatim(text: str) -> str:
-    """Quotes text as Markdown that shows it line by line: nothing in it is taken for a heading, a
-    link or HTML.
-    """
+    """Quotes text for Markdown line by line: nothing becomes a heading, a link or HTML."""
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])

@@ -1,11 +1,10 @@
 """Weights & Biases.
 
-Offline, a run's files are rewritten from the logs; online, what W&B has been sent stays.
+Offline, a run's files are rewritten from the logs; online, what was sent to W&B stays.
 
-W&B takes no step back: it wants steps in their order, and merges no offline folders. So offline
-there is one folder at any time, with every step of the logs. Online the run is resumed under its id
-after the newest step that W&B has; steps that the run makes again after a kill are not sent a
-second time.
+W&B does not accept earlier steps: it requires steps in order, and does not merge offline folders.
+So offline there is always one folder, with all steps of the logs. Online the run resumes under its
+id after the newest step that W&B has; steps that the run repeats after a kill are not sent again.
 """
 
 from __future__ import annotations
@@ -85,9 +84,7 @@ class WandBView(View):
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
     def _clear(self) -> None:
-        """Removes what this run wrote offline; W&B's files, of tables too, will be in the run's
-        folder.
-        """
+        """Removes this run's offline files, and keeps W&B's data, tables included, in its folder."""
         staged = self._folder / f"data-{self._id()}"
         for old in [
             *self._folder.glob(f"offline-run-*-{self._id()}"),
@@ -98,9 +95,7 @@ class WandBView(View):
         os.environ["WANDB_DATA_DIR"] = str(staged.resolve())
 
     def _id(self) -> str:
-        """The run's random id, kept in its folder: a folder that was removed and made again is
-        another run.
-        """
+        """The run's random id, kept in its folder: a recreated folder is a new run."""
         path = self._folder / "run_id"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
