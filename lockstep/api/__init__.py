@@ -1,3 +1,4 @@
-"""The Python face: algorithms as objects, and parts for a training loop of your own; `import
-lockstep` has it all.
+"""The Python API: algorithms as objects, and parts for custom training loops.
+
+`import lockstep` has everything.
 """

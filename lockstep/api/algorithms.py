@@ -1,7 +1,6 @@
-"""One class per algorithm that ships: `lockstep.GRPO(model="folder", reward=function,
-train=rows).train()`.
+"""One class per shipped algorithm: `lockstep.GRPO(model="folder", ...).train()`.
 
-The types of their keyword arguments are made from the recipes (`.ci/face.py`).
+The types of their keyword arguments are generated from the recipes (`.ci/face.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Parts for a training loop of your own: `open_learner`, `open_sampler`, `sync`, `rollout`.
+"""Parts for custom training loops: `open_learner`, `open_sampler`, `sync`, `rollout`.
 
-The learner's verbs are `forward_backward`, `optim_step`, `logprobs`, `values`, `save` and `load`; a
-loss is a frozen dataclass (`lockstep.losses`). These are the parts that recipes run.
+A learner's methods are `forward_backward`, `optim_step`, `logprobs`, `values`, `save` and `load`; a
+loss is a frozen dataclass (`lockstep.losses`). Recipes run the same parts.
 """
 
 from __future__ import annotations
@@ -50,16 +50,14 @@ if TYPE_CHECKING:
     )
 
 Score = Callable[[str, str, str, Mapping[str, Any]], float | None]
-"""A reward `f(prompt, response, answer, row)`; None: no verdict."""
+"""A reward `f(prompt, response, answer, row)`; None means no verdict."""
 
 _WORKERS = Workers()
-"""Learners and samplers that were opened here, with their processes."""
+"""Learners and samplers opened here, with their processes."""
 
 
 def close_all() -> None:
-    """Closes every learner and sampler that was opened here, with their processes; also called at
-    exit.
-    """
+    """Closes all learners and samplers opened here, with their processes; also runs at exit."""
     _WORKERS.close()
 
 
@@ -78,16 +76,16 @@ def open_learner(
     """Opens a learner: a model with a head, and an optimizer to train it.
 
     Args:
-        model: A Hugging Face folder, or `hf:owner/name` on the hub.
+        model: A Hugging Face folder, or `hf:owner/name` on the Hub.
         head: `logits` for a policy, `value` for a critic, `reward` for a reward model.
-        optimizer: Options of the optimizer, such as `{"lr": 1e-5}`; None: the model is frozen.
+        optimizer: Options of the optimizer, such as `{"lr": 1e-5}`; None freezes the model.
         seed: Seed of a new head and of new adapters.
         exact: Use kernels that give each token the same log-probability as when it was sampled, bit
-            for bit; if the model or machine cannot, a note says why.
+            for bit; if the model or machine cannot, a note explains why.
         options: Options of the section `learner`, such as `dtype="bf16"` or `parallel={"dp": 2}`.
 
     Raises:
-        RecipeError: An option is wrong.
+        RecipeError: An option is invalid.
         ModelError: This machine does not compute the model correctly.
     """
     if head not in get_args(Head):
@@ -108,18 +106,18 @@ def open_learner(
 
 
 def _find_model(model: str | Path) -> Path:
-    """The folder of a model; a name on the hub is fetched first."""
+    """The folder of a model; a model on the Hub is fetched first."""
     if isinstance(model, str) and model.startswith(HUB):
         return fetch_model(model)
     return Path(model)
 
 
 def save(learner: Learner, folder: str | Path) -> None:
-    """Writes a learner's weights, optimizer moments and counters, and returns when all is written.
+    """Writes a learner's weights, optimizer moments and counters; returns when done.
 
     Raises:
         InputError: The folder is not empty.
-        NotSavedError: It cannot be written.
+        NotSavedError: The state cannot be written.
     """
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -133,7 +131,7 @@ def load(learner: Learner, folder: str | Path) -> None:
     """Restores what `save` wrote, bit for bit.
 
     Raises:
-        InputError: There is nothing in the folder.
+        InputError: The folder is empty.
     """
     path = Path(folder)
     if not path.is_dir() or not any(path.iterdir()):
@@ -164,13 +162,13 @@ def open_sampler(
     """Opens an inference engine, with batch-invariant kernels if the model and machine allow them.
 
     Args:
-        model: A Hugging Face folder, or `hf:owner/name` on the hub.
+        model: A Hugging Face folder, or `hf:owner/name` on the Hub.
         learner: A learner of that model. The sampler takes its dtype and kernels, and shares its
             weights if both fit this process; else `sync` sends them.
         options: Options of the section `sampler`, such as `backend="vllm"` or `replicas=2`.
 
     Raises:
-        RecipeError: An option is wrong.
+        RecipeError: An option is invalid.
         ModelError: This machine does not compute the model correctly.
     """
     section = load_section(SamplerSection, read_arguments("lockstep.open_sampler", options))
@@ -193,14 +191,13 @@ def open_sampler(
 
 @dataclass(frozen=True)
 class SyncProof:
-    """The proof of a weight sync: each tensor that the engine computes with was compared with what
-    the learner sent.
+    """Proof of a weight sync: the engine's tensors were compared with the learner's.
 
     Attributes:
         version: Version of the weights that the engine now holds.
-        tensors: Number of tensors that were compared.
+        tensors: Number of compared tensors.
         probe_gap: Mean |Δ log π| of a probe that both scored, nats.
-        exact: True if learner and sampler now give each token the same log-probability to the bit.
+        exact: Whether learner and sampler now give each token bitwise equal log-probabilities.
     """
 
     version: int
@@ -210,10 +207,10 @@ class SyncProof:
 
 
 def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
-    """Syncs the learner's weights to the sampler, and returns the proof that they arrived.
+    """Syncs the learner's weights to the sampler; returns the proof that they arrived.
 
     Raises:
-        WeightSyncError: The engine holds other weights, or kept a cache of old ones; the message
+        WeightSyncError: The engine holds different weights, or kept a stale cache; the message
             names the tensors.
     """
     dtypes = open_models.dtype_of(learner), sampler.computation.dtype
@@ -237,22 +234,22 @@ def rollout(
     """Samples responses and scores them.
 
     Args:
-        sampler: The sampler, with the weights of its newest `sync`.
+        sampler: The sampler, with the weights of its latest `sync`.
         prompts: Texts, or rows with `question` and, if the reward reads it, `answer`.
         reward: Scores a response.
         num_generations: Responses per prompt; they are neighbors in the batch.
-        seed: Seed of the random numbers; pass a new one at each step.
-        **sampling: Options of a recipe's section `sampling`: `max_tokens`, which is required,
-            `temperature` and so on.
+        seed: Seed of the random numbers; pass a new one for each step.
+        **sampling: Options of a recipe's section `sampling`: `max_tokens` (required), `temperature`
+            and so on.
 
     Returns:
-        Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN: no
-        verdict).
+        Rollouts whose batch has `sampler_logprob` per token and `score` per sequence (NaN means no
+            verdict).
 
     Raises:
         InputError: A prompt is neither text nor a row with `question`, or the reward did not return
             a number.
-        RecipeError: An option of sampling is wrong.
+        RecipeError: A sampling option is invalid.
     """
     rows = _Texts(sampler.source, _read_rows(prompts))
     drawn = sampler.source.sampling(
@@ -268,7 +265,7 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
     """Returns prompts as rows with a `question`.
 
     Raises:
-        InputError: There are none, or one is neither text nor such a row.
+        InputError: There are no prompts, or one is neither text nor a row with `question`.
     """
     if isinstance(prompts, str):
         raise InputError("rollout: prompts is one text; give a list of texts or rows")
@@ -288,7 +285,7 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
 
 @dataclass(frozen=True)
 class _Texts:
-    """Prompts of the program; implements `PromptStream`."""
+    """The program's prompts; implements `PromptStream`."""
 
     source: ModelSource
     rows: Sequence[Mapping[str, Any]]

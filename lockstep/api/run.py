@@ -1,4 +1,4 @@
-"""A run as Python sees it: what its folder holds."""
+"""A run in Python: the contents of its folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True if the run has reached its end."""
+        """True if the run has finished."""
         return self.model.is_dir()
 
     @property
@@ -36,9 +36,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """A row for each step and validation, `step` first; `pandas.DataFrame(run.metrics)` is a
-        table.
-        """
+        """A row for each step and validation, `step` first; use `pandas.DataFrame(run.metrics)`."""
         from lockstep.report.log import read_metrics
 
         return read_metrics(self.folder)
@@ -67,9 +65,7 @@ class Run:
 
     @property
     def best(self) -> Path | None:
-        """The best checkpoint by `run.best`, of those that were saved; None if the recipe names no
-        metric.
-        """
+        """The best saved checkpoint by `run.best`; None if the recipe sets no metric."""
         from lockstep.run.checkpoint.checkpoints import Checkpoints
 
         ranked = Checkpoints(self.folder / "checkpoints", keep=1).rank_by_score()
@@ -79,18 +75,14 @@ class Run:
 
     @property
     def agreement(self) -> AgreementSummary | None:
-        """Agreement of sampler and learner over all steps; None if the algorithm does not
-        sample.
-        """
+        """Agreement of sampler and learner over all steps; None for algorithms without sampling."""
         from lockstep.report.agreement import read_agreement
 
         return read_agreement(self.folder)
 
     @property
     def summary(self) -> str:
-        """The summary that a run ends with; its last sentence says if there was nothing to learn
-        from.
-        """
+        """The final summary of a run; its last sentence says if there was nothing to learn from."""
         from lockstep.report.summary import summary
         from lockstep.run.train import describe_nothing_trained
 

@@ -1,6 +1,4 @@
-"""Sweeps from Python: a recipe or an algorithm with several values of its options, and the table of
-their results.
-"""
+"""Sweeps from Python: a recipe or algorithm with several option values, and a results table."""
 
 from __future__ import annotations
 
@@ -33,15 +31,14 @@ class Sweep:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """The runs by name, such as `seed=0_ppo.clip=0.1`, started or not."""
+        """The runs by name, such as `seed=0_ppo.clip=0.1`, including those not started."""
         from lockstep.report.sweeps import read_sweep
 
         return {run.folder.name: Run(run.folder) for run in read_sweep(self.folder)}
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """A row for each run: its name, values and state, and the last value of each metric that
-        sweeps compare.
+        """A row per run: name, values, state, and the last value of each compared metric.
 
         `pandas.DataFrame(sweep.table)` is a table.
         """
@@ -51,11 +48,10 @@ class Sweep:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """A row for each group of runs that differ only in the seed, and each metric: mean and its
-        interval.
+        """A row per metric and group of runs that differ only in the seed: mean and interval.
 
         Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is
-        Student's t at 95 %, NaN of a single run.
+        Student's t at 95 %, NaN for a single run.
         """
         from lockstep.report.sweeps import list_spreads, read_sweep
 
@@ -70,18 +66,16 @@ def sweep(
     jobs: int = 1,
     **options: Any,
 ) -> Sweep:
-    """Runs every combination of some options' values, or resumes the sweep that the same arguments
-    began.
+    """Runs or resumes a sweep over all combinations of option values.
 
-    A run that fails does not end the others; `Sweep.table` has the state of each.
+    A failed run does not stop the others; `Sweep.table` has the state of each.
 
     Args:
-        recipe: A recipe by its name or file, or an algorithm such as `lockstep.GRPO(...)`.
-        values: Options with the values of each: `{"seed": range(5), "ppo.clip": [0.1, 0.2]}`.
-        name: Name of its folder in `sweeps/`; None: the recipe's name, and the options that it
-            varies.
+        recipe: A recipe's name or file, or an algorithm such as `lockstep.GRPO(...)`.
+        values: Options with their values: `{"seed": range(5), "ppo.clip": [0.1, 0.2]}`.
+        name: Name of its folder in `sweeps/`; None means the recipe's name and the varied options.
         jobs: Runs at a time.
-        options: Options of the recipe, as those of `Trainer`; an algorithm has its own.
+        options: Options of the recipe, like those of `Trainer`; an algorithm has its own.
 
     Raises:
         InputError: A combination is invalid; the message names it, and nothing was started.
@@ -114,7 +108,7 @@ def sweep(
 
 
 def _plain_values(key: str, values: Iterable[Any]) -> list[Any]:
-    """Python values as recipes have them; functions and short forms of sections as in `Trainer`."""
+    """Converts Python values to recipe values; functions and short forms as in `Trainer`."""
     if key in ("train", "validation"):
         raise InputError(f"{key} is short for data.{key}; name that, with files")
     return [value_at(build_tree(nest(key, value)), key.split(".")) for value in values]

@@ -18,16 +18,15 @@ from lockstep.run.callbacks import OnStep
 
 
 class Trainer:
-    """A run that has not started: the recipe that the command line would load, with the same error
-    messages.
+    """A run that has not started, resolved from keyword arguments with the command line's checks.
 
-    Each algorithm that ships has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes one of
-    yours, as a class or as text (`file.py:Class`).
+    Each shipped algorithm has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes your own
+    algorithm, as a class or as text (`file.py:Class`).
 
     Args:
-        algorithm: The algorithm; None: the subclass's own.
-        recipe: A recipe to start from, a name that `lockstep config` lists or a YAML file; None:
-            the shipped one with the algorithm's name.
+        algorithm: The algorithm; None means the subclass's own.
+        recipe: A recipe to start from, a name that `lockstep config` lists or a YAML file; None
+            means the shipped one with the algorithm's name.
         options: Options of the recipe. Sections are mappings, such as `grpo={"clip": 0.1}`. Short
             forms: `model` is a folder; `train` and `validation` are files, lists of rows, or
             datasets; `reward` is a function `f(prompt, response, answer, row)`, a list of
@@ -43,7 +42,7 @@ class Trainer:
     _loaded: Loaded
     """The resolved recipe."""
     _resolve: Callable[..., Loaded]
-    """Resolves the recipe again with further layers of options, which override it."""
+    """Resolves the recipe again with additional layers of options, which override it."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Trainer:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; other options give another folder."""
+        """The run's folder; different options give a different folder."""
         return self._loaded.run_folder
 
     def describe(self) -> str:
@@ -81,10 +80,10 @@ class Trainer:
         return describe(self._loaded, origins=True)
 
     def dry_run(self) -> str:
-        """Checks everything that can be known before the first step.
+        """Checks everything that can be checked before the first step.
 
         Raises:
-            DryRunError: One sentence for each problem.
+            DryRunError: One sentence per problem.
         """
         from lockstep.run.dry_run.dry_run import dry_run
 
@@ -96,15 +95,15 @@ class Trainer:
         on_step: OnStep | None = None,
         allow_changes: bool = False,
     ) -> Run:
-        """Trains to the end, or resumes the run that the same arguments began.
+        """Trains to the end, or resumes the run that the same arguments started.
 
-        An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after its step and
+        An interrupt (Ctrl-C, or a notebook's stop button) ends the run after its current step and
         saves it; the same call resumes it.
 
         Args:
-            on_step: Called after each step with the step's number and its metrics, validation's
-                among them; and with 0 after the validation before the first step.
-            allow_changes: Resume even if data, first model or code have changed.
+            on_step: Called after each step with the step's number and its metrics, including
+                validation; and with 0 after the validation before the first step.
+            allow_changes: Resume even if data, initial model or code have changed.
         """
         return train_loaded(self._loaded, on_step, allow_changes)
 
@@ -113,9 +112,9 @@ class Trainer:
 
 
 def train_loaded(loaded: Loaded, on_step: OnStep | None, allow_changes: bool = False) -> Run:
-    """Trains a resolved recipe; a run that was stopped early is saved, and returned as it is.
+    """Trains a resolved recipe; a run that was stopped early is saved and returned.
 
-    Where the command line would tell by its exit code that nothing was trained, this prints a line.
+    Prints a line if nothing was trained, which the command line shows by its exit code.
     """
     if "transformers" not in sys.modules:
         print(
@@ -140,9 +139,7 @@ def train(
     allow_changes: bool = False,
     **options: Any,
 ) -> Run:
-    """Trains a recipe by its name or file, as `lockstep train` does, with options as those of
-    `Trainer`.
-    """
+    """Trains a recipe by name or file, like `lockstep train`, with the options of `Trainer`."""
     said = Layer("lockstep.train", build_tree(options))
     loaded = load_options(Path(recipe).stem, str(recipe), said)
     return train_loaded(loaded, on_step, allow_changes)

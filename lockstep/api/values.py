@@ -1,4 +1,4 @@
-"""Python values as values of a recipe: paths, functions, classes, and rows that a program holds."""
+"""Python values as recipe values: paths, functions, classes, and rows in memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from lockstep.rewards.options import VERIFIERS, RewardSection
 from lockstep.system.whole_files import write_changed
 
 Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
-"""A file of rows, or the rows themselves: a list of dicts, a `datasets.Dataset`, any iterable of
-mappings.
-"""
+"""A file of rows, or the rows: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
 RewardFunction: TypeAlias = Callable[
     [str, str, str, dict[str, Any]], float | Awaitable[float | None] | None
 ]
@@ -33,14 +31,14 @@ Reward: TypeAlias = (
     | Mapping[str, tuple[RewardFunction, float]]
     | Mapping[str, Any]
 )
-"""A function; several functions, as a list or by name, with or without weights; the name of a
-verifier such as math; or the section `reward` as a mapping.
+"""A function, several functions, a verifier's name, or the section `reward` as a mapping.
+
+Several functions are a list or a mapping by name, with or without weights. A verifier is, for
+example, math.
 """
 
 ROWS = Path("runs") / "rows"
-"""Folder for rows that were passed as Python objects: they are written there, and runs read the
-files.
-"""
+"""Folder for rows passed as Python objects: they are written there, and runs read the files."""
 
 _ROW_KEYS = ("train", "validation")
 _REWARDS = ("reward", "validation_reward", "verifier")
@@ -78,10 +76,10 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Collects the section `data`, with the rows that are given as `train` and `validation`.
+    """Builds the section `data`, including the rows given as `train` and `validation`.
 
     Raises:
-        InputError: It is not a mapping, or holds rows that are also given separately.
+        InputError: It is not a mapping, or contains rows that are also given separately.
     """
     given = {} if options.get("data") is None else options["data"]
     if not isinstance(given, Mapping):
@@ -114,9 +112,7 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
 
 
 def _name_reward(name: str, key: str) -> dict[str, Any]:
-    """Returns the reward section for a verifier's name, or for a function given as
-    `file.py:name`.
-    """
+    """Returns the reward section for a verifier's name or a function `file.py:name`."""
     if name in VERIFIERS:
         return {"type": name}
     if ":" in name:
@@ -145,7 +141,7 @@ def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:
 
 
 def _names_functions(given: Any) -> bool:
-    """True for names with functions, unlike a section, whose keys are options."""
+    """True for names with functions, as opposed to a section, whose keys are options."""
     return (
         isinstance(given, Mapping)
         and bool(given)
@@ -158,7 +154,7 @@ def _names_functions(given: Any) -> bool:
 
 
 def _sum_rewards(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The section of a weighted sum; a function without a weight has the weight 1."""
+    """The section of a weighted sum; the default weight is 1."""
     parts = {
         name: value if isinstance(value, tuple) else (value, 1.0) for name, value in named.items()
     }
@@ -193,9 +189,7 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def _store_rows(rows: Rows, key: str) -> str:
-    """Returns the file of the rows; rows given as objects are written to a file named by a digest
-    of their content.
-    """
+    """Returns the file of the rows; writes rows in memory to a file named by their digest."""
     if isinstance(rows, str | Path):
         return str(rows)
     lines = []

@@ -9,20 +9,18 @@ from typing import TypeAlias
 from lockstep.system.paths import path_argument, source_argument
 
 Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""The commands of a parser, to which each file here adds its own."""
+"""The subcommands of a parser; each file here adds its own."""
 
 
 def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
-    """Adds the arguments for a recipe and its overrides; `options` is the help text of the
-    latter.
-    """
+    """Adds the arguments for a recipe and its overrides; `options` is help text for overrides."""
     parser.add_argument("recipe", help="a recipe that ships with Lockstep, or a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=options)
     add_trust(parser)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that lets Python files run that may come from others."""
+    """Adds the option that allows Python files of others to run."""
     parser.add_argument(
         "--trust",
         nargs="+",
@@ -52,7 +50,7 @@ def add_model(
 def add_out(
     parser: argparse.ArgumentParser, metavar: str, what: str, default: str | None = None
 ) -> None:
-    """Adds the argument that names the file or folder of the results; `what` is its help text."""
+    """Adds the argument for the file or folder of the results; `what` is its help text."""
     parser.add_argument("--out", metavar=metavar, type=path_argument, default=default, help=what)
 
 
@@ -69,7 +67,7 @@ def add_asking(
     Args:
         parser: The command's parser.
         rows: Contents of the file, for the help.
-        option: An override, as an example.
+        option: An example of an override.
         recipe: The default recipe.
         folder: Folder of the results.
         model: Parses the argument that names the model.

@@ -1,6 +1,4 @@
-"""`lockstep config`: lists the recipes that ship, prints one with all its options, or explains
-options.
-"""
+"""`lockstep config`: lists shipped recipes, prints a recipe's options, or explains options."""
 
 from __future__ import annotations
 

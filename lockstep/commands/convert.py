@@ -1,6 +1,4 @@
-"""`lockstep convert`: makes a recipe of another library's config, and reports what became of each
-key.
-"""
+"""`lockstep convert`: converts another library's config to a recipe, and reports on each key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep doctor`: measures if training and inference agree on a model, and finds where not."""
+"""`lockstep doctor`: measures whether training and inference agree, and finds where they differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answer = Callable[[argparse.Namespace], int]
 
 
 def add(parsers: Parsers) -> None:
-    """Adds `doctor` and its questions to a parser."""
+    """Adds `doctor` and its subcommands to a parser."""
     doctor = parsers.add_parser(
         "doctor",
         help="do training and inference agree on a model, and if not, where",

@@ -1,6 +1,4 @@
-"""`lockstep eval`: says how many of a model's answers are right, or how far a judge agrees with
-people.
-"""
+"""`lockstep eval`: measures how often a model is right, or how well a judge matches people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep gpu-check`: what works on this machine's GPUs, and how well, in minutes."""
+"""`lockstep gpu-check`: checks what works on this machine's GPUs, and how fast, in minutes."""
 
 from __future__ import annotations
 

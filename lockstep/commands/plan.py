@@ -1,4 +1,4 @@
-"""`lockstep plan`: prints the memory of a recipe, without a GPU and weights."""
+"""`lockstep plan`: prints the memory of a recipe, without a GPU or weights."""
 
 from __future__ import annotations
 

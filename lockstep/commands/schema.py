@@ -1,6 +1,4 @@
-"""`lockstep schema`: prints the JSON schema of recipe files, with which an editor completes
-them.
-"""
+"""`lockstep schema`: prints the JSON schema of recipe files, for completion in an editor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep sweep`: runs a recipe with every combination of some options' values."""
+"""`lockstep sweep`: runs a recipe with every combination of option values."""
 
 from __future__ import annotations
 

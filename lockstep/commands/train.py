@@ -1,6 +1,4 @@
-"""`lockstep train`: runs a recipe, or with `--dry-run` checks all that can be known before the
-first step.
-"""
+"""`lockstep train`: runs a recipe, or checks it before the first step with `--dry-run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lockstep watch`: the report of runs as a page that follows them while they go on."""
+"""`lockstep watch`: a live page with the report of runs in progress."""
 
 from __future__ import annotations
 

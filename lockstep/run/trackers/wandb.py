@@ -84,7 +84,7 @@ class WandBView(View):
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
     def _clear(self) -> None:
-        """Removes this run's offline files, and keeps W&B's data, tables included, in its folder."""
+        """Removes this run's offline files, and keeps W&B's data in the run's folder."""
         staged = self._folder / f"data-{self._id()}"
         for old in [
             *self._folder.glob(f"offline-run-*-{self._id()}"),
