@@ -140,20 +140,21 @@ class _Episodes:
             first = make()
         except Exception as error:  # any error of the user's code
             raise InputError(
-                f"environment.class_name {name} cannot be made without arguments: it {_what(error)}"
+                f"environment.class_name {name} cannot be constructed without arguments: it "
+                f"{_what(error)}"
             ) from None
         lacks = [method for method in _METHODS if not callable(getattr(first, method, None))]
         if lacks:
             raise InputError(
-                f"environment.class_name {name} has no method {' and no method '.join(lacks)}"
+                f"environment.class_name {name} lacks the method {' and the method '.join(lacks)}"
             )
         for method, takes in _METHODS.items():
             try:
                 inspect.signature(getattr(first, method)).bind(*takes)
             except TypeError as error:
                 raise InputError(
-                    f"environment.class_name {name}: {method} has to take ({', '.join(takes)}), "
-                    f"and: {error}"
+                    f"environment.class_name {name}: {method} must take ({', '.join(takes)}): "
+                    f"{error}"
                 ) from None
         tools = _open_tools(first, name, tool_format)
         self._declared = _read_attributes(first, name)
@@ -213,7 +214,7 @@ def _await_all(
             loop.run_until_complete(asyncio.wait({task}, timeout=every_s))
             if not task.done():
                 yield CALLED
-        yield {"wrong": "was cancelled by its own code"} if task.cancelled() else task.result()
+        yield {"wrong": "was canceled by its own code"} if task.cancelled() else task.result()
 
 
 async def _find_last(replies: AsyncIterator[Any]) -> Any:
@@ -228,7 +229,7 @@ def _run(reply: Coroutine[Any, Any, Any]) -> Any:
         reply.send(None)
     except StopIteration as end:
         return end.value
-    return {"wrong": "waits, and its step is no `async def`; make it one"}
+    return {"wrong": "returned an awaitable, but its step is not `async def`; make it one"}
 
 
 async def _catch(reply: Awaitable[Any]) -> Any:
@@ -275,11 +276,13 @@ def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools 
     declares = callable(getattr(first, "tools", None))
     if declares != (tool_format is not None):
         raise InputError(
-            f"environment.class_name {name} declares tools; say how the model writes calls of "
-            "them, as environment.tool_format=hermes"
+            f"environment.class_name {name} declares tools; set how the model writes tool calls, "
+            "such as environment.tool_format=hermes"
             if declares
-            else f"environment.tool_format is {tool_format}, but environment.class_name {name} has "
-            "no method tools, which declares them"
+            else (
+                f"environment.tool_format is {tool_format}, but environment.class_name {name} "
+                "has no method tools"
+            )
         )
     if tool_format is None:
         return None
@@ -360,7 +363,7 @@ def _write(call: ToolCall | Malformed, result: Any) -> str:
     except (TypeError, ValueError, RecursionError):
         what = user_code.show(result)
         raise _Nonsense(
-            f"has a tool {call.name} that returned {what}; return text, or what JSON can hold"
+            f"has a tool {call.name} that returned {what}; return text or a JSON value"
         ) from None
 
 
@@ -375,14 +378,14 @@ async def _finish(call: Any, limit_s: float) -> Any:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise _Nonsense(f"did not answer within {limit_s:g} s and was ended") from None
+        raise _Nonsense(f"timed out after {limit_s:g} s") from None
 
 
 def _require_same(result: Any, observation: Any) -> None:
     if _read(result)["observation"] != observation:
         raise _Nonsense(
-            "said something else when it was played again; let it depend on the row, the seed and "
-            "the responses alone"
+            "returned a different observation on replay; it must depend only on the row, the seed "
+            "and the responses"
         )
 
 
@@ -406,9 +409,7 @@ def _read(result: Any) -> dict[str, Any]:
     except ValueError as error:
         raise _Nonsense(f"returned the reward {error}") from None
     if done not in (True, False):
-        raise _Nonsense(
-            f"returned {user_code.show(done)} for whether it is done; return True or False"
-        )
+        raise _Nonsense(f"returned {user_code.show(done)} as done; return True or False")
     return {
         "observation": replace_surrogates(observation),
         "reward": reward,

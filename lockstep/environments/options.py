@@ -21,42 +21,47 @@ class EnvironmentSection(Section):
     )
     stop: tuple[str, ...] = Field(
         default=(),
-        description="tokens that end a turn, besides those that end a response, so that what the "
-        "environment says follows them at once; each must be one token",
+        description=(
+            "tokens that end a turn, in addition to stop tokens; each must be a single token"
+        ),
     )
     tool_format: ToolFormat | None = Field(
         default=None,
-        description="how the model writes calls of the tools that the class declares: hermes, "
-        "<tool_call>{…}</tool_call> (Qwen, Hermes), or llama3_json, a response of "
-        "JSON alone (Llama 3); null: it declares none",
+        description=(
+            "format of the model's tool calls: hermes, <tool_call>{…}</tool_call> (Qwen, "
+            "Hermes), or llama3_json, a response that is only JSON (Llama 3); null: the "
+            "class declares no tools"
+        ),
     )
     seed: Literal["group", "episode"] = Field(
         default="group",
-        description="all responses to one prompt get the same seed, so that they are compared in "
-        "the same world; or each its own",
+        description=(
+            "group: all responses to a prompt share a seed, so they are compared in the "
+            "same world; else one seed per response"
+        ),
     )
     max_turns: PositiveInt = Field(
-        default=8, description="responses of an episode; a longer one is truncated"
+        default=8, description="most responses per episode; longer episodes are truncated"
     )
     max_tokens: PositiveInt = Field(
-        description="longest episode, observations included; it is truncated where no room is "
-        "left for a response of sampling.max_tokens"
+        description=(
+            "longest episode, observations included; it is truncated if a response of "
+            "sampling.max_tokens no longer fits"
+        )
     )
     pass_score: float | None = Field(
         default=None,
         description=(
-            "where the environment rewards: a held-out episode passes with this; null: no pass@k"
+            "lowest environment reward at which a held-out episode passes; null: no pass@k"
         ),
     )
     timeout_s: PositiveFloat = Field(
-        default=30.0, description="an environment that takes longer over a call is ended"
+        default=30.0, description="time limit of a call of the environment"
     )
-    max_concurrency: PositiveInt = Field(default=1, description="processes that share the episodes")
+    max_concurrency: PositiveInt = Field(default=1, description="number of environment processes")
     max_no_verdict_rate: Probability = Field(
         default=0.5,
-        description=(
-            "stop where the environment fails in a larger share of the episodes of one batch"
-        ),
+        description=("stop if the environment fails in a larger share of a batch's episodes"),
     )
 
     @property
@@ -74,7 +79,7 @@ class EnvironmentSection(Section):
         """Raises ValueError if not even one response fits."""
         if max_tokens > self.max_tokens:
             raise ValueError(
-                f"{section}.max_tokens={max_tokens} is of one response, and "
-                f"environment.max_tokens={self.max_tokens} "
-                "of a whole episode; raise that, or lower the other"
+                f"{section}.max_tokens={max_tokens} per response exceeds "
+                f"environment.max_tokens={self.max_tokens} per episode; raise the latter or lower "
+                "the former"
             )

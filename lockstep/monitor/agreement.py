@@ -137,7 +137,8 @@ class Certificate:
             level = "E1" if promise.stops else "E0"
         if promise.exact and total.mismatches:
             reason = (
-                f"{total.mismatches:,} tokens have another log-probability sampled than trained"
+                f"{total.mismatches:,} tokens have different log-probabilities in sampler and "
+                "learner"
             )
         tokens = int(total.tokens)
         return cls(
@@ -342,7 +343,7 @@ class Agreement:
         )
         if self._promise.stops:
             raise Disagreement(
-                f"{sentence}; nothing of this step was trained on; find the place with "
+                f"{sentence}; nothing of this step was trained on; locate the cause with "
                 f"`{self._promise.command}`, or continue with agreement.on_breach=warn",
                 metrics,
             )
@@ -355,13 +356,13 @@ class Agreement:
     def _check_bits(self, step: int, now: Tally, metrics: Metrics) -> None:
         """Raises, or notes once, if a token differs although both sides are exact."""
         sentence = (
-            f"step {step}: {now.mismatches} of {now.tokens:.0f} tokens have another "
-            "log-probability where they were sampled than where they are trained, by up to "
-            f"{now.largest:.2g} nats, although both sides are exact"
+            f"step {step}: {now.mismatches} of {now.tokens:.0f} tokens have different "
+            f"log-probabilities in sampler and learner, by up to {now.largest:.2g} nats, although "
+            "both are exact"
         )
         if self._promise.stops_inexact:
             raise Disagreement(
-                f"{sentence}; nothing of this step was trained on; find the place with "
+                f"{sentence}; nothing of this step was trained on; locate the cause with "
                 f"`{self._promise.command}`, or continue with agreement.exact=true",
                 metrics,
             )
@@ -375,7 +376,7 @@ class Agreement:
 def _figures(over: Tally, overall: bool, bound: float) -> str:
     where = "of all steps so far" if overall else "of this step"
     if over.unknown:
-        unknown = f"{over.unknown} of them without a finite log-probability on both sides, "
+        unknown = f"{over.unknown} of them without finite log-probabilities on both sides, "
     else:
         unknown = ""
     return (

@@ -19,10 +19,10 @@ class DriftSection(Section):
     """
 
     false_alarm_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.01, description="bound on the chance that a healthy run ever has an alarm"
+        default=0.01, description="bound on the probability that a healthy run ever raises an alarm"
     )
     baseline_steps: PositiveInt = Field(
-        default=20, description="first steps, from which the usual mismatch is learned"
+        default=20, description="number of first steps from which to learn the usual mismatch"
     )
     factor: Annotated[float, Field(gt=1.0)] = Field(
         default=1.5,
@@ -39,14 +39,16 @@ class AgreementSection(Section):
 
     exact: bool | Literal["require"] = Field(
         default=True,
-        description="sample and train by kernels that give a token the same log-probability to "
-        "the bit; true: where that is possible; require: refuse the recipe where it "
-        "is not, and stop at a token that differs",
+        description=(
+            "sample and train with kernels whose log-probabilities are bitwise equal; "
+            "true: if possible; require: reject the recipe if impossible, and stop at a "
+            "token that differs"
+        ),
     )
     on_breach: Literal["stop", "warn"] = Field(
         default="stop",
         description=(
-            "stop before training on a step that breaks the bound; or warn, and exit with 4"
+            "stop before training on a step that exceeds the bound; or warn, and exit with 4"
         ),
     )
     max_mult_prob_error: Annotated[float, Field(gt=1.0)] | None = Field(
@@ -58,7 +60,7 @@ class AgreementSection(Section):
     )
     drift: DriftSection | None = Field(
         default=DriftSection(),
-        description="alarm when the mismatch rises above that of the first steps; null: off",
+        description="alarm if the mismatch rises above its level in the first steps; null: off",
     )
 
     @property

@@ -51,17 +51,22 @@ _SURE = 1e-3  # a mean of 1 − p below which a ratio says nothing
 
 
 _MEANING: Mapping[Outcome, str] = {
-    "decode": "the sampler agrees when it reads the same tokens, so its weights are right, and "
-    "its decoding or a cache is wrong",
-    "refit": (
-        "the sampler agrees once the same weights were sent again, so a refit did not take effect"
+    "decode": (
+        "the sampler agrees when it rescores the same tokens, so its weights are right and "
+        "its decoding or cache is wrong"
     ),
-    "weights": "neither reading nor sending the same weights again helps, and sequences of the "
-    "first steps disagree as well, so with these weights the two compute differently: "
-    "a tensor that no refit reaches, or a precision that no longer suffices",
-    "text": "neither reading nor sending the same weights again helps, but sequences of the first "
-    "steps agree as ever, "
-    "so what is sampled has become harder to agree on, longer or less certain",
+    "refit": (
+        "the sampler agrees after the weights are sent again, so a weight sync did not take effect"
+    ),
+    "weights": (
+        "neither rescoring nor resending the weights helps, and sequences of the first "
+        "steps disagree too, so the two compute differently with these weights: a tensor "
+        "is not synced, or the precision no longer suffices"
+    ),
+    "text": (
+        "neither rescoring nor resending the weights helps, but sequences of the first steps "
+        "still agree, so the samples have become harder to agree on: longer or less certain"
+    ),
 }
 
 
@@ -146,8 +151,8 @@ class Evidence:
 
     def __str__(self) -> str:
         return (
-            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when it "
-            f"reads, {1 + self.resent:.4f} once the weights were sent again, "
+            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when "
+            f"it rescores, {1 + self.resent:.4f} after the weights are resent, "
             f"{1 + self.kept_now:.4f} after {1 + self.kept_then:.4f} on sequences of the first "
             "steps)"
         )
@@ -276,9 +281,10 @@ class Watch:
 
 def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
     return (
-        f"sampler and learner drift apart: mean e^|Δ| is {1 + now:.4f}, and was "
+        f"sampler and learner are drifting apart: mean e^|Δ| is {1 + now:.4f}, up from "
         f"{1 + drift.mean:.4f} in the first {test.baseline_steps} steps (e-value "
-        f"{drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy runs see this alarm)"
+        f"{drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy runs raise this "
+        "alarm)"
     )
 
 

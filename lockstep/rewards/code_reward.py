@@ -120,9 +120,9 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
     try:
         sandbox.start()
     except SandboxError as error:
-        advice = "docs/guides/rewards.md says what it needs"
+        advice = "see docs/guides/rewards.md"
         if sandbox.is_isolated:
-            advice += f"; {option}.isolation=none runs them with your rights"
+            advice += f"; {option}.isolation=none runs them with your user's permissions"
         raise SandboxError(f"{option}: {error}; {advice}") from None
     return sandbox
 
@@ -152,5 +152,5 @@ def _syntax_fault(code: str) -> str | None:
         with warnings.catch_warnings(action="ignore"):
             ast.parse(code)
     except (SyntaxError, ValueError) as error:
-        return f"is no Python ({error})"
+        return f"is invalid Python ({error})"
     return None

@@ -64,7 +64,7 @@ class CodeServer:
     def strength(self) -> str:
         """Describes in a sentence what the sandbox stops, and what not."""
         return (
-            f"at {self.url}; a program can cheat tests in Python, which run in its own process "
+            f"at {self.url}; a program can tamper with tests in Python, which share its process "
             "there"
         )
 

@@ -78,7 +78,8 @@ class _Range(_Instruction):
             raise ValueError("needs at_least or at_most")
         if not self.fits(self.at_least):
             raise ValueError(
-                f"at_least is {self.at_least} and at_most {self.at_most}, so no number fits"
+                f"at_least is {self.at_least} and at_most {self.at_most}, which excludes every "
+                "number"
             )
 
     def fits(self, count: int) -> bool:

@@ -70,10 +70,10 @@ class MathReward:
             cure = f"change data.answer or {self.option}.marker, use {self.option}.type=python"
         else:
             cure = (
-                f"say in data.answer where it stands, set {self.option}=null if an environment "
+                f"name its field in data.answer, or set {self.option}=null if an environment "
                 "rewards"
             )
-        return f"math-verify cannot read the right answer {shorten(answer)!r} whole; {cure}"
+        return f"math-verify cannot read the right answer {shorten(answer)!r} in full; {cure}"
 
     def extract_answer(self, response: str, prompt: str = "") -> str | None:
         """The answer in a response as LaTeX, without its thought; None if there is none that can be

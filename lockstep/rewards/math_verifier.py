@@ -62,12 +62,12 @@ def ask(child: Child, right: str, found: str) -> bool | None:
         except ChildDied as death:
             if death.signal == signal.SIGPROF:
                 return None
-            died = f"math-verify's process ended over {found!r}: {death}"
+            died = f"the math-verify process died on {found!r}: {death}"
             if not (death.may_pass and attempts.again(died)):
                 raise RunError(f"{died}; the same command resumes the run") from None
         except ChildHangs:
             raise RunError(
-                f"math-verify does not answer over {found!r}; the same command resumes the run"
+                f"math-verify does not respond on {found!r}; the same command resumes the run"
             ) from None
         except ChildError as error:
             kind = RunError if error.may_pass else InputError

@@ -21,51 +21,49 @@ _SCORE = "http://localhost:8000/score"
 class InstructionSection(Section):
     """Instructions in a row that a program can check, see docs/guides/rewards.md."""
 
-    field: str = Field(description="the field with a list of {id, ...}, one for each instruction")
+    field: str = Field(description="field with a list of {id, ...}, one per instruction")
     all_or_nothing: bool = Field(
-        default=False, description="1 where every one is followed, else 0; not the share"
+        default=False, description="reward 1 if all are followed, else 0, instead of the share"
     )
 
 
 class CodeSection(Section):
     """Programs that are run against the tests of their row, each in a process with limits."""
 
-    tests: str = Field(description="the field with a list of tests, see docs/guides/rewards.md")
+    tests: str = Field(description="field with a list of tests, see docs/guides/rewards.md")
     program: Literal["fenced", "text"] = Field(
         default="fenced",
-        description="where the program is: in the last ``` block of a response, or all of its text",
+        description="location of the program: the last ``` block of a response, or its full text",
     )
     all_or_nothing: bool = Field(
-        default=False, description="1 where every test is passed, else 0; not the share"
+        default=False, description="reward 1 if all tests pass, else 0, instead of the share"
     )
-    sandboxes: PositiveInt = Field(default=4, description="programs that are run at a time")
-    cpu_s: PositiveInt = Field(
-        default=5, description="CPU time of each process of a program, for one test"
-    )
-    wall_s: PositiveFloat = Field(
-        default=20.0, description="the longest that a test may take on the clock"
-    )
+    sandboxes: PositiveInt = Field(default=4, description="number of programs to run at a time")
+    cpu_s: PositiveInt = Field(default=5, description="CPU time limit per process and test")
+    wall_s: PositiveFloat = Field(default=20.0, description="wall-clock limit per test")
     memory_mb: Annotated[int, Field(ge=64)] = Field(
-        default=512, description="memory of a program, all its processes"
+        default=512, description="memory limit of a program, over all its processes"
     )
     isolation: Literal["bubblewrap", "none"] = Field(
         default="bubblewrap",
-        description="`bubblewrap`: no network, no other process, no files of yours; `none`: only "
-        "time, memory and file "
-        "size are limited, and programs can reach what this user can",
+        description=(
+            "`bubblewrap`: no network, other processes or files of yours; `none`: only "
+            "time, memory and file size are limited, and programs have this user's "
+            "permissions"
+        ),
     )
     url: Annotated[str, AfterValidator(partial(require_address, example=_CODE))] | None = Field(
         default=None,
-        description="a server that runs programs by SandboxFusion's protocol, such as "
-        "http://localhost:8080/run_code; null: this machine",
+        description=(
+            "URL of a server that runs programs with the SandboxFusion protocol, such as "
+            "http://localhost:8080/run_code; null: this machine"
+        ),
     )
 
     @rule
     def _a_server_isolates_by_itself(self) -> None:
         if self.url is not None and self.isolation == "none":
-            raise ValueError(
-                "isolation: none is about this machine, and url names a server; leave one out"
-            )
+            raise ValueError("isolation: none and url exclude each other; set one of them")
 
 
 class RewardServer(Section):
@@ -74,21 +72,17 @@ class RewardServer(Section):
     """
 
     url: Annotated[str, AfterValidator(partial(require_address, example=_SCORE))] = Field(
-        description="where requests go, such as http://localhost:8000/score"
+        description="URL of the server, such as http://localhost:8000/score"
     )
     api_key_env: str = Field(
         default="REWARD_API_KEY",
-        description="environment variable with the server's key; not set: no key is sent",
+        description="environment variable with the server's key; if it is unset, no key is sent",
     )
-    batch_size: PositiveInt = Field(default=64, description="responses of one request")
-    max_concurrency: PositiveInt = Field(
-        default=8, description="requests that are under way at once"
-    )
+    batch_size: PositiveInt = Field(default=64, description="responses per request")
+    max_concurrency: PositiveInt = Field(default=8, description="number of concurrent requests")
     max_retries: NonNegativeInt = Field(
         default=5,
-        description=(
-            "how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
-        ),
+        description=("number of retries after a lost connection, a timeout, 429 or 5xx"),
     )
 
 
@@ -99,9 +93,11 @@ class RewardJudge(JudgeSection):
 
     path: ModelPath | None = Field(
         default=None,
-        description="folder of the model that judges, or hf:owner/name; null: the run's initial "
-        "model, which is not trained along, or, where a server judges, no folder with "
-        "its tokenizer, so that lengths are not known",
+        description=(
+            "folder of the judge model, or hf:owner/name; null: the run's initial model, "
+            "kept frozen; with a server: folder with its tokenizer, null: none, so "
+            "lengths are not checked"
+        ),
     )
 
     @property
@@ -146,15 +142,17 @@ class SingleReward(Section):
 
     type: Literal["math", "instructions", "code", "python", "server", "judge", "by_row", "sum"] = (
         Field(
-            description="`math`: right or wrong by math-verify; `instructions`: the share that is "
-            "followed; `code`: the share of tests that its program passes; `python`: "
-            "your function; `server`: your server; `judge`: a language model's score; "
-            "`by_row`: each row names one of these; `sum`: several of these, weighted"
+            description=(
+                "`math`: correct or not by math-verify; `instructions`: share of "
+                "instructions followed; `code`: share of tests passed; `python`: your "
+                "function; `server`: your server; `judge`: a language model's score; "
+                "`by_row`: each row names one of these; `sum`: weighted sum of several"
+            )
         )
     )
     marker: str | None = Field(
         default=None,
-        description="math: the answer is what follows the last of these; null: the whole text",
+        description="math: the answer follows the last of these; null: the full text is the answer",
     )
     instructions: InstructionSection | None = Field(
         default=None, description="for type: instructions, or by_row"
@@ -166,23 +164,23 @@ class SingleReward(Section):
     )
     batch: bool = Field(
         default=False,
-        description="python: the function is called once for all responses that are scored "
-        "together, as "
-        "`f(prompts, responses, answers, rows)`, and returns a list; else once for each",
+        description=(
+            "python: call the function once per batch, as `f(prompts, responses, answers, "
+            "rows)`, which returns a list; false: once per response"
+        ),
     )
     server: RewardServer | None = Field(default=None, description="for type: server, or by_row")
     judge: RewardJudge | None = Field(default=None, description="for type: judge, or by_row")
     timeout_s: PositiveFloat = Field(
         default=60.0,
-        description=(
-            "python: the longest that a call of the function may take; server: that a "
-            "request may take"
-        ),
+        description=("python: time limit of a call; server: time limit of a request"),
     )
     verifier: str | None = Field(
         default=None,
-        description="by_row: the field that names the row's verifier, one of those that this "
-        "section sets up; or `none`, or, where a recipe has a judge, `judge`",
+        description=(
+            "by_row: field that names the row's verifier, one of those that this section "
+            "configures, `none`, or `judge` if the recipe has a judge"
+        ),
     )
 
     @property
@@ -198,7 +196,7 @@ class SingleReward(Section):
         if self.type not in ("by_row", "sum") and self.type not in self.verifiers:
             raise ValueError(f"type: {self.type} needs {_SET_UP[self.type]}")
         if (self.type == "by_row") != (self.verifier is not None):
-            raise ValueError("verifier goes with type: by_row, and only with it")
+            raise ValueError("verifier requires type: by_row, and type: by_row requires verifier")
 
     @rule
     def _options_belong_to_the_type(self) -> None:
@@ -206,23 +204,20 @@ class SingleReward(Section):
         for name, types in _TYPES_OF.items():
             default = SingleReward.model_fields[name].default
             if getattr(self, name) != default and not used.intersection(types):
-                raise ValueError(
-                    f"{name} goes with type: {' or '.join(types)}; or with by_row, if rows may "
-                    "name it"
-                )
+                raise ValueError(f"{name} requires type: {' or '.join(types)}, or by_row")
 
 
 class RewardPart(SingleReward):
     """A reward that is part of a sum."""
 
     weight: float = Field(
-        default=1.0, description="factor of this reward in the sum; 0: it is logged, and not added"
+        default=1.0, description="weight of this reward in the sum; 0: logged, not added"
     )
 
     @rule
     def _a_part_is_no_sum(self) -> None:
         if self.type == "sum":
-            raise ValueError("a part of a sum is no sum; name its parts beside the others")
+            raise ValueError("a part of a sum cannot be a sum; list its parts with the others")
 
 
 class RewardSection(SingleReward):
@@ -230,17 +225,20 @@ class RewardSection(SingleReward):
 
     pass_score: float | None = Field(
         default=None,
-        description="python, server, judge, sum: a response passes with this reward or more, for "
-        "pass@k; null: no pass@k",
+        description=(
+            "python, server, judge, sum: lowest reward that passes, for pass@k; null: no pass@k"
+        ),
     )
     cut_off: float | Literal["as_is"] | None = Field(
         default=None,
-        description="the reward of a response that a limit cuts off: a number, or `as_is`, the "
-        "score of its text, for tasks that always fill their limit; null: as as_is",
+        description=(
+            "reward of a truncated response: a number, or `as_is`, the score of its text, "
+            "for tasks that always reach their limit; null: as_is"
+        ),
     )
     parts: dict[str, RewardPart] | None = Field(
         default=None,
-        description="sum: rewards by their names, each a section like this one with its `weight`",
+        description="sum: rewards by name, each a section like this one with a `weight`",
     )
 
     @property
@@ -265,23 +263,21 @@ class RewardSection(SingleReward):
     @rule
     def _a_sum_has_parts(self) -> None:
         if (self.type == "sum") != (self.parts is not None):
-            raise ValueError("parts goes with type: sum, and only with it")
+            raise ValueError("parts requires type: sum, and type: sum requires parts")
         if not self.has_own_scale and self.pass_score is not None:
             raise ValueError(
-                "pass_score goes with type: python, server, judge or sum; with the others 1 passes"
+                "pass_score requires type: python, server, judge or sum; for other types, 1 passes"
             )
 
     @rule
     def _parts_have_names(self) -> None:
         if self.parts == {}:
-            raise ValueError("a sum has parts; name at least one")
+            raise ValueError("a sum needs at least one part")
         if self.parts is not None and not any(part.weight for part in self.parts.values()):
-            raise ValueError(
-                "every part of the sum has weight 0, so nothing is rewarded; raise one"
-            )
+            raise ValueError("all parts of the sum have weight 0; raise one")
         for name in self.parts or {}:
             if not _PART.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no name of a part, which becomes the metric reward/{name}; use "
-                    "letters, digits and _"
+                    f"{name!r} is an invalid part name for the metric reward/{name}; use letters, "
+                    "digits and _"
                 )

@@ -113,7 +113,7 @@ class PythonReward:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
                 lost = [self._read_reward(prompts[place], place, reply, found) for place in missing]
         except ChildDied as error:  # while the question was written to it
-            raise _Lost("helper", f"{self._function_key}: its process ended ({error})") from None
+            raise _Lost("helper", f"{self._function_key}: its process died ({error})") from None
         if any(lost):
             raise _Lost("reward", next(filter(None, lost)))
 
@@ -126,19 +126,17 @@ class PythonReward:
             result = reply(self.timeout_s)
         except ChildHangs:
             raise RewardError(
-                f"{asked} did not answer within {self.timeout_s:g} s and was ended; let it return "
-                f"None for what takes long, or raise {self.option}.timeout_s"
+                f"{asked} timed out after {self.timeout_s:g} s; return None for slow inputs, or "
+                f"raise {self.option}.timeout_s"
             ) from None
         except ChildDied as error:
             if error.may_pass:
-                raise _Lost("helper", f"{asked} ended its process ({error})") from None
+                raise _Lost("helper", f"{asked} crashed its process ({error})") from None
             raise RewardError(
-                f"{asked} ended its process ({error}); run it alone on this row to see why"
+                f"{asked} crashed its process ({error}); run it on this row alone to find out why"
             ) from None
         if not isinstance(result, dict) or not result.keys() & {"wrong", "reward"}:
-            raise RewardError(
-                f"{asked} wrote into the connection of its process; let it print instead"
-            )
+            raise RewardError(f"{asked} wrote to the pipe of its process; use print instead")
         return result
 
     def _read_reward(
@@ -166,7 +164,7 @@ class PythonReward:
         """Says what a function did wrong, and over which response."""
         wrong = make_printable(result["wrong"])
         if result["of_all"]:
-            return f"{self._function_key}, called for a batch, {wrong}"
+            return f"{self._function_key}, called on a batch, {wrong}"
         return f"{prompt.id}: {self._function_key} {wrong}"
 
 

@@ -90,15 +90,15 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     is_foreign = not _OF_OTHERS.isdisjoint(given[:4]) or not _NO_PROMPTS.isdisjoint(given[:1])
     if is_foreign or (given[1:2] == ("completions",) and not batch):
         raise InputError(
-            f"{named} takes {signature} as functions of another library do, but is called with "
+            f"{named} takes {signature} , a signature of a different library, but is called with "
             f"({', '.join(names)}); wrap it: docs/guides/rewards.md"
         )
     try:
         signature.bind(*names)
     except TypeError:
         raise InputError(
-            f"{named} takes {signature}, but is called with ({', '.join(names)}); let it take "
-            "these four"
+            f"{named} takes {signature}, but is called with ({', '.join(names)}); change its "
+            "signature"
         ) from None
     return found
 
@@ -152,7 +152,7 @@ def _read_list(returned: Any, count: int) -> list[Any]:
         raise _Refused(f"returned {user_code.show(returned)}; return a list of rewards") from None
     if len(rewards) != count:
         raise _Refused(
-            f"returned {len(rewards)} rewards for {count} responses; return one for each"
+            f"returned {len(rewards)} rewards for {count} responses; return one per response"
         )
     return rewards
 

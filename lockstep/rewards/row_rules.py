@@ -23,7 +23,7 @@ _COMPARING = {"math", "python", "server"}
 
 NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: False)
 """The rule for rows whose responses are not compared with a right answer."""
-_UNREAD = """data.answer='""' asks for none, where the function or the server reads none"""
+_UNREAD = """set data.answer='""' if the function or server does not use answers"""
 
 
 def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
@@ -102,14 +102,14 @@ def _find_fault(section: SingleReward, row: Row) -> str | None:
     if named not in known:
         assert section.verifier is not None, "the section's own verifier is one of them"
         return complaint(row, {section.verifier: "text"}) or (
-            f"names in the field {section.verifier!r} the verifier {named!r}; this recipe has: "
+            f"field {section.verifier!r} names the unknown verifier {named!r}; this recipe has: "
             f"{', '.join(known)}"
         )
     instructions = section.instructions and section.instructions.field
     tests = section.code and section.code.tests
     lists = (
-        ("instructions", instructions, "an instruction", instruction_reward.fault),
-        ("code", tests, "a test", code_reward.fault),
+        ("instructions", instructions, "instruction", instruction_reward.fault),
+        ("code", tests, "test", code_reward.fault),
     )
     for verifier, field, noun, fault in lists:
         if field is not None and named == verifier:
@@ -128,9 +128,9 @@ def find_fault_in_list(
         return wrong
     items = read_field(row, field)
     if not items:
-        return f"has an empty list in the field {field!r}"
+        return f"field {field!r} is an empty list"
     for number, item in enumerate(items, start=1):
         wrong = fault(item)
         if wrong is not None:
-            return f"has in the field {field!r} {noun}, number {number}, that {wrong}"
+            return f"field {field!r}: {noun} number {number} {wrong}"
     return None

@@ -78,7 +78,7 @@ class ServerReward:
             asked = len(prompts[parts[place]])
             if len(reply.rewards) == asked:
                 return None
-            return f"it gives {len(reply.rewards)} rewards for {asked} responses"
+            return f"it returned {len(reply.rewards)} rewards for {asked} responses"
 
         found: list[float | None] = [None] * len(prompts)
         for place, reply in JsonServer(address, self.timeout_s, self.note).answers(
@@ -90,7 +90,7 @@ class ServerReward:
     def _read(self, prompt: Prompt, reward: float | None) -> float | None:
         if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
             raise RewardError(
-                f"{prompt.id}: {self.option} {self.section.url} gives {reward}; let it give a "
+                f"{prompt.id}: {self.option} {self.section.url} returned {reward}; return a "
                 "finite number, or null for no verdict"
             )
         return reward

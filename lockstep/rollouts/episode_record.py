@@ -102,7 +102,7 @@ class Episode:
         try:
             user_code.read_reward(self.reward)
         except ValueError:
-            self.fail(f"gave rewards that add up to {self.reward:g}, which 32 bits do not hold")
+            self.fail(f"returned rewards whose sum {self.reward:g} overflows fp32")
         self.done = reply["done"]
         self.ended |= self.done
 

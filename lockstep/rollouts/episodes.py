@@ -119,10 +119,10 @@ class Episodes:
     def describe_cut_off(self) -> str:
         """Says what an episode that a limit ends is worth."""
         if self.keeps_rewards:
-            return "an episode that a limit ends keeps its rewards so far"
+            return "a truncated episode keeps its rewards so far"
         if self.cut_off_reward is None:
-            return "an episode that a limit ends has no verdict"
-        return f"an episode that a limit ends is worth {self.cut_off_reward:g}"
+            return "a truncated episode has no verdict"
+        return f"the reward of a truncated episode is {self.cut_off_reward:g}"
 
     def require_declared(self) -> None:
         """Raises EnvironmentFault if a reward was negative, and the class does not declare
@@ -130,12 +130,12 @@ class Episodes:
         """
         if self._negative:
             raise EnvironmentFault(
-                f"{self._negative}, so an episode that a limit ends could earn more than one that "
-                "is played; set the "
-                "class's attribute cut_off_reward to what such an episode is worth: a number, "
+                f"{self._negative}, so a truncated episode could earn more than a finished one; "
+                "set the "
+                "class attribute cut_off_reward to the reward of a truncated episode: a number, "
                 "such as the lowest "
                 f'reward of an episode, "{environment.AS_IS}" to keep the sum so far, or None to '
-                "not train on it"
+                "leave it out of training"
             )
 
     def play(
@@ -327,9 +327,9 @@ class Episodes:
         except (ChildHangs, ChildDied) as error:
             if self._together and len(episodes) > 1:
                 return left, False
-            late = f"did not answer within {self._section.timeout_s:g} s and was ended"
+            late = f"timed out after {self._section.timeout_s:g} s"
             left.pop(0).fail(
-                late if isinstance(error, ChildHangs) else f"ended its process ({error})"
+                late if isinstance(error, ChildHangs) else f"crashed its process ({error})"
             )
         return left, True
 
@@ -340,7 +340,7 @@ class Episodes:
         ):
             self._together |= message == environment.TOGETHER
         if not isinstance(message, dict):
-            raise ChildDied("it wrote into the connection of its process")
+            raise ChildDied("it wrote to the pipe of its process")
         return message
 
     def _start(self, child: Child) -> None:
@@ -364,9 +364,7 @@ class Episodes:
             f"{self._describe_fault(failed[0])}"
         )
         if len(failed) > limit * len(episodes):
-            raise EnvironmentFault(
-                f"{what}; environment.max_no_verdict_rate={limit:g} allows no more"
-            )
+            raise EnvironmentFault(f"{what}, above environment.max_no_verdict_rate={limit:g}")
         return what
 
     def _describe_fault(self, episode: Episode) -> str:

@@ -203,8 +203,8 @@ class Grading:
         """
         if asked.k is not None and self.pass_score is None:
             raise InputError(
-                f"{option}.k is of pass@k, and nothing says which responses pass; set the reward's "
-                f"pass_score, or leave {option}.k out"
+                f"{option}.k requires a passing score; set the reward's pass_score, or leave "
+                f"{option}.k out"
             )
 
     def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:
@@ -248,7 +248,7 @@ class Grading:
         )
 
     def _num_passed(self, own: Sequence[Sample]) -> int:
-        assert self.pass_score is not None, "without a score to pass at nothing passes"
+        assert self.pass_score is not None, "passing needs a pass score"
         return sum(sample.score is not None and sample.score >= self.pass_score for sample in own)
 
     def _majority(self, own: Sequence[Sample], k: int) -> float:

@@ -26,7 +26,7 @@ from lockstep.rollouts.episodes import Episodes
 from lockstep.rollouts.sampler_session import SamplerSession
 
 _UNKNOWN = float("nan")
-_GIVE_FINITE = "let the reward be a number that 32 bits hold, or None for no verdict"
+_GIVE_FINITE = "return a reward that fits in fp32, or None for no verdict"
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class RolloutCollector:
                 return _join(parts), position + (number + 1) * count
         raise InputError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in "
-            f"{max_batches} batches; the task is too easy or too hard for this policy, or raise "
+            f"{max_batches} batches; use an easier or harder task, or raise "
             "dynamic_sampling.max_batches"
         )
 
@@ -293,7 +293,7 @@ class RolloutCollector:
         if both := columns.keys() & batch.sample.keys():
             name = min(both).removeprefix(PART)
             raise InputError(
-                f"{name} is a reward of both reward.parts and the environment; rename one"
+                f"{name} is defined by both reward.parts and the environment; rename one"
             )
         failed_B = batch["environment_fault"]
         return {

@@ -70,9 +70,7 @@ class SamplerSession:
             WeightSyncError: If the weights did not arrive.
         """
         if self._open:
-            raise RuntimeError(
-                "the bracket around the sampler is open already; brackets do not nest"
-            )
+            raise RuntimeError("the sampler session is already open; sessions do not nest")
         self._open = True
         try:
             source = snapshot or self._learner
@@ -95,9 +93,7 @@ class SamplerSession:
             RuntimeError: If there is no learner.
         """
         if self._learner is None:
-            raise RuntimeError(
-                "there are no weights to copy; the sampler keeps those that it began with"
-            )
+            raise RuntimeError("no weights to copy; the sampler keeps its initial weights")
         return Snapshot.of(self._learner, version, self._sampler.dtype, self._probe)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
@@ -135,9 +131,7 @@ class SamplerSession:
         """
         self._require_open()
         if self._attested is None:
-            raise RuntimeError(
-                "there are no weights to send again; the sampler keeps those that it began with"
-            )
+            raise RuntimeError("no weights to resend; the sampler keeps its initial weights")
         self._sync_weights(*self._attested, self._score_probe(*self._attested))
 
     def _holds(self, source: WeightSource, version: int) -> bool:
@@ -177,6 +171,4 @@ class SamplerSession:
 
     def _require_open(self) -> None:
         if not self._open:
-            raise RuntimeError(
-                "a sampler is asked inside of the bracket only: with engine.at(version)"
-            )
+            raise RuntimeError("use the sampler only inside `with engine.at(version)`")

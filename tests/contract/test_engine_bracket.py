@@ -42,7 +42,7 @@ def test_brackets_do_not_nest_and_nothing_is_generated_outside() -> None:
     engine = SamplerSession(TabularSampler(), TabularLearner(0.1))
     with pytest.raises(RuntimeError, match="do not nest"), engine.at(0), engine.at(0):
         pass
-    with pytest.raises(RuntimeError, match="inside of the bracket only"):
+    with pytest.raises(RuntimeError, match="use the sampler only inside"):
         engine.generate(*ASKED)
     with engine.at(0):
         assert len(engine.generate(*ASKED)) == 1

@@ -70,7 +70,7 @@ def test_a_step_is_an_answer_or_a_fault_in_words(name: str, in_tmp: Path) -> Non
             while (message := reply(20.0)) == environment.CALLED:
                 pass
     except ChildDied as error:
-        message = {"wrong": f"ended its process ({error})"}
+        message = {"wrong": f"crashed its process ({error})"}
     said = message.get("wrong", "")
     assert len(said) < 1_000
     assert says in make_printable(said)

@@ -23,16 +23,16 @@ REWARDS: dict[str, tuple[str, str]] = {
     ),
     "an error of 5 MB": ("raise ValueError('x' * 5_000_000)", "raised ValueError"),
     "an error that moves the cursor": ("raise ValueError('\\x1b[2J\\u202e')", "␛[2J"),
-    "an end": ("raise SystemExit('enough')", "ended its process"),
+    "an end": ("raise SystemExit('enough')", "crashed its process"),
     "no end of calls": ("def f(): return f()\n    return f()", "raised RecursionError"),
     "no standard output": ("import sys; sys.stdout = sys.stderr = None; return 1.0", ""),
-    "closed descriptors": ("import os; os.closerange(0, 4096); return 1.0", "ended its process"),
+    "closed descriptors": ("import os; os.closerange(0, 4096); return 1.0", "crashed its process"),
     "20 MB printed": ("print('x' * 20_000_000); return 1.0", ""),
     "bytes on the connection": (
         WRITES.format("nonsense"),
         "reward.function",
     ),
-    "a killed parent of none": ("import os; os.abort()", "ended its process"),
+    "a killed parent of none": ("import os; os.abort()", "crashed its process"),
 }
 
 IMPORTS: dict[str, tuple[str, str]] = {

@@ -208,10 +208,10 @@ def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
         ),
         (
             ["MODEL", "DATA", *SMALL, "sampling.k=[2]", UNRATED],
-            "sampling.k is of pass@k, and nothing says which responses",
+            "sampling.k requires a passing score",
         ),
         (["MODEL", "DATA", "greedy=null", "sampling=null"], "nothing to evaluate"),
-        (["MODEL", "DATA", "reward.pass_score=1"], "pass_score goes with type: python"),
+        (["MODEL", "DATA", "reward.pass_score=1"], "pass_score requires type: python"),
     ],
 )
 def test_bad_input_gets_one_sentence(

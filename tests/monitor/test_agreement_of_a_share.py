@@ -86,7 +86,7 @@ def test_what_differs_within_the_share_or_is_no_number_has_all_recomputed() -> N
     assert "step 1: 32 of 256 tokens" in note
     assert note.endswith("and recomputes every token from now on")
     assert scored(place, batch)["recomputed"].all()
-    with pytest.raises(Disagreement, match="without a finite log-probability"):
+    with pytest.raises(Disagreement, match="without finite log-probabilities"):
         agreement_of(place).compare(1, 0, scored(place, nothing))
 
 

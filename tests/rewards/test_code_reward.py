@@ -104,14 +104,14 @@ def test_the_program_stands_in_the_last_block(response: str, program: str | None
         ([{"stdout": ""}], None),
         (None, "has null in the field 'tests'"),
         ("assert f(1) == 2", "has text in the field 'tests', which should be list"),
-        ([], "has an empty list in the field 'tests'"),
+        ([], "field 'tests' is an empty list"),
         (
             [*TESTS, {"stdin": "4"}],
-            "has in the field 'tests' a test, number 4, that is neither Python (text) nor",
+            "field 'tests': test number 4 is neither Python (text) nor",
         ),
-        ([{"stdin": "4", "stdout": "8", "timeout": 1}], "a test, number 1, that is neither"),
-        ([7], "a test, number 1, that is neither"),
-        (["assert f(1) = 2"], "a test, number 1, that is no Python ("),
+        ([{"stdin": "4", "stdout": "8", "timeout": 1}], "test number 1 is neither"),
+        ([7], "test number 1 is neither"),
+        (["assert f(1) = 2"], "test number 1 is invalid Python ("),
     ],
 )
 def test_tests_that_are_none_are_told_when_rows_are_read(tests: Any, wrong: str | None) -> None:
@@ -191,10 +191,7 @@ def test_it_crosses_a_process_border() -> None:
     assert again([prompt(TESTS[:2])], [DOUBLE], [""]) == [1.0]
 
 
-REFUSED = (
-    "reward.code: programs cannot be run in a sandbox here ({}); docs/guides/rewards.md says what "
-    "it needs; reward.code.isolation=none runs them with your rights"
-)
+REFUSED = "reward.code: programs cannot be run in a sandbox here ({}); see docs/guides/rewards.md; reward.code.isolation=none runs them with your user's permissions"
 
 
 def build_text(isolation: str) -> str:
@@ -309,7 +306,7 @@ def test_a_server_that_cannot_run_a_program_gives_no_reward() -> None:
 
 
 def test_a_server_isolates_by_itself() -> None:
-    with pytest.raises(ValueError, match="isolation: none is about this machine"):
+    with pytest.raises(ValueError, match="isolation: none and url exclude each other"):
         section(url="http://localhost:8080/run_code", isolation="none")
 
 

@@ -27,7 +27,7 @@ def functions(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("name", ["verl", "verl_in_another_order", "trl", "trl_of_two", "openrlhf"])
 def test_a_function_with_another_library_s_arguments_is_refused(name: str, functions: str) -> None:
-    with pytest.raises(InputError, match="as functions of another library do"):
+    with pytest.raises(InputError, match="a signature of a different library"):
         answers(functions + name, "reward")
 
 

@@ -96,6 +96,6 @@ def test_one_whose_process_is_lost_is_started_again(quick: Path, ends: str) -> N
 def test_one_that_is_killed_each_time_ends_the_run_and_names_the_row(quick: Path) -> None:
     with pytest.raises(
         RewardLost,
-        match=r"rows\.jsonl:1: .* ended its process \(killed by SIGKILL\), 2 times in a row; ",
+        match=r"rows\.jsonl:1: .* crashed its process \(killed by SIGKILL\), 2 times in a row; ",
     ):
         score("if response == '1': os.kill(os.getpid(), 9)")

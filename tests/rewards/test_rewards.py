@@ -132,7 +132,7 @@ def test_a_function_that_hangs_is_ended_and_the_row_named() -> None:
     before, reward = set(psutil.Process().children()), mine("hanging", timeout_s=0.3)
     with pytest.raises(
         RewardError,
-        match=r"rows\.jsonl:7: .* did not answer within 0\.3 s and was ended; .*timeout_s",
+        match=r"rows\.jsonl:7: .* timed out after 0\.3 s; .*timeout_s",
     ):
         reward([PROMPT] * 2, ["short", "long"], ["", ""])
     assert set(psutil.Process().children()) <= before

@@ -219,11 +219,11 @@ def test_processes_and_company_change_nothing(folder: Path, sampler: TorchSample
     ("name", "said"),
     [
         ("Raising", "raised KeyError: 'level' (worlds.py, line "),
-        ("Hanging", "did not answer within 3 s and was ended"),
-        ("Ending", "ended its process (exit status 3)"),
+        ("Hanging", "timed out after 3 s"),
+        ("Ending", "crashed its process (exit status 3)"),
         ("Nonsense", "returned 'only text'; return (observation, reward, done)"),
-        ("Maybe", "returned 'yes' for whether it is done; return True or False"),
-        ("Rich", "gave rewards that add up to 4e+38, which 32 bits do not hold"),
+        ("Maybe", "returned 'yes' as done; return True or False"),
+        ("Rich", "returned rewards whose sum 4e+38 overflows fp32"),
     ],
 )
 @pytest.mark.parametrize("processes", [1, 2])
@@ -255,12 +255,12 @@ def test_async_episodes_are_awaited_at_once(folder: Path, sampler: TorchSampler)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("LateAsync", "did not answer within 1 s and was ended"),
+        ("LateAsync", "timed out after 1 s"),
         pytest.param(
             "RaisingAsync", "raised KeyError: 'level' (worlds.py, line ", marks=pytest.mark.full
         ),
-        ("BlockingAsync", "did not answer within 1 s and was ended"),
-        pytest.param("EndingAsync", "ended its process (exit status 3)", marks=pytest.mark.full),
+        ("BlockingAsync", "timed out after 1 s"),
+        pytest.param("EndingAsync", "crashed its process (exit status 3)", marks=pytest.mark.full),
     ],
 )
 def test_a_fault_among_awaited_episodes_costs_its_own(
@@ -283,9 +283,7 @@ def test_no_time_is_given_to_more_than_may_hang(
 ) -> None:
     rows = [{"turns": 3, "bad": True}] * 20
     limits = {"timeout_s": 2.0, "max_no_verdict_rate": 0.1, "max_concurrency": processes}
-    with pytest.raises(
-        EnvironmentFault, match=r"^[34] of 20 episodes failed; .*=0.1 allows no more$"
-    ):
+    with pytest.raises(EnvironmentFault, match=r"^[34] of 20 episodes failed; .*, above .*=0.1$"):
         played(sampler, "Hanging", rows, [], **limits)
 
 
