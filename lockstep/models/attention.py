@@ -118,11 +118,11 @@ def _attend(
     name = type(module).__name__
     if layout is None:
         raise InputError(
-            f"{name} hands no keyword arguments to its attention; such models do not run here"
+            f"{name} passes no keyword arguments to its attention; such models are not supported"
         )
     if kernel is None or softcap is not None or s_aux is not None:
         if not layout.takes_kernels and kernel is None:
-            raise InputError(f"{name} cannot be computed exactly here; use agreement.exact=false")
+            raise InputError(f"{name} has no exact implementation; use agreement.exact=false")
         if not layout.takes_kernels:
             needs = "'softcap'" if s_aux is None else "'s_aux'"
             where = type(layout).__name__

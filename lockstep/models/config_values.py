@@ -46,15 +46,13 @@ def _fault(name: str, value: Any) -> str | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if _LAYERS.fullmatch(name) and is_number and not 1 <= value <= _MOST_LAYERS:
-        return (
-            f"{name} is {json.dumps(value)}, but should be from 1 to {_MOST_LAYERS:,}; correct it"
-        )
+        return f"{name} is {json.dumps(value)}, but must be from 1 to {_MOST_LAYERS:,}; correct it"
     if _SIZE.fullmatch(name) and is_number and value < 1:
-        return f"{name} is {json.dumps(value)}, but should be a whole number above 0; correct it"
+        return f"{name} is {json.dumps(value)}, but must be a positive integer; correct it"
     if _NUMBER.fullmatch(name):
         is_finite = is_number and 0 <= value < math.inf
         if not is_finite or (not value and "eps" not in name):
             return (
-                f"{name} is {json.dumps(value)}, but should be a finite number above 0; correct it"
+                f"{name} is {json.dumps(value)}, but must be a finite positive number; correct it"
             )
     return None

@@ -56,8 +56,8 @@ def keep_fp32() -> str:
     """
     if os.environ.get(_OVERRIDE) == "1":
         raise InputError(
-            f"{_OVERRIDE}=1 makes CUDA compute fp32 products in TF32, with 10 bits of 23; unset "
-            "it, or use learner.dtype=bf16 for speed"
+            f"{_OVERRIDE}=1 makes CUDA compute fp32 products in TF32, with 10 instead of 23 "
+            "mantissa bits; unset it, or use learner.dtype=bf16 for speed"
         )
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

@@ -68,9 +68,7 @@ def _keep(file: Path) -> str:
     def write(kept: BinaryIO) -> None:
         found = _read_full(file)
         if Stamp.of(file) != stamp:
-            raise InputError(
-                f"{file.parent} was changed while it was read; give the same command again"
-            )
+            raise InputError(f"{file.parent} changed while it was read; rerun the command")
         kept.write(found.encode())
 
     with _READING:  # else two threads would read it twice
@@ -78,7 +76,7 @@ def _keep(file: Path) -> str:
         text = kept.read_text(encoding="utf-8")
     if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # disk error
         kept.unlink()
-        raise InputError(f"{kept} was altered, and is removed; give the same command again")
+        raise InputError(f"{kept} was modified and has been removed; rerun the command")
     return text
 
 

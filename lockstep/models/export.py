@@ -101,16 +101,16 @@ def assemble(
     except RuntimeError as error:  # its message has a line for each error
         wrong = str(error).split("\n")[1:2] or [first_line(error)]
         raise InputError(
-            f"{folder} cannot be written: the policy's weights are not of the shapes that "
-            f"{frame}/config.json asks for ({wrong[0].strip()}); take another checkpoint"
+            f"{folder} cannot be written: the policy's weights do not match the shapes in "
+            f"{frame}/config.json ({wrong[0].strip()}); use a different checkpoint"
         ) from error
     model.tie_weights()
     absent = sorted(name for name, tensor in model.state_dict().items() if tensor.is_meta)
     if absent:
         raise InputError(
             f"{folder} cannot be written: a {config.model_type} has {', '.join(absent[:3])}, "
-            "which what is to be "
-            f"exported lacks ({len(absent)} tensors); train it again with this version of Lockstep"
+            f"which the checkpoint lacks ({len(absent)} tensors); train it again with this "
+            "version of Lockstep"
         )
     with _appearing(folder) as aside:
         model.save_pretrained(aside)
@@ -190,7 +190,7 @@ def _appearing(folder: Path) -> Iterator[Path]:
         yield aside
     except SafetensorError as error:  # disk error
         raise RunError(
-            f"{folder} cannot be written ({first_line(error)}); mend the disk, or make room"
+            f"{folder} cannot be written ({first_line(error)}); check the disk, or free space"
         ) from error
     for path in aside.glob("*.safetensors"):
         path.chmod(aside.stat().st_mode & 0o666)  # safetensors creates private files

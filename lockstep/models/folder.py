@@ -47,23 +47,22 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
         _require_files(path)
         return path
     if path.exists():
-        raise ModelError(f"{path} is a file; give the Hugging Face folder of a model")
+        raise ModelError(f"{path} is a file; use the Hugging Face folder of a model")
     hint = ""
     if path.parts[0] == "runs":
         hint = ", or train that run first"
     elif _HUB_NAME.fullmatch(str(folder)):
-        hint = f", or hf:{folder} for the one of that name on the hub"
-    raise ModelError(f"there is no folder {path}; give the folder of a model on this machine{hint}")
+        hint = f", or hf:{folder} for the model of that name on the hub"
+    raise ModelError(
+        f"folder {path} does not exist; use the folder of a model on this machine{hint}"
+    )
 
 
 def _require_files(folder: Path) -> None:
     """Raises ModelError if a file is only a Git LFS pointer."""
     for file in sorted(folder.glob("*")):
         if lfs.is_pointer(file):
-            raise ModelError(
-                f"{file} is only a pointer of Git LFS to the file; `git lfs pull` in {folder} "
-                "fetches it"
-            )
+            raise ModelError(f"{file} is only a Git LFS pointer; run `git lfs pull` in {folder}")
 
 
 def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTrainedConfig:
@@ -75,8 +74,8 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     path = require_folder(folder)
     if (path / _ADAPTER).is_file():
         raise ModelError(
-            f"{path} holds adapters ({_ADAPTER}); merge them into their model with peft, and give "
-            "that folder"
+            f"{path} holds adapters ({_ADAPTER}); merge them into their model with peft and use "
+            "the result"
         )
     fields = read_fields(path)
     require_usable(fields, f"{path}/config.json")
@@ -87,7 +86,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
         raise ModelError(f"{path}/config.json cannot be used: {_why(fields, error)}") from error
     named = fields.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise ModelError(f"{path}/config.json: architectures is no list of names; correct it")
+        raise ModelError(f"{path}/config.json: architectures must be a list of names; correct it")
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     also = ("Model", "ForSequenceClassification") if headless else ("Model",)
     if (
@@ -96,7 +95,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
         and not any(name in causal or name.endswith(also) for name in named)
     ):
         raise ModelError(
-            f"{path} holds a {' or '.join(named)}, which is no causal language model; give one "
+            f"{path} holds a {' or '.join(named)}, which is not a causal language model; use one "
             "that is"
         )
     return config
@@ -107,7 +106,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
     return read_json(
         folder,
         "config.json",
-        "it is no Hugging Face model folder; give the folder of a downloaded model",
+        "not a Hugging Face model folder; use the folder of a downloaded model",
     )
 
 
@@ -135,8 +134,8 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
         else:
             method = None
         raise ModelError(
-            f"{source}: its weights are quantized ({method or 'quantization_config'}), and "
-            "training starts from fp32, bf16 or fp16; take the model that was quantized"
+            f"{source}: its weights are quantized ({method or 'quantization_config'}), but "
+            "training needs fp32, bf16 or fp16; use the original model"
         )
     fault = find_fault(fields)
     if fault is not None:
@@ -147,10 +146,10 @@ def _why(fields: Mapping[str, Any], error: Exception) -> str:
     """Explains why `transformers` cannot use a configuration."""
     kind = fields.get("model_type")
     if kind is None:
-        return "it says no model_type"
+        return "model_type is missing"
     if is_known(kind):
         return config_reason(error)
-    return f"transformers {transformers.__version__} knows no model type {kind!r}"
+    return f"transformers {transformers.__version__} does not support the model type {kind!r}"
 
 
 def require_classifier(folder: str | os.PathLike[str]) -> None:
@@ -158,8 +157,8 @@ def require_classifier(folder: str | os.PathLike[str]) -> None:
     kind = read_config(folder, headless=True).model_type
     if not has_classifier(kind):
         raise ModelError(
-            f"{folder}: transformers has no sequence classifier for {kind}, as which a reward "
-            "model is written; begin with a model of another type"
+            f"{folder}: transformers has no sequence classifier for {kind}, which a reward model "
+            "needs; use a model of a different type"
         )
 
 
@@ -174,7 +173,7 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
     groups = fields.get("num_key_value_heads")
     if heads and groups and heads % groups:
         raise ModelError(
-            f"{source}: num_attention_heads ({heads}) is no multiple of num_key_value_heads "
+            f"{source}: num_attention_heads ({heads}) is not a multiple of num_key_value_heads "
             f"({groups})"
         )
     try:
@@ -188,12 +187,11 @@ def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
     except Exception as error:  # transformers raises anything for unexpected values
         if error.args == (attention.NAME,):
             raise ModelError(
-                f"{source}: {config.model_type} chooses its attention from classes of its own, "
-                "among which Lockstep's "
-                "cannot be put, so its sequences cannot be packed; use a model of another family"
+                f"{source}: {config.model_type} uses its own attention classes, which Lockstep "
+                "cannot replace, so sequences cannot be packed; use a model of a different family"
             ) from error
         why = f"{type(error).__name__}: {config_reason(error)}"
-        raise ModelError(f"{source}: transformers cannot build this model ({why})") from error
+        raise ModelError(f"{source}: transformers cannot construct this model ({why})") from error
     keep_in_fp32(model)
     return model
 
@@ -229,7 +227,7 @@ def context_of(config: PreTrainedConfig) -> int:
     longest = fields.get(config.get_text_config().attribute_map.get(_CONTEXT, _CONTEXT))
     if longest is None:
         raise ModelError(
-            f"{config.name_or_path}/config.json says no {_CONTEXT}; add the longest sequence"
+            f"{config.name_or_path}/config.json lacks {_CONTEXT}; add the longest sequence length"
         )
     rope = fields.get("rope_parameters") or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
@@ -267,10 +265,10 @@ def read_json(folder: Path, name: str, missing: str) -> dict[str, Any]:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError):
-            why = "it is nested too deeply"
+            why = "nested too deeply"
         else:
             why = error
-        raise ModelError(f"{file} is no JSON ({why}); copy or download it again") from error
+        raise ModelError(f"{file} is invalid JSON ({why}); copy or download it again") from error
     if not isinstance(fields, dict):
-        raise ModelError(f"{file} holds no JSON object; copy or download it again")
+        raise ModelError(f"{file} is not a JSON object; copy or download it again")
     return fields

@@ -67,7 +67,7 @@ def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
     except (MemoryError, torch.OutOfMemoryError):
         raise  # not the folder's fault; a rerun may find more memory
     except Exception as error:  # transformers raises anything for unexpected files
-        raise ModelError(f"the model in {folder} cannot be opened: {first_line(error)}") from error
+        raise ModelError(f"the model in {folder} cannot be loaded: {first_line(error)}") from error
     keep_in_fp32(model)
     return model
 
@@ -119,7 +119,7 @@ def scratch_config(
         close = find_nearest(model_type)
         hint = f"; did you mean {close}?" if close else ""
         raise ModelError(
-            f"model.scratch.config: transformers knows no model_type {model_type!r}{hint}"
+            f"model.scratch.config: transformers does not support model_type {model_type!r}{hint}"
         )
     require_usable(fields, "model.scratch.config")
     try:
@@ -133,6 +133,6 @@ def scratch_config(
         if close:
             hint = f"did you mean {close[0]}?"
         else:
-            hint = f"it has: {', '.join(sorted(names))}"
-        raise ModelError(f"model.scratch.config: a {model_type} has no field {name}; {hint}")
+            hint = f"choose from: {', '.join(sorted(names))}"
+        raise ModelError(f"model.scratch.config: {model_type} has no field {name}; {hint}")
     return built

@@ -64,8 +64,8 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
     there = sorted({name.rpartition(".")[2] for name, module in linear.items() if module in within})
     if not there:
         raise InputError(
-            f"learner.lora: a {network.config.model_type} has no linear maps in its layers; leave "
-            "it out"
+            f"learner.lora: a {network.config.model_type} has no linear layers to adapt; leave it "
+            "out"
         )
     if section.target_modules is None:
         endings = there
@@ -75,8 +75,8 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
         named = [module for name, module in linear.items() if _has_ending(name, ending)]
         if not named or not within.issuperset(named):
             raise InputError(
-                "learner.lora.target_modules: no linear maps of the layers, and only of them, are "
-                f"called {ending}; there are: {', '.join(there)}"
+                f"learner.lora.target_modules: {ending} does not match linear layers only; choose "
+                f"from: {', '.join(there)}"
             )
     return endings
 

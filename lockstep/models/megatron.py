@@ -51,13 +51,13 @@ def require_known(config: PreTrainedConfig) -> None:
     fields = config.to_dict()
     if any(fields.get(name) for name in layers_of(config).refused_fields):
         raise InputError(
-            "the model has sliding windows or biases that learner.backend=megatron does not know; "
-            "use learner.backend=torch"
+            "the model has sliding windows or biases that learner.backend=megatron does not "
+            "support; use learner.backend=torch"
         )
     if fields["hidden_act"] != _ACTIVATION:
         raise InputError(
-            f"the model's hidden_act is {fields['hidden_act']}, and layers of "
-            f"learner.backend=megatron compute {_ACTIVATION}; use learner.backend=torch"
+            f"the model's hidden_act is {fields['hidden_act']}, but learner.backend=megatron "
+            f"supports only {_ACTIVATION}; use learner.backend=torch"
         )
 
 
@@ -66,8 +66,8 @@ def layers_of(config: PreTrainedConfig) -> MegatronLayers:
     family = family_of(config)
     if family.megatron is None:
         raise InputError(
-            f"learner.backend is megatron, which knows these families: {list_megatron()}; for a "
-            f"{family.model_type} use learner.backend=torch"
+            f"learner.backend=megatron supports only {list_megatron()}; for {family.model_type} "
+            "use learner.backend=torch"
         )
     return family.megatron
 
@@ -82,8 +82,8 @@ def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[i
     first = layers - (pp - 1) * each
     if first < 1:
         raise InputError(
-            f"{layout_key}.pp is {pp}, but {layers} layers cannot be split into {pp} stages of one "
-            "length, of which the first may be shorter; lower it"
+            f"{layout_key}.pp is {pp}, but {layers} layers cannot be split into {pp} equal "
+            "stages, the first of which may be shorter; lower it"
         )
     return [first] + [each] * (pp - 1)
 

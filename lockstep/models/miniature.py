@@ -74,7 +74,9 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
             error = wrong
         except CONFIG_ERRORS as wrong:  # incompatible fields
             error = ModelError(f"{config.model_type}: {config_reason(wrong)}")
-    raise error or ModelError(f"{config.model_type}: no smaller model has its kinds of layers")
+    raise error or ModelError(
+        f"{config.model_type}: cannot build a smaller model with the same layer types"
+    )
 
 
 def _smaller(
@@ -85,8 +87,8 @@ def _smaller(
     kinds = _kinds(full)
     if not kinds:
         raise ModelError(
-            f"{type(full).__name__} has no layer of a class that its _no_split_modules names; "
-            "name it there"
+            f"{type(full).__name__} has no layer of a class in its _no_split_modules; add its "
+            "layer class there"
         )
     own = text.attribute_map
     fields = text.to_dict()  # this configuration's own name of the field
@@ -131,7 +133,7 @@ def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         AssertionError,
     ) as error:
         raise ModelError(
-            f"{config.model_type}: transformers cannot compute it here ({error})"
+            f"{config.model_type}: transformers cannot run it here ({error})"
         ) from error
     return model
 

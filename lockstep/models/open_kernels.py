@@ -23,16 +23,16 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, dtype: DType
     than queries, and layers with caps or sinks.
     """
     if device.type != "cuda":
-        return "the device is no GPU"
+        return "the device is not a GPU"
     if TORCH_TYPES[dtype] == torch.float32:
-        return "learner.dtype is fp32, which flash attention does not take"
+        return "flash attention does not support learner.dtype=fp32"
     if carries_state(config):
-        return f"layers of a {config.model_type} carry a state along rows"
+        return f"layers of a {config.model_type} carry a recurrent state"
     size = head_size(config.get_text_config())
     if not takes_heads(size):
-        return f"heads have {size} numbers, and flash attention takes multiples of 8 up to 256"
+        return f"head size is {size}; flash attention supports multiples of 8 up to 256"
     if torch.cuda.get_device_capability(device) < _OLDEST:
-        return "flash attention runs on GPUs of compute capability 8.0 and later"
+        return "flash attention needs a GPU of compute capability 8.0 or later"
     return None
 
 
@@ -50,4 +50,4 @@ def describe_attention(config: PreTrainedConfig, device: torch.device, dtype: DT
     reason = explain_padding(config, device, dtype)
     if reason is None:
         return "varlen_attn"
-    return f"scaled_dot_product_attention in padded grids: {reason}"
+    return f"padded scaled_dot_product_attention: {reason}"

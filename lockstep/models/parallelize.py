@@ -63,15 +63,15 @@ def require_divisible(
     parallel = family_of(config).tensor_parallel
     if parallel is None:
         raise InputError(
-            f"{layout_key}.tp is {tp}, but a {config.model_type} has no plan for that; use dp and "
-            f"cp, or a model of these families: {list_tensor_parallel()}"
+            f"{layout_key}.tp is {tp}, but a {config.model_type} does not support tensor "
+            f"parallelism; use dp and cp, or a model of these families: {list_tensor_parallel()}"
         )
     fields = config.get_text_config().to_dict()
     for name in parallel.divided_fields:
         if fields[name] % tp:
             raise InputError(
-                f"{layout_key}.tp is {tp}, but the model's {name} ({fields[name]}) is no multiple "
-                "of it; lower it"
+                f"{layout_key}.tp is {tp}, but the model's {name} ({fields[name]}) is not a "
+                "multiple of it; lower it"
             )
 
 
@@ -188,8 +188,8 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
     """
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InputError(
-            "learner.compile needs a C++ compiler; install g++, name another one in CXX, or leave "
-            "it out"
+            "learner.compile needs a C++ compiler; install g++, set CXX to a different one, or "
+            "leave it out"
         )
     read_all(lm)
     symbols.use_duck_shape = (

@@ -72,7 +72,7 @@ class ModelSource:
         if tokens > self.context:
             raise InputError(
                 f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} "
-                f"reads at most {self.context}; lower one of the options"
+                f"supports at most {self.context}; lower one of the options"
             )
 
 
@@ -101,7 +101,7 @@ def open_source(folder: Path | str) -> ModelSource:
     stops = sorted({stop for stop in (tokenizer.eos_token_id, *own) if isinstance(stop, int)})
     if not stops:
         raise InputError(
-            f"the model in {folder} names no stop token (eos_token_id); responses could never end"
+            f"the model in {folder} has no stop token (eos_token_id), so responses would never end"
         )
     _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
     return ModelSource(
@@ -125,8 +125,8 @@ def _read_stops(folder: Path, vocabulary: int) -> list[int]:
         return [stop for stop in _as_list(named) if _is_token(stop, vocabulary)]
     if not all(_is_token(stop, vocabulary) for stop in _as_list(named)):
         raise InputError(
-            f"{generation}: eos_token_id is {json.dumps(named)}, but should be numbers of tokens, "
-            f"from 0 to {vocabulary - 1}; correct it"
+            f"{generation}: eos_token_id is {json.dumps(named)}, but must be token ids from 0 to "
+            f"{vocabulary - 1}; correct it"
         )
     return _as_list(named)
 
@@ -152,9 +152,9 @@ def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
         return None
     name, stop = source.tokenizer.convert_ids_to_tokens([end, source.stop_token_ids[0]])
     return (
-        f"the chat template in {source.folder} ends a turn with {name}, at which the model does "
-        f"not stop; it continues to {stop}, which SFT learns instead; to stop there, add {end} to "
-        "eos_token_id of generation_config.json"
+        f"the chat template in {source.folder} ends a turn with {name}, which is not a stop "
+        f"token; generation continues to {stop}, which SFT learns instead; to stop at {name}, add "
+        f"{end} to eos_token_id in generation_config.json"
     )
 
 
@@ -167,8 +167,8 @@ def own_folder(section: ModelFolder, source: ModelSource) -> str:
     folder = weights_of(section.path)
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
         raise InputError(
-            f"the model in {folder} reads other tokens than the policy in {source.folder}; train "
-            "it from a model with the same tokenizer"
+            f"the model in {folder} has a different tokenizer than the policy in {source.folder}; "
+            "train it from a model with the same tokenizer"
         )
     return str(folder)
 
@@ -194,6 +194,6 @@ def _require_embeddings(
     if largest >= rows:
         token = f"{largest} ({tokenizer.decode([largest])!r})"
         raise InputError(
-            f"the tokenizer in {folder} makes token {token}, but the model has embeddings for "
-            f"{rows} tokens; bring the tokenizer that belongs to the model"
+            f"the tokenizer in {folder} produces token {token}, but the model has only {rows} "
+            "embeddings; use the model's own tokenizer"
         )

@@ -104,8 +104,8 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     # tokenizer.
     if not has_tokenizer(folder):
         raise InputError(
-            f"{folder}: has no tokenizer (no tokenizer.json, nor another of "
-            f"{', '.join(_TOKENIZER_FILES)}); copy the tokenizer's files into it"
+            f"{folder}: has no tokenizer (tokenizer.json or {', '.join(_TOKENIZER_FILES)}); copy "
+            "the tokenizer's files into it"
         )
     opener = PreTrainedTokenizerFast if is_generic(folder) else AutoTokenizer
     try:
@@ -134,8 +134,8 @@ def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         model = None
     if isinstance(model, models.BPE) and model.dropout:
         raise InputError(
-            f"{folder}: its tokenizer cuts the same text differently each time (dropout is "
-            f"{model.dropout:g} in tokenizer.json); take that out"
+            f"{folder}: its tokenizer is random (dropout is {model.dropout:g} in tokenizer.json); "
+            "remove the dropout"
         )
 
 
@@ -145,7 +145,7 @@ def _refuse_unlisted_unknown(tokenizer: PreTrainedTokenizerBase, folder: Path) -
     if unknown is not None and unknown not in tokenizer.get_vocab():
         raise InputError(
             f"{folder}: unk_token in tokenizer_config.json is {unknown!r}, which is not in the "
-            "tokenizer's vocabulary; name a token that is, or remove unk_token"
+            "vocabulary; use a token that is, or remove unk_token"
         )
 
 

@@ -79,8 +79,8 @@ def check_weights(
         for name, there in _headers(file).items():
             if name in stored:
                 raise ModelError(
-                    f"{stored[name].file} and {file} both hold {name}, and only one of them can "
-                    "count; copy or download the folder again"
+                    f"{stored[name].file} and {file} both contain {name}; copy or download the "
+                    "folder again"
                 )
             stored[name] = there
     named = _Names(model, wanted)
@@ -94,13 +94,13 @@ def check_weights(
             unknown.update(targets)
         elif there.type not in _TYPES and any(own[target].is_floating_point() for target in known):
             raise ModelError(
-                f"{there.file}: {name} is of type {there.type}; weights must be fp32, bf16 or "
-                "fp16, so take the model as it was before it was quantized"
+                f"{there.file}: {name} has type {there.type}; weights must be fp32, bf16 or fp16, "
+                "so use the model before quantization"
             )
         elif targets == [name] and wanted[name] != there.shape:
             raise ModelError(
-                f"{there.file}: {name} has shape {there.shape}, but config.json asks for "
-                f"{wanted[name]}; weights and configuration are of two models"
+                f"{there.file}: {name} has shape {there.shape}, but config.json implies "
+                f"{wanted[name]}; weights and config belong to different models"
             )
     _require_all(path, model, wanted.keys() - found, unknown, headless)
 
@@ -121,14 +121,13 @@ def _require_all(
         unknown = unknown - {_UNIT}
     if missing:
         raise ModelError(
-            f"the model in {path} has no weights for {_name_some(missing)}; download it again, or "
-            "name a causal model"
+            f"the model in {path} lacks weights for {_name_some(missing)}; download it again, or "
+            "use a causal language model"
         )
     if unknown:
         raise ModelError(
-            f"the files of {path} hold weights that config.json has no place for: "
-            f"{_name_some(unknown)}; they would be "
-            "left out without a word, so bring the config.json that belongs to them"
+            f"the files of {path} have weights that do not belong to the model in config.json: "
+            f"{_name_some(unknown)}; use the matching config.json"
         )
 
 
@@ -151,13 +150,13 @@ def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
     largest = max(abs(low), abs(high))
     if _LARGEST < largest < math.inf:
         raise ModelError(
-            f"{source}: {name} holds {largest:.3g}, which fp32 cannot hold; models are read as fp32"
+            f"{source}: {name} holds {largest:.3g}, which overflows fp32; models are loaded as fp32"
         )
     if not math.isfinite(low) or not math.isfinite(high):
         what = "NaN" if math.isnan(low) else "infinite numbers"
         raise ModelError(
-            f"{source}: {name} holds {what}; the training that wrote it broke, or the file did: "
-            "take an earlier checkpoint, or copy or download it again"
+            f"{source}: {name} holds {what}; training diverged or the file is damaged: use an "
+            "earlier checkpoint, or copy or download it again"
         )
 
 
@@ -170,10 +169,9 @@ def require_rewards(folder: Path) -> None:
     ]
     labels = units[0][0] if units else 0
     if labels != 1:
-        why = f"has {labels} labels" if labels else f"has no {_UNIT}"
+        why = f"has {labels} labels" if labels else f"lacks {_UNIT}"
         raise ModelError(
-            f"{folder} holds no reward model: it {why}; `lockstep train` makes one with "
-            "algorithm: reward_model"
+            f"{folder} is not a reward model: it {why}; train one with algorithm: reward_model"
         )
 
 
@@ -192,10 +190,10 @@ def weight_files(folder: Path) -> list[Path]:
         return files
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ModelError(
-            f"{folder} has its weights as pickles only, which may run code when they are opened; "
-            "save the model again with transformers, which writes safetensors"
+            f"{folder} has only pickled weights, which may run code when loaded; save the model "
+            "again as safetensors with transformers"
         )
-    names = ", ".join(file.name for file in missing) or "those its index should name"
+    names = ", ".join(file.name for file in missing) or "those that its index should name"
     raise ModelError(f"{folder} has no weights: {names} missing; copy or download the folder again")
 
 
@@ -204,16 +202,13 @@ def _list_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX, "").get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise ModelError(
-                f"{folder / _INDEX} has no weight_map from tensors to files; copy or download it "
-                "again"
-            )
+            raise ModelError(f"{folder / _INDEX} has no weight_map; copy or download it again")
         files = sorted({folder / name for name in names.values()})
         outside = next((file for file in files if file.parent != folder), None)
         if outside is not None:
             raise ModelError(
-                f"{folder / _INDEX} names {outside}, which is not in its folder; copy or download "
-                "it again"
+                f"{folder / _INDEX} names {outside}, which is outside its folder; copy or "
+                "download it again"
             )
     else:
         files = [folder / _WHOLE]

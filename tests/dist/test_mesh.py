@@ -310,6 +310,6 @@ def test_other_families_have_rows_and_tokens_cut_but_no_heads(
         pair.alike(demonstrations(2))
     with pytest.raises(
         ValueError,
-        match="a gpt_neox has no plan for that; use dp and cp, or a model of these families",
+        match="a gpt_neox does not support tensor parallelism; use dp and cp, or a model of these families",
     ):
         next(twins((section("torch", tp=2), folder), "logits", tmp_path))

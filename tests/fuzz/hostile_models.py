@@ -117,7 +117,7 @@ MODELS = {
         {"weight_map": {"model.norm.weight": "../../../etc/passwd"}}, "index"
     ),
     "model: shards: a tensor in two, of two values": model(
-        two_shards(clash), "a.safetensors", "b.safetensors", "both hold"
+        two_shards(clash), "a.safetensors", "b.safetensors", "both contain"
     ),
     "model: shards: the index names the wrong one": in_order(model(two_shards(swap))),
     "model: weights: a header of 2^60 bytes": model(
@@ -158,7 +158,7 @@ MODELS = {
         "adapter",
     ),
     "model: tokenizer: an end token that is new": model(
-        change(TOKENIZER_CONFIG, eos_token="<nowhere>"), "makes token 86", "<nowhere>"
+        change(TOKENIZER_CONFIG, eos_token="<nowhere>"), "produces token 86", "<nowhere>"
     ),
     "model: tokenizer: a class that is not there": in_order(
         model(change(TOKENIZER_CONFIG, tokenizer_class="Evil"))
@@ -200,7 +200,7 @@ MODELS = {
     ),
     "model: generation config: a mode that is not there": generation(
         {"cache_implementation": "nosuch", "num_beams": 0, "eos_token_id": 1},
-        "cannot be opened",
+        "cannot be loaded",
         "cache_implementation",
     ),
 }

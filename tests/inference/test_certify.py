@@ -55,7 +55,7 @@ def test_a_model_is_exact_in_any_batch(capsys: pytest.CaptureFixture[str]) -> No
     assert {"torch", "threads", "cpu"} <= found["machine"].keys()
     (line,) = shown.out.splitlines()
     assert line.startswith(
-        f"E3, exact in any batch: {found['tokens']:,} tokens compared, 0 not equal to the bit"
+        f"E3, exact in any batch: {found['tokens']:,} tokens compared, 0 not bitwise equal"
     )
     assert line.endswith(" sampled again in other batches, 0 changed (certificates/model.json)")
     assert "6 prompts of random tokens, responses of up to 8 tokens, in fp32 and bf16" in shown.err
@@ -81,12 +81,12 @@ def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(
     assert main(["certify", "model", *FEW]) == 4
     found = certificate()
     assert (found["level"], found["exact_kernels"], found["controls"]) == ("E1", False, [])
-    assert found["reason"].startswith("a gpt_neox has not been shown to be exact")
+    assert found["reason"].startswith("gpt_neox models are not verified as exact")
     assert found["kernels"]["attention"] == "scaled_dot_product_attention"
     shown = capsys.readouterr()
-    assert "not exact: a gpt_neox has not been shown to be exact" in shown.err
+    assert "not exact: gpt_neox models are not verified as exact" in shown.err
     assert shown.out.startswith("E1, bounded, not exact: ")
-    assert ", because a gpt_neox has not been shown to be exact" in shown.out
+    assert ", because gpt_neox models are not verified as exact" in shown.out
 
 
 class Batched(TorchSampler):

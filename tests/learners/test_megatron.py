@@ -176,7 +176,7 @@ def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
         ),
         (
             ("model.scratch.config.model_type=mistral",),
-            r"knows these families: llama, qwen2, qwen3; for a mistral",
+            r"supports only llama, qwen2, qwen3; for mistral",
         ),
     ],
 )

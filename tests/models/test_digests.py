@@ -58,6 +58,6 @@ def test_a_kept_digest_that_the_disk_has_altered_is_not_used(
     found = model_files(weights.parent)
     (kept,) = (weights.parent / "cache/digest").iterdir()
     kept.write_text("sha256:0")
-    with pytest.raises(ValueError, match="was altered, and is removed"):
+    with pytest.raises(ValueError, match="was modified and has been removed"):
         model_files(weights.parent)
     assert model_files(weights.parent) == found

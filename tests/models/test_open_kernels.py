@@ -96,11 +96,11 @@ def config(kind: str = "llama", **fields: int) -> PreTrainedConfig:
     [
         (config(), GPU, "bf16", None),
         (config("qwen3", head_dim=256), GPU, "bf16", None),
-        (config(), torch.device("cpu"), "fp16", "the device is no GPU"),
+        (config(), torch.device("cpu"), "fp16", "the device is not a GPU"),
         (config(), GPU, "fp32", "fp32"),
-        (config(head_dim=80 + 4), GPU, "bf16", "heads have 84 numbers"),
-        (config(head_dim=512), GPU, "bf16", "heads have 512 numbers"),
-        (config("mamba"), GPU, "bf16", "carry a state"),
+        (config(head_dim=80 + 4), GPU, "bf16", "head size is 84"),
+        (config(head_dim=512), GPU, "bf16", "head size is 512"),
+        (config("mamba"), GPU, "bf16", "carry a recurrent state"),
     ],
 )
 def test_what_flash_attention_does_not_do_is_padded_and_said(

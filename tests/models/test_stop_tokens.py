@@ -67,8 +67,8 @@ def test_an_end_of_turns_at_which_the_model_does_not_stop_is_named(tmp_path: Pat
     chat = DataSection(train="rows.jsonl", chat=True, max_prompt_tokens=9)
     said = describe_passed_end(open_source(write_model(tmp_path, {}, {"eos_token_id": 1})), chat)
     assert said is not None
-    assert "ends a turn with <turn>, at which the model does not stop" in said
-    assert "add 2 to eos_token_id of generation_config.json" in said
+    assert "ends a turn with <turn>, which is not a stop token" in said
+    assert "add 2 to eos_token_id in generation_config.json" in said
     stops = open_source(write_model(tmp_path, {}, {"eos_token_id": [1, 2]}))
     assert describe_passed_end(stops, chat) is None
     assert describe_passed_end(stops, DataSection(train="rows.jsonl", max_prompt_tokens=9)) is None

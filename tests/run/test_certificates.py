@@ -35,7 +35,7 @@ def certificate(folder: str = "run") -> dict[str, Any]:
     ("option", "reason"),
     [
         ("agreement.exact=false", "agreement.exact is false"),
-        ("model.scratch.config.model_type=olmo2", "a olmo2 has not been shown to be exact"),
+        ("model.scratch.config.model_type=olmo2", "olmo2 models are not verified as exact"),
     ],
 )
 def test_a_run_that_is_not_exact_says_why(

@@ -120,7 +120,7 @@ def test_every_token_of_every_step_is_equal_to_the_bit(
         0.0,
     )
     assert (
-        f"E2, exact: {int(tokens):,} tokens compared, 0 not equal to the bit"
+        f"E2, exact: {int(tokens):,} tokens compared, 0 not bitwise equal"
         in capsys.readouterr().out
     )
 

@@ -50,20 +50,20 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
     fields = config.get_text_config().to_dict()
     if not has_exact_layers(config):
         return (
-            f"a {config.model_type} has not been shown to be exact; these are: "
+            f"{config.model_type} models are not verified as exact; verified types: "
             f"{', '.join(EXACT_TYPES)}"
         )
     act = fields.get("hidden_activation") or fields["hidden_act"]
     if act not in _ACTIVATIONS:
         return (
-            f"the model's activation is {act}, and only {' and '.join(_ACTIVATIONS)} are "
-            "written exactly"
+            f"the model's activation is {act}; exact mode supports only "
+            f"{' and '.join(_ACTIVATIONS)}"
         )
     rope = fields.get("rope_parameters") or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     kinds = {part.get("rope_type", "default") for part in parts} - set(_ROTARY)
     if kinds:
-        return f"the model's rotary positions ({', '.join(kinds)}) depend on the length of a batch"
+        return f"the model's rotary positions ({', '.join(kinds)}) depend on the batch length"
     return None
 
 

@@ -47,16 +47,16 @@ def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
     """Explains why a model has no exact GPU kernels; None if it has."""
     if not has_exact_layers_on_gpus(config):
         return (
-            f"a {config.model_type} has no exact kernels for GPUs; these have: "
+            f"{config.model_type} models have no exact GPU kernels; supported types: "
             f"{', '.join(GPU_EXACT_TYPES)}"
         )
     if head_size(config.get_text_config()) > _LARGEST_HEAD:
         return (
-            f"the model's heads have more than {_LARGEST_HEAD} numbers, for which a GPU has no "
-            "exact kernel"
+            f"the model's heads have more than {_LARGEST_HEAD} dimensions, which exact GPU "
+            "kernels do not support"
         )
     if find_spec("triton") is None:
-        return "exact kernels for GPUs are Triton's, which is not installed"
+        return "exact GPU kernels need Triton, which is not installed"
     return None
 
 
@@ -76,7 +76,7 @@ def probe(
             with torch.no_grad():
                 _known[key] = is_exact()
         if not _known[key]:
-            return f"{name} is not the same in any batch on this machine"
+            return f"{name} depends on the batch on this machine"
     return None
 
 

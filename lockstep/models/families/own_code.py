@@ -89,8 +89,7 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
             continue
         if not file.is_file():
             raise InputError(
-                f"{folder}/config.json: auto_map names {file.name}, which is not there; copy it "
-                "there"
+                f"{folder}/config.json: auto_map names the missing file {file.name}; copy it there"
             )
         found[name] = file
         todo += _list_neighbors(file)
@@ -121,8 +120,8 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     package = f"lockstep_model_{digest}"
     if kind in _OWN and _OWN[kind].package != package:
         raise InputError(
-            f"{folder}: its code for the model type {kind!r} is not that of a model opened before; "
-            "give one of them a type of its own"
+            f"{folder}: its code for the model type {kind!r} differs from that of a model already "
+            "loaded; rename the type of one of them"
         )
     if kind not in _OWN:
         if multiprocessing.parent_process() is None:  # for worker processes
@@ -144,9 +143,9 @@ def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
         file = folder / f"{str(place).partition('.')[0]}.py"
         if file.is_file() and is_trusted(file.read_bytes()):
             raise InputError(
-                f"{folder}: its model type {kind!r} is one that transformers computes itself, so "
-                f"{file.name} would not be run; give config.json and its class a model_type of "
-                "their own, or do not trust the file"
+                f"{folder}: transformers implements the model type {kind!r} itself, so "
+                f"{file.name} would not run; set a different model_type in config.json and its "
+                "class, or do not trust the file"
             )
 
 
@@ -155,8 +154,8 @@ def _module_of(folder: Path, place: object) -> str:
     module, _, name = str(place).partition(".")
     if not module.isidentifier() or not name.isidentifier():
         raise InputError(
-            f"{folder}/config.json: auto_map has to name {_CONFIG} and {_MODEL} as file.Class, of "
-            f"files in that folder, and one of them is {place!r}"
+            f"{folder}/config.json: auto_map must name {_CONFIG} and {_MODEL} as file.Class with "
+            f"files in that folder, but has {place!r}"
         )
     return module
 
@@ -166,7 +165,7 @@ def _list_neighbors(file: Path) -> list[str]:
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (SyntaxError, ValueError) as error:
-        raise InputError(f"{file} is no Python ({first_line(error)})") from None
+        raise InputError(f"{file} is invalid Python ({first_line(error)})") from None
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
     return [
         name
@@ -180,11 +179,11 @@ def _register(folder: Path, kind: str, package: str, places: Mapping[str, str]) 
     model = _find_class(folder, package, places[_MODEL])
     if not issubclass(config, PreTrainedConfig) or config.model_type != kind:
         raise InputError(
-            f"{folder}: {places[_CONFIG]} has to be a PreTrainedConfig with model_type = {kind!r}"
+            f"{folder}: {places[_CONFIG]} must be a PreTrainedConfig with model_type = {kind!r}"
         )
     if not issubclass(model, PreTrainedModel) or model.config_class is not config:
         raise InputError(
-            f"{folder}: {places[_MODEL]} has to be a PreTrainedModel with config_class = "
+            f"{folder}: {places[_MODEL]} must be a PreTrainedModel with config_class = "
             f"{config.__name__}"
         )
     AutoConfig.register(kind, config)
@@ -200,7 +199,7 @@ def _find_class(folder: Path, package: str, place: str) -> type:
         raise InputError(f"{folder}/{module}.py cannot be imported ({what})") from error
     if not isinstance(found, type):
         raise InputError(
-            f"{folder}/{module}.py has no class {name}, which auto_map in config.json names"
+            f"{folder}/{module}.py lacks the class {name} named by auto_map in config.json"
         )
     return found
 

@@ -26,7 +26,9 @@ GPU_EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 def _import_family(name: str) -> Family:
     family = import_module(f"lockstep.models.families.{name}").FAMILY
-    assert isinstance(family, Family), f"FAMILY of lockstep/models/families/{name}.py is no Family"
+    assert isinstance(family, Family), (
+        f"FAMILY of lockstep/models/families/{name}.py is not a Family"
+    )
     return family
 
 

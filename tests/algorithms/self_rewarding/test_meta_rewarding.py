@@ -188,7 +188,7 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
     ]
     with pytest.raises(DryRunError) as found:
         dry_run(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *wrong]))
-    with pytest.raises(DryRunError, match="there is no folder nowhere"):
+    with pytest.raises(DryRunError, match="folder nowhere does not exist"):
         dry_run(
             load(rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"])
         )

@@ -107,6 +107,6 @@ def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch)
     )
     assert "a product of 24 by " in str(probe.probe(config, "fp32", DEVICE))
     probe._known.clear()
-    assert "no exact kernels for GPUs" in str(
+    assert "no exact GPU kernels" in str(
         probe.explain_no_gpu_kernels(AutoConfig.for_model("gemma2"))
     )
