@@ -1,10 +1,10 @@
-"""The first transport: a child process of this machine at the other end of a socket.
+"""The first transport: a child process on this machine, connected by a socket.
 
-Children are forked not from their parent, whose threads and locks they would inherit, but from a
-server (multiprocessing's forkserver) that has only imported what workers need, which takes seconds
-and is done once for all. A script that starts children has to do so under `if __name__ ==
-"__main__":`, since each child imports the script again; without that guard the child stops with
-Python's own explanation on stderr, and the parent reports that it died.
+Children are not forked from their parent, whose threads and locks they would inherit, but from a
+server (multiprocessing's forkserver) that has only imported what workers need; that takes seconds
+and is done once. A script that starts children must do so under `if __name__ == "__main__":`, since
+each child imports the script again; without that guard the child stops with Python's own
+explanation on stderr, and the parent reports that it died.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from lockstep.system.unread import outlive
 class ChildProcess:
     """A worker as a child process; implements `transport.Transport`.
 
-    The child ends with its parent, however that ends.
+    The child always ends with its parent.
 
     Args:
-        factory: Builds the object that answers calls; the first message from the child says how
-            that went.
-        name: Name of the process, for people.
+        factory: Builds the object that answers calls; the child's first message has the outcome.
+        name: Display name of the process.
         threads: Torch threads of the child.
-        environment: Environment variables of the child, besides those of this process.
+        environment: Additional environment variables of the child.
     """
 
     def __init__(
@@ -57,8 +56,7 @@ class ChildProcess:
         theirs.close()
         self._channel = Channel(ours)
         self._closed = False
-        # A child that dies while it starts makes this fail; the first `recv` then tells how it
-        # died.
+        # Fails if a child dies at start; the first `recv` then tells how it died.
         with contextlib.suppress(ConnectionError):
             self._channel.send(factory)
 
@@ -101,7 +99,7 @@ class ChildProcess:
 
 
 def forking() -> ForkServerContext:
-    """The context that starts processes from a server that has imported what workers need."""
+    """The context that starts processes from a server with the workers' imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lockstep.cluster.specs"])
     return context
@@ -110,7 +108,7 @@ def forking() -> ForkServerContext:
 def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
     """The child's main function.
 
-    Ctrl-C, SIGTERM and SIGHUP are left to the parent, which closes its children.
+    The parent handles Ctrl-C, SIGTERM and SIGHUP, and closes its children.
 
     The environment is set to the parent's current one, since the server's is from when the first
     child was started. The child exits without the interpreter's cleanup, which takes seconds once
@@ -123,7 +121,7 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
     sys.stderr = outlive(sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     take_threads(threads)
-    # tqdm's own is a multiprocessing lock, which Python would report as leaked
+    # tqdm's own lock is multiprocessing's, which Python would report as leaked
     tqdm.set_lock(threading.RLock())
     with contextlib.suppress(EOFError, ConnectionError):
         channel = Channel(ours)
@@ -134,8 +132,9 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
 
 
 def _end_with_parent() -> None:
-    """Exits when the parent ends, from a thread: a worker deep in a verb does not see its
-    connection close.
+    """Exits when the parent ends.
+
+    A thread does this, because a worker deep in a verb does not see its connection close.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "a child process has a parent"

@@ -32,7 +32,7 @@ from lockstep.samplers.base import Sampler
 
 
 def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answering:
-    """The policy as judge, with the sampler that it already has.
+    """The policy as judge, with its existing sampler.
 
     Raises:
         ValueError: As `judge_answers`.
@@ -55,15 +55,14 @@ def judge_answers(
         section: Names the judge.
         computation: Device and type of a model in a folder.
         progress: Reports to the user.
-        workers: Own the processes that are started, and end them.
+        workers: Owner of the started processes; ends them.
         name: Name of the section, for messages.
-        turns: Turns of learners that leave the judge's GPU before it works; None: it stays awake
-            all the time.
+        turns: Turns of learners that leave the judge's GPU before it works; None: it always stays
+            awake.
 
     Raises:
-        ValueError: The questions that the section allows do not fit the model, or there is no chat
-            template.
-        ServerError: The server cannot be used.
+        ValueError: The section's questions do not fit the model, or the chat template is missing.
+        ServerError: The server is unusable.
     """
     engine = section.engine
     if engine.openai is not None:
@@ -83,8 +82,9 @@ def judge_answers(
 
 @dataclass(frozen=True)
 class AwakeWhenAsked:
-    """A sampler with weights of its own that is only awake while it answers; the policy's engine
-    may be awake, too.
+    """A sampler with its own weights, awake only while it answers.
+
+    The policy's engine may be awake, too.
     """
 
     sampler: Sampler
@@ -117,18 +117,17 @@ def open_judge_reward(
     seed: int,
     answer: Callable[[RewardJudge, str], Answering],
 ) -> JudgeReward:
-    """Opens a judge as a reward; its replies are kept in a folder.
+    """Opens a judge as a reward; caches its replies in a folder.
 
     Args:
         section: The judge; its model is in a folder or behind a server.
         key: Key of the section in the recipe.
-        folder: Folder of the run, or of the results.
+        folder: Folder of the run or of the results.
         seed: Seed of the random numbers.
-        answer: Opens the model or server that answers.
+        answer: Opens the judge model or server.
 
     Raises:
-        ValueError, ServerError: As `judge_answers`, and where the template has other fields than it
-            must have.
+        ValueError, ServerError: As `judge_answers`, or if the template has the wrong fields.
     """
     remembered = RememberedAnswers(
         answer(section, key), folder / f"judges/{key}.replies.jsonl", _identify(section)
@@ -138,9 +137,7 @@ def open_judge_reward(
 
 
 def _identify(section: RewardJudge) -> str:
-    """Identifies what answers a judge's questions: model and distribution, but not the address of a
-    server.
-    """
+    """Identifies a judge by model and distribution, but not by a server's address."""
     served = None if section.engine.openai is None else section.engine.openai.model
     folder = None if section.path is None else weights_of(section.path)
     files = {} if folder is None or served is not None else model_files(folder)
@@ -174,13 +171,13 @@ Chat = Callable[..., Iterator[tuple[int, Reply]]]
 
 @dataclass(frozen=True)
 class ServerAnswers:
-    """A server that answers questions; implements `Answering`.
+    """A server as judge; implements `Answering`.
 
     Attributes:
         chat: Sends conversations to it.
-        sampling: The distribution that replies are sampled from.
-        patience: Number of failures before the first answer after which it is given up.
-        reader: Tokenizer and template of the server's model; None if they are not known.
+        sampling: Sampling distribution of the replies.
+        patience: Number of failures before the first answer after which the judge fails.
+        reader: Tokenizer and template of the server's model; None if unknown.
         note: Shows the user a line.
     """
 
@@ -191,7 +188,7 @@ class ServerAnswers:
     note: Callable[[str], object]
 
     def escape(self, text: str) -> str:
-        """Escapes the judge's control tokens; without a tokenizer, the common ones."""
+        """Escapes the judge's control tokens, or common ones if its tokenizer is unknown."""
         if self.reader is None:
             return _escaped_in_general(text)
         return self.reader.escaped(text)
@@ -208,7 +205,7 @@ class ServerAnswers:
         """See `Answering`.
 
         Raises:
-            ServerError: No conversation got an answer.
+            ServerError: No conversation was answered.
         """
         failures: list[RuntimeError] = []
         found: dict[int, Answer] = {}

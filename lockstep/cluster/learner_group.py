@@ -1,9 +1,8 @@
-"""One learner made of several ranks, each a process with its part of the model and its share of the
-rows.
+"""A learner of several ranks, each a process with a part of the model and a share of the rows.
 
 Ranks all-reduce gradients and counts among themselves, so that any number of them gives the result
 of one process. This is the driver's side: it decides which rows each rank reads in which pass,
-calls all ranks at once, and takes one result from ranks that compute the same.
+calls all ranks at the same time, and uses one result of ranks that compute the same.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ from lockstep.weight_sync.carriers import Route, SharedFiles
 from lockstep.weight_sync.outgoing import Outgoing
 
 _RANKS_WAIT_LONGER_S = 30.0
-"""Seconds that collectives wait longer than the driver: its error names the verb that hangs, theirs
-only a socket.
+"""Additional seconds for collectives' timeout.
+
+The driver's error, which names the verb that hangs, comes first; theirs names only a socket.
 """
 
 
@@ -54,15 +54,15 @@ class RankSpec:
     """One rank of a learner.
 
     Attributes:
-        learner: The same on every rank.
-        meeting: Where the ranks find each other.
+        learner: Spec of the learner, the same on every rank.
+        meeting: Rendezvous of the ranks.
     """
 
     learner: LearnerSpec
     meeting: Meeting
 
     def build(self) -> RankLearner:
-        """Joins the other ranks; returns when all are there."""
+        """Joins the other ranks; returns when all have joined."""
         device = resolve_device(self.learner.section.device).type
         parallel = self.learner.section.parallel
         if device == "cuda":
@@ -93,7 +93,7 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
 
 
 Begin = Callable[["MeshLearner"], None]
-"""`Turns.begin`, which makes room for a learner before it works."""
+"""`Turns.begin`, which frees memory for a learner before it works."""
 
 
 def launch(
@@ -102,11 +102,10 @@ def launch(
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
     Args:
-        spec: What each rank builds.
-        timeout_s: The longest that one verb may take.
+        spec: Spec of the learner.
+        timeout_s: Timeout of a verb.
         workers: Starts the ranks.
-        begin: Called before the learner works, if it shares its devices; None: each keeps its
-            memory.
+        begin: Called before the learner works, if it shares its devices; None: no sharing.
 
     Raises:
         ValueError: If the layout cannot shard the model, or there are fewer GPUs than ranks.
@@ -134,8 +133,8 @@ def start_ranks(
     Keep the returned host alive: its store connects the ranks.
 
     Args:
-        make: The factory of a rank, from its meeting.
-        timeout_s: The longest that one verb may take.
+        make: Makes a rank's factory from its meeting.
+        timeout_s: Timeout of a verb.
     """
     count = section.parallel.ranks
     places = workers.place_ranks(count, section)
@@ -150,8 +149,7 @@ def start_ranks(
 
 
 class RankSender(SharedFiles):
-    """Implements `weight_sync.outgoing.Sender` for weights that ranks hold; all ranks fill each
-    bucket together.
+    """Implements `weight_sync.outgoing.Sender` for ranks; all ranks fill each bucket together.
 
     Args:
         learner: The ranks.
@@ -204,7 +202,7 @@ class MeshLearner:
     Args:
         ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
         section: The learner's section, with the layout of the ranks.
-        host: Holds the store that connects the ranks, so it lives as long as they.
+        host: Host of the store that connects the ranks; lives as long as they do.
         begin: See `launch`.
         one_machine: True if the ranks share memory with this process.
     """
@@ -250,9 +248,7 @@ class MeshLearner:
         return merge_metrics(self._on_shares("forward_backward", batch, loss)[1])
 
     def optim_step(self) -> Metrics:
-        """Steps every rank; all return the same metrics, since gradients are summed before their
-        norm is taken.
-        """
+        """Steps every rank; all return the same metrics, since gradients are summed first."""
         self._begin()
         return self.call_all("optim_step")[0]
 
@@ -261,9 +257,7 @@ class MeshLearner:
         self.call_all("reset_optimizer")
 
     def offload(self, keep_weights: bool = False) -> None:
-        """See `RankLearner.offload`; ranks are only called if the learner has worked since it last
-        left.
-        """
+        """See `RankLearner.offload`; skipped if the learner has not worked since the last."""
         assert not keep_weights, "no sampler computes with the weights of ranks"
         if not self._has_left:
             self.call_all("offload")
@@ -290,9 +284,7 @@ class MeshLearner:
             self.outcomes(others)
 
     def require_shared(self, folder: Path) -> None:
-        """Raises InputError if a rank's machine does not have the run's folder, into which the rank
-        writes.
-        """
+        """Raises InputError if a rank's machine lacks the run's folder, where it writes."""
         with tempfile.NamedTemporaryFile(prefix=".seen-by-ranks-", dir=folder) as file:
             found = self.call_all("finds", Path(file.name).absolute())
         missing = [rank.name for rank, has in zip(self.ranks, found, strict=True) if not has]
@@ -305,7 +297,7 @@ class MeshLearner:
 
     def save(self, folder: Path) -> None:
         self._begin()
-        self.call_all("save", folder.absolute())  # a rank's working directory may be another one
+        self.call_all("save", folder.absolute())  # a rank's working directory may differ
 
     def poll_save(self, wait: bool) -> bool:
         return all(self.call_all("poll_save", wait))
@@ -320,21 +312,20 @@ class MeshLearner:
             rank.close()
 
     def _begin(self) -> None:
-        """Begins a verb that brings weights or moments back to the devices."""
+        """Begins a verb that moves weights or moments back to the devices."""
         self._has_left = False
         if self._make_room is not None:
             self._make_room(self)
 
     def call_all(self, verb: str, *args: Any) -> list[Any]:
-        """Calls a verb of every rank at the same time. Returns the results in their order."""
+        """Calls a verb of every rank at the same time. Returns results in rank order."""
         return self.outcomes(rank.submit(verb, *args) for rank in self.ranks)
 
     def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
-        """Runs a verb on each data-parallel share of the rows, on all ranks of the model replica
-        that takes it.
+        """Runs a verb on each data-parallel share of the rows, on all ranks of its model replica.
 
         Returns:
-            The rows in the order of the shares, int64 [B], and each share's result.
+            Row indices in the order of the shares, int64 [B], and each share's result.
         """
         self._begin()
         parallel = self.section.parallel
@@ -357,9 +348,7 @@ class MeshLearner:
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
     def outcomes(self, calls: Iterable[Pending]) -> list[Any]:
-        """Waits for all ranks; if one is lost, the process group is broken, so the others are
-        ended, too.
-        """
+        """Waits for all ranks; if one is lost, the process group is broken, so ends the rest."""
         try:
             return outcomes(list(calls))
         except WorkerDied:

@@ -1,6 +1,4 @@
-"""Learners and samplers, opened where they can be: in this process, or in processes of their
-own.
-"""
+"""Opens learners and samplers: in this process if possible, otherwise in separate processes."""
 
 from __future__ import annotations
 
@@ -28,17 +26,16 @@ def open_learner(
     workers: Workers,
     turns: Turns | None = None,
 ) -> RankLearner | MeshLearner:
-    """Opens a learner, in this process where there is one rank and no cluster, else in processes of
-    its own.
+    """Opens a learner: in this process if it has one rank and no cluster, else in others.
 
     Args:
         spec: The learner.
-        sampling: The distribution of samplers that decode with Lockstep's own KV cache; None: there
-            are none.
-        timeout_s: The longest that one call may take.
+        sampling: Distribution of samplers that decode with Lockstep's own KV cache; None: no such
+            samplers.
+        timeout_s: Timeout of a call.
         progress: Reports to the user.
-        workers: Own its processes.
-        turns: Turns of learners that share their devices; None: each keeps its memory.
+        workers: Owner of its processes.
+        turns: Turns of learners that share their devices; None: no sharing.
 
     Raises:
         ModelError: The model fails the self-check.
@@ -57,7 +54,7 @@ def section_of(learner: Learner) -> LearnerSection:
     """The options that a learner was opened with.
 
     Raises:
-        InputError: It is not one of Lockstep's.
+        InputError: It is not a Lockstep learner.
     """
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section
@@ -67,16 +64,14 @@ def section_of(learner: Learner) -> LearnerSection:
 
 
 def dtype_of(learner: Learner) -> DType:
-    """The type that a learner computes in; of one that is not Lockstep's, the least precise."""
+    """The type that a learner computes in; for others than Lockstep's, the least precise type."""
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section.dtype
     return "bf16"
 
 
 def computes_exactly(learner: Learner, sampler: Computation) -> bool:
-    """True if a learner and a sampler beside it give each token the same log-probability to the
-    bit.
-    """
+    """True if a learner and a sampler give each token bit-identical log-probabilities."""
     if not isinstance(learner, RankLearner | MeshLearner):
         return False
     return learner.section.exact and sampler.exact and learner.section.dtype == sampler.dtype
@@ -85,8 +80,9 @@ def computes_exactly(learner: Learner, sampler: Computation) -> bool:
 def share_weights(
     learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers
 ) -> Sampler | None:
-    """A sampler that shares a learner's weights; None if adapters are merged, or both are not in
-    this process.
+    """A sampler that shares a learner's weights.
+
+    None if adapters are merged, or if both are not in this process.
     """
     backend = find_backend(spec.section)
     merges = section.lora is not None and spec.learner.adapters_apart is None

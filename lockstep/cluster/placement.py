@@ -1,8 +1,7 @@
-"""The placement of a run: which device of which machine each learner rank and each inference engine
-lives on.
+"""Placement of a run: the machine and devices of each learner rank and inference engine.
 
 It depends only on the recipe and the available devices. `lockstep plan`, the dry run and the launch
-use the same object, so that what runs is what was planned.
+use the same object, so that the plan is what runs.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def list_visible(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs named by CUDA_VISIBLE_DEVICES; empty if it is not set, so that all are visible."""
+    """The GPUs in CUDA_VISIBLE_DEVICES; empty if it is not set, when all are visible."""
     return [name.strip() for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The numbers of processes that a run places.
+    """The numbers of processes in a run.
 
     Attributes:
-        ranks: Ranks of a learner; policy, critic and reference policy share their devices.
-        engines: Inference engines.
-        width: Devices of an engine, which are on one machine.
-        apart: True if engines have devices of their own; otherwise they take turns with ranks.
+        ranks: Number of ranks of a learner; policy, critic and reference policy share devices.
+        engines: Number of inference engines.
+        width: Number of devices of an engine, on one machine.
+        apart: Whether engines have their own devices; otherwise they take turns with ranks.
     """
 
     ranks: int = 0
@@ -52,31 +51,31 @@ class Processes:
     def of(
         cls, cluster: ClusterSection, ranks: int = 0, sampler: SamplerSection | None = None
     ) -> Self:
-        """The processes that a recipe asks for; without a sampler it has no engines."""
+        """The processes of a recipe; without a sampler it has no engines."""
         engines, width = (0, 1) if sampler is None else (sampler.engines, sampler.tensor_parallel)
         return cls(ranks, engines, width, cluster.is_apart)
 
     @property
     def first(self) -> int:
-        """Number of the first device of an engine."""
+        """Index of the first device of an engine."""
         if self.apart:
             return -(-self.ranks // self.width) * self.width
         return 0
 
     @property
     def devices(self) -> int:
-        """Number of devices that all of them take."""
+        """Total number of devices."""
         return max(self.ranks, self.first + self.engines * self.width if self.engines else 0)
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that a run can be placed on, the same number on each machine.
+    """The available devices, the same number on each machine.
 
     Attributes:
         machines: Number of machines.
-        per_machine: Number of devices of each.
-        on_gpu: True if they are GPUs; otherwise each is a share of a machine's cores.
+        per_machine: Number of devices per machine.
+        on_gpu: Whether they are GPUs; otherwise each is a share of a machine's cores.
     """
 
     machines: int
@@ -85,24 +84,24 @@ class Devices:
 
     @classmethod
     def of_cores(cls, processes: Processes) -> Self:
-        """Shares of one machine's cores, as many as the processes need."""
+        """Shares of one machine's cores, enough for the processes."""
         return cls(1, max(processes.devices, 1), on_gpu=False)
 
     @classmethod
     def of_machines_like(cls, gpus: int, processes: Processes) -> Self:
-        """Machines with `gpus` GPUs each, as many as the processes need."""
+        """Machines with `gpus` GPUs each, enough for the processes."""
         return cls(max(-(-processes.devices // gpus), 1), gpus, on_gpu=True)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one process.
+    """The machine and devices of one process.
 
     Attributes:
-        machine: Number of the machine.
-        devices: Numbers of the devices that it computes on, counted on that machine.
-        first: Number of the first of them, counted over all machines.
-        on_gpu: True if they are GPUs.
+        machine: Index of the machine.
+        devices: Indices of its devices on that machine.
+        first: Index of the first device over all machines.
+        on_gpu: Whether they are GPUs.
     """
 
     machine: int
@@ -112,15 +111,14 @@ class Place:
 
     @property
     def last(self) -> int:
-        """Number of its last device, counted over all machines."""
+        """Index of its last device over all machines."""
         return self.first + len(self.devices) - 1
 
     def environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Environment variables with which a process of this machine sees only its own GPUs.
+        """Environment variables that limit a process on this machine to its own GPUs.
 
         Args:
-            inherited: Environment of this process, which may itself see only some of the machine's
-                GPUs.
+            inherited: Environment of this process, which may see only some of the machine's GPUs.
         """
         if not self.on_gpu:
             return {}
@@ -132,13 +130,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """The places of all processes of a run.
+    """The places of all processes in a run.
 
     Attributes:
-        devices: The devices.
-        processes: The processes.
-        ranks: Places of a learner's ranks, in their order.
-        engines: Places of inference engines, in their order.
+        devices: Available devices.
+        processes: Numbers of processes.
+        ranks: Places of a learner's ranks, in order.
+        engines: Places of inference engines, in order.
     """
 
     devices: Devices
@@ -151,7 +149,7 @@ class Placement:
         """Places ranks and engines on consecutive devices, in the order of the machines.
 
         Raises:
-            InputError: There are too few devices, or an engine would be on two machines.
+            InputError: Too few devices, or an engine would span two machines.
         """
         _require_room(devices, processes)
         starts = [processes.first + engine * processes.width for engine in range(processes.engines)]
@@ -163,10 +161,10 @@ class Placement:
         )
 
     def with_engines(self, section: SamplerSection) -> Placement:
-        """The same with the engines of another section.
+        """The same for the engines of another section.
 
         Raises:
-            InputError: There are too few devices.
+            InputError: Too few devices.
         """
         processes = replace(self.processes, engines=section.engines, width=section.tensor_parallel)
         return Placement.of(self.devices, processes)
@@ -178,13 +176,13 @@ class Placement:
 
     @property
     def shares_gpus(self) -> bool:
-        """True if engines and learners are on the same GPUs."""
+        """True if engines and learners share GPUs."""
         return (
             self.devices.on_gpu and bool(self.ranks and self.engines) and not self.processes.apart
         )
 
     def describe(self) -> str:
-        """Describes in one line which processes are on which devices."""
+        """One line that tells which processes use which devices."""
         parts = [f"learner on {self._span(self.ranks)}"] if self.ranks else []
         if self.engines:
             if self.processes.width > 1:
@@ -214,10 +212,10 @@ class Placement:
 
 
 def placement_of(recipe: Algorithm) -> Placement:
-    """The placement of a run that trains.
+    """The placement of a training run.
 
     Raises:
-        InputError: As of `choose_placement`, or weights would not reach an engine.
+        InputError: As `choose_placement`, or weights cannot reach an engine.
     """
     sampler = None if recipe.inference is None else recipe.inference.sampler
     processes = Processes.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
@@ -233,36 +231,31 @@ def placement_of(recipe: Algorithm) -> Placement:
 
 
 def takes_turns(recipe: Algorithm, placement: Placement) -> bool:
-    """True if learners and engines share GPUs, and whichever does not work moves to the host's
-    memory.
-    """
+    """True if learners and engines share GPUs, and the idle ones are offloaded to host memory."""
     inference = recipe.inference
     both_work = inference is not None and inference.one_step_ahead
     return placement.shares_gpus and recipe.cluster.offload_idle and not both_work
 
 
 def works_in_engines_turn(role: ModelRole) -> bool:
-    """True if a model scores responses while engines are awake, so that it never leaves its device
-    for them.
-    """
+    """True if a model scores responses while engines are awake, so that it is never offloaded."""
     return not role.is_saved and scores_sequences(role.head)
 
 
 def choose_route(section: SamplerSection, placement: Placement | None, one_machine: bool) -> Route:
-    """The route of weights to engines: as `sampler.transfer` says, or by the places of ranks and
-    engines.
+    """The route of weights to engines: `sampler.transfer`, or chosen by the places of both.
 
-    On GPUs, CUDA IPC if all engines' GPUs are also those of ranks, otherwise a process group; on
-    CPUs, shared memory within a machine, otherwise a process group. The process group's backend is
-    NCCL if no engine is on the GPU of the rank that sends.
+    On GPUs, CUDA IPC if all engines' GPUs are also ranks' GPUs, otherwise a process group; on CPUs,
+    shared memory within a machine, otherwise a process group. The process group's backend is NCCL
+    if no engine is on the GPU of the rank that sends.
 
     Args:
-        section: The section of the engines.
-        placement: Places of engines and ranks; None: only this machine is known.
-        one_machine: True if engines and ranks share memory.
+        section: Section of the engines.
+        placement: Places of engines and ranks; None: this machine only.
+        one_machine: Whether engines and ranks share memory.
 
     Raises:
-        InputError: The transfer that the section names is not possible.
+        InputError: The section's transfer is impossible.
     """
     if placement is None or not placement.devices.on_gpu:
         places = ()
@@ -275,7 +268,7 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
         ranks = [place.first for place in placement.ranks]
     shared = bool(ranks) and engines <= set(ranks)
     nccl = bool(ranks) and ranks[0] not in engines
-    # a choice that is added is a type error here
+    # the type checker reports a new choice here
     possible = dict[Transfer | Literal["auto"], Route]()
     possible["process_group"] = Route("process_group", backend="nccl" if nccl else "gloo")
     if placement is None or shared:
@@ -300,7 +293,7 @@ def choose_placement(
     """The placement of a run on this machine, or, with Ray, on machines like this one.
 
     Raises:
-        InputError: There are fewer GPUs than are asked for.
+        InputError: Fewer GPUs than requested.
     """
     if resolve_device(computation.device).type != "cuda":
         return Placement.of(Devices.of_cores(processes), processes)
@@ -320,9 +313,7 @@ def _place(devices: Devices, start: int, width: int) -> Place:
 
 
 def _require_cache_size(key: str, section: SamplerSection, placement: Placement) -> None:
-    """Raises InputError if an engine reserves a KV cache on GPUs that others use, and no size is
-    given.
-    """
+    """Raises InputError if an engine allocates a KV cache of unset size on shared GPUs."""
     backend = find_backend(section)
     if backend is None or not placement.devices.on_gpu or not backend.reserves_cache:
         return

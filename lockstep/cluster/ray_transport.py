@@ -1,8 +1,8 @@
 """The second transport: workers as actors of a Ray cluster.
 
 An actor serves as a child process does (`transport.serve`); messages travel through Ray's object
-store, as the same bytes that would go through a socket. A Ray that is started here listens on
-loopback only, and asks for a token.
+store, as the same bytes that a socket would carry. A Ray that is started here listens on loopback
+only, and requires a token.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
-# a busy machine takes longer than its 30 s
+# a busy machine takes longer than the default 30 s
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
-# makes a Ray of one machine listen on loopback
+# makes a single-machine Ray listen on loopback
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 import ray
@@ -44,36 +44,31 @@ from lockstep.core.errors import InputError, first_line
 from lockstep.system.guarded_imports import TRUSTED
 
 Frame = list[Any]
-"""The parts of a message, each an array of bytes, which Ray moves within a machine without a
-copy.
-"""
+"""The parts of a message, as byte arrays, which Ray moves within a machine without a copy."""
 
 _TOLD_S = 30.0
-"""Timeout for Ray to report how an actor that no longer answers has ended."""
+"""Timeout for Ray to report how an unresponsive actor ended."""
 
 _SHARE = 1 / 16
-"""Share of its bundle that an actor reserves: policy, critic, reference, judges and samplers take
-turns there.
-"""
+"""An actor's share of its bundle; policy, critic, reference, judges and samplers take turns."""
 
 
 class RayCluster:
-    """A Ray placement group for the workers of a run; the cluster is joined, or started on this
-    machine.
+    """A Ray placement group for a run's workers; joins a cluster, or starts one on this machine.
 
     A bundle has the devices of one engine, so that these are on one machine; ranks take its devices
     one by one.
 
     Args:
         section: Options of the cluster.
-        processes: The processes that need room.
-        gpus: True if workers compute on GPUs where the cluster has some.
+        processes: Processes to place.
+        gpus: Whether workers compute on GPUs, if the cluster has any.
 
     Raises:
-        ValueError: If there is no such cluster, or no room in it.
+        ValueError: If the cluster is missing or full.
 
     Attributes:
-        placement: The place of each process.
+        placement: Place of each process.
         address: Address of this process in the cluster.
     """
 
@@ -104,7 +99,7 @@ class RayCluster:
 
     @property
     def threads(self) -> int:
-        """Torch threads of a worker."""
+        """Torch threads per worker."""
         return max(1, int(self._cpus))
 
     @property
@@ -117,7 +112,7 @@ class RayCluster:
         """Starts a worker in its place.
 
         Raises:
-            InputError: It is a judge's worker, and needs GPUs that the run has not reserved.
+            InputError: A judge's worker needs GPUs that the run has not reserved.
         """
         number, within = divmod(place.first, self._width)
         if self._on_gpu and (
@@ -133,7 +128,7 @@ class RayCluster:
             "num_gpus": float(self._on_gpu) * _SHARE,
         }
         environment = {name: os.environ[name] for name in (TRUSTED,) if name in os.environ}
-        if self._names is not None:  # Ray shows an actor one GPU of its bundle, and any of them
+        if self._names is not None:  # Ray shows an actor one GPU of its bundle, any one
             options["runtime_env"] = {
                 "env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
             }
@@ -152,15 +147,13 @@ class RayCluster:
         return PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=bundle)
 
     def _sort_bundles(self) -> list[int]:
-        """Bundles in the order of their machines, so that neighbors in the placement are on one
-        machine.
-        """
+        """Bundles in machine order, so that neighbors in the placement are on one machine."""
         nodes = placement_group_table(self._places)["bundles_to_node_id"]
         order = list(dict.fromkeys(nodes[bundle] for bundle in sorted(nodes)))
         return sorted(nodes, key=lambda bundle: (order.index(nodes[bundle]), bundle))
 
     def _ask_names(self) -> list[list[str]]:
-        """Names of the GPUs of each bundle, as its machine knows them."""
+        """Names of each bundle's GPUs on its machine."""
         ask: Any = ray.remote(ray.get_gpu_ids)
         options = {"num_cpus": 0, "num_gpus": self._width}
         asked = [
@@ -206,7 +199,7 @@ class RayWorker:
         self.send(factory, 0.0)
 
     def send(self, message: Message, timeout_s: float) -> None:
-        """Hands Ray the message, which returns at once even if the worker is busy."""
+        """Passes the message to Ray, which returns immediately even if the worker is busy."""
         if not self.alive():
             raise ConnectionError("the worker is gone")
         self._actor.take.remote([np.frombuffer(part, np.uint8) for part in encode(message)])
@@ -253,9 +246,7 @@ class RayWorker:
 
 
 class _Worker:
-    """The worker's end: three threads, one that serves calls and two that carry messages to and
-    from it.
-    """
+    """The worker's end: one thread serves calls, and two carry messages to and from it."""
 
     def __init__(self) -> None:
         self._taken: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
@@ -264,8 +255,9 @@ class _Worker:
     def live(
         self, threads: int, folder: str, paths: list[str], environment: dict[str, str]
     ) -> None:
-        """Serves until it is told to end, in the driver's folder, if that exists here, and with its
-        module paths.
+        """Serves until told to stop.
+
+        Uses the driver's folder, if it exists here, and its module paths.
         """
         os.environ.update(environment)
         sys.path += [path for path in paths if path not in sys.path]
@@ -278,12 +270,12 @@ class _Worker:
 
     @ray.method(concurrency_group="taking")
     def take(self, frame: Frame | None) -> None:
-        """Queues a message to the worker; None: no more will come."""
+        """Queues a message to the worker; None: no more messages."""
         self._taken.put(frame)
 
     @ray.method(concurrency_group="giving")
     def give(self) -> Frame | None:
-        """Waits for the worker's next message; None: it has ended."""
+        """Waits for the worker's next message; None: the worker has ended."""
         return self._given.get()
 
     def _receive(self) -> Sequence[bytearray]:
@@ -305,10 +297,10 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
 
     Args:
         address: Address of the cluster; None starts one on this machine, which ends with the block.
-        cpus: CPUs that a cluster on this machine claims to have at least.
+        cpus: Least number of CPUs that a cluster on this machine declares.
 
     Raises:
-        ValueError: If there is no such cluster.
+        ValueError: If the cluster is missing.
     """
     if ray.is_initialized():
         yield
@@ -322,7 +314,7 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
             )
         else:
             ray.init(address, log_to_driver=False)
-    except Exception as error:  # Ray raises all kinds
+    except Exception as error:  # Ray raises anything
         ray.shutdown()
         if address is None:
             raise InputError(f"no Ray could be started here: {first_line(error)}") from error

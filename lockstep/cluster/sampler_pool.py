@@ -27,16 +27,16 @@ from lockstep.weight_sync.sender import LocalSender
 
 T = TypeVar("T")
 Block = tuple[int, Sequence[Request]]
-"""A block's number, and its requests, which go to one sampler together."""
+"""The number of a block of requests, and the requests; one sampler gets all of them."""
 
 
 class SamplerLost(WorkerDied):
-    """A sampler died or hung; the learners are as they were before it was called."""
+    """A sampler died or hung; learners have not changed since it was called."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A block that a worker is working on, the call, and the responses so far."""
+    """A worker's current block, its call, and the responses so far."""
 
     number: int
     requests: Sequence[Request]
@@ -44,7 +44,7 @@ class _Work:
     pieces: list[Piece] = field(default_factory=list)
 
     def advance(self) -> bool:
-        """Takes the responses that have arrived. Returns True if the block is complete.
+        """Collects the responses that have arrived. Returns True if the block is complete.
 
         Raises:
             Exception: As `Remote.call`.
@@ -58,14 +58,14 @@ class _Work:
 
 
 class SamplerPool:
-    """A pool of rollout workers with a sampler each; implements `samplers.base.Sampler`.
+    """A pool of rollout workers with one sampler each; implements `samplers.base.Sampler`.
 
     Args:
-        spec: Builds a worker's sampler.
+        spec: Spec of a worker's sampler.
         workers: Starts the worker processes.
 
     Raises:
-        InputError: If weights cannot reach them by `sampler.transfer`.
+        InputError: If `sampler.transfer` cannot reach them.
 
     Attributes:
         dtype, version: See `Sampler`.
@@ -81,8 +81,8 @@ class SamplerPool:
         self._context = spec.context
         self.version: int | None = None
         self._sender = LocalSender()
-        self._host: Host | None = None  # of the newest group: it lives as long
-        self._route: Route | None = None  # that all workers have opened
+        self._host: Host | None = None  # of the newest group, which lives as long
+        self._route: Route | None = None  # opened by all workers
         self.remotes = [
             workers.start(
                 spec.build,
@@ -106,16 +106,17 @@ class SamplerPool:
     def blocks(
         self, blocks: Iterable[Block], sampling: SamplingParams
     ) -> Generator[tuple[int, Batch], None, None]:
-        """Generates responses to blocks, each by one worker, so that bits do not depend on the
-        number of workers.
+        """Generates responses to blocks, one worker per block.
+
+        So bits do not depend on the number of workers.
 
         Yields:
             A block's number and its responses, in the order of its requests, as soon as it is
-            whole.
+        complete.
 
         Raises:
             SamplerLost: A worker died or hung.
-            NotFiniteError: What a worker gave is not what was asked, or not finite.
+            NotFiniteError: A worker's responses do not match the requests, or are not finite.
         """
         busy = dict[Remote, _Work]()
         try:
@@ -135,9 +136,7 @@ class SamplerPool:
     def _share_out(
         self, waiting: Iterator[Block], busy: dict[Remote, _Work], sampling: SamplingParams
     ) -> Iterator[tuple[int, Batch]]:
-        """Gives each idle worker the next block, until all are done; `busy` holds those that are
-        being worked on.
-        """
+        """Gives each idle worker the next block until all are done; `busy`: current blocks."""
         idle = list(self.remotes)
         while True:
             while idle and (block := next(waiting, None)) is not None:
@@ -153,7 +152,7 @@ class SamplerPool:
                 yield work.number, batch
 
     def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
-        """Generates responses; each worker gets every n-th request."""
+        """Generates responses; each of n workers gets every n-th request."""
         require_room(requests, self._context)
         count = len(self.remotes)
         shares = [range(first, len(requests), count) for first in range(min(count, len(requests)))]
@@ -167,7 +166,7 @@ class SamplerPool:
         return gather_pieces(self.pieces(requests, sampling))
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """Log-probabilities, computed by the first worker."""
+        """Log-probabilities, by the first worker."""
         with self._own_deaths():
             return self.remotes[0].call("logprobs", batch)
 
@@ -175,16 +174,14 @@ class SamplerPool:
         return self._on_all("logprobs", batch)
 
     def show(self, name: str) -> Tensor:
-        """Fetches a tensor as the first worker holds it."""
+        """Fetches a tensor from the first worker."""
         with self._own_deaths():
             return self.remotes[0].call("show", name)
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[Attestation]:
-        """Sends all workers the same buckets; a bucket is filled while they read the previous
-        one.
-        """
+        """Sends all workers the same buckets; fills one while they read the previous."""
         self.version = None
         outgoing = Outgoing.of(stream)
         calls = list[Pending]()
@@ -224,7 +221,7 @@ class SamplerPool:
             remote.close()
 
     def abandon(self) -> None:
-        """Ends all workers at once; calls that another thread waits for then fail."""
+        """Ends all workers immediately; pending calls in other threads fail."""
         for remote in self.remotes:
             remote.close(at_once=True)
 
@@ -234,9 +231,7 @@ class SamplerPool:
             return outcomes([remote.submit(verb, *args) for remote in self.remotes])
 
     def _let_join(self, sender: LocalSender | Sender, chosen: Route) -> None:
-        """Opens a route like the chosen one at a sender and all workers, unless they have one open
-        already.
-        """
+        """Opens the chosen kind of route at a sender and all workers, unless already open."""
         width = self._section.tensor_parallel
         if self._route is not None and self._route == sender.route and chosen.is_like(self._route):
             return
@@ -261,9 +256,7 @@ class SamplerPool:
 
     @contextlib.contextmanager
     def _own_deaths(self) -> Iterator[None]:
-        """Raises the death of a worker as `SamplerLost`; not that of a learner whose weights were
-        being sent.
-        """
+        """Raises a worker's death as `SamplerLost`; a sending learner's death passes unchanged."""
         try:
             yield
         except WorkerDied as error:
@@ -273,12 +266,13 @@ class SamplerPool:
 
 
 def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
-    """Does the sender's part of a collective; if that fails, raises the receivers' error instead,
-    which says more.
+    """Does the sender's part of a collective.
+
+    If that fails, raises the receivers' error instead, which says more.
     """
     try:
         return action()
-    except WorkerDied:  # of the process that sends
+    except WorkerDied:  # of the sending process
         raise
     except Exception:
         outcomes(calls)
@@ -286,7 +280,7 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
 
 
 def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
-    """A sampler in this process if that is possible, otherwise in processes of its own."""
+    """A sampler, in this process if possible, otherwise in separate processes."""
     if workers.here and spec.section.in_process and not workers.engines_apart:
         spec.require_proof()
         return spec.open_here()
@@ -294,8 +288,9 @@ def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
 
 
 def processes(spec: SamplerSpec, progress: Progress, workers: Workers) -> SamplerPool:
-    """Starts the rollout workers of a run, all at once, and waits until they are ready; they end
-    with the run.
+    """Starts a run's rollout workers together, and waits until they are ready.
+
+    They end with the run.
     """
     require_sampler(spec.section, spec.learner)
     spec.require_proof()

@@ -1,10 +1,9 @@
-"""The self-check of a model before it is opened: Lockstep must compute it as plain `transformers`
-does, or refuses it.
+"""Self-check before a model is opened: Lockstep must compute it as plain `transformers` does.
 
-On a miniature with every kind of its layers (`models.miniature`), log-probabilities have to agree
-with those of `transformers`, which reads one sequence at a time with its own attention: those of
-packed sequences in one pass, and those of the torch sampler, which decodes token by token. Then the
-model is exported and opened again.
+The check uses a miniature with every kind of its layers (`models.miniature`). Log-probabilities
+must agree with those of `transformers`, which reads one sequence at a time with its own attention:
+log-probabilities of packed sequences in one pass, and of the torch sampler, which decodes token by
+token. Then the model is exported and opened again.
 
 A proof is cached by configuration, versions, source and machine.
 """
@@ -49,13 +48,14 @@ from lockstep.version import __version__
 LARGEST_GAP = 1e-3
 """Bound on |Δ log π| of any token, nats, fp32.
 
-Of 55 sound families the worst has 6e-4 (Kimi Linear, decoded); a state that leaks gives 1e-2 and
+Of 55 correct families the worst has 6e-4 (Kimi Linear, decoded); a leaking state gives 1e-2 and
 more.
 """
 
 LARGEST_HALF_RATIO = 1.1
-"""Bound on mean e^|Δ| of bf16 or fp16 against fp32, random weights; of 60 sound families the worst
-has 1.03.
+"""Bound on mean e^|Δ| of bf16 or fp16 against fp32, with random weights.
+
+Of 60 correct families the worst has 1.03.
 """
 
 _INSTEAD = "choose a model of docs/models.md, which lists those that were proven"
@@ -70,7 +70,7 @@ _PROVEN = (
     "weight_sync",
     "cluster/self_check.py",
 )
-"""Files and folders of this package whose source is part of a proof's cache key."""
+"""Source files and folders of this package in a proof's cache key."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Proof:
     """Largest |Δ log π| to plain `transformers`, nats, fp32.
 
     Attributes:
-        scored: Of packed sequences in one pass, as a learner scores them.
-        decoded: Of the torch sampler's own log-probabilities of what it sampled; 0 if it samples
-            nothing.
+        scored: Difference of packed sequences in one pass, as a learner scores them.
+        decoded: Difference of the torch sampler's log-probabilities of its samples; 0 if it does
+            not sample.
     """
 
     scored: float
@@ -94,16 +94,15 @@ class Proof:
 def require_proof(
     folder: str | Path, computation: Computation, sampling: SamplingParams | None
 ) -> Proof:
-    """Proves a model, or reads the cached proof of this machine.
+    """Proves a model, or reads this machine's cached proof.
 
     Args:
         folder: Folder of the model; its weights are not read.
-        computation: Device and type in which it will be computed.
-        sampling: The distribution that the torch sampler will sample from; None: it will sample
-            nothing.
+        computation: Device and type of the computation.
+        sampling: The torch sampler's distribution; None: it does not sample.
 
     Raises:
-        ModelError: If Lockstep would compute something else than `transformers`.
+        ModelError: If Lockstep's results differ from those of `transformers`.
     """
     config = read_config(folder, headless=True)
     device = resolve_device(computation.device)
@@ -183,7 +182,7 @@ def _logprob(head: LogitsHead, batch: Batch) -> Tensor:
 
 
 def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tensor:
-    """log π of the masked tokens from the logits of each sequence, [N]; 0 elsewhere."""
+    """log π of the masked tokens from each sequence's logits, [N]; 0 elsewhere."""
     columns: list[Tensor] = []
     for logits_TV, tokens_T, mask_T in zip(
         plain, batch.sequences(), batch.sequences("mask"), strict=True
@@ -194,7 +193,7 @@ def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tens
 
 
 def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
-    """The largest |Δ|; infinite if one is NaN."""
+    """The largest |Δ|; infinite if any is NaN."""
     return float((found_N.cpu() - wanted_N.cpu()).abs().nan_to_num(float("inf")).max())
 
 
@@ -214,9 +213,7 @@ def _require_gaps(kind: str, proof: Proof) -> None:
 
 
 def _require_half(kind: str, dtype: DType, gap_n: Tensor) -> None:
-    """Raises ModelError if a model is too far from itself in fp32; a number that is not finite
-    is.
-    """
+    """Raises ModelError if a model differs too much from its fp32 results, or is not finite."""
     ratio = float(gap_n.abs().exp().nan_to_num(float("inf")).mean())
     if ratio > LARGEST_HALF_RATIO:
         raise ModelError(
@@ -254,9 +251,7 @@ def _require_export(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
-    """Turns the errors of a model that does not fit Lockstep's attention, packing or cache into
-    ModelError.
-    """
+    """Turns errors of unsupported models (attention, packing, cache) into ModelError."""
     try:
         yield
     except InputError:
@@ -292,7 +287,7 @@ def _machine() -> tuple[str, ...]:
 
 @cache
 def _source() -> str:
-    """A hash of the source in `_PROVEN`."""
+    """Hash of the source in `_PROVEN`."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     parts = [*(root / name for name in _PROVEN), Path(lockstep_logprobs.__file__).parent]

@@ -1,4 +1,4 @@
-"""Specs of workers: small picklable values from which any process can build the worker's object."""
+"""Specs of workers: small picklable values from which any process builds the worker's object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LearnerSpec:
     """A learner: its weights, head, computation and optimizer (without one it only scores).
 
     Attributes:
-        code: A file of the user's that defines losses.
+        code: User file that defines losses.
     """
 
     model: str
@@ -45,10 +45,10 @@ class LearnerSpec:
         return replace(self, optimizer=None, section=self.section.model_copy(update={"lora": None}))
 
     def build(self, ranks: Ranks = ALONE) -> RankLearner:
-        """Builds it with the training backend that the section names.
+        """Builds it with the section's training backend.
 
         Raises:
-            InputError: There is no such backend.
+            InputError: The backend is unknown.
         """
         backend = learners.find_backend(self.section)
         if self.code is not None:
@@ -58,10 +58,10 @@ class LearnerSpec:
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """A sampler with weights of its own, on the learner's device, in its type and by its kernels.
+    """A sampler with its own weights, with the learner's device, type and kernels.
 
     Attributes:
-        budget: Memory that the plan leaves to its KV cache; None: it shares no GPU, or its section
+        budget: Memory that the plan leaves for its KV cache; None: it shares no GPU, or its section
             sets the size.
     """
 
@@ -71,10 +71,10 @@ class SamplerSpec:
     budget: CacheBudget | None = None
 
     def build(self) -> Served:
-        """Builds it with the inference backend that the section names.
+        """Builds it with the section's inference backend.
 
         Raises:
-            InputError: There is no such backend that takes weights.
+            InputError: The backend is unknown, or cannot receive weights.
         """
         section = self.section
         if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
@@ -87,26 +87,24 @@ class SamplerSpec:
         return self.backend.wrap(lm, self.section, self.learner)
 
     def require_proof(self) -> None:
-        """Raises ModelError if the backend decodes with Lockstep's own KV cache, and the model
-        fails the self-check.
-        """
+        """Runs the self-check if the backend uses Lockstep's own KV cache; raises ModelError."""
         if self.backend.is_self_checked:
             require_proof(self.model, self.learner, PLAIN)
 
     @property
     def context(self) -> int:
-        """The longest sequence that the sampler reads."""
+        """Longest sequence of the sampler."""
         context = context_of(read_config(self.model))
         return min(context, self.section.context_limit or context)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which the sampler holds weights."""
+        """Type of the sampler's weights."""
         return self.backend.dtype(self.learner)
 
     @property
     def backend(self) -> InferenceBackend:
-        """The inference backend that the section names."""
+        """The section's inference backend."""
         backend = samplers.find_backend(self.section)
         if backend is None:
             engines = " or ".join(list_engines())

@@ -1,9 +1,8 @@
-"""The wire between a proxy and its worker: messages, their bytes, framed sockets with deadlines,
-and the serving loop.
+"""The wire between proxy and worker: messages, their bytes, framed sockets, and the serving loop.
 
-A tensor travels as its bytes, beside the pickle and never through shared memory: what arrives is a
-copy on the CPU that no later update of the sender can change, and a worker that is killed leaves
-nothing behind.
+A tensor travels as its bytes, next to the pickle and never through shared memory: the receiver gets
+a copy on the CPU that no later update of the sender can change, and a killed worker leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 from lockstep.core.errors import LockstepError
 
 Factory = Callable[[], Any]
-"""Builds the object that answers all calls, small and picklable: the first message to a worker."""
+"""The first message to a worker: small and picklable; builds the object that answers all calls."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Item:
-    """One element of a result that is a stream."""
+    """One element of a streamed result."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Result:
-    """A call's outcome; for a stream, after its items."""
+    """A call's result; for a stream, after its items."""
 
     value: Any
 
@@ -58,9 +57,9 @@ class Failure:
     """The exception that ended a call.
 
     Attributes:
-        kind: Name of the exception's type.
-        message: Its text.
-        trace: The worker's traceback.
+        kind: Name of the exception's class.
+        message: Message of the exception.
+        trace: Traceback in the worker.
         family: Class of the error that the caller raises, if the text is a sentence for the user;
             None: a crash.
     """
@@ -73,7 +72,7 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> Failure:
         family = None
-        # a base class, if its own takes more than a text
+        # a base class, if the class itself takes more than a text
         if isinstance(error, LockstepError | FloatingPointError):
             family = next(kind for kind in type(error).__mro__ if not isfunction(kind.__init__))
         return cls(
@@ -85,20 +84,20 @@ Message = Factory | Call | Item | Result | Failure
 
 
 GRACE_S = 2.0
-"""Seconds in which a worker may exit by itself before it is killed."""
+"""Seconds for a worker to exit before it is killed."""
 
 CLOSED = "it was ended by this process"
-"""The ending of a worker that `Transport.close` has ended."""
+"""Description of a worker that `Transport.close` has ended."""
 
 
 class Transport(Protocol):
-    """The connection to one worker, which it starts and ends.
+    """The connection to one worker; starts and ends it.
 
     Messages arrive in the order they were sent.
     """
 
     def send(self, message: Message, timeout_s: float) -> None:
-        """Hands a message over.
+        """Sends a message.
 
         Raises:
             TimeoutError: If the worker does not take it in time.
@@ -116,7 +115,7 @@ class Transport(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> bool:
-        """True if `recv` would return or raise now: there is a message, or the worker is gone."""
+        """True if `recv` would not block: a message is there, or the worker is gone."""
         ...
 
     def alive(self) -> bool:
@@ -124,16 +123,16 @@ class Transport(Protocol):
         ...
 
     def ending(self) -> str:
-        """The way in which the worker ended, for an error message."""
+        """Explains how the worker ended, for an error message."""
         ...
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the worker, after its current call unless `at_once`; harmless when it has ended."""
+        """Ends the worker, after its current call unless `at_once`; safe to call again."""
         ...
 
 
 def encode(message: Message) -> list[memoryview]:
-    """The pickle of a message and the bytes of its tensors, these without a copy."""
+    """The pickle of a message and the bytes of its tensors, which are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=5, buffer_callback=buffers.append)
@@ -143,7 +142,7 @@ def encode(message: Message) -> list[memoryview]:
 
 
 def decode(frame: Sequence[bytearray]) -> Any:
-    """The message that `encode` was given; its tensors live in the frame's memory."""
+    """Decodes the output of `encode`; tensors live in the frame's memory."""
     return pickle.loads(frame[0], buffers=frame[1:])
 
 
@@ -162,7 +161,7 @@ def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
 
 
 class Channel:
-    """Whole messages over a stream socket.
+    """Complete messages over a stream socket.
 
     A frame is the number of parts, their sizes in bytes, then the parts.
     """
@@ -225,9 +224,7 @@ def _remaining_s(deadline: float | None) -> float | None:
 
 
 def take_threads(count: int) -> None:
-    """Sets the number of threads of this worker, and, by its environment, of the processes that it
-    starts.
-    """
+    """Sets the number of threads of this worker and, by its environment, of its child processes."""
     torch.set_num_threads(count)
     os.environ["OMP_NUM_THREADS"] = str(count)
 
@@ -237,8 +234,7 @@ Frame = Sequence[bytearray]
 
 
 def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None:
-    """A worker's main loop: builds its object, then answers calls one by one until the other side
-    closes.
+    """A worker's main loop: builds its object, then answers calls until the other side closes.
 
     Raises:
         EOFError, ConnectionError: When the other side has closed.
@@ -252,8 +248,8 @@ def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None
         return
     while True:
         frame = receive()
-        # An error in a verb belongs to its caller, and the worker carries on; a broken line ends it
-        # just below.
+        # The caller handles an error in a verb, and the worker continues; a broken connection ends
+        # it just below.
         try:
             send(Result(_run(target, decode(frame), send)))
         except Exception as error:
@@ -261,7 +257,7 @@ def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None
 
 
 def _run(target: Any, call: Call, send: Callable[[Message], None]) -> Any:
-    """Runs one call. A result that is an iterator goes out item by item."""
+    """Runs one call. Sends the items of an iterator one by one."""
     result = getattr(target, call.verb)(*call.args, **call.keywords)
     if not isinstance(result, Iterator):
         return result

@@ -1,9 +1,8 @@
-"""Turns of learners and engines on GPUs that they share: those that do not work are offloaded to
-host memory.
+"""Turns of learners and engines on shared GPUs: idle ones are offloaded to host memory.
 
-The order of a step: learners are offloaded; the engine wakes, loads weights from the policy, of
-which only one piece at a time is on the device, allocates its KV cache, samples and sleeps; each
-learner comes back when it is called.
+The order of a step: learners are offloaded; the engine wakes, loads weights from the policy, which
+has only one piece at a time on the device, allocates its KV cache, samples and sleeps; each learner
+returns when it is called.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from lockstep.weight_sync.attestation import Attestation
 
 
 class Turns:
-    """The learners of a run that take turns with its engines, and with each other's cached device
-    memory.
-    """
+    """Learners that take turns with the engines, and with each other's cached device memory."""
 
     def __init__(self) -> None:
         self._learners: list[RankLearner | MeshLearner] = []
@@ -36,9 +33,7 @@ class Turns:
         self._learners.append(learner)
 
     def begin(self, learner: MeshLearner) -> None:
-        """Begins the work of a learner in processes of its own: the previous one frees its cached
-        memory.
-        """
+        """Begins the work of a learner in separate processes; the previous one frees its cache."""
         if self._working is not None and self._working is not learner:
             self._working.empty_cache()
         self._working = learner
@@ -47,33 +42,30 @@ class Turns:
         """Offloads all learners.
 
         Args:
-            shared: The learner whose weights the engine computes with, which stay; None: it has
-                weights of its own.
+            shared: The learner whose weights the engine shares, which stay; None: the engine has
+                its own.
         """
         for learner in self._learners:
             learner.offload(keep_weights=learner is shared)
 
     def start(self, build: Callable[[], Sampler]) -> Sampler:
-        """Starts an engine with weights of its own, which sleeps until its first turn."""
+        """Starts an engine with its own weights, which sleeps until its first turn."""
         self.leave()
         engine = build()
         engine.sleep()
         return SamplerInTurn(engine, self.leave)
 
     def share(self, sampler: Sampler, learner: object) -> Sampler:
-        """Wraps a sampler that computes with the weights of one of the learners, so that it takes
-        turns.
-        """
+        """Wraps a sampler that shares a learner's weights, so that it takes turns."""
         return SamplerInTurn(sampler, partial(self.leave, learner))
 
 
 class SamplerInTurn:
-    """A sampler that offloads learners from its GPUs before it works; implements
-    `samplers.base.Sampler`.
+    """A sampler that first offloads learners from its GPUs; implements `samplers.base.Sampler`.
 
     Args:
         sampler: The sampler.
-        leave: Offloads the learners; does nothing if they are offloaded.
+        leave: Offloads the learners, unless they are offloaded already.
     """
 
     def __init__(self, sampler: Sampler, leave: Callable[[], None]) -> None:

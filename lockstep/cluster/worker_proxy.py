@@ -1,8 +1,7 @@
-"""A generic proxy of an object in another process: remote calls with deadlines, and detection of
-death.
+"""A generic proxy for an object in another process, with deadlines and detection of death.
 
-A worker does one thing at a time, so a proxy has at most one open call; `submit` returns at once,
-so that several workers run in parallel.
+A worker does one thing at a time, so a proxy has at most one open call; `submit` returns
+immediately, so that several workers run in parallel.
 """
 
 from __future__ import annotations
@@ -15,30 +14,28 @@ from lockstep.cluster.transport import Call, Failure, Item, Message, Result, Tra
 from lockstep.core.errors import RunError
 
 POLL_S = 0.002
-"""Seconds that a poll of one of several workers may wait."""
+"""Seconds per poll of one of several workers."""
 
 _TOGETHER_S = 0.05
-"""Seconds of a poll when all workers have to answer; a longer one only delays the report of a
-failure.
-"""
+"""Seconds per poll if all workers must answer; longer only delays the report of a failure."""
 
 BUILD = "build"
 """Verb of a worker's first call, which builds its object."""
 
 
 class RemoteError(RuntimeError):
-    """A method crashed in its worker; the text ends with the worker's traceback.
+    """A method raised in its worker; the text ends with the worker's traceback.
 
     The worker can be called again.
     """
 
 
 class WorkerDied(RunError):
-    """A worker's process is gone, or exceeded its deadline and was ended."""
+    """A worker's process died, or exceeded its deadline and was ended."""
 
 
 class Pending:
-    """A call under way."""
+    """A call in progress."""
 
     def __init__(self, transport: Transport, name: str, verb: str, timeout_s: float) -> None:
         self.name = name
@@ -54,9 +51,7 @@ class Pending:
         self._deadline = time.monotonic() + self._timeout_s
 
     def send(self, call: Call) -> None:
-        """Sends the worker the call; if the worker is gone, `result` raises it, as for any
-        death.
-        """
+        """Sends the worker the call; if the worker is gone, `result` raises as for any death."""
         try:
             self._transport.send(call, self._timeout_s)
         except TimeoutError:
@@ -65,9 +60,7 @@ class Pending:
             self._unsent = self._note_death("before")
 
     def is_done(self, wait_s: float = 0.0) -> bool:
-        """True if `result` would return, or raise, without waiting; waits up to `wait_s` for
-        that.
-        """
+        """True if `result` would return or raise without waiting; waits up to `wait_s` for that."""
         return (
             self._unsent is not None
             or self._transport.poll(wait_s)
@@ -88,9 +81,7 @@ class Pending:
         return message.value
 
     def next_message(self) -> Message:
-        """Waits for an item of a stream, each with a deadline of its own, or for the result that
-        ends the call.
-        """
+        """Waits for a stream's next item, each with its own deadline, or for the final result."""
         message = self._receive()
         if isinstance(message, Failure):
             raise _error(self.name, self.verb, message)
@@ -110,9 +101,7 @@ class Pending:
         return message
 
     def drain(self) -> None:
-        """Discards the rest of a call whose outcome is no longer wanted, so that the worker is free
-        for the next.
-        """
+        """Discards the rest of an unwanted call, so that the worker is free for the next."""
         while self.open:
             self._receive()
 
@@ -134,15 +123,15 @@ class Pending:
 
 
 class Remote:
-    """A proxy of a worker, and the call under way.
+    """A proxy of a worker, and its open call.
 
     Args:
-        transport: The connection to the worker.
+        transport: Connection to the worker.
         name: Name of the worker, for error messages.
-        timeout_s: The longest that one call, or one item of a stream, may take.
+        timeout_s: Timeout of a call, or of an item of a stream.
 
     Attributes:
-        pending: The newest call, at first the building of the worker's object.
+        pending: Newest call; the first builds the worker's object.
     """
 
     def __init__(self, transport: Transport, name: str, timeout_s: float) -> None:
@@ -152,20 +141,19 @@ class Remote:
         self.pending = Pending(transport, name, BUILD, timeout_s)
 
     def ready(self) -> None:
-        """Waits until the worker has built its object, and raises its error.
+        """Waits until the worker has built its object; raises its error.
 
-        Any call does so too.
+        Any call does so, too.
         """
         if self.pending.verb == BUILD and self.pending.open:
             self.pending.result()
 
     def submit(self, verb: str, *args: Any, **keywords: Any) -> Pending:
-        """Starts a call and returns at once, even if the worker is gone, so that others can be
-        called in parallel.
+        """Starts a call without waiting, even if the worker is gone, so that calls run in parallel.
 
         Raises:
             WorkerDied: If the worker was lost while it built its object.
-            RuntimeError: If another call is under way.
+            RuntimeError: If another call is open.
         """
         self.ready()
         if self.pending.open:
@@ -181,16 +169,15 @@ class Remote:
         """Runs a method of the worker's object.
 
         Raises:
-            LockstepError, FloatingPointError: As it raised; a note has the worker's traceback.
-            RemoteError: If it raised anything else.
+            LockstepError, FloatingPointError: As the method raised; a note has the worker's
+                traceback.
+            RemoteError: If the method raised anything else.
             WorkerDied: If the worker is gone, or took too long and was ended.
         """
         return self.submit(verb, *args, **keywords).result()
 
     def stream(self, verb: str, *args: Any, **keywords: Any) -> Generator[Any, None, None]:
-        """Runs a method that returns an iterator and yields its items as they come; raises as
-        `call`.
-        """
+        """Runs a method that returns an iterator; yields items as they arrive; raises as `call`."""
         pending = self.submit(verb, *args, **keywords)
         try:
             while isinstance(message := pending.next_message(), Item):
@@ -212,8 +199,8 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
 
     Args:
         calls: Open calls.
-        grace_s: Seconds that the others get after the first failure; then those that still work are
-            ended, since they may be waiting, in a collective, for the one that failed.
+        grace_s: Seconds for the others after the first failure; then those still at work are ended,
+            since they may be waiting, in a collective, for the failed one.
 
     Returns:
         Results, in the order of the calls.

@@ -1,6 +1,4 @@
-"""The workers of a run: child processes of this one, or actors in a Ray cluster; all end with the
-run.
-"""
+"""The workers of a run: child processes, or actors in a Ray cluster; all end with the run."""
 
 from __future__ import annotations
 
@@ -27,12 +25,12 @@ LOOPBACK = "127.0.0.1"
 
 
 class Workers(ExitStack):
-    """The processes that a run starts; all end when the context is left.
+    """The processes that a run starts; all end when the context exits.
 
     Args:
-        placement: The place of each process; None: learners and engines that are opened one by one
-            share the devices of this machine.
-        cluster: The Ray cluster whose actors they are; None: they are child processes.
+        placement: Place of each process; None: learners and engines are opened one by one, and
+            share this machine's devices.
+        cluster: Ray cluster of the workers; None: they are child processes.
     """
 
     def __init__(
@@ -46,9 +44,7 @@ class Workers(ExitStack):
 
     @property
     def here(self) -> bool:
-        """True if workers are processes of this machine, so that a single one may live in this
-        process.
-        """
+        """True if workers are local processes, so that a single worker may be this process."""
         return self._cluster is None
 
     @property
@@ -58,9 +54,7 @@ class Workers(ExitStack):
 
     @property
     def engines_apart(self) -> bool:
-        """True if engines have devices of their own, so that none can share a learner's, or be in
-        this process.
-        """
+        """True if engines have their own devices; then none shares a learner's or this process."""
         return (
             self._placement is not None
             and self._placement.processes.apart
@@ -69,27 +63,26 @@ class Workers(ExitStack):
 
     @property
     def address(self) -> str:
-        """Address of this process, as workers reach it."""
+        """Address of this process for workers."""
         if self._cluster is None:
             return LOOPBACK
         return self._cluster.address
 
     def place_ranks(self, ranks: int, computation: Computation) -> Sequence[Place]:
-        """The places of a learner's ranks: the first `ranks` of the run's.
+        """Places of a learner's ranks: the first `ranks` of the run's.
 
         Raises:
-            InputError: There are too few devices.
+            InputError: Too few devices.
         """
         if self._placement is None:
             return choose_placement(ClusterSection(), computation, Processes(ranks)).ranks
         return self._placement.ranks[:ranks]
 
     def place_engines(self, section: SamplerSection, computation: Computation) -> Sequence[Place]:
-        """The places of the engines of a section: those of the run, or a judge's, which take turns
-        with them.
+        """Places of a section's engines: the run's, or a judge's, which takes turns with them.
 
         Raises:
-            InputError: There are too few devices.
+            InputError: Too few devices.
         """
         if self._placement is None:
             return choose_placement(
@@ -98,7 +91,7 @@ class Workers(ExitStack):
         return self._placement.with_engines(section).engines
 
     def choose_route(self, section: SamplerSection) -> Route:
-        """The route of weights to the engines of a section, see `placement.choose_route`."""
+        """The route of weights to a section's engines; see `placement.choose_route`."""
         if self._placement is None:
             placement = None
         else:
@@ -119,9 +112,9 @@ class Workers(ExitStack):
         Args:
             factory: Builds the worker's object.
             name: Name of the worker.
-            timeout_s: The longest that one call may take.
-            place: Its machine and devices.
-            of: Number of workers that run side by side.
+            timeout_s: Timeout of a call.
+            place: Machine and devices of the worker.
+            of: Number of concurrent workers.
             threads: Torch threads of the worker; None: its share of the machine.
         """
         if self._cluster is None:
@@ -133,7 +126,7 @@ class Workers(ExitStack):
 
 
 HERE = Workers()
-"""Child processes of no run; the caller ends those that it starts."""
+"""Child processes outside of a run; the caller ends those that it starts."""
 
 
 def workers_of(
@@ -146,14 +139,14 @@ def workers_of(
     """Opens the workers of a run as `cluster` says.
 
     Args:
-        section: The section `cluster`.
+        section: Section `cluster`.
         computation: Device and type of the workers.
         progress: Reports to the user.
         ranks: Number of learner ranks.
-        sampler: The inference engines; None: there are none.
+        sampler: Inference engines; None: no engines.
 
     Raises:
-        ValueError: If there is no such cluster, or no room in it.
+        ValueError: If the cluster is missing or full.
     """
     processes = Processes.of(section, ranks, sampler)
     if section.on_this_machine or not processes.devices:

@@ -1,5 +1,6 @@
-"""The parts that learners and samplers share over ranks; re-exports `lockstep_logprobs`, which
-stands alone.
+"""Multi-rank code that learners and samplers share.
+
+Re-exports `lockstep_logprobs`, a separate package.
 """
 
 from lockstep_logprobs import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Sums of many tensors over ranks, in few large messages."""
+"""All-reduces of many tensors, in few large messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ _BUCKET_ELEMENTS = 16 * 2**20
 
 
 def all_reduce_sum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Replaces each tensor by its sum over the ranks of `group`, in place, in few large
-    messages.
-    """
+    """Sums each tensor over the ranks of `group`, in place, in few large messages."""
     if group is None:
         return
     bucket: list[Tensor] = []

@@ -1,8 +1,8 @@
-"""Rendezvous of processes: one of them hosts a store, and the others are given its address.
+"""Rendezvous of processes: one hosts a store, and the others receive its address.
 
 The host listens on the given address only, and gloo on the address from which a process reaches the
-host: by default it takes that of the host's name, which on many machines is loopback, where no
-other machine reaches it.
+host: by default gloo uses the address of the host's name, which on many machines is loopback,
+unreachable from other machines.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""The environment variable by which gloo, and the user, choose a network interface."""
+"""Environment variable by which gloo, and the user, choose a network interface."""
 
 _GET_ADDRESS = 0x8915
-"""Linux's request for the address of a network interface."""
+"""Linux's ioctl for the address of a network interface."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The address of the store, and this process's rank among `size`."""
+    """The store's address, and this process's rank among `size`."""
 
     host: str
     port: int
@@ -53,15 +53,13 @@ class Meeting:
             return str(probe.getsockname()[0])
 
     def choose_interface(self) -> None:
-        """Lets gloo's groups of this process, the default one included, listen where the others
-        reach it.
-        """
+        """Makes gloo groups of this process, also the default, listen where others reach it."""
         interface = _find_interface(self.own_address)
         if interface is not None:
             os.environ.setdefault(_GLOO_INTERFACE, interface)
 
     def join_gloo(self) -> dist.ProcessGroupGloo:
-        """Joins a group apart from torch's default one."""
+        """Joins a group separate from torch's default group."""
         gloo: Any = dist.ProcessGroupGloo
         chosen = os.environ.get(_GLOO_INTERFACE)
         options = gloo._Options()
@@ -73,12 +71,12 @@ class Meeting:
         return gloo(self.store(), self.rank, self.size, options)
 
     def of(self, rank: int) -> Meeting:
-        """Returns the same for another rank."""
+        """The same for another rank."""
         return replace(self, rank=rank)
 
 
 class Host:
-    """The host's side: it holds the store for as long as it lives.
+    """The host's side: holds the store as long as it lives.
 
     Args:
         address: Address to listen on; all ranks must be able to reach it.
@@ -86,11 +84,11 @@ class Host:
         timeout_s: Timeout of a collective.
 
     Attributes:
-        meeting: The meeting of rank 0.
+        meeting: Meeting of rank 0.
     """
 
     def __init__(self, address: str, size: int, timeout_s: float) -> None:
-        # a store's own socket would listen to the whole network
+        # a store's own socket would listen on all interfaces
         with socket.create_server((address, 0)) as listening:
             self.meeting = Meeting(address, listening.getsockname()[1], 0, size, timeout_s)
             descriptor = listening.detach()
@@ -105,7 +103,7 @@ class Host:
 
 
 def _find_interface(address: str) -> str | None:
-    """The network interface with an IPv4 address; None if the system does not say."""
+    """The network interface with an IPv4 address; None if unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         names = [name for _, name in socket.if_nameindex()]
         return next((name for name in names if _find_address(asking, name) == address), None)

@@ -1,5 +1,4 @@
-"""Repetition, presence and frequency penalties on earlier tokens, the same for sampling and for
-scoring.
+"""Repetition, presence and frequency penalties, the same for sampling and scoring.
 
 They change logits before temperature and filters, in vLLM's order: first the repetition penalty
 divides positive logits and multiplies the others, for all tokens of prompt and response; then the
@@ -24,12 +23,13 @@ from lockstep_logprobs.shard import WHOLE, Shard
 
 @dataclass(frozen=True)
 class Earlier:
-    """The tokens before each row's own: pairs of a row and a token, each pair once.
+    """The tokens before each row's own: unique pairs of a row and a token.
 
     Attributes:
-        row: Row of logits, int64 [P].
-        token: The earlier token, int64 [P].
-        times: Its earlier occurrences in the response, int64 [P]; 0 if only the prompt has it.
+        row: Index of the row of logits, int64 [P].
+        token: Id of the earlier token, int64 [P].
+        times: Number of its earlier occurrences in the response, int64 [P]; 0 if only the prompt
+            has it.
     """
 
     row: Tensor
@@ -51,8 +51,8 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
     sorted_N = key_N[order_N]
     begins_N = torch.ones_like(sorted_N, dtype=torch.bool)
     begins_N[1:] = sorted_N[1:] != sorted_N[:-1]
-    # A token is the latest of its id for the places after it, up to the next token of that id or
-    # its sequence's end.
+    # A token is the latest of its id for later places, up to the next token of that id or its
+    # sequence's end.
     last_N = (torch.cumsum(batch.lengths, 0) - 1).to(row_N.device)[row_N]
     last_N[order_N[:-1]] = torch.where(begins_N[1:], last_N[order_N[:-1]], order_N[1:])
     times_N = _count_within(batch.mask[order_N].long(), begins_N)[order_N.argsort()]
@@ -67,7 +67,7 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
 
 
 def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
-    """The running sum of numbers, restarted where a group begins."""
+    """The running sum, restarted where a group begins."""
     sum_N = one_N.cumsum(0)
     before_N = (sum_N - one_N)[begins_N]
     return sum_N - before_N[begins_N.long().cumsum(0) - 1]
@@ -76,13 +76,13 @@ def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
 def penalize(
     logits_Mv: Tensor, earlier: Earlier, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> Tensor:
-    """Logits, fp32 [M, v], with the penalties on earlier tokens applied; differentiable.
+    """Logits, fp32 [M, v], with penalties on earlier tokens applied; differentiable.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
-        earlier: The tokens before each row's own.
+        earlier: Tokens before each row's own.
         sampling: The penalties.
-        shard: Which columns these are.
+        shard: This rank's columns.
     """
     column_P = earlier.token - shard.start
     here_P = (column_P >= 0) & (column_P < logits_Mv.shape[1])

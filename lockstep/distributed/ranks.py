@@ -1,6 +1,4 @@
-"""The ranks that hold one model together, as a mesh over rows, layers, positions, and heads and
-vocabulary.
-"""
+"""The ranks of one model, as a mesh over rows, layers, positions, and heads and vocabulary."""
 
 from __future__ import annotations
 
@@ -14,26 +12,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 Dimension = Literal["dp_replicate", "dp", "pp", "cp", "tp"]
 DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
-"""Dimensions from the outermost to the innermost: tensor-parallel ranks have consecutive numbers on
-a machine.
-"""
+"""Dimensions, outermost first: tensor-parallel ranks are consecutive on a machine."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank's place among all; a mesh of None is one process.
+    """This rank's position in the mesh; a mesh of None is one process.
 
     Attributes:
-        mesh: A mesh with the dimensions `DIMENSIONS`, including those of size 1.
+        mesh: Mesh with the dimensions `DIMENSIONS`, including size 1.
     """
 
     mesh: DeviceMesh | None = None
 
     @classmethod
     def of(cls, device: str, sizes: Mapping[str, int]) -> Ranks:
-        """Builds the mesh of all processes of the default group from the size of each dimension; a
-        collective.
-        """
+        """Builds the mesh of the default group's processes from dimension sizes; a collective."""
         return cls(
             init_device_mesh(
                 device, tuple(sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS
@@ -53,15 +47,13 @@ class Ranks:
         return self.mesh.get_local_rank(name)
 
     def group(self, name: Dimension) -> dist.ProcessGroup | None:
-        """The process group of this rank along a dimension; None if it is alone there."""
+        """The process group of this rank along a dimension; None if it has one rank."""
         if self.mesh is None or self.size(name) == 1:
             return None
         return self.mesh.get_group(name)
 
     def joint_group(self, *names: Dimension) -> dist.ProcessGroup | None:
-        """The process group of this rank along several dimensions, None if it is alone there; a
-        collective.
-        """
+        """This rank's process group along several dimensions; None if alone; a collective."""
         several: list[Dimension] = [name for name in names if self.size(name) > 1]
         if self.mesh is None or len(several) < 2:
             if several:
@@ -76,7 +68,7 @@ class Ranks:
 
     @property
     def number(self) -> int:
-        """Number of this rank among all, in the order of the mesh."""
+        """Index of this rank among all, in mesh order."""
         number = 0
         for name in DIMENSIONS:
             number = number * self.size(name) + self.index(name)

@@ -1,7 +1,6 @@
-"""The distribution that tokens are sampled from, computed the same way for sampling and for
-scoring.
+"""The sampling distribution, computed the same way for sampling and scoring.
 
-A learner that scores under another distribution than the sampler drew from (temperature forgotten,
+A learner that scores under a different distribution from the sampler's (temperature forgotten,
 top-p not renormalized) gets wrong importance ratios, even with equal weights.
 """
 
@@ -47,11 +46,11 @@ def token_scores(
 
     Args:
         logits_MV: Logits, of any floating type; this rank's columns.
-        token: Sampled tokens [M]. They count as part of the support even if rounding, or an update
+        token: Sampled tokens [M]; they count as part of the support even if rounding, or an update
             since, puts them outside, so that a sampled token never scores minus infinity. Or
-            several tokens per place [M, K], only without min-p, top-k and top-p.
-        sampling: The distribution; greedy sampling is scored at temperature 1.
-        shard: Which columns these are.
+            several tokens per row [M, K], only without min-p, top-k and top-p.
+        sampling: Sampling distribution; greedy sampling is scored at temperature 1.
+        shard: This rank's columns.
         row_invariant: See `lockstep_logprobs.softmax.Scoring`.
         entropy: Whether to compute it.
 
@@ -74,9 +73,7 @@ def hidden_scores(
     row_invariant: bool = False,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_scores` of the logits hidden · weightᵀ, which never exist whole; only without filters
-    and penalties.
-    """
+    """`token_scores` of hidden · weightᵀ without full logits, filters and penalties."""
     assert not sampling.needs_logits, "penalties, min-p, top-k and top-p need the logits"
     scoring = _scoring(sampling, entropy, shard, row_invariant)
     return _like(
@@ -87,12 +84,10 @@ def hidden_scores(
 def _score_all(
     logits_MV: Tensor, token_MK: Tensor, sampling: SamplingParams, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores K ≥ V tokens per row by a log-softmax of the whole vocabulary, which costs less than K
-    look-ups.
-    """
+    """Scores K ≥ V tokens per row by a full log-softmax, which costs less than K look-ups."""
     assert sampling.full_support, "only a sampled token is known to belong to the support"
     logprob_MV = (logits_MV.float() / sampling.divisor).log_softmax(-1)
-    # Where a logit is −∞, 0 · −∞ would be NaN.
+    # If a logit is −∞, 0 · −∞ would be NaN.
     if entropy:
         entropy_M = -(logprob_MV.exp() * logprob_MV.clamp(min=NOTHING)).sum(-1)
     else:
@@ -101,8 +96,7 @@ def _score_all(
 
 
 def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens of each row, and their log-probabilities, nats; these are
-    differentiable.
+    """The k likeliest tokens of each row, and their log-probabilities, nats (differentiable).
 
     Returns:
         int64 and fp32 [M, k], likeliest first; if k is the size of the vocabulary or more, all
@@ -119,19 +113,17 @@ def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, 
 
 
 def _are_all(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
-    """True if the k tokens of each row are the whole vocabulary, of which this rank has so many
-    columns.
-    """
+    """True if each row's k tokens are the full vocabulary; this rank has `columns` columns."""
     k = token_Mk.shape[1]
     if shard.group is None or not len(token_Mk) or int(token_Mk[0].max()) >= k:
         return False
-    # rare, and on all ranks alike
+    # rare, and the same on all ranks
     total = all_reduce(torch.tensor(columns, device=token_Mk.device), shard.group)
     return int(total) == k
 
 
 def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
-    """The threshold of the support [M]; None where every token belongs to it."""
+    """The threshold of the support [M]; None if every token belongs to it."""
     if sampling.full_support:
         return None
     return support_floor(
@@ -173,21 +165,20 @@ def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, 
 def draw(
     logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Samples one token per row by inverting the cumulative distribution at a uniform number; the
-    argmax if greedy.
+    """Samples one token per row by inverse transform of a uniform number; the argmax if greedy.
 
     Args:
         logits_MV: Logits.
-        uniform_M: Numbers in (0, 1), float64; the same number gives the same token in any batch.
+        uniform_M: Uniform numbers in (0, 1), float64; equal numbers give equal tokens in any batch.
         row_invariant: See `lockstep_logprobs.softmax.Scoring`; log-probabilities are then those of
             `token_scores`.
 
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M];
-        NaN, and any token of the vocabulary, where logits are NaN or infinite.
+    for rows with NaN or infinite logits, any token, with NaN.
     """
     token_M, logprob_M = _draw(logits_MV, uniform_M, sampling, row_invariant)
-    # Triton's kernel has sums of its own
+    # Triton's kernel sums differently
     if row_invariant and len(logits_MV) and runs_fused(logits_MV):
         logprob_M, _ = token_scores(logits_MV, token_M, sampling, row_invariant=True, entropy=False)
     return token_M, logprob_M
@@ -227,7 +218,7 @@ def _draw(
 def _draw_from_one_tile(
     z_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool
 ) -> tuple[Tensor, Tensor]:
-    """`draw` from a full-support vocabulary of one tile: the same bits, in fewer operations."""
+    """`draw` from an unfiltered vocabulary of one tile: the same bits, in fewer operations."""
     weight_MV = torch.empty_like(z_MV)
     row = sum_block(z_MV, weight_MV, None, sampling.divisor, row_invariant=row_invariant)
     if sampling.greedy:
@@ -241,7 +232,7 @@ def _draw_from_one_tile(
 def _sum_rows(
     logits_MV: Tensor, scoring: Scoring, sampling: SamplingParams
 ) -> tuple[RowSums, Tensor, Tensor | None]:
-    """Sums the rows, block by block, each of which is read once.
+    """Sums the rows, block by block; each block is read once.
 
     Returns:
         The sums of each row; the weight of each of its tiles [M, tiles], or the tile's largest
@@ -292,6 +283,6 @@ def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
     """Finds where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]
-    # K, where sums are NaN
+    # K, if sums are NaN
     place_M1 = torch.searchsorted(sum_MK, aim_M1, right=True).clamp_(max=sum_MK.shape[1] - 1)
     return place_M1[:, 0], (sum_MK.gather(-1, place_M1) - aim_M1)[:, 0]

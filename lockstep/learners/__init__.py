@@ -1,4 +1,4 @@
 """Training backends."""
 
-# first: its defaults are checked by backends, which import from here
+# first, because backends import its defaults from here
 from lockstep import config as config

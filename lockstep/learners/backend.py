@@ -1,4 +1,4 @@
-"""The declaration of a training backend; `learners/<name>/backend.py` implements it.
+"""The interface of a training backend; `learners/<name>/backend.py` implements it.
 
 Imports no torch.
 """
@@ -23,20 +23,18 @@ class TrainingBackend(TrainingOptions["LearnerSection"]):
     """Interface between a training backend and the rest of Lockstep.
 
     A subclass implements the abstract members of this class and of `TrainingOptions`, and imports
-    heavy modules inside its methods. Mark it `typing.final`, so that a type checker reports members
-    that are missing.
+    heavy modules inside its methods. Mark it `typing.final`, so that a type checker reports missing
+    members.
     """
 
     title: ClassVar[str]
-    """Its name in a sentence."""
+    """Display name for messages."""
 
     is_planned: ClassVar[bool] = False
-    """True if `lockstep plan` knows the memory of its ranks."""
+    """True if `lockstep plan` can estimate the memory of its ranks."""
 
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
-        """Raises InputError if it is not installed here, or cannot compute this model as the
-        section says.
-        """
+        """Raises InputError if it is not installed or cannot compute this model with `section`."""
 
     @abstractmethod
     def build(
@@ -55,7 +53,7 @@ class TrainingBackend(TrainingOptions["LearnerSection"]):
             head: Output of the model.
             seed: Seed of a new value head and of new adapters.
             section: Device, computation type, layout, micro-batch size.
-            optimizer: Settings of the optimizer; None for a model that is only scored with.
+            optimizer: Settings of the optimizer; None for a scorer.
             ranks: Ranks that hold the model together.
         """
 
@@ -64,7 +62,7 @@ def find_backend(section: LearnerSection) -> TrainingBackend:
     """The backend that a section names.
 
     Raises:
-        InputError: There is no such backend.
+        InputError: The backend is unknown.
     """
     found = TRAINING.find(section.backend)
     assert isinstance(found, TrainingBackend), "a declaration has both halves"

@@ -1,4 +1,4 @@
-"""The learner's protocol: the verbs that algorithms use, for any training backend."""
+"""The learner protocol: the verbs that algorithms use, for any training backend."""
 
 from __future__ import annotations
 
@@ -18,48 +18,44 @@ from lockstep.weight_sync.outgoing import Sender
 
 
 class NotSavedError(RunError):
-    """A learner's state could not be written; the message says why."""
+    """A learner's state could not be written; the message has the reason."""
 
 
 class Learner(Protocol):
-    """A model with a head and an optimizer. All tensors that cross this border are on the CPU."""
+    """A model with a head and an optimizer. All tensors in this interface are on the CPU."""
 
     def logprobs(self, batch: Batch) -> Tensor:
-        """log π(x_t | x_<t) of the masked tokens under `batch.sampling`, nats, fp32 [N]; 0
-        elsewhere.
-        """
+        """log π(x_t | x_<t) of masked tokens by `batch.sampling`, nats, fp32 [N]; 0 elsewhere."""
         ...
 
     def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
-        """The k likeliest tokens at the position of each masked token, and their log π(· | x_<t),
-        nats.
+        """The k likeliest tokens at each masked token's position, and their log π(· | x_<t), nats.
 
         Returns:
-            int64 and fp32 [N, k], likeliest first, or all tokens in the order of their ids where k
-            is the size of the vocabulary; 0 elsewhere. π is the model's own distribution, not the
-            sampling one.
+            int64 and fp32 [N, k], likeliest first, or all tokens in the order of their ids if k is
+        the size of the vocabulary; 0 elsewhere. π is the model's own distribution, not the sampling
+        one.
         """
         ...
 
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """V(x_<t) of every token, fp32 [N] (0 at the first of a sequence), and V after the last
-        token, fp32 [B].
+        """V(x_<t) of every token, fp32 [N] (0 at the first), and V after the last token, fp32 [B].
+
+        The first token of each sequence has value 0.
         """
         ...
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
-        """Adds the gradient of the summed loss to the gradient accumulated since the last
-        `optim_step`.
-        """
+        """Adds the gradient of the summed loss to the gradient since the last `optim_step`."""
         ...
 
     def optim_step(self) -> Metrics:
-        """Divides the accumulated gradient by the loss's denominator over all ranks, clips it, and
-        updates the weights.
+        """Normalizes the accumulated gradient, clips it, and updates the weights.
 
-        With a denominator of 0, such as an empty mask, it updates nothing and reports
-        `updates_skipped`; nor where a gradient overflows in fp16, which halves the loss's scale and
-        is reported as `updates_overflowed`.
+        The gradient is divided by the loss's denominator. The denominator is summed over all ranks.
+        If it is 0, as for an empty mask, nothing is updated and `updates_skipped` is reported. If a
+        gradient overflows in fp16, nothing is updated, the loss's scale is halved, and
+        `updates_overflowed` is reported.
 
         Raises:
             InputError: If `forward_backward` was not called since the last `optim_step`.
@@ -69,34 +65,29 @@ class Learner(Protocol):
         ...
 
     def reset_optimizer(self) -> None:
-        """Forgets the optimizer's moments; the schedule of the learning rate continues."""
+        """Resets the optimizer's moments; the learning rate schedule continues."""
         ...
 
     @property
     def sender(self) -> Sender | None:
-        """Sends weights to inference engines from the process that holds them; None if that is this
-        process.
-        """
+        """Sends weights to engines from the processes that hold them; None if this one does."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Streams (canonical name, tensor) of parameters and buffers, names as in the Hugging Face
-        checkpoint.
-        """
+        """Streams (name, tensor) of parameters and buffers, with Hugging Face checkpoint names."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Begins to write weights, optimizer moments and counters as they are now, as safetensors
-        and JSON.
+        """Begins to write weights, optimizer moments and counters as safetensors and JSON.
 
         Returns as soon as training may continue, possibly before everything is written;
-        `poll_save(wait=True)` waits for that and reports errors of the disk.
-        `lockstep.save(learner, folder)` does both.
+        `poll_save(wait=True)` waits for that and reports disk errors. `lockstep.save(learner,
+        folder)` does both.
         """
         ...
 
     def poll_save(self, wait: bool) -> bool:
-        """True if the last `save` is written; with `wait`, blocks until it is.
+        """True if the last `save` is written; with `wait`, blocks until then.
 
         Raises:
             NotSavedError: If it could not be written.
@@ -109,8 +100,9 @@ class Learner(Protocol):
 
 
 def compute_logprobs(learner: Learner, batch: Batch, whose: str) -> Tensor:
-    """`Learner.logprobs` of a learner, such as "the policy"; raises NotFiniteError as
-    `require_logprobs`.
+    """`Learner.logprobs` with a check: raises NotFiniteError as `require_logprobs`.
+
+    Messages call the learner `whose`, such as "the policy".
     """
     logprob_N = learner.logprobs(batch)
     require_logprobs(whose, batch, logprob_N)
@@ -125,12 +117,12 @@ def train(
     Args:
         learner: The learner to train.
         batch: The batch.
-        loss: Its loss.
-        inspect: Called with the metrics of the loss before the weights change; may raise to prevent
-            the update.
+        loss: Loss of the batch.
+        inspect: Called with the loss's metrics before the weights change; may raise to prevent the
+            update.
 
     Raises:
-        NotFiniteError: If the learner finds that the gradient is not finite.
+        NotFiniteError: If the gradient is not finite.
     """
     try:
         metrics = learner.forward_backward(batch, loss)
@@ -142,13 +134,13 @@ def train(
 
 
 def hand_over(learner: Learner, successor: Learner, folder: Path) -> None:
-    """Copies a learner's weights to another one of its kind, through a folder that all machines of
-    both share.
+    """Copies a learner's weights to another learner of the same kind, through a shared folder.
 
     Args:
-        learner: The learner that is copied.
-        successor: The learner that gets its weights.
-        folder: Made, and removed again, with what a killed process has left there.
+        learner: Learner to copy.
+        successor: Learner that gets the weights.
+        folder: Folder on all machines of both; created and removed, including leftovers of a killed
+            process.
     """
     shutil.rmtree(folder, ignore_errors=True)
     try:

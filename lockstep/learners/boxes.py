@@ -1,9 +1,8 @@
-"""Checkpoint files of one or many ranks: each rank writes its boxes of the tensors, and any other
-boxes can be read.
+"""Checkpoint files of one or many ranks: each rank writes its boxes of tensors, and reads any.
 
-A file is safetensors; where it holds parts of tensors, its header has the offset of each. So a
-checkpoint that one layout of ranks wrote is read by any other, every rank reads only what it holds,
-and nothing is unpickled.
+A file is safetensors; if it has parts of tensors, its header has the offset of each. So any layout
+of ranks can read a checkpoint of any other, every rank reads only what it holds, and nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -29,18 +28,14 @@ _OFFSETS = "offsets"
 
 @dataclass(frozen=True)
 class FileContents:
-    """Content of a file: tensors, and for those that are parts of a tensor, the offset in the
-    whole.
-    """
+    """Content of a file: tensors, and the offset of each partial tensor in the full one."""
 
     tensors: Mapping[str, Tensor]
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> FileContents:
-        """Builds the content from (name, numbers, box); a tensor without dimensions has no
-        offset.
-        """
+        """Builds the content from (name, numbers, box); a scalar has no offset."""
         tensors = dict[str, Tensor]()
         cut = dict[str, Sequence[int]]()
         for name, tensor, box in boxes:
@@ -50,7 +45,7 @@ class FileContents:
         return cls(tensors, cut)
 
     def beside(self, tensors: Mapping[str, Tensor]) -> FileContents:
-        """Adds whole tensors to the same file."""
+        """Adds full tensors to the same file."""
         return replace(self, tensors={**self.tensors, **tensors})
 
     @property
@@ -62,7 +57,7 @@ class FileContents:
 
 
 def file_of(stem: str, ranks: Ranks) -> str:
-    """The file name of a rank; only ranks of the first replica (`dp_replicate` 0) write."""
+    """File name of a rank; only ranks of the first replica (`dp_replicate` 0) write."""
     world = ranks.size("dp") * ranks.size("pp") * ranks.size("cp") * ranks.size("tp")
     if world == 1:
         return f"{stem}.safetensors"
@@ -70,15 +65,14 @@ def file_of(stem: str, ranks: Ranks) -> str:
 
 
 def find_written(folder: Path, stem: str) -> list[Path]:
-    """The files that ranks wrote under a stem."""
+    """The ranks' files with a stem."""
     return sorted(folder.glob(f"{stem}.safetensors")) or sorted(
         folder.glob(f"{stem}-*-of-*.safetensors")
     )
 
 
 class Boxes:
-    """Reader of tensors from the files of one or many ranks; a context manager, since it keeps them
-    open.
+    """Reads tensors from the files of one or many ranks; a context manager that keeps them open.
 
     Args:
         files: All files of a checkpoint.
@@ -108,7 +102,7 @@ class Boxes:
         return list(self._found)
 
     def whole(self, name: str) -> Tensor:
-        """A tensor, fp32, from all its boxes."""
+        """A tensor, fp32, assembled from its boxes."""
         ends = [
             [at + n for at, n in zip(*self._place(file, name, at), strict=True)]
             for file, at in self._found[name]
@@ -120,7 +114,7 @@ class Boxes:
         """A box of a tensor, fp32.
 
         Raises:
-            InputError: If the files lack some of it.
+            InputError: If a part is missing from the files.
         """
         out = torch.empty(tuple(shape))
         found = set[tuple[tuple[int, int], ...]]()
@@ -143,9 +137,7 @@ class Boxes:
         return out
 
     def fill(self, laid_out: Tensor, piece: Piece, named: Callable[[str], str] = str) -> None:
-        """Reads all boxes of a piece into memory laid out like it; `named` maps a box's name to
-        that in the files.
-        """
+        """Reads a piece's boxes into memory of its layout; `named` maps box to file names."""
         for box in piece.boxes:
             box.write(laid_out, self.read(named(box.name), box.offset, box.shape))
 
@@ -153,6 +145,6 @@ class Boxes:
     def _place(
         file: Any, name: str, at: Sequence[int] | None
     ) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns where a file's box begins, and its shape."""
+        """The start and shape of a file's box."""
         shape = file.get_slice(name).get_shape()
         return at or [0] * len(shape), shape

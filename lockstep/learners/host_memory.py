@@ -1,9 +1,9 @@
-"""Device memory that moves to the host and back, while every tensor, view and alias of it stays
-valid.
+"""Moves device memory to the host and back, while every tensor, view and alias stays valid.
 
-A tensor's storage is emptied once its bytes are on the host, and filled again later: parameters,
-pieces of FSDP, parameters of an optimizer and tied weights need not know. On CUDA the host's memory
-is pinned, so that copies are asynchronous; it is kept for the next time, since pinning is slow.
+A tensor's storage is emptied once its bytes are on the host, and filled again later; parameters,
+pieces of FSDP, parameters of an optimizer and tied weights need no change. On CUDA the host's
+memory is pinned, so that copies are asynchronous; it is kept for the next time, since pinning is
+slow.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lockstep.models.device import empty_cache
 
 _CHUNK = 1 << 26
-"""Bytes of one allocation of host memory; a power of two, up to which torch rounds pinned
-memory.
-"""
+"""Bytes per allocation of host memory; a power of two, to which torch rounds pinned memory up."""
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """The memory of a storage, and its place on the host.
+    """The memory of a storage, and its location on the host.
 
     Attributes:
-        flat: The whole storage, as bytes.
-        size: Bytes.
+        flat: The full storage, as bytes.
+        size: Size in bytes.
         start: Offset of its first byte on the host, counted over all chunks.
     """
 
@@ -54,11 +52,11 @@ class HostMemory:
 
     @torch.no_grad()
     def offload(self, tensors: Iterable[Tensor], frozen: bool = False) -> None:
-        """Copies the whole storages of tensors to the host, and frees them on the device.
+        """Copies the full storages of tensors to the host, and frees them on the device.
 
         Args:
             tensors: The tensors.
-            frozen: They never change, so copies that the host still has are not made again.
+            frozen: Whether the tensors never change, so that existing host copies are reused.
         """
         leaving = {key: tensor for tensor in tensors if (key := self._find(tensor)) is not None}
         for key, tensor in leaving.items():
@@ -77,9 +75,7 @@ class HostMemory:
 
     @torch.no_grad()
     def reload(self, tensors: Iterable[Tensor] | None = None) -> None:
-        """Brings the memory of these tensors, or of all, back to the device; what is already there
-        is left alone.
-        """
+        """Moves the memory of these tensors, or of all, back to the device if needed."""
         if not self._away:
             return
         if tensors is None:
@@ -92,9 +88,7 @@ class HostMemory:
 
     @contextmanager
     def lend(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """A context in which tensors are on the device to be read; at its end, offloaded ones are
-        freed there again.
-        """
+        """Makes tensors readable on the device; afterwards frees the offloaded ones there again."""
         keys = {_key(tensor) for tensor in tensors} & self._away.keys()
         with torch.no_grad():
             for key in keys:
@@ -102,24 +96,20 @@ class HostMemory:
         try:
             yield
         finally:
-            for key in keys & self._away.keys():  # except those that were reloaded meanwhile
+            for key in keys & self._away.keys():  # except tensors that were reloaded meanwhile
                 _resize(self._away[key].flat, 0)
 
     def holds(self, tensor: Tensor) -> bool:
-        """True if the memory of a tensor is on the host, lent or not."""
+        """True if a tensor's memory is on the host, lent to the device or not."""
         return bool(self._away) and _key(tensor) in self._away
 
     def forget(self) -> None:
-        """Brings everything back, and drops all places; later offloads fill the host's memory from
-        its beginning.
-        """
+        """Moves everything back, and resets host memory; later offloads start at its beginning."""
         self.reload()
         self._places.clear()
 
     def _find(self, tensor: Tensor) -> StorageWeakRef | None:
-        """The storage of a tensor that may leave; None if it has left, lies elsewhere, or is
-        empty.
-        """
+        """The storage of an offloadable tensor; None if offloaded already, elsewhere, or empty."""
         key = _key(tensor)
         stays = tensor.device.type != self._device.type or not tensor.numel() or key in self._away
         if stays:
@@ -127,7 +117,7 @@ class HostMemory:
         return key
 
     def _place(self, key: StorageWeakRef, tensor: Tensor) -> _Stretch:
-        """Finds room on the host, the same as before where there was one."""
+        """Allocates room on the host; reuses an earlier one."""
         if key not in self._places:
             size = tensor.untyped_storage().nbytes()
             flat = (
@@ -140,7 +130,7 @@ class HostMemory:
         return self._places[key]
 
     def _parts(self, stretch: _Stretch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Bytes on the device and their place on the host, chunk by chunk."""
+        """Bytes on the device and their location on the host, chunk by chunk."""
         done = 0
         while done < stretch.size:
             number, start = divmod(stretch.start + done, _CHUNK)

@@ -1,7 +1,6 @@
-"""Loss scaling, without which small gradients round to 0 in fp16: by the rule of
-`torch.amp.GradScaler`.
+"""Loss scaling for fp16, by the rule of `torch.amp.GradScaler`; keeps small gradients above 0.
 
-That class decides on each rank by itself and divides by its own scale; here all ranks decide by the
+That class decides on each rank separately and divides by its scale; here all ranks decide by the
 norm that they share, and the scale is a power of two, so that scaling rounds nothing. It is the
 factor of a *mean* loss: the learner sums losses, and divides the gradient by their denominator only
 at the update.
@@ -17,14 +16,14 @@ from lockstep.models.precision import OVERFLOW
 
 _START = 2**16
 _INTERVAL = 2000
-"""Updates in a row without an overflow after which the scale is doubled."""
+"""Number of consecutive updates without an overflow after which the scale doubles."""
 
 
 class LossScale:
-    """The scale of a learner's loss, and the updates since it last changed.
+    """The scale of a learner's loss, and the number of updates since it last changed.
 
     Attributes:
-        factor: The factor of the summed loss, from the first pass of a batch to its update.
+        factor: Factor of the summed loss, from the first pass of a batch to its update.
     """
 
     def __init__(self) -> None:
@@ -33,7 +32,7 @@ class LossScale:
         self.factor = 1.0
 
     def begin(self, count: float) -> None:
-        """Fixes the factor for a batch, from its loss's denominator over all ranks."""
+        """Sets the factor for a batch, from its loss's denominator over all ranks."""
         self.factor = self._scale / 2.0 ** math.floor(math.log2(max(count, 1.0)))
 
     def keep(self) -> Metrics:
@@ -46,10 +45,10 @@ class LossScale:
         return Metrics(loss_scale=Last(float(used)))
 
     def halve(self) -> Metrics:
-        """Counts a gradient that overflowed, whose update is skipped.
+        """Counts an overflowed gradient, whose update is skipped.
 
         Raises:
-            FloatingPointError: The scale was 1.
+            FloatingPointError: The scale was already 1.
         """
         if self._scale == 1:
             raise FloatingPointError(

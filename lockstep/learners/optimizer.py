@@ -1,5 +1,6 @@
-"""An optimizer of torch.optim, with a schedule that is a pure function of the update's number and
-so is never saved.
+"""An optimizer of torch.optim, with a stateless schedule.
+
+The schedule is a pure function of the update's number, so it is never saved.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lockstep.learners.boxes import Boxes
 from lockstep.learners.pieces import Box, Piece
 
 _STEPS = "step"
-"""The number of steps in the state of each parameter, by torch's name."""
+"""torch's name for the step count in each parameter's state."""
 
 
 def learning_rate(optimizer: Optimizer, update: int) -> float:
@@ -42,7 +43,7 @@ def _factor(schedule: Schedule, update: int) -> float:
 
 
 def _decay_progress(schedule: Schedule, update: int) -> float:
-    """Share of the decay that is over."""
+    """Finished share of the decay."""
     assert schedule.decay_steps is not None, "a decay says how long it takes"
     return min(
         1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps)
@@ -50,8 +51,7 @@ def _decay_progress(schedule: Schedule, update: int) -> float:
 
 
 class TorchOptimizer:
-    """An optimizer of torch.optim over one rank's pieces of each parameter; each update is given
-    its learning rate.
+    """An optimizer of torch.optim over one rank's pieces; each update receives its learning rate.
 
     Args:
         pieces: Updated in place.
@@ -71,7 +71,7 @@ class TorchOptimizer:
         )
 
     def step(self, gradients: Iterable[Tensor], norm: Tensor, lr: float) -> None:
-        """One update; gradients in the order of the pieces, and their norm over all ranks."""
+        """One update, from gradients in the order of the pieces and their norm over all ranks."""
         for (_, parameter), gradient in zip(self._held.values(), gradients, strict=True):
             parameter.grad = gradient
         bound = self._settings.max_grad_norm
@@ -84,15 +84,15 @@ class TorchOptimizer:
         self._inner.zero_grad()
 
     def forget(self) -> None:
-        """Resets all moments and step counts to those of a new optimizer."""
+        """Resets all moments and step counts."""
         self._inner = self._build()
 
     def tensors(self) -> list[Tensor]:
-        """All moments and step counts; none before the first update."""
+        """All moments and step counts; empty before the first update."""
         return [tensor for state in self._inner.state.values() for tensor in state.values()]
 
     def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:
-        """Moments and step counts by the names of tensors; none before the first update."""
+        """Moments and step counts by tensor name; empty before the first update."""
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})
             for box in piece.boxes:
@@ -102,10 +102,10 @@ class TorchOptimizer:
                 )
 
     def restore(self, saved: Boxes) -> None:
-        """Restores saved `moments`; a parameter without any starts without.
+        """Restores saved `moments`; a parameter without saved moments starts fresh.
 
         Raises:
-            InputError: An optimizer of another class wrote them.
+            InputError: A different optimizer class wrote them.
         """
         self._require_own(saved)
         self.forget()
@@ -114,7 +114,7 @@ class TorchOptimizer:
             steps = f"{_STEPS}.{piece.boxes[0].name}"
             if steps not in saved:
                 continue
-            # A fused optimizer keeps its counts beside the parameters, like the moments; others
+            # A fused optimizer keeps its counts on the parameters' device, like the moments; others
             # read them on the CPU.
             if settings.torch_class.fused:
                 place = piece.local.device
@@ -127,7 +127,7 @@ class TorchOptimizer:
             self._inner.state[parameter] = state
 
     def _require_own(self, saved: Boxes) -> None:
-        """Raises InputError where a checkpoint has other moments than this optimizer keeps."""
+        """Raises InputError if a checkpoint's moments are not those of this optimizer."""
         own = {*self._settings.torch_class.state, _STEPS}
         found = {name.partition(".")[0] for name in saved.names()}
         if found and found != own:

@@ -1,4 +1,4 @@
-"""Micro-batches by token budget, and their division among ranks that work side by side."""
+"""Micro-batches by token budget, and their division among data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from operator import itemgetter
 import numpy as np
 
 _ATTENTION = 1 / 4096
-"""Cost of a pair of tokens in attention, relative to a token's cost elsewhere; about right for
-1,000 hidden units.
+"""Cost of a pair of tokens in attention, relative to a token's other cost.
+
+About right for 1,000 hidden units.
 """
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """First-fit decreasing: sequences, longest first, each into the first bin that has room.
+    """First-fit decreasing bin packing: longest first, each into the first bin with room.
 
     Args:
         lengths: Tokens per sequence.
-        budget: Tokens per bin; a longer sequence gets a bin to itself.
+        budget: Tokens per bin; a longer sequence gets its own bin.
 
     Returns:
-        Bins of indices into `lengths`, every index once.
+        Bins of indices into `lengths`; every index occurs once.
     """
     order = np.argsort(-np.asarray(lengths), kind="stable").tolist()
     room = np.zeros(len(lengths), dtype=np.int64)
@@ -39,20 +40,20 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def cut_in_order(count: int, rows: int) -> list[list[int]]:
-    """Cuts `count` sequences into passes of `rows` each, in order; the last may have fewer."""
+    """Splits `count` sequences, in order, into passes of `rows` each; the last may have fewer."""
     return [list(range(start, min(start + rows, count))) for start in range(0, count, rows)]
 
 
 def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
-    """Packs sequences for ranks that all make the same number of passes, each waiting for the
-    slowest.
+    """Packs sequences for ranks that make the same number of passes in lockstep.
 
-    Bins of similar cost are computed in the same pass, and ranks take turns at the most expensive
-    one. Where the number of bins is no multiple of the ranks, the most expensive bins are halved.
+    Each pass waits for the slowest rank. So bins of similar cost are computed in the same pass, and
+    ranks take turns at the most expensive one. If the number of bins is not a multiple of the
+    ranks, the most expensive bins are halved.
 
     Returns:
-        For each rank its passes, as indices into `lengths`; a pass may be empty, for a rank to join
-        the others' pass.
+        For each rank its passes, as indices into `lengths`; a pass may be empty if a rank only
+    joins the other ranks' collectives.
     """
     priced = [(cost([lengths[index] for index in bin]), bin) for bin in pack(lengths, budget)]
     while len(priced) % ranks:
@@ -71,5 +72,5 @@ def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]
 
 
 def cost(lengths: Sequence[int]) -> float:
-    """Cost of a pass over sequences, in tokens: attention grows with the square of each."""
+    """Cost of a pass over sequences, in tokens; attention grows with the square of each length."""
     return sum(length + _ATTENTION * length * length for length in lengths)

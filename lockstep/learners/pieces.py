@@ -1,6 +1,4 @@
-"""One rank's pieces of a model's parameters, and where they lie in the tensors of the
-checkpoint.
-"""
+"""One rank's pieces of a model's parameters, and their positions in the checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a tensor of the checkpoint.
+    """A part of a checkpoint tensor.
 
     Attributes:
         name: Name of the tensor.
-        whole: Its shape over all ranks.
+        whole: Shape of the full tensor.
         offset: Start of the box.
         shape: Shape of the box.
         view: Maps memory laid out like the piece to the box's elements, in any shape, in the box's
@@ -34,24 +32,24 @@ class Box:
     view: Callable[[Tensor], Tensor]
 
     def read(self, laid_out: Tensor) -> Tensor:
-        """The box, in its shape, from memory laid out like the piece."""
+        """The box, in its shape, from memory with the piece's layout."""
         return self.view(laid_out).reshape(self.shape)
 
     def write(self, laid_out: Tensor, numbers: Tensor) -> None:
-        """Fills the box in memory laid out like the piece."""
+        """Fills the box in memory with the piece's layout."""
         place = self.view(laid_out)
         place.copy_(numbers.view(place.shape))
 
 
 @dataclass(frozen=True, eq=False)
 class Piece(ABC):
-    """A parameter, or this rank's shard of it, which the optimizer updates as one tensor.
+    """A parameter, or this rank's shard of it; the optimizer updates it as one tensor.
 
     Attributes:
         name: Name of the parameter in its model.
-        parameter: The model's parameter.
-        local: The memory that this rank holds of it.
-        boxes: Boxes of the checkpoint's tensors that it holds.
+        parameter: Parameter of the model.
+        local: This rank's memory of it.
+        boxes: Boxes of the checkpoint's tensors in it.
     """
 
     name: str
@@ -62,29 +60,23 @@ class Piece(ABC):
     @property
     @abstractmethod
     def cut_over(self) -> frozenset[str]:
-        """Dimensions of the mesh that shard the parameter; one that FSDP flattened has both names,
-        joined by "_".
-        """
+        """Mesh dimensions that shard the parameter; FSDP joins flattened ones' names by "_"."""
 
     @abstractmethod
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Gathers the whole tensors on every rank that holds a part of them; collective over these
-        ranks.
+        """Gathers the full tensors on every rank that holds a part of them; a collective.
 
         Args:
-            dtype: Floating-point numbers are cast to it before they are gathered; None: as they
-                are.
+            dtype: Floating-point numbers are cast to it before gathering; None: no cast.
         """
 
     @abstractmethod
     def gradient(self) -> Tensor:
-        """Gradient of this rank's backward passes; zeros where no output depends on the
-        parameter.
-        """
+        """Gradient of this rank's backward passes; zeros if no output depends on the parameter."""
 
 
 def find_local(parameter: nn.Parameter) -> Tensor:
-    """The memory that this rank holds of a parameter."""
+    """This rank's memory of a parameter."""
     held = parameter.detach()
     if isinstance(held, DTensor):
         return held.to_local()
@@ -94,14 +86,14 @@ def find_local(parameter: nn.Parameter) -> Tensor:
 def norm(
     tensors: Sequence[Tensor], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """The L2 norm of all tensors together, over the ranks of a group.
+    """L2 norm of all tensors together, over the ranks of a group.
 
     Args:
         tensors: This rank's tensors; of ranks that hold the same shard, only one passes it.
-        device: The device on which all of them are.
+        device: Device of the tensors.
         group: The ranks; None: this one.
     """
-    square = nn.utils.get_total_norm(tensors).square().to(device)  # that of none is on the CPU
+    square = nn.utils.get_total_norm(tensors).square().to(device)  # an empty norm is on the CPU
     if group is not None:
         dist.all_reduce(square, group=group)
     return square.sqrt()

@@ -1,5 +1,4 @@
-"""The common part of learners of every backend, for one rank: packed passes, gradient sums,
-updates, checkpoints.
+"""The base of all backends' learners on one rank: packing, gradient sums, updates, checkpoints.
 
 Ranks hold pieces of the parameters. All make the same number of passes, since a pass may contain
 collectives; the driver that sends the rows decides which rank reads which.
@@ -45,8 +44,10 @@ from lockstep.models.laid_out import LaidOut
 from lockstep.models.precision import OVERFLOW, autocast
 
 Passes = Sequence[Sequence[int]] | None
-"""Groups of sequences that each pass reads, empty for one that only joins other ranks' pass; None:
-cut on this rank, by `rows_per_pass` or the budget of tokens.
+"""Groups of sequences for each pass.
+
+A group is empty if the rank only joins other ranks' pass; None: cut on this rank, by
+`rows_per_pass` or the token budget.
 """
 
 _NOTHING = torch.zeros(0)
@@ -57,9 +58,7 @@ _IDLE = Batch(
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Passes over a batch; iterating lays out each pass's rows for the model and moves them to the
-    device.
-    """
+    """Passes over a batch; iteration lays out each pass's rows and moves them to the device."""
 
     batch: Batch
     rows: list[list[int]]
@@ -75,13 +74,13 @@ class MicroBatches:
 
 
 class RankLearner(SendsWeights):
-    """Implements `learners.base.Learner` for one rank, but for the passes themselves.
+    """Implements `learners.base.Learner` for one rank, except the passes themselves.
 
     Args:
-        model: fp32, on its device.
-        pieces: The pieces that this rank updates and writes.
+        model: Model in fp32, on its device.
+        pieces: Pieces that this rank updates and writes.
         section: Device, computation type, micro-batch size.
-        optimizer: Settings of the optimizer; None for a model that is only scored with.
+        optimizer: Settings of the optimizer; None for a scorer.
         ranks: Ranks that hold the model together.
     """
 
@@ -94,8 +93,8 @@ class RankLearner(SendsWeights):
         ranks: Ranks,
     ) -> None:
         self.device = resolve_device(section.device)
-        # Always in evaluation mode: dropout would make the trained policy another one than the
-        # sampled.
+        # Always in evaluation mode: dropout would make the trained policy differ from the sampled
+        # one.
         self.model = model.eval().requires_grad_(optimizer is not None)
         self.pieces = tuple(pieces)
         self.section = section
@@ -182,22 +181,20 @@ class RankLearner(SendsWeights):
         return self._scale.factor
 
     def _sum_count(self, count: Tensor) -> float:
-        """Sums a loss's denominator over the ranks that read other rows, in place."""
+        """Sums a loss's denominator over data-parallel ranks, in place."""
         all_reduce_sum([count], self._ranks.joint_group("dp_replicate", "dp"))
         return float(count)
 
     def _compute_loss(
         self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch
     ) -> tuple[Tensor, Metrics]:
-        """The summed loss of a pass, and its metrics; 0 and no metrics for a pass without rows."""
+        """The summed loss of a pass, and its metrics; 0 and no metrics if the pass has no rows."""
         total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
         self._loss = self._loss + total.detach()
         return total, metrics
 
     def _describe_break(self, length: float, loss: float) -> str:
-        """Describes a gradient norm that is not finite; a loss of NaN, summed over ranks, points to
-        the loss.
-        """
+        """Explains a non-finite gradient norm; a NaN loss (summed over ranks) is the cause."""
         where = f"the gradient's norm is {length} at update {self._updates}, of a loss of {loss}"
         if self._scale is not None:
             return f"{where}; {OVERFLOW}"
@@ -212,13 +209,13 @@ class RankLearner(SendsWeights):
         self._optimizer.forget()
 
     def offload(self, keep_weights: bool = False) -> None:
-        """Moves weights and moments to the host's memory.
+        """Offloads weights and moments to host memory.
 
-        They come back when a verb needs them on the device.
+        They return when a verb needs them on the device.
 
         Args:
-            keep_weights: A sampler computes with these very weights: they stay, or come back, and
-                only moments leave.
+            keep_weights: A sampler shares these weights: they stay or return, and only moments are
+                offloaded.
         """
         moments = [] if self._optimizer is None else self._optimizer.tensors()
         leaving = moments if keep_weights else [*self._weights, *moments]
@@ -227,15 +224,15 @@ class RankLearner(SendsWeights):
             self._host.reload(self._weights)
 
     def empty_cache(self) -> None:
-        """Gives memory that is not in use back to the device, where another process can use it."""
+        """Releases unused device memory, so that other processes can use it."""
         empty_cache(self.device)
 
     @property
     def sender(self) -> None:
-        """None: a learner in this process has its weights here."""
+        """None: this learner's weights are in this process."""
 
     def finds(self, file: Path) -> bool:
-        """True if this process's machine has a file of the driver's."""
+        """True if this process's machine has the driver's file."""
         return file.is_file()
 
     def save(self, folder: Path) -> None:
@@ -280,18 +277,14 @@ class RankLearner(SendsWeights):
 
     @abstractmethod
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
-        """Runs forward and backward for each pass, and returns their metrics; a pass without rows
-        adds 0.
-        """
+        """Runs forward and backward of each pass; returns metrics. A pass without rows adds 0."""
 
     @abstractmethod
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
-        """Yields outputs of each pass, without gradients; none where another rank has them."""
+        """Yields outputs of each pass, without gradients; none if another rank has them."""
 
     def _gather(self, piece: Piece, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        """Yields `Piece.gather` of a piece; one that is offloaded is on the device only while it is
-        gathered.
-        """
+        """Yields `Piece.gather` of a piece; an offloaded piece is on the device only meanwhile."""
         with self._host.lend([piece.local]):
             for name, tensor in piece.gather(dtype):
                 is_lent = self._host.holds(tensor)
@@ -314,9 +307,7 @@ class RankLearner(SendsWeights):
         return autocast(self.device, self.section.dtype)
 
     def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
-        """Cuts a batch into micro-batches, and brings the weights to the device; groups of
-        sequences stay together.
-        """
+        """Cuts a batch into micro-batches, with groups intact; moves weights to the device."""
         self._host.reload(self._weights)
         if passes is None and self.section.rows_per_pass is not None:
             passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
@@ -330,9 +321,7 @@ class RankLearner(SendsWeights):
     def _score(
         self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]
     ) -> tuple[Tensor, ...]:
-        """Columns of outputs for the whole batch, on the CPU, [N] or [B] each; empty where another
-        rank has them.
-        """
+        """Output columns of the full batch, on the CPU, [N] or [B]; empty if on another rank."""
         micros = self._micro_batches(batch, passes)
         parts = [list[Tensor]() for _ in columns]
         order = list[int]()
@@ -353,15 +342,13 @@ class RankLearner(SendsWeights):
         return found
 
     def _writes(self, piece: Piece) -> bool:
-        """True if this rank, of all that hold the same piece, writes it."""
+        """True if this rank writes the piece, of all ranks that hold it."""
         cut = {name for joined in piece.cut_over for name in joined.split("_")}
         return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)
 
 
 def nothing(outputs: Outputs) -> Tensor:
-    """A loss of 0 that depends on all outputs, so that its backward pass takes part in
-    collectives.
-    """
+    """A zero loss that depends on all outputs, so that its backward pass joins collectives."""
     columns = (
         outputs.logprob,
         outputs.entropy,
@@ -373,9 +360,7 @@ def nothing(outputs: Outputs) -> Tensor:
 
 
 def restore_order(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:
-    """Undoes a reordering of sequences: `column` is that of sequences `order_B`; returned in the
-    order of `lengths`.
-    """
+    """Undoes a reordering of sequences: from the order `order_B` to that of `lengths`."""
     if column.shape[0] == order_B.numel():
         return torch.empty_like(column).index_copy_(0, order_B, column)
     carried = Batch(

@@ -1,6 +1,4 @@
-"""Writing a learner's state while training continues: from a copy in host memory, where there is
-room for one.
-"""
+"""Writes a learner's state while training continues, from a copy in host memory if it fits."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from lockstep.system import machine_memory
 COUNTERS = "learner.json"
 
 _ROOM = 1.5
-"""Free memory that copies need, as a multiple of their size: training must not run out of
-memory.
-"""
+"""Free memory that copies need, as a multiple of their size, to leave memory for training."""
 
 Files = Mapping[str, FileContents]
 
@@ -31,7 +27,7 @@ class StateWriter:
     """Writes safetensors, one save at a time.
 
     Args:
-        ranks: Ranks that save at the same time, of which all may be on this machine.
+        ranks: Number of ranks that save at the same time, possibly all on this machine.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
@@ -45,10 +41,10 @@ class StateWriter:
         """Begins a save; returns when the tensors may change again.
 
         Args:
-            folder: Target folder; made if missing.
+            folder: Target folder; created if missing.
             files: Files by name.
-            counters: Written to learner.json; None: another rank does that.
-            still: The tensors never change, so they are written without a copy.
+            counters: Written to learner.json; None: another rank writes it.
+            still: Whether the tensors never change, so that no copy is needed.
         """
         self.poll(wait=True)
         if not still and not self._has_room(files):
@@ -58,17 +54,17 @@ class StateWriter:
             unchanging = files
         else:
             unchanging = {name: _copy(file) for name, file in files.items()}
-        # Daemonic, so that ending this process for good need not wait for a disk.
+        # Daemonic, so that a forced exit of this process need not wait for a disk.
         self._thread = threading.Thread(
             target=self._write, args=(folder, unchanging, counters), daemon=True
         )
         self._thread.start()
 
     def poll(self, wait: bool) -> bool:
-        """True if all is written.
+        """True if everything is written.
 
         Raises:
-            NotSavedError: If it could not be.
+            NotSavedError: If it could not be written.
         """
         if self._thread is not None:
             self._thread.join(None if wait else 0.0)
@@ -87,17 +83,15 @@ class StateWriter:
             for name, file in files.items():
                 tensors = {key: tensor.contiguous() for key, tensor in file.tensors.items()}
                 save_file(tensors, folder / name, file.header or None)
-                # as any file here; safetensors makes them private
+                # as any file here; safetensors creates them private
                 (folder / name).chmod(folder.stat().st_mode & 0o666)
             if counters is not None:
                 (folder / COUNTERS).write_text(json.dumps(counters), encoding="utf-8")
-        except Exception as error:  # of any kind: an error in a thread is seen nowhere else
+        except Exception as error:  # of any kind: an error in a thread is invisible elsewhere
             self._error = error
 
     def _has_room(self, files: Files) -> bool:
-        """True if all ranks, which may be on this machine, can copy as much as this one, with
-        memory to spare.
-        """
+        """True if all ranks, possibly on this machine, can copy this much, with memory to spare."""
         needed = sum(tensor.nbytes for file in files.values() for tensor in file.tensors.values())
         return _ROOM * self._ranks.count * needed < machine_memory.free_bytes()
 

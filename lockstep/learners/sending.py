@@ -1,6 +1,4 @@
-"""The verbs by which a driver lets ranks send their weights, bucket by bucket, all at the same
-time.
-"""
+"""The verbs by which a driver lets all ranks send their weights at the same time, by bucket."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from lockstep.weight_sync.sender import LocalSender, gather_buckets
 
 @dataclass(frozen=True)
 class Shipment:
-    """A bucket that a rank has filled, or its part of one.
+    """A bucket that a rank has filled, fully or in part.
 
     Attributes:
-        bucket: The bucket; None after the last one.
-        sent: What the rank sent since the previous bucket, by name of the weight.
+        bucket: The bucket; None after the last.
+        sent: Fingerprints of what the rank sent since the previous bucket, by weight name.
     """
 
     bucket: Bucket | None
@@ -34,19 +32,17 @@ class Shipment:
 
 
 class SendsWeights(ABC):
-    """A rank that can send its weights itself, or its part of them."""
+    """A rank that can send its weights, or its part of them."""
 
     _leaving: Generator[Shipment] | None = None
     _ranks: Ranks
 
     @abstractmethod
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights as in the protocol; all ranks have to iterate it together, and each gets
-        everything.
+        """Yields weights as in the protocol; all ranks iterate together, and each gets all.
 
         Args:
-            dtype: Floating-point numbers are cast to it before they are gathered; None: as they
-                are.
+            dtype: Floating-point numbers are cast to it before gathering; None: no cast.
         """
 
     def take_part_in_weights(self, dtype: torch.dtype | None = None) -> None:
@@ -55,13 +51,11 @@ class SendsWeights(ABC):
             pass
 
     def join_receivers(self, route: Route) -> None:
-        """See `Sender.join`; of a process group, only the first rank is a member, since it alone
-        sends.
-        """
+        """See `Sender.join`; only the first rank joins a process group, since only it sends."""
         self._sender.join(route, opens=self._ranks.number == 0 or route.meeting is None)
 
     def begin_sending(self, dtype: torch.dtype, columns: bool) -> None:
-        """Begins a weight sync, in which all ranks take part."""
+        """Begins a weight sync of all ranks."""
         self._leaving = self._fill_all(dtype, columns)
 
     def fill_bucket(self) -> Shipment:
@@ -74,9 +68,7 @@ class SendsWeights(ABC):
         self._sender.ship(bucket)
 
     def end_sending(self) -> None:
-        """Abandons a weight sync that failed between two buckets, when all ranks have filled the
-        same ones.
-        """
+        """Aborts a weight sync that failed between buckets, when all ranks are at the same one."""
         self._leaving = None
 
     def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
@@ -86,8 +78,9 @@ class SendsWeights(ABC):
         yield Shipment(None, outgoing.take_sent())
 
     def _buckets(self, outgoing: Outgoing, columns: bool) -> Generator[Bucket]:
-        """Gathers weights in buckets; every rank sends them by CUDA IPC, or the first one alone by
-        other carriers.
+        """Gathers weights in buckets.
+
+        Every rank sends them by CUDA IPC; only the first rank by other carriers.
         """
         route = self._sender.route
         assert route is not None, "a sender joins a route before it sends"

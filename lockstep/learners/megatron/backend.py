@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @final
 class MegatronTraining(TrainingBackend):
-    """Megatron Core, always in processes of its own."""
+    """Megatron Core, always in separate processes."""
 
     title = "Megatron"
 
@@ -74,7 +74,7 @@ class MegatronTraining(TrainingBackend):
         ranks: Ranks,
     ) -> MegatronLearner:
         with warnings.catch_warnings():
-            # Megatron warns of each optional package that is missing
+            # Megatron warns about each missing optional package
             warnings.simplefilter("ignore")
             from lockstep.learners.megatron.start import start_learner
 

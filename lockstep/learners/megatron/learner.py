@@ -1,4 +1,4 @@
-"""The Megatron learner: stages of a `GPTModel`, and passes by Megatron's pipeline schedules."""
+"""The Megatron learner: stages of a `GPTModel`, run by Megatron's pipeline schedules."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from lockstep.models.laid_out import LaidOut
 
 
 class MegatronLearner(RankLearner):
-    """Implements `learners.base.Learner` for one rank; only ranks of the last pipeline stage return
-    results.
+    """Implements `learners.base.Learner` for one rank; only the last pipeline stage has results.
 
     Args:
         stage: The stage, with weights, on its device.
         pieces: Pieces of its parameters.
         base: Prefix of the names of a backbone's tensors.
         section: Device, computation type, micro-batch size.
-        optimizer: Settings of the optimizer; None for a model that is only scored with.
+        optimizer: Settings of the optimizer; None for a scorer.
         ranks: Ranks that hold the model together.
     """
 
@@ -63,9 +62,7 @@ class MegatronLearner(RankLearner):
         self._copy_embedding()
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights stage by stage; each tensor goes to the other stages once its own ranks
-        have gathered it.
-        """
+        """Yields weights by stage; a stage gathers each tensor, then sends it to other stages."""
         group = self._ranks.group("pp")
         here = self._ranks.index("pp")
         own = (found for piece in self._own for found in self._gather(piece, dtype))
@@ -104,9 +101,7 @@ class MegatronLearner(RankLearner):
     def _run_passes(
         self, micros: MicroBatches, finish: Callable[..., Any], forward_only: bool
     ) -> list[Any]:
-        """Runs the passes; on the last stage, returns the result of `finish(rows, batch, outputs)`
-        for each.
-        """
+        """Runs the passes; on the last stage, returns `finish(rows, batch, outputs)` of each."""
 
         def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)
@@ -121,7 +116,7 @@ class MegatronLearner(RankLearner):
             data_iterator=iter(micros),
             model=[self._stage],
             num_microbatches=len(micros),
-            seq_length=1,  # not used: lengths are sent along (`variable_seq_lengths`)
+            seq_length=1,  # unused: lengths are sent along (`variable_seq_lengths`)
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
@@ -142,9 +137,7 @@ class MegatronLearner(RankLearner):
         self._stage.zero_grad()
 
     def _add_gradient_of_head(self, gradients: list[Tensor]) -> None:
-        """Adds the gradient of the last stage's copy of the embedding to that of the first
-        stage.
-        """
+        """Adds the gradient of the last stage's embedding copy to the first stage's."""
         group = self._ranks.group("pp")
         stage = self._stage
         if group is None or not stage.tied:
@@ -157,7 +150,7 @@ class MegatronLearner(RankLearner):
             gradients[0] += share
 
     def _copy_embedding(self) -> None:
-        """Copies the first stage's embedding to the last stage's head, if they are tied."""
+        """Copies the first stage's embedding to the last stage's head, if tied."""
         group = self._ranks.group("pp")
         stage = self._stage
         if group is None or not stage.tied:
@@ -174,7 +167,7 @@ class MegatronLearner(RankLearner):
 def _of_all_stages(
     pieces: list[MegatronPiece], ranks: Ranks
 ) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Gathers names and shapes of the tensors of each stage."""
+    """Gathers names and shapes of each stage's tensors."""
     own = [(canonical(box.name), box.whole) for piece in pieces for box in piece.boxes]
     found: list[Any] = [own] * ranks.size("pp")
     if ranks.size("pp") > 1:

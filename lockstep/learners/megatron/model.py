@@ -37,7 +37,7 @@ from lockstep_logprobs.shard import Shard
 
 
 class LayoutAttention(nn.Module):
-    """Attention by a layout, which Megatron passes down as `attention_mask`."""
+    """Attention by a layout, which Megatron passes as `attention_mask`."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__()
@@ -56,24 +56,23 @@ class LayoutAttention(nn.Module):
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline stage, with the embedding on the first stage and the head on the
-    last.
+    """The layers of a pipeline stage; the first stage has the embedding, the last the head.
 
     Args:
         network: The Hugging Face model, without weights.
         head: Output of the last stage.
         seed: Seed of a value head.
-        sent: The type of hidden states, in which a stage sends them to the next one.
+        sent: Type in which a stage sends hidden states to the next.
         ranks: Ranks that hold the model together.
 
     Attributes:
-        config: Megatron's.
+        config: Megatron's configuration.
         gpt: Megatron's model, without weights.
-        first_layer: The number of this stage's first layer among all.
+        first_layer: Index of this stage's first layer among all layers.
         tied: Whether embedding and vocabulary head are tied; with several stages, the first and the
             last have a copy.
-        vocabulary: Number of tokens; matrices are padded, so that all tensor-parallel ranks have
-            equally many rows.
+        vocabulary: Vocabulary size; matrices are padded, so that all tensor-parallel ranks have the
+            same number of rows.
         first_row: This rank's first token.
         own_rows: Number of this rank's rows without padding.
     """
@@ -119,13 +118,11 @@ class Stage(nn.Module):
                     self.get_parameter(name).copy_(tensor)
 
     def set_input_tensor(self, tensors: Any) -> None:
-        """Takes the output of the stage before this one; Megatron's schedules call it."""
+        """Receives the previous stage's output; Megatron's schedules call it."""
         self.gpt.set_input_tensor(tensors)
 
     def lay_out(self, batch: Batch) -> LaidOut:
-        """Finds where the tokens of a batch are; on the CPU, so that the model need not wait for
-        its device.
-        """
+        """Lays out a batch on the CPU, so that the model need not sync with its device."""
         return LaidOut.of(
             batch, self._ranks, read_masked if scores_tokens(self._head) else read_values
         )
@@ -144,7 +141,7 @@ class Stage(nn.Module):
         )
         if not self.gpt.post_process:
             sent = self.config.pipeline_dtype
-            if states.dtype != sent:  # the next stage would read other numbers from these bytes
+            if states.dtype != sent:  # the next stage would misread these bytes
                 raise RuntimeError(
                     f"a stage computed hidden states in {states.dtype}, and the next one expects "
                     f"{sent}"
@@ -160,7 +157,7 @@ class Stage(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """This rank's rows of the vocabulary head, with their padding."""
+        """This rank's rows of the vocabulary head, with padding."""
         shared = self.gpt.share_embeddings_and_output_weights
         if shared:
             weight = self.gpt.embedding.word_embeddings.weight
@@ -171,7 +168,7 @@ class Stage(nn.Module):
 
 
 def join_groups(ranks: Ranks) -> None:
-    """Makes Megatron's process groups, in the order of our mesh; once in a process."""
+    """Creates Megatron's process groups, in the order of our mesh; once per process."""
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=ranks.size("tp"),

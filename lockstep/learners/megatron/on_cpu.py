@@ -1,8 +1,8 @@
-"""Megatron's modules on a machine without a GPU; not used where there is one.
+"""Makes Megatron's modules run on a machine without a GPU.
 
-A few modules of Megatron allocate on `torch.cuda.current_device()` and synchronize with it. In
-these modules alone, the name `torch` is replaced by a stand-in whose GPU is the CPU. Its linear
-layers recompute under autocast of GPUs in the backward pass; here, under that of the CPU.
+A few modules of Megatron allocate on `torch.cuda.current_device()` and synchronize with it. Only in
+these modules, the name `torch` is replaced by a stand-in whose GPU is the CPU. Its linear layers
+recompute under GPU autocast in the backward pass; here, under CPU autocast.
 """
 
 from __future__ import annotations

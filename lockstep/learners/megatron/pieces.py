@@ -1,5 +1,6 @@
-"""One rank's pieces of a Megatron learner; a fused parameter, such as QKV, holds several tensors of
-the checkpoint.
+"""One rank's pieces of a Megatron learner.
+
+A fused parameter, such as QKV, holds several tensors of the checkpoint.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class MegatronPiece(Piece):
     """A piece of a parameter of one stage.
 
     Attributes:
-        dim: Dimension along which tensor-parallel ranks shard its tensors; None: each has them
-            whole.
+        dim: Dimension along which tensor-parallel ranks shard its tensors; None: replicated.
         partial: Whether a tensor-parallel rank has only a part of its gradient, which is then
             summed over them.
         ranks: Ranks that hold the model together.

@@ -1,6 +1,4 @@
-"""Start of a Megatron learner on a rank: its stage without weights, then box by box from a folder's
-files.
-"""
+"""Starts a Megatron learner on a rank: builds its stage without weights, then reads them by box."""
 
 from __future__ import annotations
 
@@ -34,14 +32,14 @@ def start_learner(
     optimizer: Optimizer | None,
     ranks: Ranks,
 ) -> MegatronLearner:
-    """A learner of a folder's model; no rank ever holds more of the model than it computes with.
+    """A learner of a folder's model; no rank holds more of the model than it computes with.
 
     Args:
         folder: Folder of the model.
         head: Output of the model.
         seed: Seed of a value head.
         section: Section of the recipe.
-        optimizer: None for a model that is only scored with.
+        optimizer: Settings of the optimizer; None for a scorer.
         ranks: Ranks that hold the model together.
     """
     # required by Megatron's overlapping reductions

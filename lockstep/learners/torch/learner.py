@@ -1,6 +1,4 @@
-"""The torch learner: a `transformers` model with a head, whole in one process or cut by FSDP2 and
-DTensor.
-"""
+"""The torch learner: a `transformers` model with a head; FSDP2 and DTensor shard it."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ class TorchLearner(RankLearner):
 
     Args:
         model: A head of `models.heads` on its backbone; maps a batch to outputs. fp32, on its
-            device, and cut over the ranks where there are several.
+            device, and sharded if there are several ranks.
         section: Device, computation type, micro-batch size.
-        optimizer: Settings of the optimizer; None for a model that is only scored with.
+        optimizer: Settings of the optimizer; None for a scorer.
         ranks: Ranks that hold the model together.
     """
 
@@ -57,9 +55,7 @@ class TorchLearner(RankLearner):
             piece.parameter.requires_grad_(False)
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights, see `SendsWeights`; adapters are merged into copies, or yielded on their
-        own.
-        """
+        """Yields weights, see `SendsWeights`; merges adapters into copies, or yields only them."""
         adapters = [piece.local for piece in self._held if self._merges and is_adapter(piece.name)]
         with self._host.lend(adapters):
             for piece in self._held:
@@ -73,7 +69,7 @@ class TorchLearner(RankLearner):
         super().load(folder)
 
     def _constants(self) -> dict[str, Tensor]:
-        if self.section.lora is not None:  # a checkpoint of adapters holds nothing else
+        if self.section.lora is not None:  # a checkpoint of adapters has nothing else
             return {}
         kept = self.model.state_dict().keys()
         return {
@@ -95,8 +91,9 @@ class TorchLearner(RankLearner):
         return parts
 
     def _begin_pass(self, last: bool) -> None:
-        """Makes FSDP reduce gradients in the last pass or each; parameters outside layers stay
-        gathered until then.
+        """Makes FSDP reduce gradients in the last pass or in each.
+
+        Parameters outside layers stay gathered until then.
         """
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last or self.section.sync_every_pass)

@@ -1,6 +1,4 @@
-"""One rank's pieces of a torch learner: each parameter itself, or the box of it that FSDP or
-DTensor cut.
-"""
+"""One rank's pieces of a torch learner: full parameters, or boxes that FSDP or DTensor cut."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from lockstep.weight_sync.outgoing import type_for
 
 @dataclass(frozen=True, eq=False)
 class TorchPiece(Piece):
-    """A piece of a parameter, which is one tensor of the checkpoint.
+    """A piece of a parameter, which is one checkpoint tensor.
 
     Attributes:
         mesh: Mesh of the ranks that hold the parameter; None: one process.
@@ -65,8 +63,9 @@ class TorchPiece(Piece):
 
     @property
     def is_cut_by_fsdp(self) -> bool:
-        """True if FSDP cuts the parameter and sums its gradient; if not, every rank holds what it
-        computes with.
+        """True if FSDP shards the parameter and sums its gradient.
+
+        If not, every rank holds what it computes with.
         """
         return self.mesh is not None and CUT in (self.mesh.mesh_dim_names or ())
 
@@ -77,9 +76,7 @@ class TorchPiece(Piece):
         yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradient(self) -> Tensor:
-        """Gradient, summed over the ranks that hold the same piece, except where FSDP leaves the
-        parameter whole.
-        """
+        """Gradient, summed over ranks with the same piece unless FSDP ignores the parameter."""
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)

@@ -1,6 +1,4 @@
-"""Start of a learner's model on a rank: read whole, or, if sharded over ranks, box by box into
-memory of that size.
-"""
+"""Starts a learner's model on a rank: reads it in full or, if sharded, box by box."""
 
 from __future__ import annotations
 
@@ -29,11 +27,10 @@ from lockstep.models.weight_files import check_weights, require_finite_tensor, w
 def build_model(
     folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
 ) -> LogitsHead | ValueHead:
-    """Builds a head of `models.heads` on the backbone of a folder, on its device, cut over the
-    ranks.
+    """Builds a head of `models.heads` on a folder's backbone, on its device, sharded over ranks.
 
-    No rank ever holds the whole model, if its family `reads_boxes`; others are read whole by every
-    rank, then sharded.
+    If the family `reads_boxes`, no rank ever holds the full model; otherwise every rank reads it in
+    full, then shards it.
 
     Args:
         folder: Folder of the model.
@@ -92,7 +89,7 @@ def _shard(
 
 @torch.no_grad()
 def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) -> None:
-    """Loads the unit of a value head from a folder, if that holds one, as a reward model's does."""
+    """Loads the unit of a value head from a folder, if it has one, such as a reward model's."""
     with Boxes(weight_files(Path(folder))) as saved:
         for name in model.first_weights():
             if (there := in_folder(network.base_model_prefix, name)) in saved:
