@@ -34,7 +34,7 @@ class DPO(Trainer):
 
 @final
 class KTO(Trainer):
-    """KTO on answers that are each labeled good or bad (Ethayarajh et al. 2024).
+    """KTO on answers labeled good or bad (Ethayarajh et al. 2024).
 
     Example:
         lockstep.KTO(model="folder", train="labeled.jsonl").train()
@@ -100,7 +100,7 @@ class PPO(Trainer):
 
 @final
 class GRPO(Trainer):
-    """GRPO (Shao et al. 2024) and its relatives, without a critic.
+    """GRPO (Shao et al. 2024) and its variants, without a critic.
 
     Example:
         lockstep.GRPO(model="folder", train="rows.jsonl", reward="math", grpo={"clip": 0.1}).train()
@@ -111,7 +111,7 @@ class GRPO(Trainer):
 
 @final
 class Distill(Trainer):
-    """Distillation of a teacher, on-policy or on rows.
+    """Distillation from a teacher, on-policy or on rows.
 
     Example:
         lockstep.Distill(model="folder", train="prompts.jsonl", teacher={"path": "larger"}).train()
@@ -122,7 +122,7 @@ class Distill(Trainer):
 
 @final
 class SelfRewarding(Trainer):
-    """Self-Rewarding and Meta-Rewarding training, by the policy's own judgement.
+    """Self-Rewarding and Meta-Rewarding training, with the policy as its own judge.
 
     Example:
         lockstep.SelfRewarding(model="folder", train="prompts.jsonl").train()

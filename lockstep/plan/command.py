@@ -1,6 +1,4 @@
-"""`lockstep plan RECIPE --gpus N --memory 80GB`: memory of a run, computed without a GPU and
-weights.
-"""
+"""`lockstep plan RECIPE --gpus N --memory 80GB`: memory of a run, without a GPU or weights."""
 
 from __future__ import annotations
 
@@ -39,10 +37,10 @@ def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Pl
         loaded: The recipe.
         gpus: Number of GPUs.
         memory: Memory of each, such as 80GB or 80GiB.
-        rates: A file of rates, by which the time of a step is estimated.
+        rates: A file of rates for estimating step time.
 
     Raises:
-        ValueError: If the recipe cannot be planned, or not for this number of GPUs.
+        ValueError: The recipe cannot be planned, or not for this number of GPUs.
     """
     loaded = fetch_names(loaded, weights=False)
     room = bytes_of(memory)
@@ -73,7 +71,7 @@ def bytes_of(memory: str) -> int:
     """Parses a size with its unit to bytes.
 
     Raises:
-        ValueError: If it is not a size.
+        ValueError: The text is not a size.
     """
     try:
         if memory.strip().isdigit():
@@ -90,9 +88,7 @@ def bytes_of(memory: str) -> int:
 
 
 def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
-    """The configuration of the run's initial model; of the first recipe's where the recipe begins
-    with one.
-    """
+    """Configuration of the run's initial model, or of the warm start's if it begins with one."""
     first = loaded.warm_start
     recipe = loaded.training
     if first is not None:
@@ -112,7 +108,7 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
 
 
 def _config_of_role(role: ModelRole, model: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a role's model: the run's initial one, or one of its own."""
+    """Configuration of a role's model: the run's initial model or its own."""
     if role.path is None:
         return model
     return read_config(weights_of(role.path), headless=True)

@@ -1,6 +1,4 @@
-"""The estimated memory of a run: a rank of every model, an engine, and their sum on a shared
-GPU.
-"""
+"""The estimated memory of a run: a rank of each model, an engine, and a shared GPU's sum."""
 
 from __future__ import annotations
 
@@ -28,19 +26,17 @@ class MemoryEstimate:
     """The estimate of a run's memory.
 
     Attributes:
-        learner: The planned learner section; models with a layout of their own have it in their
-            rank.
+        learner: The planned learner section; models with their own layout have it in their rank.
         load: Its largest step.
         ranks: One rank of each learner, by name, the policy first.
         sampler: The inference engine, if the run samples.
-        placement: Where ranks and engines live.
-        buckets: Bytes that a GPU keeps for weight syncs; 0: engines take no weights, or share the
+        placement: Placement of ranks and engines.
+        buckets: Bytes that a GPU keeps for weight syncs; 0 if engines take no weights or share the
             policy's.
-        sequences: Sequences that an engine generates side by side.
-        copies: Bytes of host memory for weights of a sampler one step ahead, the old ones and the
-            new.
-        takes_turns: True if learners move to host memory while the engine on their GPU works, and
-            it sleeps meanwhile.
+        sequences: Sequences that an engine generates concurrently.
+        copies: Bytes of host memory for the old and new weights of a sampler one step ahead.
+        takes_turns: Whether learners move to host memory while their GPU's engine works, and the
+            engine sleeps otherwise.
         in_engines_turn: Names of learners that work while engines do.
         judges: Engines of judges, on the GPUs of the policy's engine.
     """
@@ -71,11 +67,10 @@ class MemoryEstimate:
         Args:
             recipe: The recipe.
             sizes: Sizes of its model.
-            placement: Where its processes live.
-            learners: Its learners by the key of their layout, where these are others than the
-                recipe's.
-            memory: Bytes of a device, of which models may use `usable_bytes`; they bound a cache
-                whose size is not set. None: it has no bound.
+            placement: Placement of its processes.
+            learners: Its learners by the key of their layout, if they differ from the recipe's.
+            memory: Bytes of a device, of which models may use `usable_bytes`; this limits a cache
+                without a set size. None means no limit.
         """
         learners = learners or {}
         load = recipe.largest_step
@@ -123,7 +118,7 @@ class MemoryEstimate:
 
     @property
     def own_layouts(self) -> dict[str, Rank]:
-        """Ranks of models with a layout of their own."""
+        """Ranks of models with their own layout."""
         return {
             name: rank
             for name, rank in self.ranks.items()
@@ -132,11 +127,10 @@ class MemoryEstimate:
 
     @property
     def device(self) -> int:
-        """Bytes on the fullest GPU: one rank of each learner, and an engine's part, where they
-        share it.
+        """Bytes on the fullest GPU: one rank of each learner, plus an engine if they share it.
 
-        One process reuses memory for the next model; processes of their own each keep what they had
-        at their peak, unless they take turns.
+        One process reuses memory for the next model; separate processes each keep their peak,
+        unless they take turns.
         """
         if self.sampler is None:
             return self._learners
@@ -155,9 +149,7 @@ class MemoryEstimate:
 
     @property
     def beside_engine(self) -> int:
-        """Bytes on an engine's device besides the engine: learners, buckets of the weight sync, and
-        judges.
-        """
+        """Bytes on an engine's device besides the engine: learners, sync buckets, and judges."""
         others = sum(judge.size for judge in self.judges)
         if self.placement.processes.apart:
             return self.buckets + others
@@ -176,9 +168,7 @@ class MemoryEstimate:
 
     @property
     def processes(self) -> int:
-        """Number of processes on the fullest GPU: a rank of each model, and engines that are not in
-        the learners'.
-        """
+        """Number of processes on the fullest GPU: a rank per model, and separate engines."""
         ranks = self.learner.parallel.ranks
         apart = ranks > 1 or self.copies > 0
         engines = [one for one in (self.sampler, *self.judges) if one is not None]
@@ -190,14 +180,12 @@ class MemoryEstimate:
 
     @property
     def contexts(self) -> int:
-        """Bytes of a GPU that its processes take besides what models use, and besides the first
-        one's.
-        """
+        """Bytes of a GPU for the contexts of its processes, except the first one's."""
         return (self.processes - 1) * PROCESS_BYTES
 
     @property
     def offloaded(self) -> int:
-        """Bytes of a GPU that are in the host's memory while its engine works."""
+        """Bytes of a GPU that move to host memory while its engine works."""
         if not self.takes_turns:
             return 0
         leaving = sum(
@@ -210,9 +198,7 @@ class MemoryEstimate:
 
     @property
     def budget(self) -> CacheBudget | None:
-        """The bounds of an engine's KV cache on its device; None: its size is set, or it grows as
-        needed.
-        """
+        """Bounds of an engine's KV cache on its device; None if its size is set or it grows."""
         if self.sampler is None:
             found = None
         else:
@@ -266,7 +252,7 @@ def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) ->
 
 
 def _count_state(role: ModelRole) -> int:
-    """Numbers that the optimizer keeps for each weight that learns."""
+    """Numbers that the optimizer keeps for each trained weight."""
     if role.optimizer is None:
         return 0
     return len(role.optimizer.torch_class.state)
@@ -275,7 +261,7 @@ def _count_state(role: ModelRole) -> int:
 def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Load) -> Generation:
     """The engine of a judge; its model is the run's initial one unless the section names another.
 
-    Of several replicas, each is on a device of its own.
+    Each replica is on a separate device.
     """
     asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
     sizes = own if section.path is None else _sizes(section.path, headless=False)
@@ -293,7 +279,7 @@ def _sizes(path: str, headless: bool = True) -> Sizes:
 
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
-    """Bytes of a checkpoint: weights of the models that change, and moments of those that learn."""
+    """Bytes of a checkpoint: weights of changing models, and moments of trained ones."""
     return sum(
         (1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head)
         for role in models

@@ -1,6 +1,4 @@
-"""The search for a layout of GPUs that holds a run, and for changes of the recipe where none
-does.
-"""
+"""Search for a GPU layout that fits a run, and for recipe changes if none fits."""
 
 from __future__ import annotations
 
@@ -21,19 +19,18 @@ from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import Sizes
 
 _WITHIN_A_MACHINE = 8
-"""GPUs of a machine, and greatest tp that is proposed: tensor-parallel ranks wait for each other
-four times a layer.
+"""GPUs per machine, and the largest proposed tp.
+
+Tensor-parallel ranks wait for each other four times per layer.
 """
 
 _FEWEST_TOKENS = 256
-"""Fewest tokens of a sequence on a context-parallel rank: with fewer, it waits more than it
-computes.
-"""
+"""Minimum tokens of a sequence per context-parallel rank; with fewer, it mostly waits."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Searches the layouts of a recipe.
+    """Search over the layouts of a recipe.
 
     Attributes:
         recipe: The recipe.
@@ -49,7 +46,7 @@ class Search:
 
     @property
     def own(self) -> Processes:
-        """The processes that the recipe asks for, as it is."""
+        """The processes of the unchanged recipe."""
         if self.recipe.inference is None:
             sampler = None
         else:
@@ -61,12 +58,12 @@ class Search:
     ) -> MemoryEstimate | None:
         """The estimate of one layout; None if the recipe does not allow it.
 
-        A recipe with one colocated engine gets as many engines as the devices of the learner hold.
-        A model with a layout of its own keeps it where that has as many ranks.
+        A recipe with one colocated engine gets as many engines as the learner's devices hold. A
+        model with its own layout keeps it if it has the same number of ranks.
 
         Args:
             parallel: The layout.
-            changes: Options of the learner that are changed besides.
+            changes: Additional changes of the learner's options.
         """
         fields = self.recipe.learner.model_dump() | {
             "parallel": parallel.model_dump(),
@@ -93,10 +90,10 @@ class Search:
             return None
 
     def standing(self) -> MemoryEstimate:
-        """The estimate of the recipe as it is.
+        """The estimate of the unchanged recipe.
 
         Raises:
-            InputError: An engine would be on two machines.
+            InputError: An engine would span two machines.
         """
         return self._estimate({}, self.own)
 
@@ -110,9 +107,7 @@ class Search:
         return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, self.memory)
 
     def layouts(self, gpus: int) -> list[Parallel]:
-        """Layouts of this number of GPUs with work for every rank, those with few tensor-parallel
-        ranks first.
-        """
+        """Layouts of this many GPUs with work for each rank, fewest tensor-parallel ranks first."""
         load = self.recipe.largest_step
         own = self.own
         gpus -= own.engines * own.width if own.apart else 0
@@ -125,13 +120,13 @@ class Search:
         ]
 
     def fits(self, estimate: MemoryEstimate) -> bool:
-        """True if the fullest GPU has room for it."""
+        """True if it fits on the fullest GPU."""
         return estimate.device + estimate.contexts <= self.memory
 
     def propose(self, gpus: int) -> MemoryEstimate | None:
-        """The least cut layout among those that fit with the cheapest change; None: nothing fits.
+        """The least split layout that fits with the cheapest change; None if nothing fits.
 
-        `sync_every_pass` counts as no change: every layout is tried with it as well, with less
+        `sync_every_pass` does not count as a change: every layout is also tried with it, with less
         memory and more traffic.
         """
         for changes in self._changes():
@@ -145,9 +140,7 @@ class Search:
         return None
 
     def _changes(self) -> Iterator[dict[str, Any]]:
-        """Yields changes of the learner's options from the cheapest on; each includes those before
-        it.
-        """
+        """Yields changes of the learner's options, cheapest first; each includes earlier ones."""
         yield {}
         again = {"activation_checkpointing": True}
         offload = {"cpu_offload": True}
@@ -168,8 +161,9 @@ class Search:
 
 
 def rank_cuts(estimate: MemoryEstimate) -> tuple[bool, int, int]:
-    """Ranks a layout by its traffic: gradients in every pass, then states in every layer, those of
-    cp the most.
+    """Sort key of a layout by its traffic: gradients per pass, then states per layer.
+
+    Context parallelism has the most traffic for states.
     """
     layouts = [rank.learner.parallel for rank in estimate.ranks.values()]
     cuts = sum(each.tp * each.cp for each in layouts)
@@ -177,7 +171,7 @@ def rank_cuts(estimate: MemoryEstimate) -> tuple[bool, int, int]:
 
 
 def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
-    """Overrides of the recipe that give the estimated learner."""
+    """Overrides that turn the recipe's learner into the estimated one."""
     own = recipe.learner.model_dump()
     wanted = estimate.learner.model_dump()
     pairs = [(recipe.learner, estimate.learner)]
@@ -204,9 +198,7 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
 
 
 def cache_override(estimate: MemoryEstimate) -> list[str]:
-    """The override that tells an engine the size of its cache, where the plan has chosen it, to
-    three digits.
-    """
+    """The override for the planned cache size of an engine, to three digits."""
     if estimate.sampler is None or not estimate.sampler.least:
         return []
     gib = estimate.sampler.cache / 2**30

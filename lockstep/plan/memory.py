@@ -1,9 +1,9 @@
-"""The estimated memory of one rank of a learner at its peak, and of a sampler.
+"""The estimated peak memory of one rank of a learner, and of a sampler.
 
-Allocations come and go, so they are not added up: a step is examined in those moments when memory
-can be at its peak. Weights, gradients, moments and caches are exact. What a pass keeps for its
-backward is counted tensor by tensor, as autograd saves them in a layer of the Llama, Qwen2 and
-Qwen3 families; other families are taken to be like these.
+Allocations come and go, so they are not summed: the model computes memory at each moment of a step
+that can be the peak. Weights, gradients, moments and caches are exact. Saved activations are
+counted tensor by tensor, as autograd saves them in a layer of the Llama, Qwen2 and Qwen3 families;
+other families are assumed to be similar.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 
 _FEWEST_SEQUENCES = 16
-"""Fewest sequences of the greatest length that an engine has room for: with fewer, most of a GPU is
-idle.
+"""Minimum number of longest sequences that an engine must have room for.
+
+With fewer, most of a GPU is idle.
 """
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment at which memory can be at its peak, and its contents.
+    """A moment that can be the memory peak, and its contents.
 
     Attributes:
         name: Name of the moment.
@@ -46,15 +47,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the ranks that hold a model together.
+    """One rank of a model.
 
     Attributes:
         sizes: Sizes of the model.
         learner: Its layout and micro-batches.
         load: Its largest step.
         head: Head on the backbone.
-        trained: True if it learns; a reference policy only scores.
-        state: Numbers that its optimizer keeps for each weight; 2 of AdamW.
+        trained: Whether it learns; a reference policy only scores.
+        state: Numbers that its optimizer keeps for each weight; 2 for AdamW.
     """
 
     sizes: Sizes
@@ -66,7 +67,7 @@ class Rank:
 
     @property
     def shares(self) -> int:
-        """Number of ranks among which FSDP shards the weights that this one uses."""
+        """Number of ranks among which FSDP shards this rank's weights."""
         return self.learner.parallel.dp * self.learner.parallel.cp
 
     @property
@@ -76,7 +77,7 @@ class Rank:
 
     @property
     def gathers_half(self) -> bool:
-        """True if layers are gathered in 16 bits, all but vectors."""
+        """True if layers, except vectors, are gathered in 16 bits."""
         return self.is_cut and gathers_half(self.learner) and self.sizes.vectors
 
     @property
@@ -86,14 +87,14 @@ class Rank:
 
     @property
     def gathered_layer(self) -> int:
-        """Bytes of a layer's weights as they are gathered."""
+        """Bytes of a gathered layer's weights."""
         if self.gathers_half:
             return self.layer // FP32 * HALF
         return self.layer
 
     @property
     def root(self) -> int:
-        """Bytes of the weights outside the layers, gathered."""
+        """Bytes of the gathered weights outside the layers."""
         return FP32 * self.sizes.root_of(self.learner.parallel.tp, self.head)
 
     @property
@@ -117,9 +118,7 @@ class Rank:
 
     @property
     def updated(self) -> int:
-        """Bytes of trained weights that this rank holds; its gradients take as much, and so does
-        each moment.
-        """
+        """Bytes of trained weights on this rank; gradients and each moment need the same."""
         return self._share(self.learned)
 
     @property
@@ -131,7 +130,7 @@ class Rank:
 
     @property
     def on_host(self) -> int:
-        """Bytes in the host's memory."""
+        """Bytes in host memory."""
         if self.learner.cpu_offload:
             return self.held + (1 + self.state) * self.updated
         return 0
@@ -142,7 +141,7 @@ class Rank:
         return max(self.moments(), key=lambda moment: moment.size)
 
     def moments(self) -> list[Moment]:
-        """Moments that may be the peak, in order."""
+        """Moments that can be the peak, in order."""
         if not self.trained:
             return [
                 Moment(
@@ -206,20 +205,21 @@ class Rank:
 
     @property
     def saved_tensors(self) -> int:
-        """Bytes that a forward pass leaves for its backward."""
+        """Bytes that a forward pass saves for its backward pass."""
         return self.activations + self._head() + self._copies()
 
     @property
     def activations(self) -> int:
-        """Bytes that all layers keep for their backward; if recomputed, their inputs and all that
-        one layer needs.
+        """Bytes that all layers save for backward.
+
+        If recomputed, these are the layers' inputs and all that one layer saves.
         """
         if not self.learner.activation_checkpointing:
             return self.sizes.layers * self.activation()
         return self.sizes.layers * self._inputs() + self.activation()
 
     def activation(self) -> int:
-        """Bytes that one layer keeps, with its input."""
+        """Bytes that one layer saves, including its input."""
         sizes = self.sizes
         tp = self.learner.parallel.tp
         a = self.type
@@ -250,19 +250,19 @@ class Rank:
 
     @property
     def type(self) -> int:
-        """Bytes of a number in matrix products."""
+        """Bytes per number in matrix products."""
         if self.learner.is_half:
             return HALF
         return FP32
 
     @property
     def own(self) -> int:
-        """Tokens of a pass that this rank reads."""
+        """Tokens per pass that this rank reads."""
         return -(-self.load.tokens(self.learner) // self.learner.parallel.cp)
 
     @property
     def _of_norm(self) -> int:
-        """States that a norm keeps: its input and, if its weight learns, the normalized input."""
+        """States that a norm saves: its input and, if its weight learns, the normalized input."""
         if self.sizes.adapters:
             return 1
         return 2
@@ -291,18 +291,15 @@ class Rank:
         )
 
     def _count_gathered(self, layers: int) -> dict[str, int]:
-        """Bytes of weights that FSDP gathers: those outside the layers for all of a pass, and some
-        layers.
-        """
+        """Bytes of weights that FSDP gathers: some layers, and all weights outside the layers."""
         if self.shares > 1:
             return {"gathered weights": self.root + layers * self.gathered_layer}
         return {}
 
     def _copies(self, layers: int | None = None) -> int:
-        """Bytes of weights cast to 16 bits, of all layers until the forward pass has ended,
-        recomputed or not.
+        """Bytes of weights cast to 16 bits, for all layers until the end of the forward pass.
 
-        None where they come in 16 bits.
+        Recomputation does not change this. 0 if weights are gathered in 16 bits.
         """
         layers = layers or self.sizes.layers
         tp = self.learner.parallel.tp
@@ -311,13 +308,11 @@ class Rank:
         return -(-HALF * layers * self.sizes.products // tp)
 
     def _casts(self) -> int:
-        """The same after the forward pass: those that products keep for their backward."""
+        """Bytes of 16-bit copies after the forward pass: those that products save for backward."""
         return self._copies(1 if self.learner.activation_checkpointing else None)
 
     def _forward(self) -> dict[str, int]:
-        """Further contents at the end of the forward pass; with recomputed layers also the working
-        memory of one.
-        """
+        """Additional contents at the end of forward, with a recomputed layer's working memory."""
         copies = {
             "16-bit copies of weights": self._copies(),
             "logits while they are shaped": self.logits * 5 // 4,
@@ -344,7 +339,7 @@ class Rank:
         return sequences * keys, sequences * chunk * keys
 
     def _head(self) -> int:
-        """Bytes of the last states, their norm, and the head's own."""
+        """Bytes of the last states, their norm, and the head."""
         tokens = self.own
         hidden = self.sizes.hidden
         norm = self._of_norm * self._between * hidden * FP32
@@ -355,9 +350,7 @@ class Rank:
 
     @property
     def logits(self) -> int:
-        """Bytes of the logits of a pass, which are materialized where filters or penalties shape
-        the distribution.
-        """
+        """Bytes of a pass's logits, which filters or penalties materialize."""
         if not scores_tokens(self.head) or not self.load.sampling.needs_logits:
             return 0
         item = FP32 if self.load.sampling.penalizes else self.type
@@ -365,9 +358,7 @@ class Rank:
 
     @property
     def _pairs(self) -> int:
-        """Bytes that penalties take for each token and those before it: five indices, and a number
-        in fp32.
-        """
+        """Bytes that penalties need per pair of a token and an earlier one: 5 indices, 1 fp32."""
         if scores_tokens(self.head) and self.load.sampling.penalizes:
             pairs = self.own * self.load.sequence // 2
         else:
@@ -375,16 +366,12 @@ class Rank:
         return pairs * (5 * INT64 + FP32)
 
     def _head_backward(self, table: int) -> dict[str, int]:
-        """Bytes of gradients in flight in the head's backward pass, those of materialized logits
-        included.
-        """
+        """Bytes of gradients in the head's backward pass, including materialized logits."""
         found = self._on_their_way(table, layer=False)
         return {name: size + self.logits * 3 // 2 for name, size in found.items()}
 
     def _on_their_way(self, table: int, layer: bool = True) -> dict[str, int]:
-        """Bytes of gradients in flight: of states, of a layer's hidden units, and of the vocabulary
-        head.
-        """
+        """Bytes of live gradients: of states, a layer's hidden units, and the vocabulary head."""
         states = 2 * self.own * self.sizes.hidden * FP32
         if layer:
             units = 2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type
@@ -393,9 +380,7 @@ class Rank:
         return {"gradients on their way": table + states + units}
 
     def _outside(self, several: bool) -> dict[str, int]:
-        """The embedding's gradient, as large as the embedding; over ranks, whole and once more for
-        its sum.
-        """
+        """The embedding's gradient, as large as the embedding, and a copy for a sum over ranks."""
         frozen = self.sizes.adapters > 0
         if self.shares == 1:
             return {"gradients on their way": self._vocabulary if several and not frozen else 0}
@@ -405,9 +390,7 @@ class Rank:
         }
 
     def _count_scoring(self) -> int:
-        """Bytes of a pass that keeps nothing: states, their norm, and a layer's hidden units, at
-        once.
-        """
+        """Bytes of a no-grad pass: states, their norm, and a layer's hidden units."""
         units = self.sizes.intermediate // self.learner.parallel.tp
         return self.own * 4 * (self.sizes.hidden * FP32 + units * self.type)
 
@@ -418,11 +401,11 @@ class Generation:
 
     Attributes:
         weights: Bytes of weights; 0 if it shares the learner's.
-        cache: Bytes of keys and values of the longest sequences that are generated side by side.
-        least: Bytes of the smallest cache with which it starts; 0: its cache grows as needed, or
-            its size is set.
-        stays: True if it keeps its cache, in a process of its own, while learners work.
-        seen: Bytes of the tables of tokens that each response has had, for penalties.
+        cache: Bytes of keys and values of the longest sequences that run concurrently.
+        least: Bytes of the smallest cache it can start with; 0 if its cache grows or has a set
+            size.
+        stays: Whether it keeps its cache, in a separate process, while learners work.
+        seen: Bytes of the tables of tokens in each response, for penalties.
     """
 
     weights: int
@@ -442,7 +425,7 @@ class Generation:
         shares: bool = True,
         penalizes: bool = False,
     ) -> Generation:
-        """Estimates a sampler, which may share the learner's weights if both are in one process."""
+        """Estimates a sampler, which may share the learner's weights in the same process."""
         backend = find_backend(sampler)
         if backend is None:
             return cls(0, 0)
@@ -476,16 +459,15 @@ class Generation:
         )
 
     def budget(self, beside: int) -> CacheBudget | None:
-        """The bounds of its KV cache beside so many bytes of a device; None: its size is set, or it
-        grows as needed.
-        """
+        """Bounds of its KV cache next to `beside` bytes; None if its size is set or it grows."""
         if self.least:
             return CacheBudget(self.cache, self.least, beside + self.weights + self.seen)
         return None
 
     def limit(self, memory: int, beside: int) -> Generation:
-        """Returns it with a KV cache that fits a device next to `beside` bytes; unchanged where the
-        size is set.
+        """Returns it with a KV cache that fits a device next to `beside` bytes.
+
+        Unchanged if the size is set.
         """
         budget = self.budget(beside)
         if budget is None:
@@ -494,5 +476,5 @@ class Generation:
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """Bytes in total."""
         return self.weights + self.cache + self.seen

@@ -23,7 +23,7 @@ class Plan:
 
     Attributes:
         text: The page.
-        fits: True if some layout does, with changes of the recipe or without.
+        fits: Whether a layout fits, with or without changes of the recipe.
     """
 
     text: str
@@ -40,7 +40,7 @@ def page(
         name: Name of the recipe.
         said: The recipe and its overrides, as arguments of `lockstep train` for the planned run.
         gpus: Number of GPUs.
-        rates: Rates of one GPU; None: no time is estimated.
+        rates: Rates of one GPU; None skips the time estimate.
     """
     found = search.propose(gpus)
     standing = search.standing() if search.own.devices == gpus else None
@@ -53,7 +53,7 @@ def page(
 
 
 def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
-    """The layout that needs least memory of a GPU, where nothing fits."""
+    """The layout that needs the least memory per GPU, for when nothing fits."""
     found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
     if not any(found):
         raise InputError(
@@ -65,9 +65,7 @@ def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
 
 
 def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
-    """The shell command that starts the planned run; changes replace earlier overrides of the same
-    options.
-    """
+    """The shell command for the planned run; changes replace earlier overrides of an option."""
     keys = {override.partition("=")[0] for override in changed}
     kept = [word for word in said if word.partition("=")[0] not in keys]
     return f"lockstep train {shlex.join([*kept, *changed])}"
@@ -117,7 +115,7 @@ def layout(parallel: Parallel) -> str:
 
 
 def describe_layouts(learner: LearnerSection, own: Mapping[str, LearnerSection]) -> str:
-    """The layout of a learner as text, and those of models that have one of their own, by name."""
+    """The layout of a learner as text, and those of models with their own, by name."""
     return layout(learner.parallel) + "".join(
         f" ({name}: {layout(other.parallel)})" for name, other in own.items()
     )
@@ -130,7 +128,7 @@ def _name_layouts(estimate: MemoryEstimate) -> str:
 
 
 def _memory(estimate: MemoryEstimate) -> str:
-    """Lines about memory, by rank at its fullest moment; nothing else is added up."""
+    """Lines about memory, by rank at its peak; other parts are not summed."""
     layouts = f"{_name_layouts(estimate)}, {estimate.learner.dtype}"
     lines = [("layout", layouts), ("placement", estimate.placement.describe())]
     for name, rank in estimate.ranks.items():

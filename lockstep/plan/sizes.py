@@ -1,4 +1,4 @@
-"""The sizes that memory depends on: those of a model, by its configuration, and of one pass."""
+"""Sizes that determine memory: those of a model, from its configuration, and of one pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.models.parallelize import find_vectors, layers
 FP32 = 4
 HALF = 2
 INT64 = 8
-"""Bytes of a number."""
+"""Bytes per number."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ class Sizes:
     Attributes:
         layers: Number of layers.
         products: Parameters of a layer's matrices, which tensor-parallel ranks split.
-        norms: A layer's other parameters, which each tensor-parallel rank holds whole.
-        vectors: True if these are vectors in every layer: see `models.parallelize`.
+        norms: A layer's other parameters, replicated on tensor-parallel ranks.
+        vectors: Whether these are vectors in every layer: see `models.parallelize`.
         table: Parameters of the embedding, which tensor-parallel ranks split.
-        head: Parameters of an untied vocabulary head, likewise; 0: it is tied to the embedding.
-        rest: Parameters outside the layers that each tensor-parallel rank holds whole.
+        head: Parameters of an untied vocabulary head, also split; 0 if tied to the embedding.
+        rest: Parameters outside the layers that are replicated on tensor-parallel ranks.
         hidden: Size of the states between layers.
         intermediate: Hidden units of a layer.
-        queries: Numbers of a token's queries in a layer: heads times head size.
-        keys: Numbers of a token's keys in a layer, and as many of its values.
+        queries: Size of a token's queries in a layer: heads times head size.
+        keys: Size of a token's keys in a layer; its values have the same size.
         heads: Number of query heads.
-        cache: Numbers that a key-value cache holds per token.
-        largest: Numbers of its largest tensor.
-        normed: Numbers of a token's queries and keys where they have norms (Qwen3), else 0.
-        adapters: Parameters of all adapters; 0: there are none.
-        inner: Ranks of a layer's adapters, summed: numbers of a token between their A and B.
-        context: Tokens of the longest sequence that it reads.
+        cache: Numbers per token in a key-value cache.
+        largest: Size of its largest tensor.
+        normed: Size of a token's queries and keys if they have norms (Qwen3), else 0.
+        adapters: Parameters of all adapters; 0 without adapters.
+        inner: Sum of the ranks of a layer's adapters: numbers per token between their A and B.
+        context: Maximum sequence length in tokens.
     """
 
     layers: int
@@ -68,9 +68,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
-        """Sizes of a model, which may be a skeleton without memory for weights, and of the adapters
-        to add.
-        """
+        """Sizes of a model, perhaps a skeleton without weights, and of the adapters to add."""
         text = model.config.get_text_config()
         fields: Mapping[str, Any] = text.to_dict()
         hidden = int(fields["hidden_size"])
@@ -111,16 +109,16 @@ class Sizes:
 
     @property
     def policy(self) -> int:
-        """Number of parameters with the vocabulary head."""
+        """Number of parameters, including the vocabulary head."""
         return self.layers * (self.products + self.norms) + self.table + self.head + self.rest
 
     @property
     def critic(self) -> int:
-        """Number of parameters of the backbone and one output unit."""
+        """Number of parameters of the backbone with one output unit."""
         return self.policy - self.head + self.hidden + 1
 
     def count_trainable(self, head: Head) -> int:
-        """Number of trainable parameters: all, or those of adapters and an output unit."""
+        """Number of trainable parameters: all, or only adapters and an output unit."""
         if not self.adapters:
             if scores_tokens(head):
                 return self.policy
@@ -129,7 +127,7 @@ class Sizes:
 
     @property
     def key_heads(self) -> int:
-        """Number of heads of keys."""
+        """Number of key heads."""
         return max(self.keys * self.heads // self.queries, 1)
 
     @property
@@ -138,17 +136,17 @@ class Sizes:
         return self.table // self.hidden
 
     def layer_of(self, tp: int) -> int:
-        """Parameters of a layer that one of `tp` tensor-parallel ranks uses."""
+        """Parameters of a layer that each of `tp` tensor-parallel ranks uses."""
         return -(-self.products // tp) + self.norms + self.adapters // self.layers
 
     def root_of(self, tp: int, head: Head) -> int:
-        """The same for parameters outside the layers; `head` is the learner's."""
+        """Parameters outside the layers that such a rank uses; `head` is the learner's."""
         cut = self.table + (self.head if scores_tokens(head) else 0)
         return -(-cut // tp) + self.rest + (0 if scores_tokens(head) else self.hidden + 1)
 
 
 def _matrix(module: nn.Module | None) -> int:
-    """Parameters of an embedding, or of a head without bias."""
+    """Parameters of an embedding, or of a head without a bias."""
     if module is None:
         return 0
     return module.get_parameter("weight").numel()

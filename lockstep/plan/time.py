@@ -1,10 +1,9 @@
-"""The estimated time of a step, by phase, from the rates of a device: measured by `lockstep
-gpu-check`, or stated.
+"""Estimated step time by phase, from a device's rates, measured by `gpu-check` or given.
 
-Every response is taken to have its greatest length, so this is too much where most of them end
-before. Products are counted as 2 operations per weight and token forward and twice that backward,
-attention as 4 per number of a query and token that it sees. The measured share of a learner
-includes its updates. Loading of data, scoring of rewards and checkpoints are left out.
+All responses are assumed to have the maximum length, so this is too high if most end earlier.
+Products count as 2 operations per weight and token forward and twice that backward, attention as 4
+per number of a query and token that it sees. The measured share of a learner includes its updates.
+Data loading, reward scoring and checkpoints are not included.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from lockstep.system.records import read_record
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of one device in one type.
+    """Rates of one device in one dtype.
 
     Attributes:
         products: Operations per second of large products.
-        learner: Share of `products` that passes of a learner with their update reach.
-        memory: Bytes per second that are read from memory.
-        layer_s: Seconds that a layer of a decoding pass takes besides reading and multiplying.
+        learner: Fraction of `products` that a learner's passes with their update reach.
+        memory: Bytes per second read from memory.
+        layer_s: Overhead in seconds of a layer in a decoding pass, besides reading and multiplying.
         sync: Bytes per second of a weight sync.
-        host: Bytes per second of a copy from the host's memory, or to it.
+        host: Bytes per second of copies from or to host memory.
     """
 
     products: float
@@ -44,11 +43,10 @@ class Rates:
 
     @classmethod
     def read(cls, path: Path, dtype: str) -> Rates:
-        """Reads the rates in one type from a file of `lockstep gpu-check`, or from any JSON with
-        the same fields.
+        """Reads one dtype's rates from a file of `lockstep gpu-check`, or from similar JSON.
 
         Raises:
-            InputError: The file cannot be read, or has no such rates.
+            InputError: The file is unreadable or lacks these rates.
         """
         found = read_record(
             path, _GpuCheck, "name a file that `lockstep gpu-check` has written"
@@ -62,7 +60,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class _GpuCheck:
-    """The part of `gpu_check.json` that a plan reads: rates by type."""
+    """The part of `gpu_check.json` that a plan reads: rates by dtype."""
 
     rates: dict[str, Rates]
 
@@ -72,9 +70,9 @@ class Engines:
     """The inference engines that share a step's prompts.
 
     Attributes:
-        count: Number of them.
-        width: Devices of each.
-        sequences: Sequences that one generates side by side, at most.
+        count: Number of engines.
+        width: Devices per engine.
+        sequences: Maximum number of concurrent sequences per engine.
     """
 
     count: int
@@ -87,11 +85,11 @@ class StepTime:
     """Seconds of a step by phase.
 
     Attributes:
-        generate: Sampling; 0: nothing is sampled.
+        generate: Sampling; 0 without sampling.
         refit: Weight sync.
-        turns: Copies of learners to the host's memory and back.
-        score: Passes without a gradient.
-        learn: Passes with a gradient, and updates.
+        turns: Copies of learners to host memory and back.
+        score: Passes without gradients.
+        learn: Passes with gradients, and updates.
     """
 
     generate: float
@@ -119,11 +117,11 @@ class StepTime:
 
         Args:
             ranks: One rank of each learner, by name, the policy first: see `MemoryEstimate`.
-            inference: What samples; None: nothing does.
-            engines: How many engines sample, and on how many devices each.
+            inference: The sampler; None if nothing samples.
+            engines: Number of sampling engines, and devices of each.
             rates: Rates of one device.
-            sent: Bytes of weights that an engine gets.
-            copied: Bytes that a device copies to the host's memory and back.
+            sent: Bytes of weights that an engine receives.
+            copied: Bytes that a device copies to host memory and back.
         """
         policy = ranks["policy"]
         exact = inference is not None and inference.explain_inexact(policy.learner) is None
@@ -151,18 +149,14 @@ def _head(sizes: Sizes) -> int:
 
 
 def _score(rank: Rank, exact: bool) -> float:
-    """Operations of passes that only score: frozen models, values of a critic, log π of a policy
-    before it learns.
-    """
+    """Operations of scoring passes: frozen models, critic values, the policy's old log π."""
     tokens = rank.load.scored * rank.load.group * rank.load.sequence
     again = exact and rank.trained and scores_tokens(rank.head)
     return _forward(rank, tokens) / (SHARE if again else 1)
 
 
 def count_learning(rank: Rank) -> float:
-    """Operations of a step's passes that learn: forward, twice that backward, and once more where
-    nothing is kept.
-    """
+    """Operations of a step's training passes: forward, twice that backward, and recomputation."""
     if not rank.trained:
         return 0.0
     tokens = rank.load.updates * rank.load.rows * rank.load.group * rank.load.sequence
@@ -170,12 +164,11 @@ def count_learning(rank: Rank) -> float:
 
 
 def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> float:
-    """Seconds of sampling: each response's prompt, then passes of one token for all rows of an
-    engine.
+    """Seconds of sampling: all prompts, then one-token passes for all rows of an engine.
 
     Args:
         policy: One of its ranks; `load.scored` is the number of responses.
-        engines: How many, on how many devices each.
+        engines: Number of engines, and devices of each.
         new: Tokens of a response.
         rates: Rates of one device.
     """
@@ -197,7 +190,7 @@ def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> 
 
 
 def _item(rank: Rank) -> int:
-    """Bytes of a number in its type."""
+    """Bytes per number in the rank's dtype."""
     if rank.learner.is_half:
         return HALF
     return FP32

@@ -1,4 +1,4 @@
-"""Checks of a run against the bounds that its recipe promises: `lockstep check RUN`."""
+"""Checks a run against its recipe's acceptance bounds: `lockstep check RUN`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from lockstep.report.log import suggest_metric
 def check(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool, str]:
     """Compares a run's metrics with a bound.
 
-    Returns True if it is kept, and the finding in a sentence.
-
-    It is kept if the window has enough rows, and their statistic is a finite number within the
-    bound.
+    Returns whether the bound holds, and a sentence about it. It holds if the window has enough rows
+    and their statistic is finite and within the bound.
 
     Args:
         bound: A bound of the recipe.
-        rows: Lines of metrics, each with `step`; a step may have several, and the last that has the
+        rows: Lines of metrics, each with `step`; of several lines for a step, the last one with the
             metric counts.
     """
     first, last = bound.steps

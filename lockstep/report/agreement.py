@@ -1,6 +1,4 @@
-"""The verdict on whether training and sampling agreed in a run, with its figures, for everything
-that shows a run.
-"""
+"""The verdict on whether training and sampling agreed in a run, with its figures."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _MEASURED = {
     f"agreement/{name}"
     for name in ("max_abs_logprob_diff", "token_mult_prob_error", "bound", "breach")
 }
-"""Metrics that a step has beside its `agreement/tokens`."""
+"""Metrics that a step has along with `agreement/tokens`."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,11 @@ class AgreementSummary:
     """Agreement over all steps of a run.
 
     Attributes:
-        tokens: Tokens that both sides scored.
-        largest: Largest |Δ| of a token, nats; NaN if that of a step is.
-        highest: Largest mean of e^|Δ| of a step; NaN likewise.
+        tokens: Number of tokens that both sides scored.
+        largest: Largest |Δ| of a token, nats; NaN if any step's is NaN.
+        highest: Largest step mean of e^|Δ|; NaN if any step's is NaN.
         bound: Bound on that mean in the last step.
-        breaches: Steps in which the bound was broken.
+        breaches: Number of steps that broke the bound.
     """
 
     tokens: int
@@ -57,7 +55,7 @@ class AgreementSummary:
 
     @property
     def sentence(self) -> str:
-        """The word and the figures."""
+        """The verdict and the figures."""
         if not self.tokens:
             return (
                 "NOT MEASURED: no sampled token has log-probabilities from both sampler and learner"
@@ -75,7 +73,7 @@ class AgreementSummary:
 
 
 def read_agreement(folder: Path) -> AgreementSummary | None:
-    """Reads a run's metrics; None where nothing is sampled, so that nothing could disagree."""
+    """Reads agreement from a run's metrics; None if the run does not sample."""
     if "agreement" in read_recipe(folder):
         return summarize_agreement(read_metrics(folder))
     return None
@@ -96,7 +94,7 @@ def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
 
 
 def _most(values: Sequence[float]) -> float:
-    """The largest; NaN is larger than any."""
+    """The largest value; NaN counts as the largest."""
     if any(map(math.isnan, values)):
         return math.nan
     return max(values, default=math.nan)

@@ -1,6 +1,4 @@
-"""Alarms of a run, as its metrics tell them: disagreement, drift, NaN, equal rewards, and the
-like.
-"""
+"""Alarms from a run's metrics: disagreement, drift, NaN, equal rewards, and similar."""
 
 from __future__ import annotations
 
@@ -12,46 +10,38 @@ from dataclasses import dataclass, replace
 Row = Mapping[str, float]
 
 _LEARNED = ("loss", "grad_norm", "kl")
-"""Last words of the names of metrics that are finite in every healthy step."""
+"""Last words of metric names that are finite in every healthy step."""
 _EQUAL_STEPS = 5
-"""Steps in a row whose rewards are all equal, before a run is said to learn nothing."""
+"""Number of consecutive steps with all-equal rewards that raises an alarm."""
 _CLAMPED = 0.25
-"""Share of a step's rewards outside `reward_scaling.source` from which on that range is likely a
-mistake.
-"""
+"""Share of rewards outside `reward_scaling.source` above which the range is likely wrong."""
 _WINDOW = 20
-"""Steps, at most, that a rule reads, such as to compare rewards with what cut-off responses
-earn.
-"""
+"""Maximum number of steps that a rule reads, such as to compare truncated responses."""
 _LEAST = 10
-"""Steps that a comparison needs; and the healthy ones that end its stretch."""
+"""Steps that a comparison needs; also the number of healthy steps that end its alarm."""
 _RISE = 0.1
-"""Rise of the share of responses that were cut off, between the halves of a window, that is no
-chance.
-"""
+"""Significant rise of the share of truncated responses between a window's halves."""
 _ERRORS = 4.0
-"""Standard errors above the best policy's reward; a run has many windows, so 3 would be reached by
-chance.
-"""
+"""Standard errors above the best policy's reward; with many windows, 3 would occur by chance."""
 _NOTED = ("agreement/", "watch/")
-"""Beginnings of the metrics whose alarms the monitor itself notes, with what to do."""
+"""Prefixes of metrics whose alarms the monitor itself reports, with advice."""
 _LEFT_OUT = {
     "train/truncated": "{:.0%} were truncated",
     "train/no_verdict": "{:.0f} had no verdict",
     "agreement/sequences_masked": "{:.0f} were masked for sampler mismatch",
 }
-"""Metrics that tell why responses were left out of training."""
+"""Metrics that explain why responses were left out of training."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A stretch of steps in which something was wrong.
+    """A range of steps in which something was wrong.
 
     Attributes:
-        metric: The metric that tells it, and whose chart is marked.
+        metric: The metric that shows it, whose chart is marked.
         first: First step.
         last: Last step.
-        text: A sentence on it.
+        text: A sentence about it.
     """
 
     metric: str
@@ -61,7 +51,7 @@ class Alarm:
 
     @property
     def sentence(self) -> str:
-        """The steps and what was wrong in them, for a terminal."""
+        """The steps and the problem, for a terminal."""
         if self.first == self.last:
             when = f"step {self.first}"
         else:
@@ -71,12 +61,12 @@ class Alarm:
 
 @dataclass(frozen=True)
 class _Rule:
-    """A rule that finds something wrong in the newest steps.
+    """A rule that finds a problem in the newest steps.
 
     Attributes:
-        metric: Lines without this metric are passed over.
-        describe: Describes what is wrong in the last of some lines; empty where nothing is.
-        quiet: Healthy steps that end a stretch.
+        metric: The metric to read; lines without it are ignored.
+        describe: Describes the problem in the last of some lines; empty if there is none.
+        quiet: Number of healthy steps that end an alarm.
     """
 
     metric: str
@@ -85,7 +75,7 @@ class _Rule:
 
 
 def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
-    """Reads lines of metrics; the alarms stand in the order of their first steps."""
+    """Finds alarms in lines of metrics, ordered by first step."""
     found = [
         alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _find_stretches(rows, rule)
     ]
@@ -93,11 +83,10 @@ def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
 
 
 class LiveAlarms:
-    """Notes alarms as a run logs its steps: each when it begins, and again only after some steps
-    without it.
+    """Reports alarms while a run logs: once at the start, and again only after healthy steps.
 
     Args:
-        note: Shows a line that stays.
+        note: Shows a permanent line.
     """
 
     def __init__(self, note: Callable[[str], object]) -> None:
@@ -152,10 +141,10 @@ def _describe_untrained(row: Row) -> str:
 
 
 def _describe_quitting(window: Sequence[Row]) -> str:
-    """Says that being cut off may pay: its share rises with the reward, and it earns more than the
-    worst responses do.
+    """Reports that truncation may pay; empty if it does not.
 
-    Empty where it does not.
+    It may pay if the truncated share and the reward rise together, and truncated responses earn
+    more than the worst responses.
     """
     window = [row for row in window if "train/reward_min" in row]
     if len(window) < _LEAST:
@@ -183,9 +172,7 @@ def _describe_quitting(window: Sequence[Row]) -> str:
 
 
 def _describe_excess(window: Sequence[Row]) -> str:
-    """Says that the reward is above that of the best policy, by more than chance; empty where it is
-    not.
-    """
+    """Reports a reward above the best policy's by more than chance; empty if there is none."""
     window = [
         row for row in window if "train/best_reward" in row and math.isfinite(row["train/reward"])
     ]
@@ -203,7 +190,7 @@ def _describe_excess(window: Sequence[Row]) -> str:
 
 
 def _each(metric: str, breaks: Callable[[Row], bool], text: Callable[[Row], str]) -> _Rule:
-    """A rule on each line for itself."""
+    """A rule that reads each line separately."""
     return _Rule(metric, lambda window: text(window[-1]) if breaks(window[-1]) else "")
 
 

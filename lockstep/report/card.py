@@ -1,6 +1,6 @@
-"""The card of a model that a run made: what it is, how it was made, and its figures.
+"""The model card of a run's model: what it is, how it was made, and its figures.
 
-Markdown, as hubs show it.
+Markdown, as model hubs display it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = 
     Args:
         run: Folder of the run.
         algorithm: Algorithm of the recipe.
-        base: The model it began with.
-        step: Steps done.
+        base: The initial model.
+        step: Number of finished steps.
         is_classifier: Whether it scores sequences instead of writing them.
     """
     recipe = (run / "recipe.yaml").read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ Brackets: 95 % intervals over held-out rows.
 
 
 def _agreement(rows: list[dict[str, float]]) -> str:
-    """The paragraph on agreement; empty where nothing was sampled."""
+    """The paragraph on agreement; empty if nothing was sampled."""
     found = summarize_agreement(rows)
     if found.tokens:
         return f"\nTraining and sampling: {found.sentence}\n"

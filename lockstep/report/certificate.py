@@ -1,4 +1,4 @@
-"""The certificate of a run, read for people: its level in words, and what that rests on."""
+"""A run's certificate for people: its level in words, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class ReadCertificate:
-    """A certificate as it was written.
+    """A certificate as read from its file.
 
     Attributes:
         level: E0 to E3, or none (docs/concepts/exactness.md).
-        tokens: Tokens compared.
-        mismatches: Tokens compared that are not equal to the bit.
+        tokens: Number of compared tokens.
+        mismatches: Number of compared tokens that are not bitwise equal.
         largest_gap: Largest |Δ| of a token, nats.
-        not_recomputed: Tokens that were not compared.
-        reason: Why the level is not E2; None: it is.
+        not_recomputed: Number of tokens that were not compared.
+        reason: Why the level is not E2; None if it is.
     """
 
     level: Literal["none", "E0", "E1", "E2", "E3"]
@@ -42,9 +42,7 @@ class ReadCertificate:
 
     @classmethod
     def of(cls, file: Path) -> ReadCertificate | None:
-        """Reads a certificate; None where there is none: a run has just begun, or samples
-        nothing.
-        """
+        """Reads a certificate; None if missing, as in a new run or one without sampling."""
         if not is_file(file):
             return None
         return read_record(file, cls, "remove it; the run rewrites it at its next save")

@@ -1,10 +1,9 @@
-"""One HTML file that needs nothing else: styles, scripts, libraries and data inside, and no way
-out.
+"""A self-contained HTML file with its styles, scripts, libraries and data, and no network use.
 
-What a page shows was written by models, so none of it may ever be code. Data goes in as compressed
-blocks, in base64, whose alphabet has neither `<` nor a quote, and scripts put text on the page as
-text. Behind that stands a Content-Security-Policy: a script runs only if its hash is listed, and
-nothing is loaded from anywhere.
+Models wrote what a page shows, so none of it may ever be code. Data is embedded as compressed
+blocks in base64, whose alphabet has neither `<` nor a quote, and scripts insert text as text. A
+Content-Security-Policy adds protection: a script runs only if its hash is listed, and nothing is
+loaded from elsewhere.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ _SCRIPTS = (
     "tokens.js",
     "samples.js", "heldout.js", "recipe.js", "sweep.js", "main.js",
 )  # fmt: skip
-"""Our scripts in order. They see each other's names, as all plain scripts of a page do."""
+"""Our scripts in order. They share one global scope, like all plain scripts of a page."""
 
 
 def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = False) -> None:
-    """Writes the page; more blocks may be written behind it, so that it is in use before these are
-    read.
+    """Writes the page; more blocks may follow, so that it is usable before they are read.
 
     Args:
-        file: Where to.
-        blocks: Data by name, there when the scripts start.
-        live: The page asks the server that it came from for a newer one.
+        file: The output.
+        blocks: Data by name, available when the scripts start.
+        live: Whether the page polls its server for a newer version.
     """
     page = files("lockstep.report").joinpath("page")
     text = {entry.name: entry.read_text("utf-8") for entry in page.iterdir() if entry.is_file()}
@@ -69,7 +67,7 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = Fal
 
 
 def write_block(file: BinaryIO, name: str, content: bytes) -> None:
-    """Writes a data block; `inflated(name)` in `page/data.js` gives its bytes back."""
+    """Writes a data block; `inflated(name)` in `page/data.js` returns its bytes."""
     file.write(f'<script type="application/gzip" id="{name}">'.encode())
     file.write(base64.b64encode(gzip.compress(content, 6, mtime=0)))
     file.write(b"</script>\n")

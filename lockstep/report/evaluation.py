@@ -1,5 +1,6 @@
-"""Results of evaluations as tables: figures in rows, settings, or ways of judging, in columns; and
-judges in words.
+"""Results of evaluations as tables, and judges in words.
+
+Rows are figures; columns are settings or ways of judging.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ CURE = f"remove {RESULTS} and rerun the command to rebuild it from the saved ans
 
 @dataclass(frozen=True)
 class FigureRead:
-    """A figure with its interval, and the number of questions that it stands on; all None where
-    there is none.
-    """
+    """A figure with its interval and number of questions; all None if missing."""
 
     value: float | None
     low: float | None
@@ -98,9 +97,7 @@ def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
 
 
 def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
-    """A figure with its interval, and how many questions it stands on where that is not all of
-    them.
-    """
+    """A figure with its interval, and its number of questions if that is not all of them."""
     if figure.value is None:
         return "–"
     if figure.low is None or figure.high is None:
@@ -141,7 +138,7 @@ class JudgingWay:
 
 @dataclass(frozen=True)
 class JudgingResults:
-    """Agreement of a judge with people, as a file has it."""
+    """Agreement of a judge with people, as stored in a file."""
 
     judge: str
     data: str
@@ -152,7 +149,7 @@ class JudgingResults:
 
 
 def read_judging(file: Path) -> JudgingResults:
-    """Reads the agreement of a judge; raises InputError where the file holds something else."""
+    """Reads the agreement of a judge; raises InputError if the file has other content."""
     return read_record(file, JudgingResults, CURE)
 
 
@@ -183,7 +180,7 @@ def judge_table(folder: Path) -> str:
 
 
 def _no_verdict(counts: Mapping[str, float]) -> str:
-    """Describes how many judgements have no verdict, and by what cause."""
+    """Describes how many judgments have no verdict, by cause."""
     named = {"judgements", "no_verdict", "shortened"}
     causes = ", ".join(
         f"{count:.0f} {cause.replace('_', ' ')}"
@@ -196,7 +193,7 @@ def _no_verdict(counts: Mapping[str, float]) -> str:
 
 
 def _warning(way: tuple[str, JudgingWay]) -> str:
-    """Warns where most judgements have no verdict, so that no figure says anything."""
+    """Warns if most judgments have no verdict, so that no figure is meaningful."""
     name = way[0]
     counts = way[1].judgements
     if counts["no_verdict"] * 2 <= counts["judgements"]:

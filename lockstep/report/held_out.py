@@ -1,4 +1,4 @@
-"""Figures of a run in words: value, 95 % interval, and where those on held-out rows were best."""
+"""Figures of a run in words: value, 95 % interval, and the best step on held-out rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD_OUT: dict[str, tuple[str, Better]] = {
     "validation/loss": ("held-out loss", "lower"),
     "validation/acc": ("held-out ranking accuracy", "higher"),
 }
-"""The metrics that measure a model: the label of each, and which direction is better."""
+"""Metrics that measure a model, each with its label and its better direction."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Figure:
     """A metric at one step.
 
     Attributes:
-        low: Lower end of its 95 % interval; NaN where none was logged.
+        low: Lower end of its 95 % interval; NaN if none was logged.
         high: Upper end.
     """
 
@@ -33,7 +33,7 @@ class Figure:
     high: float = math.nan
 
     def text(self, form: str = ".3f") -> str:
-        """The value, and in brackets its interval where it has one."""
+        """The value, with its interval in brackets if it has one."""
         if math.isnan(self.low + self.high):
             ends = ""
         else:
@@ -42,18 +42,18 @@ class Figure:
 
 
 def figures(rows: Sequence[Mapping[str, float]], metric: str) -> list[Figure]:
-    """The finite values of a metric over lines of metrics, in their order."""
+    """The finite values of a metric over lines of metrics, in order."""
     return [_figure(row, metric) for row in rows if math.isfinite(row.get(metric, math.nan))]
 
 
 def best(series: Sequence[Figure], better: Better) -> Figure:
-    """The best of some figures; of equals the earliest."""
+    """The best of some figures; the earliest wins ties."""
     sign = 1 if better == "higher" else -1
     return max(series, key=lambda figure: sign * figure.value)
 
 
 TWINS = ("val/loss", "val/acc", "val/generated_rewards")
-"""Metrics of self-rewarding on held-out prompts that are shown beside the headlines."""
+"""Self-rewarding metrics on held-out prompts, shown next to the headlines."""
 
 
 _ALSO = {
@@ -69,13 +69,11 @@ _ALSO = {
     "policy/loss": "loss",
     "critic/explained_variance": "explained variance of the critic",
 }
-"""Further metrics that sum a run up."""
+"""Additional metrics that summarize a run."""
 
 
 def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """Labels and texts of what sums lines of metrics up: first and last values, and the best on
-    held-out rows.
-    """
+    """Labels and texts that summarize metrics: first, last, and best on held-out rows."""
     lines: list[tuple[str, str]] = []
     for metric, (label, better) in HELD_OUT.items():
         series = figures(rows, metric)
@@ -107,10 +105,10 @@ def from_to(series: Sequence[Figure]) -> str:
 
 
 def sentence(step: int, values: Mapping[str, float]) -> str | None:
-    """Describes a validation on one line; None where it has none of the headlines.
+    """Describes a validation on one line; None if it has no headline metric.
 
     Args:
-        step: Steps done.
+        step: Number of finished steps.
         values: Its metrics.
     """
     names = {metric: label for metric, (label, _) in HELD_OUT.items()} | {

@@ -1,4 +1,4 @@
-"""`lockstep report`: runs as one HTML file to look at."""
+"""`lockstep report`: runs as one HTML page."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from lockstep.system.whole_files import open_aside
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
-    """Writes a page about one or several runs; a run may be under way, and needs nothing but its
-    recipe.
+    """Writes a page about runs; a run may be in progress, and needs only its recipe.
 
     Raises:
-        ValueError: If a folder holds no run, or a log of it cannot be read.
+        ValueError: A folder holds no run, or one of its logs is unreadable.
     """
     _write(folders, describe_runs(folders), out)
 
@@ -43,11 +42,10 @@ def write_live_report(folders: Sequence[Path], file: BinaryIO) -> None:
 
 
 def write_sweep_report(sweep: Path, out: Path) -> None:
-    """Writes a page about the runs of a sweep that have begun, with a band over the seeds of each
-    group.
+    """Writes a page about a sweep's started runs, with a band over the seeds of each group.
 
     Raises:
-        ValueError: As `write_report`; or none has begun.
+        ValueError: See `write_report`; or no run has started.
     """
     runs = [run for run in read_sweep(sweep) if (run.folder / "recipe.yaml").is_file()]
     if not runs:
@@ -75,11 +73,12 @@ def _write_page(
 
 
 def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
-    """All that the page shows but samples: `runs` (see `overview`), `sentences` on their metrics,
-    and when it was read.
+    """Everything that the page shows except samples.
+
+    This is `runs` (see `overview`), `sentences` on their metrics, and the time of reading.
 
     Raises:
-        ValueError: If a folder holds no run, or a log of it cannot be read.
+        ValueError: A folder holds no run, or one of its logs is unreadable.
     """
     runs = [
         overview(folder) | {"name": name}
@@ -91,7 +90,7 @@ def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names; their whole paths where two are called the same."""
+    """The folders' names; full paths if two folders have the same name."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) == len(names):
         return names

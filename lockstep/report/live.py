@@ -1,9 +1,8 @@
-"""The server of `lockstep watch`: the page of `lockstep report`, made again when a run has logged
-something.
+"""Server of `lockstep watch`: the page of `lockstep report`, renewed when a run logs.
 
-It listens on this machine alone and serves one page. The printed address has a key, which other
-users of this machine do not know. A request must have that address as its Host, too; otherwise
-another web page in the reader's browser could ask by DNS rebinding.
+It listens only on this machine and serves one page. The printed URL has a key, which other users of
+this machine do not know. A request's Host must match this address, too; otherwise another web page
+in the reader's browser could read the page by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class LiveServer(ThreadingHTTPServer):
         key: The path that is answered.
 
     Raises:
-        InputError: If a folder is there and holds no run.
-        OSError: If the port is taken.
-        OverflowError: If the port's number is too large.
+        InputError: An existing folder holds no run.
+        OSError: The port is taken.
+        OverflowError: The port number is too large.
     """
 
     def __init__(self, folders: Sequence[Path], port: int) -> None:
@@ -49,11 +48,11 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the page."""
+        """The URL of the page."""
         return f"http://{_HOST}:{self.server_port}/{self.key}/"
 
     def tag(self) -> str:
-        """A text that changes when a run has logged something or is in another state."""
+        """A text that changes when a run logs something or changes its state."""
         return "".join(read_state(folder).word + str(_log_sizes(folder)) for folder in self.folders)
 
     def page(self) -> tuple[str, bytes]:
@@ -72,10 +71,10 @@ def serve(folders: Sequence[Path], port: int) -> None:
 
     Args:
         folders: The runs.
-        port: The port; 0 is a free one.
+        port: The port; 0 means a free one.
 
     Raises:
-        InputError: If a folder holds no run, or the port cannot be used.
+        InputError: A folder holds no run, or the port cannot be used.
     """
     try:
         server = LiveServer(folders, port)
@@ -117,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # the page asks by it, again and again, if there is a newer one
 
     def log_message(self, format: str, *args: object) -> None:
-        """Logs nothing: the terminal is the reader's."""
+        """Logs nothing, to keep the terminal clean."""
 
     def _answer(
         self, status: HTTPStatus, content: bytes, kind: str = "text/plain", tag: str = ""

@@ -1,15 +1,14 @@
-"""The logs of a run: JSON lines, a step first in each.
+"""The logs of a run: JSON lines that begin with the step.
 
     metrics.jsonl   {"step": 3, "train/reward": 0.41, …}; training and validation have
                     lines of their own
     timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; a separate file, so that equal
-                    runs have equal metrics; work in
-                    the background begins with `beside/`, and is no part of the time of the step
+                    runs have equal metrics; work in the background begins with `beside/`, and is no
+                    part of the time of the step
     samples.jsonl   {"step": 3, "prompt": …}, several per step
 
-JSON has no NaN and no infinities: they are written as null and as the texts "Infinity" and
-"-Infinity", and `read_metrics` turns them back. Floats are written so that they read back as the
-same bits.
+JSON has no NaN or infinities: they are written as null and as the texts "Infinity" and "-Infinity",
+and `read_metrics` converts them back. Floats read back as the same bits.
 """
 
 from __future__ import annotations
@@ -32,11 +31,9 @@ from lockstep.system.records import is_file, read_record, refuse_other
 METRICS, TIMINGS, SAMPLES = LOGS = "metrics.jsonl", "timings.jsonl", "samples.jsonl"
 LOCK = ".lock"
 CRASH = "crash.txt"
-"""More files of a run's folder: the lock of the process that writes there, and the report of a
-crash.
-"""
+"""More files of a run's folder: the writer's lock, and the crash report."""
 ENVIRONMENT = "environment.json"
-"""Versions, machine and threads that the run is computed on."""
+"""Versions, machine and threads of the run."""
 _MOST_STEPS = 2**53
 
 
@@ -48,7 +45,7 @@ def encode(step: int, row: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Converts a value to what JSON can express."""
+    """Converts a value to JSON types."""
     match value:
         case float() if math.isnan(value):
             return None
@@ -65,7 +62,7 @@ def plain(value: Any) -> Any:
 
 
 def suggest_metric(metric: str, names: Collection[str]) -> str:
-    """Suggests a metric in place of one that is not among those that a run logs."""
+    """Suggests a metric for an unknown metric name."""
     close = get_close_matches(metric, names, 1)
     if close:
         return f"did you mean {close[0]}?"
@@ -73,7 +70,7 @@ def suggest_metric(metric: str, names: Collection[str]) -> str:
 
 
 def require_run(folder: Path) -> None:
-    """Raises ValueError if there is no run in the folder."""
+    """Raises ValueError if the folder holds no run."""
     if not (folder / "recipe.yaml").is_file():
         near = Path("runs") / folder.name
         hint = f"; did you mean {near}?" if (near / "recipe.yaml").is_file() else ""
@@ -81,7 +78,7 @@ def require_run(folder: Path) -> None:
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
-    """The options of a run's recipe; raises InputError where its file holds none."""
+    """The options of a run's recipe; raises InputError if its file holds none."""
     file = folder / "recipe.yaml"
     refuse_other(file)
     try:
@@ -102,18 +99,16 @@ def read_recipe(folder: Path) -> dict[str, Any]:
 
 
 def lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each whole line of a log with its size in bytes; no file, no lines.
+    """Yields each complete line of a log with its size in bytes; nothing without a file.
 
-    A line at the end that is not whole is left out: a run is writing it, or was killed while it
-    did.
+    An incomplete line at the end is left out: a run is writing it, or was killed while it did.
 
     Args:
         path: The log.
-        start: Bytes at its beginning to pass over, a number of whole lines.
+        start: Number of bytes to skip, a number of complete lines.
 
     Raises:
-        InputError: If another line is no JSON object with a step; or the path is that of a pipe, or
-            of a folder.
+        InputError: A line is not a JSON object with a step, or the path is a pipe or a folder.
     """
     if not is_file(path):
         return
@@ -134,28 +129,25 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def read_numbers(path: Path) -> Iterator[dict[str, float]]:
-    """The lines of a log of metrics or timings with their numbers turned back; `step` is one of
-    them.
+    """Yields decoded lines of a log of metrics or timings; `step` is one of the numbers.
 
     Raises:
-        InputError: As `lines`; or if a value is no number.
+        InputError: See `lines`; or a value is not a number.
     """
     for place, (row, _) in enumerate(lines(path), 1):
         yield decode(f"{path}:{place}", row)
 
 
 def decode(where: str, row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line; raises InputError, which names `where` the line is, if a value is no
-    number.
-    """
+    """The numbers of a line; raises InputError that names `where` if a value is not a number."""
     return {name: _number(where, name, value) for name, value in row.items()}
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """The machine that a run noted; nothing where it has not begun.
+    """The machine that a run recorded; empty before the run has begun.
 
     Raises:
-        InputError: If the file holds something else.
+        InputError: The file has other content.
     """
     file = folder / ENVIRONMENT
     cure = "restore the file, or remove it: the next start of the run rewrites it"
@@ -167,7 +159,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _NotedMachine:
-    """The fields that readers look for among all that are noted."""
+    """The recorded fields that readers use."""
 
     threads: PositiveInt = 1
     recipe: str = ""

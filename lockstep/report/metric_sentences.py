@@ -1,4 +1,4 @@
-"""A sentence on each metric, which stands above its curve."""
+"""A sentence on each metric, shown above its curve."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ BY_NAME = {
     ),
     "meta_judge/undecided": "Share of answers without a pair of judgments.",
 }
-"""Sentences by whole names."""
+"""Sentences by full metric name."""
 
 BY_LAST_WORD = {
     "loss": "Loss of this step.",
@@ -224,7 +224,7 @@ BY_LAST_WORD = {
     "unfinished": "Share of prompts with too few finished answers.",
     "unscored": "Share of prompts with too few scored answers.",
 }
-"""Sentences by the last word of a name, where the whole name has none."""
+"""Sentences by a name's last word, for names without their own sentence."""
 
 BY_PATTERN = (
     (
@@ -257,7 +257,7 @@ BY_PATTERN = (
 
 
 def describe_metric(name: str) -> str | None:
-    """A sentence on a metric; None on one that is not of Lockstep's own algorithms."""
+    """A sentence on a metric; None if it is not from Lockstep's own algorithms."""
     epoch = re.fullmatch(r"epoch_(\d+)/(.+)", name)
     if epoch:
         sentence = describe_metric(epoch[2])

@@ -1,6 +1,4 @@
-"""The overview of a run on its page, besides its samples: state, progress, alarms, curves, clock,
-options.
-"""
+"""A run's overview on its page: state, progress, alarms, curves, timings, options."""
 
 from __future__ import annotations
 
@@ -27,20 +25,20 @@ from lockstep.system.yaml12 import flat
 
 
 def overview(folder: Path) -> dict[str, Any]:
-    """Reads a run that is finished, under way, or barely begun.
+    """Reads a run that is finished, in progress, or barely begun.
 
     Returns:
         Plain values: `state` and `about_state` (see `RunState`), `alarms` (see `Alarm`),
-            `agreement` (whether
-        training and sampling agreed, in a sentence, and `agreed` in a word; None where nothing is
-        sampled), `bound` (of agreement; None if there is none), `certificate` (`level` and
-        `sentence`; None where there is none), `headlines` (what sums the run up, in words), `best`
-        (metric → its best step), `step` (the last that was logged), `planned` (steps; None where
-        the data decides), `metrics` and `timings` (name → `step` and `value`; None for what is not
-        finite), `recipe` (key such as ppo.clip → value), `environment`.
+            `agreement` (whether training and sampling agreed, in a sentence, and `agreed` in a
+            word; None without sampling), `bound` (of agreement; None if there is none),
+            `certificate` (`level` and `sentence`; None if there is none), `headlines` (the run's
+            summary, in words), `best` (metric → its best step), `step` (the last logged step),
+            `planned` (steps; None if the data decides), `metrics` and `timings` (name → `step` and
+            `value`; None for values that are not finite), `recipe` (key such as ppo.clip → value),
+            `environment`.
 
     Raises:
-        ValueError: If there is no run in the folder.
+        ValueError: The folder holds no run.
     """
     require_run(folder)
     rows = read_metrics(folder)
@@ -74,7 +72,7 @@ def overview(folder: Path) -> dict[str, Any]:
 
 
 def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
-    """The step at which each figure on held-out rows was best, where there are several."""
+    """The best step of each held-out figure that was logged several times."""
     known = {metric: figures(rows, metric) for metric in HELD_OUT}
     return {
         metric: best(series, HELD_OUT[metric][1]).step
@@ -84,7 +82,7 @@ def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
 
 
 def _series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float | None]]]:
-    """Rows as columns: each name's steps and values, in the order they were logged."""
+    """Rows as columns: each name's steps and values, in logged order."""
     series: dict[str, dict[str, list[float | None]]] = {}
     for row in rows:
         for name, value in row.items():

@@ -1,5 +1,6 @@
-"""Progress of a run for people: a live bar on a terminal, plain lines anywhere else; and the
-seconds of each phase.
+"""Progress of a run for people, and the seconds of each phase.
+
+On a terminal it is a live bar, elsewhere plain lines.
 """
 
 from __future__ import annotations
@@ -26,12 +27,10 @@ HEADLINES = (
     "policy/loss", "critic/loss", "agreement/token_mult_prob_error",
     "pass@1", "reward",
 )  # fmt: skip
-"""The metrics that are shown, where a step has them; all are in metrics.jsonl."""
+"""Metrics to show if a step has them; metrics.jsonl has all of them."""
 
 BESIDE = "beside/"
-"""Prefix of the names of work that ran beside phases; the phases alone add up to the time of a
-step.
-"""
+"""Prefix for work that runs alongside phases; only phases add up to a step's time."""
 
 _LINES = 10  # of a run, where there is no terminal, besides the first
 _SILENT_S = 300.0  # longest time between two of them
@@ -43,10 +42,11 @@ class Progress:
 
     Args:
         title: Title of the run.
-        total_steps: Steps of the whole run; None while that is not known.
-        stream: Where lines go.
-        clock: Seconds that only grow.
-        terminal: A terminal that shows a bar, so that steps need no lines; None: `stream` is none.
+        total_steps: Number of steps of the run; None while unknown.
+        stream: Output for lines.
+        clock: A monotonic clock, in seconds.
+        terminal: A terminal that shows a bar, so that steps need no lines; None if `stream` is not
+            a terminal.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Progress:
         )
 
     def total(self, steps: int, note: str, unit: str = "step") -> None:
-        """Sets the number of steps of the run, as soon as that is known. The first step begins now.
+        """Sets the number of steps of the run once it is known. The first step begins now.
 
         Args:
-            steps: Their number.
+            steps: Number of steps.
             note: A line to show.
             unit: Name of a step.
         """
@@ -86,16 +86,16 @@ class Progress:
         self.note(note)
 
     def note(self, text: str) -> None:
-        """Shows a line that stays."""
+        """Shows a permanent line."""
         self._print(make_printable(text))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Names and times what happens inside.
+        """Names and times the block as a phase.
 
-        A phase within a phase stops the clock of the outer one.
+        A nested phase pauses the clock of the outer one.
 
-        An error learns in which phase it was raised.
+        An error is marked with the phase in which it was raised.
         """
         outer = self._switch(name)
         try:
@@ -108,8 +108,9 @@ class Progress:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """Times what happens inside beside other phases, in another thread; it is no part of a
-        step's seconds.
+        """Times a block that runs alongside other phases, in another thread.
+
+        It does not count toward a step's seconds.
         """
         since = self._clock()
         try:
@@ -122,9 +123,9 @@ class Progress:
         """Ends a step.
 
         Args:
-            step: Steps done.
-            metrics: All of the step's; `HEADLINES` are shown.
-            tokens: Tokens that the step worked on.
+            step: Number of finished steps.
+            metrics: All metrics of the step; `HEADLINES` are shown.
+            tokens: Tokens that the step processed.
             steps: Number of steps that were done together.
         """
         now = self._clock()
@@ -142,9 +143,7 @@ class Progress:
             self._print(" · ".join(self.parts))
 
     def take_timings(self) -> dict[str, float]:
-        """Seconds spent in each phase since the last call; to be called when nothing runs
-        beside.
-        """
+        """Seconds spent in each phase since the last call; call it when nothing runs alongside."""
         self._switch(self._phase)
         timings = self._timings
         self._timings = {}
@@ -152,9 +151,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the last step, at the pace of the newest; None after one step, which also
-        warms up.
-        """
+        """Seconds until the last step at the current pace; None before the second step."""
         if self._total is None or len(self._recent) < 2:
             return None
         seconds, _, steps = map(sum, zip(*self._recent, strict=True))
@@ -162,7 +159,7 @@ class Progress:
 
     @property
     def parts(self) -> list[str]:
-        """Everything but the title and the phase, each as a few words."""
+        """Everything except the title and the phase, each part in a few words."""
         parts = [
             f"{self._unit} {self._step}"
             if self._total is None
@@ -178,7 +175,7 @@ class Progress:
         return parts
 
     def draw(self, width: int) -> RenderableType:
-        """The bar as it is now."""
+        """The current bar."""
         bar = Table.grid(padding=(0, 1))
         if self._phase is None:
             doing = ""
@@ -197,7 +194,7 @@ class Progress:
             self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _switch(self, phase: str | None) -> str | None:
-        """Charges the time until now to the phase that was, and returns it."""
+        """Charges the time since the last switch to the current phase, and returns that phase."""
         now = self._clock()
         before = self._phase
         if before is not None:
@@ -214,15 +211,14 @@ def show_progress(
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Progress]:
-    """Shows a run while the `with` block lasts.
+    """Shows a run's progress during the `with` block.
 
     Args:
         title: Title of the run.
-        total_steps: Steps of the whole run; where it is not known yet, `Progress.total` says it
-            later.
-        stream: Target; standard error if None. On a terminal a bar moves, elsewhere there is a line
-            for each tenth of the steps, and for the first and the last.
-        clock: Seconds that only grow.
+        total_steps: Number of steps of the run; if unknown, `Progress.total` sets it later.
+        stream: Output; standard error if None. A terminal shows a bar; other outputs get a line for
+            each tenth of the steps, and for the first and the last.
+        clock: A monotonic clock, in seconds.
     """
     out = sys.stderr if stream is None else stream
     console = Console(file=out)
@@ -242,7 +238,7 @@ def show_progress(
 
 
 def show_notes(clock: Callable[[], float] = time.perf_counter) -> Progress:
-    """Progress of a program with a loop of its own: notes on standard error, and nothing else."""
+    """Progress of a program with its own loop: only notes on standard error."""
     return Progress("", None, sys.stderr, clock)
 
 
@@ -256,6 +252,6 @@ def _format_clock(seconds: float) -> str:
 
 
 def _wrap(parts: Sequence[str], width: int) -> str:
-    """Wraps parts into lines, never between a metric and its value."""
+    """Wraps parts into lines without separating a metric from its value."""
     unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")

@@ -1,4 +1,4 @@
-"""The state of a run as its folder tells it: running, finished, died or stopped."""
+"""The state of a run according to its folder: running, finished, died or stopped."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class RunState:
     """The state of a run.
 
     Attributes:
-        word: `stopped` is a run that was interrupted or killed; `not finished` one where it cannot
-            be told.
-        text: More words on it; for a run that died its error.
+        word: State in a word; `stopped` means interrupted or killed, `not finished` means unknown.
+        text: Details; the error of a run that died.
     """
 
     word: Word
@@ -51,11 +50,9 @@ def read_state(folder: Path) -> RunState:
 
 
 def is_locked(folder: Path) -> bool | None:
-    """True if a process of this machine holds the run's lock; None where there is none, or the
-    system does not tell.
+    """True if a process on this machine holds the run's lock; None if unknown or no lock.
 
-    The lock is looked up and never tried: a try would keep out a run that starts in the same
-    instant.
+    The lock is only inspected, never acquired: an attempt could block a run that is starting.
     """
     try:
         held = _LOCKS.read_text(encoding="ascii")
@@ -70,9 +67,7 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def _error(lines: Sequence[str]) -> str:
-    """The line of a crash report that names the error: the last one before notes, which name phase
-    and step.
-    """
+    """The line of a crash report with the error: the last before notes on phase and step."""
     known = [line for line in lines if not line.startswith((" ", "phase:"))]
     if known:
         return known[-1].strip()

@@ -1,6 +1,4 @@
-"""A run's samples for a page: a light index of all of them, and blocks with the rest that are
-opened when needed.
-"""
+"""A run's samples for a page: a small index, and blocks that are opened on demand."""
 
 from __future__ import annotations
 
@@ -33,16 +31,16 @@ Store = Callable[[int, bytes], object]
 
 
 def pack_samples(folder: Path, store: Store) -> bytes:
-    """Reads the samples of a run once, hands on full blocks as they come, and returns the index.
+    """Reads a run's samples once, passes full blocks to `store`, and returns the index.
 
     The index has a row per sample, in the order of the log, with the columns `step`, `score`,
-    `shaped_score`, `tokens`, `truncated`, `held_out` (1: of a prompt that is not trained on),
-    `prompt` (a number), `block` and `place` (which row of it); and in its header the `prompts`
-    (`id` and beginning of each) and the `responses`' beginnings, one per line. What a row of the
-    log lacks is null.
+    `shaped_score`, `tokens`, `truncated`, `held_out` (1 for a held-out prompt), `prompt` (a
+    number), `block` and `place` (its row in the block); and in its header the `prompts` (`id` and
+    beginning of each) and the `responses`' beginnings, one per line. Values that a row of the log
+    lacks are null.
 
     Raises:
-        InputError: If a column of a response's tokens has another length.
+        InputError: A column of a response's tokens has a different length.
     """
     index: dict[str, list[_Number]] = {name: [] for name in (*_LOGGED, "prompt", "block", "place")}
     prompts: dict[str, tuple[int, str]] = {}
@@ -70,7 +68,7 @@ def pack_samples(folder: Path, store: Store) -> bytes:
 
 
 _Number = Literal["Infinity", "-Infinity"] | float | bool | None
-"""A number as logs have it."""
+"""A number as encoded in logs."""
 
 
 class _Block:
@@ -132,7 +130,7 @@ def _shorten(value: _Number) -> _Number:
 
 
 def _response(row: Mapping[str, Any]) -> str:
-    """Returns the response of a row; of a pair, the answer that was preferred."""
+    """Returns the response of a row; for a pair, the preferred answer."""
     return row.get("response", row.get("chosen", ""))
 
 

@@ -1,5 +1,7 @@
-"""The result of a run on one screen: whether training and sampling agreed, held-out figures before,
-after and at their best, the report's alarms, and where report and model are.
+"""The result of a run on one screen: agreement, held-out figures, alarms, and paths.
+
+Held-out figures are those before training, after it, and at their best; paths are those of the
+report and the model.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ PAGE = "report.html"
 
 
 def summary(folder: Path) -> str:
-    """Reads a run's metrics.
+    """Summarizes a run's metrics.
 
-    Returns text for a terminal; ends with the paths of the run, its report and its model.
+    Returns text for a terminal; it ends with the paths of the run, its report and its model.
     """
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
@@ -31,8 +33,9 @@ def summary(folder: Path) -> str:
 
 
 def has_trained(folder: Path) -> bool:
-    """True if a step of a run has learned from anything, weight decay aside; also where there has
-    been no step yet.
+    """True if any step of a run has learned something, ignoring weight decay.
+
+    Also true before the first step.
     """
     rows = [row for row in read_metrics(folder) if row["step"] > 0]
     norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
@@ -40,9 +43,7 @@ def has_trained(folder: Path) -> bool:
 
 
 def judge(folder: Path) -> int:
-    """The exit code of a finished run: of a promise that was broken, of nothing learned, or of
-    success.
-    """
+    """The exit code of a finished run: a broken promise, nothing learned, or success."""
     compared = read_agreement(folder)
     if compared is not None and compared.exit_code:
         return compared.exit_code
@@ -64,7 +65,7 @@ def _where(folder: Path) -> str:
 
 
 def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
-    """The verdict on training and sampling, and first, last and best of the headlines."""
+    """The verdict on training and sampling, and first, last and best headline values."""
     lines: list[tuple[str, str]] = []
     compared = read_agreement(folder)
     certificate = ReadCertificate.of(folder / CERTIFICATE)

@@ -1,5 +1,6 @@
-"""Sweeps as their folder tells them: runs with their values, grouped over seeds, with means and
-their intervals.
+"""Sweeps as read from their folder: runs with their values, grouped over seeds.
+
+Groups have means and their intervals.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from lockstep.report.terminal import summary_table
 from lockstep.system.records import is_file, read_record
 
 SWEEP = "sweep.json"
-"""File of a sweep's folder: the values of its runs, by name and option."""
+"""File in a sweep's folder with the values of its runs, by name and option."""
 
 FINAL = (*HELD_OUT, "train/reward", "train/kl", "train/loss", "agreement/token_mult_prob_error")
 """Metrics whose last values a sweep compares."""
 
 SEED = "seed"
-"""The option over which runs are repeated: runs that differ in it alone are a group."""
+"""The option over which runs repeat: runs that differ only in it are a group."""
 
 LEVEL = 0.95
 """Confidence of an interval."""
@@ -39,7 +40,7 @@ class SweepRun:
 
     Attributes:
         folder: Its folder.
-        values: The values that are its own, by option.
+        values: Its values, by option.
     """
 
     folder: Path
@@ -47,21 +48,19 @@ class SweepRun:
 
     @property
     def group(self) -> str:
-        """Name of the group of runs that differ in the seed alone."""
+        """Name of the group of runs that differ only in the seed."""
         return (
             " ".join(f"{key}={value}" for key, value in self.values.items() if key != SEED) or "all"
         )
 
     @cached_property
     def rows(self) -> Sequence[Mapping[str, float]]:
-        """Its lines of metrics; none before it has begun."""
+        """Its lines of metrics; empty before it has begun."""
         return read_metrics(self.folder)
 
     @cached_property
     def state(self) -> Word | Literal["failed"]:
-        """The state of its folder; `failed` if it is finished, but broke a promise or learned from
-        nothing.
-        """
+        """The state of its folder; `failed` if it broke a promise or learned nothing."""
         state = read_state(self.folder).word
         if state == "finished" and judge(self.folder) != exit_codes.OK:
             return "failed"
@@ -69,14 +68,14 @@ class SweepRun:
 
     @cached_property
     def final(self) -> Mapping[str, float]:
-        """The last value of each metric of `FINAL` that it logs; it may be NaN or infinite."""
+        """The last value of each metric of `FINAL` that it logs; may be NaN or infinite."""
         last = {metric: value for row in self.rows for metric, value in row.items()}
         return {metric: last[metric] for metric in FINAL if metric in last}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seed alone.
+    """Runs that differ only in the seed.
 
     Attributes:
         name: Their other values.
@@ -88,14 +87,12 @@ class Group:
 
     @property
     def finished(self) -> Sequence[SweepRun]:
-        """Its runs that are finished, and have not failed."""
+        """Its runs that finished without failing."""
         return [run for run in self.runs if run.state == "finished"]
 
     @property
     def final(self) -> Mapping[str, dict[str, float]]:
-        """The spread of finished runs' last values by metric; a value that is not finite is left
-        out, as n says.
-        """
+        """Spread of finished runs' last values, by metric; n counts only finite values."""
         found: dict[str, dict[str, float]] = {}
         for metric in FINAL:
             values = [run.final.get(metric, math.nan) for run in self.finished]
@@ -105,11 +102,10 @@ class Group:
         return found
 
     def draw_bands(self) -> dict[str, dict[str, Any]]:
-        """Columns `step`, `mean`, `low`, `high`, and `n`, the number of runs, of each metric that
-        two runs log.
+        """Columns `step`, `mean`, `low`, `high` and `n` for each metric that two runs log.
 
-        A band reaches as far as all of them have come. Ends of intervals have none, and failed runs
-        count in none.
+        `n` is the number of runs. A band ends with the shortest run. Interval ends (`_low`,
+        `_high`) have no bands, and failed runs do not count.
         """
         runs = [run for run in self.runs if run.state != "failed"]
         bands: dict[str, dict[str, Any]] = {}
@@ -127,10 +123,9 @@ class Group:
 
 
 def measure_spread(values: Sequence[float]) -> dict[str, float]:
-    """The `count` of some values, their `mean`, and the `low` and `high` end of its Student-t
-    interval at `LEVEL`.
+    """The `count` and `mean` of values, and their Student-t interval `low` to `high` at `LEVEL`.
 
-    NaN: there is none, since a value is not finite, or of an interval there is a single value.
+    NaN if a value is not finite; the interval is NaN for a single value.
     """
     count = len(values)
     mean = fmean(values) if all(map(math.isfinite, values)) else math.nan
@@ -156,9 +151,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> list[SweepRun]:
-    """The runs of a sweep, in its order, begun or not; raises InputError if its file holds
-    something else.
-    """
+    """A sweep's runs in order, begun or not; raises InputError if its file has other content."""
     noted = read_record(
         folder / SWEEP, dict[str, dict[str, Any]], "restore the file, or choose another --name"
     )
@@ -177,8 +170,9 @@ def list_runs(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
 
 
 def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
-    """A row for each group and final metric: `group`, `metric`, `count`, `mean`, `low`, `high`, of
-    finished runs.
+    """A row per group and final metric of finished runs.
+
+    Its keys are `group`, `metric`, `count`, `mean`, `low` and `high`.
     """
     return [
         {"group": group.name, "metric": metric, **spread}
@@ -188,7 +182,7 @@ def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
 
 
 def summarize_sweep(folder: Path) -> str:
-    """The final values of each group, and where the report is."""
+    """The final values of each group, and the path of the report."""
     runs = read_sweep(folder)
     metrics = _list_metrics(runs)
     table = [["", "finished", *metrics]]
@@ -200,9 +194,7 @@ def summarize_sweep(folder: Path) -> str:
 
 
 def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
-    """All that a page shows of a sweep's runs that have begun, besides what it shows of any runs;
-    plain values.
-    """
+    """Everything about a sweep's started runs that a page adds to its runs; plain values."""
     return {
         "level": LEVEL,
         "runs": [{"state": run.state, "final": dict(run.final)} for run in runs],
@@ -226,9 +218,7 @@ def _list_metrics(runs: Sequence[SweepRun]) -> list[str]:
 
 @cache
 def student(exceeded: float, freedom: int) -> float:
-    """The quantile of Student's distribution that is exceeded with this probability, by bisection
-    of its integral.
-    """
+    """The upper quantile of Student's t distribution, by bisection of its integral."""
     if exceeded > 0.5:
         return -student(1 - exceeded, freedom)
     middle = min(1 - 2 * exceeded, 1 - 1e-13)

@@ -1,4 +1,4 @@
-"""Reports that fit a terminal."""
+"""Reports for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def summary_table(rows: Sequence[Sequence[str]]) -> str:
     """Columns of text, each as wide as its widest entry; no escape codes.
 
     Raises:
-        ValueError: If rows differ in length.
+        ValueError: Rows differ in length.
     """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -21,5 +21,5 @@ def summary_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table of Markdown."""
+    """Returns a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
