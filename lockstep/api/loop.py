@@ -181,7 +181,7 @@ def open_sampler(
         computation = choose_kernels(folder, section, computation, progress.note)
     spec = SamplerSpec(folder, section, computation)
     shared = None
-    spec.require_proof()  # of decoding, too, which a learner's own leaves out
+    spec.require_proof()  # includes decoding, which a learner's own proof omits
     if learner is not None and own is not None:
         shared = open_models.share_weights(learner, own, spec, _WORKERS)
     return TextSampler(

@@ -65,7 +65,7 @@ class Trainer:
             name = text.rpartition(":")[2].partition("-")[0].lower()
         tree = {"algorithm": text, **build_tree(options)}
         if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
-            tree.setdefault("reward", None)  # of the base, which did not know of the environment
+            tree.setdefault("reward", None)  # drop the base's reward, which ignores the environment
         said = Layer(f"lockstep.{type(self).__name__}", tree)
         self._resolve = partial(load_options, name, base, said)
         self._loaded = self._resolve()

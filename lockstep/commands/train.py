@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
             from lockstep.run.dry_run.dry_run import dry_run
         print_text(dry_run(load(options.recipe, options.overrides), options.allow_changes))
         return 0
-    sys.stdout = outlive(sys.stdout)  # a run is worth more than what it prints
+    sys.stdout = outlive(sys.stdout)  # a run must survive failing output
     with spare_modules():
         from lockstep.run.train import judge_finished, train
     return judge_finished(train(load(options.recipe, options.overrides), options.allow_changes))

@@ -69,7 +69,7 @@ def fetch_model(model: str) -> Path:
     return weights_of(model)
 
 
-@cache  # so that a learner and a sampler of one name are of one commit
+@cache  # so that learner and sampler get the same commit for a name
 def _fetch_once(model: str) -> Path:
     try:
         name = parse(model, "model")

@@ -132,7 +132,7 @@ class Loaded:
     def identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change results, and the warm start."""
         tree = self.dump()
-        # what shows a run, and what a finished run is measured by
+        # options that display a run, or check a finished one
         for section in ("trackers", "acceptance"):
             tree.pop(section, None)
         of_backends = {name: backend.changes_no_result for name, backend in INFERENCE.every()}
@@ -251,7 +251,7 @@ def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
         read.append(first)
         try:
             tree = read_tree(str(first))
-        except RecipeError:  # it is gone, and then nothing loads it
+        except RecipeError:  # missing, so nothing loads it
             return
 
 
@@ -336,7 +336,7 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
         except ValueError as error:
             wrong.append(f"override {shorten(text)}: {error}")
         else:
-            layers.pop(key, None)  # the last one counts, so that a script can append overrides
+            layers.pop(key, None)  # the last one wins, so that a script can append overrides
             layers[key] = Layer(f"override {shorten(text)}", yaml12.nest(key, value))
     if wrong:
         raise RecipeError("\n".join(wrong))
@@ -408,7 +408,7 @@ def _validate(
         return validate(kind, tree), []
     except FaultyTree as error:
         faults = error.faults
-    # The rows of a task are those that the rest of its recipe reads, so its options stay.
+    # The rest of the recipe reads the task's rows, so the task's options stay.
     from_base = [
         keys
         for keys, _ in yaml12.flat(tree)

@@ -38,10 +38,10 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     )
     definitions: dict[str, JsonSchemaValue] = made["$defs"]
     recipe, task = (references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes)
-    definitions[task]["additionalProperties"] = True  # each task has options of its own
+    definitions[task]["additionalProperties"] = True  # each task has its own options
     whole = definitions.pop(recipe)
     options = whole["properties"]
-    # one word may stand for a section, as in `sampler: vllm`
+    # a word may stand for a section, as in `sampler: vllm`
     for name in SHORT_FORMS.keys() & options.keys():
         options[name] = {"anyOf": [options[name], {"type": "string"}]}
     options |= {"base": _BASE, "algorithm": {**options["algorithm"], "const": algorithm}}

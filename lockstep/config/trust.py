@@ -135,7 +135,7 @@ def note_run_here(tree: Mapping[str, Any]) -> None:
             }
     new = sorted(run - _read_known())
     if new:
-        with suppress(OSError, LockstepError):  # later commands then ask for --trust
+        with suppress(OSError, LockstepError):  # later commands will then require --trust
             append(find_cache_folder() / NOTES, "".join(f"{digest}\n" for digest in new).encode())
 
 

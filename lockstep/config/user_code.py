@@ -54,7 +54,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's module may raise anything while it is imported
+    ) as error:  # importing a user's module may raise anything
         what = f"{type(error).__name__}: {show(error, str)}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
@@ -126,7 +126,7 @@ def find_file(reference: str) -> Path | None:
             ),
             None,
         )
-    except (OSError, ValueError):  # text that is no name of a file at all
+    except (OSError, ValueError):  # not a valid file name
         return None
 
 
@@ -159,7 +159,7 @@ def read_reward(reward: object) -> float | None:
         return None
     try:
         number = float(reward) if isinstance(reward, numbers.Real) else math.nan
-    except Exception:  # too large, or of a class of the user's
+    except Exception:  # too large, or an instance of a user's class
         number = math.nan
     if not abs(number) <= LARGEST_REWARD:
         raise ValueError(f"{show(reward)}; return a finite number, or None for no verdict")
@@ -201,7 +201,7 @@ def import_file(path: Path) -> ModuleType:
     if known is not None and known[0] == text:
         return known[1]
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for a script: it may import its neighbors
+        sys.path.insert(0, str(path.parent))  # as for a script, which may import its neighbors
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"lockstep_user_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path, loader=find_loader(name, path))
@@ -209,7 +209,7 @@ def import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = (
-        module  # as an import does: dataclasses, for one, look their module up there
+        module  # like an import: dataclasses, for example, look up their module there
     )
     spec.loader.exec_module(module)
     _MODULES[path] = text, module

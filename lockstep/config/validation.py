@@ -66,7 +66,7 @@ def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[Err
     except (
         ValidationError,
         TypeError,
-    ):  # its faults are those of single values; TypeError: a task without its class
+    ):  # errors of single values are found elsewhere; TypeError: a task without its class
         return
     for of, text in broken.found:
         if of is section:

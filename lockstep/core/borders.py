@@ -95,7 +95,7 @@ def _require(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cu
     for column in columns:
         if not column.numel():
             continue
-        low, high = column.aminmax()  # both are NaN where one number is
+        low, high = column.aminmax()  # both are NaN if any number is
         if bool(low.isfinite() & high.isfinite() & (high <= most)):
             continue
         index, *rest = (~(column.isfinite() & (column <= most))).nonzero()[0].tolist()

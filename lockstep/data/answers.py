@@ -197,7 +197,7 @@ class AnswerEncoder:
             and text.startswith(opened)
             and not _fields_beside(answer)
         ):
-            # the prompt opens a thought, which the template drops once it is over
+            # the prompt opens a thought, which the template drops after it ends
             return text[len(opened) :] + after
         cut = _find_continuation(_text_of(talk[-1]).strip(), opening, before)
         if cut is None or not whole.startswith(before[:cut]):

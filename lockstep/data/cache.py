@@ -21,7 +21,7 @@ from lockstep.system.cache_folder import find_cache_folder
 from lockstep.system.disk import own_copy
 from lockstep.system.whole_files import open_aside
 
-_FORMAT = 4  # another number makes all older entries unused
+_FORMAT = 4  # a new number makes all older entries unused
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
             raise DataError(
                 f"{path}: is named twice; name it once, and set data.weights to use it more often"
             )
-    named = [path.absolute() for path in paths]  # a file of a hub is a link to a name of digits
+    named = [path.absolute() for path in paths]  # a Hub file links to a name of digits
     depths = range(1, max(len(path.parts) for path in named) + 1)
     labels = (["/".join(path.parts[-depth:]) for path in named] for depth in depths)
     return next(names for names in labels if len(set(names)) == len(names))

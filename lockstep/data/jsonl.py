@@ -60,7 +60,7 @@ class JsonlIndex(Rows):
         super().__init__(Path(path), label)
         found = cache.table(cache.entry("index", self._stamp), self._scan)
         self._require_unchanged()
-        # of each row: where its line begins in the text, and which line it is
+        # for each row: offset of its line in the text, and number of the line
         self._numbers = found.numbers
         self.digest = found.about["digest"]
         self._settle(bad_rows, found.about["bad"], found.about["faults"])
@@ -223,7 +223,7 @@ def parse_any(text: bytes) -> Any:
     except StrictJsonError as error:
         raise ValueError(str(error)) from error
     except json.JSONDecodeError as error:
-        # Not `colno`, which counts from the last newline: that of a line, or any in a list.
+        # Not `colno`, which counts from the last newline, and a list may have several.
         raise ValueError(f"is not JSON ({error.msg} at character {error.pos + 1})") from error
     except RecursionError as error:
         raise ValueError(f"is not JSON (it {_TOO_DEEP})") from error

@@ -25,7 +25,7 @@ MOST_BYTES = 1 << 30
 
 _TEMPLATE_S = 5.0
 _TOKENIZER_S = 60.0
-_CHARACTERS_A_SECOND = 10_000  # a slow tokenizer on a busy machine; usual is a million
+_CHARACTERS_A_SECOND = 10_000  # a slow tokenizer on a busy machine; a million is typical
 _MEMORY = Path("/proc/self/statm")
 
 

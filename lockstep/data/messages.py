@@ -121,7 +121,7 @@ def require_template(
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             raise
-        if isinstance(error.__cause__, TimeoutError):  # once for each row is too often
+        if isinstance(error.__cause__, TimeoutError):  # once per row would be too often
             raise InputError(
                 f"the chat template of {tokenizer.name_or_path} cannot be used: {error}"
             ) from error
@@ -133,7 +133,7 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
         return
     try:
         template = _MARKS.sub("", tokenizer.get_chat_template())
-        with limit_template():  # which computes the constants in it
+        with limit_template():  # parsing computes its constants
             parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
             known = sorted(meta.find_undeclared_variables(parsed) - _GIVEN)
     except (
@@ -142,7 +142,7 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
         TypeError,
         MemoryError,
         TimeoutError,
-    ):  # rendering it says why
+    ):  # rendering it reports why
         return
     unknown = next((name for name in args if name not in known), None)
     if unknown is not None:
@@ -159,7 +159,7 @@ def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
     for text in templates.values() if isinstance(templates, dict) else [templates or ""]:
         try:
             operators = [word for _, kind, word in Environment().lex(text) if kind == "operator"]
-        except TemplateSyntaxError:  # rendering it says where
+        except TemplateSyntaxError:  # rendering it reports where
             return
         if "**" in operators:
             raise InputError(
@@ -206,7 +206,7 @@ def _text(
     except ChatTemplateError:
         if all(message.get("content") is not None for message in talk):
             raise
-    # Some templates know null content as null, and others join it as text.
+    # Some templates accept null content, and others concatenate it as text.
     return _apply(
         [{**message, "content": message.get("content") or ""} for message in talk],
         tokenizer,
@@ -252,7 +252,7 @@ def _apply(
         raise ChatTemplateError(
             f"it asks for more than {MOST_BYTES >> 30} GiB of memory"
         ) from error
-    except Exception as error:  # a template is a program, and may raise anything
+    except Exception as error:  # templates are programs and may raise anything
         raise ChatTemplateError(first_line(error)) from error
 
 

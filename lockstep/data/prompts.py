@@ -191,7 +191,7 @@ def token_ids(
         DataError: A text is too long, or tokenizing it fails or takes too long; named by its place
             in `names`, if given.
     """
-    if not texts:  # a tokenizer cannot be called with none
+    if not texts:  # tokenizers reject an empty list
         return []
     for place, text in enumerate(texts):
         if len(text) > _MOST_CHARACTERS:
@@ -235,7 +235,7 @@ def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | 
     """
     try:
         return tokenize_in_time(tokenize, sum(map(len, texts))), None
-    except BaseException as error:  # a panic of the tokenizer's Rust code is no Exception
+    except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
         if not isinstance(error, TimeoutError) and type(error).__name__ != _PANIC:
             raise
         return None, first_line(error)
@@ -372,7 +372,7 @@ class Prompts(EncodedRows[Prompt]):
         return ""
 
     def _fault(self, row: Row) -> str | None:
-        # A row without an answer, too, should stop a run before it starts, not at step 40.
+        # A row without an answer should also stop a run before it starts, not at step 40.
         return self._prompt_fault(row) or self._answer_fault(row) or self._rule.fault(row)
 
     def _answer_fault(self, row: Row) -> str | None:

@@ -23,9 +23,9 @@ from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped,
 from lockstep.data.template_date import find_date
 from lockstep.data.templates import FieldType, askers, complaint, fills, find_doubled_braces, render
 
-_ROWS_AT_ONCE = 1024  # rows that are tokenized in one call in the pass over the data
+_ROWS_AT_ONCE = 1024  # rows tokenized per call in the pass over the data
 _MANY_ROWS = 100_000  # take a minute
-_LOOKED_AT = 64  # rows in which notes look for fields that nothing reads
+_LOOKED_AT = 64  # rows that notes search for unused fields
 _BAD = "bad rows"
 _OVERLONG = "over-long"
 _REMEDIES = {

@@ -51,7 +51,7 @@ def _read(path: Path) -> Table:
         ) from None
     try:
         return parquet.read_table(path)
-    except Exception as error:  # of pyarrow and what it reads
+    except Exception as error:  # from pyarrow and the libraries it uses
         raise DataError(
             f"{path}: cannot be read as Parquet ({first_line(error)}); save it again"
         ) from error

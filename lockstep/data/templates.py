@@ -172,7 +172,7 @@ def _field(row: Row, name: str, where: str) -> str:
         if isinstance(value, str):
             return value
         return as_written(value)
-    except TypeError as error:  # a table can hold dates and bytes inside of a list
+    except TypeError as error:  # tables can hold dates and bytes inside lists
         raise DataError(
             f"{where}: the field {name!r} cannot be put into a template ({error})"
         ) from error

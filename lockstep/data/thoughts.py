@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase  # takes a second
+    from transformers import PreTrainedTokenizerBase  # slow to import: one second
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Rank:
             table = self._vocabulary
         else:
             table = 0
-        # The head's gradient is whole until the end of the pass where ranks reduce it or a tied
+        # The head's gradient is unsharded until the end of the pass if ranks reduce it or a tied
         # embedding adds to it.
         if self.shares > 1 or not self.sizes.head or not several:
             waits = table
@@ -227,7 +227,7 @@ class Rank:
         keys = sizes.keys // tp
         hidden = sizes.intermediate // tp
         own = self.own
-        # each product of a state casts it for itself
+        # each product casts its state separately
         if a == FP32:
             copies = 2
         else:
@@ -334,7 +334,7 @@ class Rank:
         if cp == 1:
             return self.own, 0
         chunk = -(-sequence // (2 * cp))
-        keys = (2 * cp + 1) * chunk  # of an early chunk and a late one
+        keys = (2 * cp + 1) * chunk  # for an early chunk and a late one
         sequences = -(-self.load.tokens(self.learner) // sequence)
         return sequences * keys, sequences * chunk * keys
 
@@ -440,8 +440,8 @@ class Generation:
         seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)
         if fixed is not None:
             return cls(weights, fixed, stays=stays, seen=seen)
-        # Devices split the KV heads; where there are fewer heads than devices, several hold the
-        # same one.
+        # Devices split the KV heads; with fewer heads than devices, several devices hold the same
+        # head.
         per_token = -(
             -sizes.cache * (HALF if learner.is_half else FP32) // min(width, sizes.key_heads)
         )

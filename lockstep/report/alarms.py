@@ -160,7 +160,7 @@ def _describe_quitting(window: Sequence[Row]) -> str:
     paid = cut_off / count
     earned = others / max(len(late) - count, 1e-9)
     least = _average(late, "train/reward_min")
-    # as where longer thoughts pay, and those that are cut off are wrong
+    # for example, longer thoughts pay, and truncated ones are wrong
     if paid <= (least + earned) / 2:
         return ""
     return (

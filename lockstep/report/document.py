@@ -33,7 +33,7 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = Fal
     """
     page = files("lockstep.report").joinpath("page")
     text = {entry.name: entry.read_text("utf-8") for entry in page.iterdir() if entry.is_file()}
-    # uPlot, as its authors published it, with its license, for both lie in every page
+    # uPlot as published, with its license: every page contains both
     plotter = {entry.name: entry.read_text("utf-8") for entry in page.joinpath("vendor").iterdir()}
     styles = (
         f"/* uPlot {plotter['LICENSE'].strip()} */\n{plotter['uPlot.min.css']}\n{text['page.css']}"
@@ -43,7 +43,7 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = Fal
         f"\n{text[name]}//# sourceURL={name}\n"
         for name in (*_SCRIPTS, *(["live.js"] if live else []))
     ]
-    # Plotting libraries put styles into attributes; like everything else, styles can load nothing.
+    # Plotting libraries put styles into attributes; styles cannot load anything either.
     runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*scripts, library])
     policy = (
         f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri "

@@ -84,7 +84,7 @@ def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
             lines.append(("  best", f"{found.text()} at step {found.step}"))
     rewarded = figures(rows, "train/reward")
     cut_off = any(row.get("train/truncated") for row in rows)
-    # the former a surrogate of rewards
+    # the loss is a surrogate of rewards
     hidden = {"policy/loss": bool(rewarded), "train/truncated": not cut_off}
     for metric, label in _ALSO.items():
         series = figures(rows, metric)

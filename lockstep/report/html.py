@@ -56,7 +56,7 @@ def write_sweep_report(sweep: Path, out: Path) -> None:
 
 def _write(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
     refuse_other(out)
-    with open_aside(out, own_copy(out)) as file:  # a reader finds a whole one
+    with open_aside(out, own_copy(out)) as file:  # readers never see a partial file
         _write_page(folders, report, file)
 
 

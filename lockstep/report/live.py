@@ -109,11 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
         except (
             ValueError,
             OSError,
-        ) as error:  # a log that cannot be read now, or a run that is being removed
+        ) as error:  # an unreadable log, or a run that is being removed
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
         return self._answer(HTTPStatus.OK, page, "text/html; charset=utf-8", tag)
 
-    do_HEAD = do_GET  # the page asks by it, again and again, if there is a newer one
+    do_HEAD = do_GET  # the page polls with it for a newer version
 
     def log_message(self, format: str, *args: object) -> None:
         """Logs nothing, to keep the terminal clean."""

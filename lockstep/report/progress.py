@@ -32,9 +32,9 @@ HEADLINES = (
 BESIDE = "beside/"
 """Prefix for work that runs alongside phases; only phases add up to a step's time."""
 
-_LINES = 10  # of a run, where there is no terminal, besides the first
-_SILENT_S = 300.0  # longest time between two of them
-_WINDOW = 10  # steps that the throughput and the time left are measured over
+_LINES = 10  # lines per run without a terminal, besides the first
+_SILENT_S = 300.0  # maximum time between two lines
+_WINDOW = 10  # number of steps for measuring throughput and time left
 
 
 class Progress:
@@ -71,7 +71,7 @@ class Progress:
         # seconds, tokens and steps
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
         self._shown: tuple[float, int] | None = (
-            None  # when the newest line was written, and its tenth of the steps
+            None  # time of the newest line, and its tenth of the steps
         )
 
     def total(self, steps: int, note: str, unit: str = "step") -> None:
@@ -166,7 +166,7 @@ class Progress:
             else f"{self._unit} {self._step}/{self._total}"
         ]
         parts += [f"{name} {value:.4g}" for name, value in self._metrics.items()]
-        recent = list(self._recent)  # at once, since the bar is drawn in a thread
+        recent = list(self._recent)  # a copy, because a thread draws the bar
         seconds, tokens = (sum(entry[place] for entry in recent) for place in (0, 1))
         if seconds and tokens:
             parts.append(f"{tokens / seconds:,.0f} tokens/s")
@@ -189,7 +189,7 @@ class Progress:
     def _print(self, text: str) -> None:
         if self._terminal is None:
             print(text, file=self._stream, flush=True)
-        # the terminal breaks a long line, so that a path or a command in it can be copied whole
+        # the terminal wraps long lines, so that a path or a command can be copied
         else:
             self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -230,8 +230,8 @@ def show_progress(
     with Live(
         get_renderable=lambda: progress.draw(console.width),
         console=console,
-        refresh_per_second=5,  # so that a long phase is seen to be alive
-        # what is printed appears above the bar, but a pipe keeps its output
+        refresh_per_second=5,  # shows that a long phase is alive
+        # prints appear above the bar, but a pipe keeps its output
         redirect_stdout=sys.stdout.isatty(),
     ):
         yield progress

@@ -21,8 +21,8 @@ _PAIR = (
     "chosen_judgements",
     "rejected_judgements",
 )
-_PART = "reward/"  # of a sum of rewards
-_BEGINNING = 96  # characters of a response that the index has
+_PART = "reward/"  # prefix of the parts of a sum of rewards
+_BEGINNING = 96  # characters of each response in the index
 _TOKENS_PER_BLOCK = 16384
 _ROWS_PER_BLOCK = 1024
 

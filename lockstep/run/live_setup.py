@@ -71,7 +71,7 @@ class LiveSetup:
     progress: Progress
     workers: Workers
     turns: Turns = field(default_factory=Turns)
-    # one engine for the weights of all learners
+    # one engine serves the weights of all learners
     _apart: Sampler | None = field(default=None, init=False)
 
     @property

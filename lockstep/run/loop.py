@@ -44,7 +44,7 @@ def loop(
         finished = run_length.over(number, position)
         why = stop.check_after_step()
         with progress.phase("metrics"):
-            # waits for the device, which the log should not be charged with
+            # wait for the device here, so that the log's timing excludes it
             values = result.metrics.floats()
         event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):

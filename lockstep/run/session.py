@@ -125,7 +125,7 @@ class Session:
         step = event.step
         every = self._options.validate_every
         is_due = event.leaving or step % self._options.save_every == 0
-        # before the run is saved: a kill between leaves no old one
+        # before the run is saved, so that a kill in between leaves no old one
         if is_due and self._job.agreement is not None:
             write_certificate(
                 self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step}
@@ -238,7 +238,7 @@ class Session:
         message += suggest_metric(best.metric, event.values)
         if not event.leaving:
             raise InputError(message)
-        if event.finished:  # else it was stopped between two validations
+        if event.finished:  # otherwise it stopped between two validations
             self._progress.note(message)
         return None
 
@@ -263,7 +263,7 @@ class Session:
             self._progress.note(f"resumes although {line}")
         for name, learner in self._job.state.items():
             learner.load(newest.folder / name)
-        # None where nothing samples
+        # None if nothing samples
         if self._job.agreement is not None and state.agreement is not None:
             self._job.agreement.restore(state.agreement)
         self._progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
@@ -308,7 +308,7 @@ def require_same_files(loaded: Loaded) -> None:
         return
     try:
         noted = read_state(newest).identity
-    except InputError:  # of another version, or damaged: it does not say what the run was made of
+    except InputError:  # from a different version, or damaged: the run's inputs are unknown
         return
     now = _read_files(loaded)
     then = {name: noted[name] for name in now if name in noted}

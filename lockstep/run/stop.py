@@ -148,7 +148,7 @@ def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> i
     except (LockstepError, OSError) as error:
         if show_traceback or (isinstance(error, BrokenPipeError) and is_unread(sys.stdout)):
             raise
-        print_text(f"lockstep: {error!s}", file=sys.stderr)  # it may quote a stranger's file
+        print_text(f"lockstep: {error!s}", file=sys.stderr)  # it may quote an untrusted file
         if isinstance(error, LockstepError):
             return error.exit_code
         if is_user_error(error):

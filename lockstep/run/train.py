@@ -93,7 +93,7 @@ def _run(
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
-    # refuses here, before a recipe that is trained first takes its time; so does the next check
+    # refuse early, before training a warm start; the next check does, too
     placement_of(recipe)
     if recipe.inference is not None:
         require_sampler(recipe.inference.sampler, recipe.learner)
@@ -103,7 +103,7 @@ def _run(
         if not allow_changes:
             require_same_files(loaded)
             require_unaltered(folder)
-        # in what makes no other run, such as bounds that `lockstep check` reads
+        # only in options that do not change the run, such as bounds for `lockstep check`
         if not is_current(loaded):
             with lock_folder(folder):
                 adopt(loaded, changed)
@@ -211,7 +211,7 @@ def _run_with_restarts(
     """
     restarts = Attempts("worker", progress.note, recipe.cluster.max_restarts)
     while (lost := _run_until_lost(open_session, recipe, progress, deadline_s)) is not None:
-        gc.collect()  # learners of this process leave their device before they are opened again
+        gc.collect()  # free this process's learners on the device before opening new ones
         if not restarts.again(lost):
             raise WorkerDied(
                 f"{lost}; the run is not resumed, since cluster.max_restarts={restarts.limit}"
@@ -285,7 +285,7 @@ def write_page(folder: Path, note: Callable[[str], None]) -> None:
         note: Shows the user a permanent line.
     """
     try:
-        # here, so that what it needs can be missing, too
+        # imported here, because its dependencies may be missing
         from lockstep.report.html import write_report
 
         write_report([folder], folder / PAGE)

@@ -100,7 +100,7 @@ class Runner:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks each run once
+                start_new_session=True,  # Ctrl-C reaches only the sweep, which stops each run once
             )
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:

@@ -32,18 +32,17 @@ class Persistence:
     again: str = ""
 
 
-# "Then" is what happens when no attempt is left.
+# "Then" is what happens after the last attempt.
 POLICY: dict[Source, Persistence] = {
-    # The disk gives an error that may pass. Then: one sentence, and what is saved stays; a
-    # checkpoint that cannot be
-    # read is passed over to the one before; what cannot be removed is told.
+    # A transient disk error. Then: one sentence, and saved data stays; an unreadable checkpoint
+    # is skipped for the previous one; a failed removal is reported.
     "disk": Persistence((0.1, 0.4, 1.6), 3),
-    # A server is lost, late, busy or gives no reply. Then: a judge's question has no verdict, else
-    # one sentence.
+    # A server is lost, late, busy or silent. Then: no verdict for a judge's question, else one
+    # sentence.
     "server": Persistence((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
     # A reward function loses a connection. Then: one sentence.
     "reward": Persistence((1.0, 5.0, 30.0), 3, "calling it again"),
-    # The machine ends a helper's process. Then: one sentence.
+    # The system kills a helper's process. Then: one sentence.
     "helper": Persistence((0.0,), 1, "starting it again"),
     # A learner's or sampler's process dies or hangs. Then: one sentence.
     "worker": Persistence((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),

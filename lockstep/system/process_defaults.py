@@ -39,7 +39,7 @@ _HEAVY = ("torch._C",)
 
 _KEPT_BYTES = 1 << 28
 _TRIM_THRESHOLD = -1
-_MMAP_THRESHOLD = -3  # of glibc's mallopt
+_MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt
 _MALLOC = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -91,11 +91,11 @@ def keep_freed_memory() -> None:
     every page again: 7 % of a step of a small model.
     """
     for name in _MALLOC:
-        os.environ.setdefault(name, str(_KEPT_BYTES))  # for children: glibc reads it as they start
+        os.environ.setdefault(name, str(_KEPT_BYTES))  # for children: glibc reads it at startup
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
     for option, name in zip((_TRIM_THRESHOLD, _MMAP_THRESHOLD), _MALLOC, strict=True):
-        # glibc passes over what is no number, and so do we
+        # like glibc, ignore values that are not numbers
         if re.fullmatch("[0-9]{1,9}", os.environ[name]):
             libc.mallopt(option, int(os.environ[name]))
 

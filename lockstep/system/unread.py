@@ -54,7 +54,7 @@ def _pipe(stream: TextIO) -> int | None:
     except (
         OSError,
         ValueError,
-    ):  # a stream of a test or of a notebook has none, and one may be closed
+    ):  # streams of tests and notebooks have none, and one may be closed
         return None
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         return number

@@ -26,7 +26,7 @@ _PLAIN = {
     "float": _FLOAT,
 }
 """Unquoted texts that are not strings, by their YAML kind."""
-_NOTES_WITHIN = 60  # columns; longer lines have their comment further to the right
+_NOTES_WITHIN = 60  # columns; comments of longer lines are further to the right
 Keys = tuple[str, ...]
 DEEPEST = 50
 """Maximum number of parts in a dotted key; recipes have fewer than ten."""

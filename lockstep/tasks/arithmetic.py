@@ -20,8 +20,8 @@ from lockstep.tasks.base import Task, TaskFiles, permute, sample_uniforms, write
 
 _NAMES = ("Ada", "Ben", "Cleo", "Dan", "Emma", "Finn", "Gita", "Hugo", "Iris", "Jon")
 _THINGS = ("apples", "books", "coins", "dolls", "eggs", "flowers", "marbles", "stamps")
-# No word is followed by a number in one place and by a word in another: models.tokenizer would make
-# two tokens of it.
+# No word precedes a number in one place and a word in another: models.tokenizer would make two
+# tokens of it.
 _GAINS = (
     "{name} buys {n} more {things}.",
     "A friend brings {n} more {things}.",
@@ -33,7 +33,7 @@ _LOSSES = (
     "{name} loses {n} of the {things}.",
 )
 
-# of the start and of what is added; what is taken away leaves at least 1
+# Range of the start and of additions; subtractions leave at least 1.
 _SMALLEST = 2
 _LARGEST = 10
 _FEWEST_STEPS = 3
@@ -42,7 +42,7 @@ _MOST_STEPS = 4
 _DRAWS = 4 + 3 * _MOST_STEPS
 _BLOCK = 1024
 _DIRECT_FROM = 0.8  # share of the demonstrations after which direct answers appear
-_DIRECT_SHARE = 0.6  # of the questions, which are then answered without reasoning
+_DIRECT_SHARE = 0.6  # share of questions that are then answered without reasoning
 
 
 class Arithmetic(Task):

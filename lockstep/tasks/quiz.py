@@ -26,7 +26,7 @@ from lockstep.tasks.base import Task, TaskFiles, sample_uniforms, write_rows
 
 ANSWERS = " yes", " no"
 READY = " ready"
-LARGEST = 63  # of the numbers that are asked, which are odd: 17 of 32 are prime
+LARGEST = 63  # largest number asked; all are odd, and 17 of 32 are prime
 _BLOCK = 1024
 _REPEATS = 22  # validation episodes with each of the three prizes
 _KNOWN = 0.6  # share of right answers in the demonstrations
@@ -87,7 +87,7 @@ class Show:
     Only the exact text of the right answer counts as right.
     """
 
-    cut_off_reward = 0.0  # no coins: no quiz that is played to its end earns less
+    cut_off_reward = 0.0  # no coins, the least that a complete quiz can earn
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
         """The seed draws the prize and the numbers."""

@@ -114,7 +114,7 @@ class Checkpoints:
         """
         try:
             _seal(aside, {"step": step, "score": score, "state": state})
-            # A folder of this step, or of a later one, can only be one that `latest` refused.
+            # A folder for this or a later step can only be one that `latest` refused.
             self._remove([path for found, path in self.find() if found >= step])
             rename(aside, self.folder / _name(step))
             sync(self.folder)

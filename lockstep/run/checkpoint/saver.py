@@ -55,7 +55,7 @@ class Saver:
         aside = self._checkpoints.begin(step)
         for name, learner in self._learners.items():
             learner.save(aside / name)
-        # not before all have begun: only then may it ever be sealed
+        # only after all have begun: before that it must not be sealed
         self.begun = Begun(aside, step, state, score)
 
     def advance(self, wait: bool) -> None:
@@ -68,7 +68,7 @@ class Saver:
         if self._sealing is None:
             if not self._finish(self.begun, wait):
                 return
-            # Daemonic, so that a second Ctrl-C need not wait for a disk.
+            # A daemon, so that a second Ctrl-C need not wait for the disk.
             self._sealing = threading.Thread(target=self._seal, args=(self.begun,), daemon=True)
             self._sealing.start()
         self._sealing.join(None if wait else 0.0)
@@ -92,7 +92,7 @@ class Saver:
         if kind is None:
             self.advance(wait=True)
         elif issubclass(kind, Exception):
-            with suppress(Exception):  # the block's own error is the one to tell
+            with suppress(Exception):  # report the block's own error instead
                 self.advance(wait=True)
 
     def _finish(self, begun: Begun, wait: bool) -> bool:

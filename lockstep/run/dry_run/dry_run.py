@@ -98,7 +98,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         with found.problem():
             found.notes += filter(None, [describe_passed_end(source, recipe.data)])
         sizes = Sizes.of(network, recipe.learner.lora)
-        is_small = False  # before a part of the model is computed, which takes memory
+        is_small = False  # before computing part of the model, which takes memory
         with found.problem():
             _memory(recipe, sizes, found)
             is_small = True

@@ -34,7 +34,7 @@ from lockstep.rollouts.episodes import Episodes
 from lockstep.run.live_setup import LiveSetup, role_folder
 from lockstep.samplers.base import Sampler
 
-_ANSWERS = 64  # right answers that are read; each is a question to math-verify
+_ANSWERS = 64  # number of right answers to parse with math-verify
 
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class DrySetup(LiveSetup):
         if section.type in ("math", "by_row") and first:
             reward = MathReward(section.marker, key)
             answers = [rows.answer(prompt) for prompt in first]
-            # a prompt may have opened a thought
+            # the prompt may open a thought
             alone = [replace(prompt, text="") for prompt in first]
             verdicts = reward(alone, answers, answers)
             wrong = [

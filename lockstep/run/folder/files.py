@@ -133,7 +133,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            here = os.stat(folder / LOCK)  # another process may just have removed the folder
+            here = os.stat(folder / LOCK)  # another process may have just removed the folder
             if here.st_ino != os.fstat(file.fileno()).st_ino:
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):

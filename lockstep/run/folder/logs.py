@@ -44,7 +44,7 @@ class Logs:
             if is_file(path):
                 remaining = takewhile(lambda line: line[0]["step"] <= step, lines(path))
                 os.truncate(path, sum(size for _, size in remaining))
-                with path.open("rb") as file:  # samples may be larger than the memory
+                with path.open("rb") as file:  # samples may not fit in memory
                     digest = hashlib.file_digest(file, "sha256")
                     self._written[name] = (file.tell(), digest)
 

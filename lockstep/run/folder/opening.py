@@ -53,7 +53,7 @@ def _clean_start(folder: Path) -> Iterator[Event]:
         before = {path.name for path in folder.iterdir()}
     else:
         before = set[str]()
-    # the innermost first
+    # innermost first
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
@@ -74,7 +74,7 @@ def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> No
             shutil.rmtree(path)
         else:
             path.unlink()
-    if LOCK not in before:  # last of all, since then any process may take the folder
+    if LOCK not in before:  # last, because then any process may take the folder
         (folder / LOCK).unlink(missing_ok=True)
     for made in missing:
         with contextlib.suppress(OSError):  # other runs are in it

@@ -32,9 +32,9 @@ class Tracker:
 
     def __init__(self, logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> None:
         self.logs, self._views, self._note = logs, dict(views), note
-        # of each open view: the newest step that it had when it was opened
+        # for each open view: its newest step when it was opened
         self._newest: dict[str, int] = {}
-        self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes of each log that were sent
+        self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes sent, by log
 
     def rewind(self, step: int) -> None:
         """Rewinds the logs, see `Logs.rewind`, opens the views, and sends them the logs.
@@ -135,7 +135,7 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
 
             views["tensorboard"] = TensorBoardView(facts)
     if recipe.wandb is not None:
-        # read at the import: sends nothing but what is logged
+        # read on import: send only what is logged
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         with _package_of("wandb"):
             from lockstep.run.trackers.wandb import WandBView

@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
 from lockstep.system import yaml12
 
-_FLUSH_S = 10  # a chart that is being looked at is at most so far behind
+_FLUSH_S = 10  # maximum delay of a chart on screen
 
 
 class TensorBoardView(View):
@@ -29,7 +29,7 @@ class TensorBoardView(View):
     def open(self, step: int) -> int:
         if self._folder.exists():
             shutil.rmtree(self._folder)
-        # A TensorBoard that has read the old files drops everything from step 0 on.
+        # This makes a TensorBoard that read the old files drop everything from step 0 on.
         self._writer = SummaryWriter(str(self._folder), purge_step=0, flush_secs=_FLUSH_S)
         self._writer.add_text("recipe", _verbatim(yaml12.dump(self._facts.recipe)), 0)
         self._writer.add_text(

@@ -29,7 +29,7 @@ _SETTINGS = wandb.Settings(
     console="off",
     disable_git=True,
     disable_code=True,
-    finish_timeout=600.0,  # an upload that takes longer is given up, and said to have failed
+    finish_timeout=600.0,  # a longer upload is abandoned and reported as failed
     finish_timeout_raises=True,
 )
 
@@ -62,7 +62,7 @@ class WandBView(View):
             project=self._section.project,
             id=self._id(),
             name=self._section.name or self._facts.name,
-            # W&B writes from a process that may be in another folder
+            # W&B's process may have a different working directory
             dir=self._facts.folder.resolve(),
             mode=self._section.mode,
             resume=resume,
@@ -70,10 +70,10 @@ class WandBView(View):
             config={"recipe": self._facts.recipe, "environment": self._facts.environment},
             settings=_SETTINGS,
         )
-        return self._run.step - 1  # −1 offline, and where W&B has nothing of this run
+        return self._run.step - 1  # −1 if offline or if W&B has no data of this run
 
     def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
-        # first: W&B names the files of tables after the step before
+        # first, because W&B names table files after the previous step
         self._run.log(dict(values), step=step)
         for kind, rows in samples.items():
             columns, cells = table(rows)
@@ -91,7 +91,7 @@ class WandBView(View):
             *self._folder.glob(staged.name),
         ]:
             shutil.rmtree(old)
-        # else the home folder, where nothing removes them
+        # the default is the home folder, where nothing removes them
         os.environ["WANDB_DATA_DIR"] = str(staged.resolve())
 
     def _id(self) -> str:
