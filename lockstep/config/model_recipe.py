@@ -27,7 +27,7 @@ class Command:
         recipe: The shipped recipe that it starts from.
         rows: The option of `data` that names the file.
         sections: The sections that it takes over from a run's recipe.
-        data: Section class of the rows; None if the run's own rows do not apply.
+        data: Section class of the rows; None if the run's data options do not apply.
         sampling: Builds sampling options from a run's options, as JSON, and from
             `room_of_demonstrations`.
         name_model: Builds the options that name the model from the command's argument.

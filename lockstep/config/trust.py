@@ -70,7 +70,7 @@ def describe_file(file: Path) -> str:
 
 
 def describe_trust(files: Sequence[Path]) -> str:
-    """The command-line option that allows files, or, in another program, the call."""
+    """The command-line option that allows files; in other programs, the Python call."""
     return (
         repeat_command("--trust", *files)
         or f"lockstep.trust({', '.join(repr(str(file)) for file in files)})"

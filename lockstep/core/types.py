@@ -135,9 +135,9 @@ class SamplingParams:
 
     @property
     def unshaped(self) -> bool:
-        """True if log-probabilities are the model's own, at temperature 1, as when greedy.
+        """True if log-probabilities are the model's own, at temperature 1.
 
-        Penalties always shape them.
+        Greedy sampling without penalties counts as well.
         """
         return self.temperature in (0.0, 1.0) and not self.needs_logits
 

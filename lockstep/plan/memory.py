@@ -358,7 +358,7 @@ class Rank:
 
     @property
     def _pairs(self) -> int:
-        """Bytes that penalties need per pair of a token and an earlier one: 5 indices, 1 fp32."""
+        """Bytes of penalties per token and earlier token: five indices and one fp32 number."""
         if scores_tokens(self.head) and self.load.sampling.penalizes:
             pairs = self.own * self.load.sequence // 2
         else:

@@ -167,7 +167,7 @@ class Session:
 
     @contextmanager
     def _guard(self, step: int, position: int) -> Iterator[None]:
-        """Saves the run as before the step if its sampler is lost; numeric errors get the step."""
+        """Saves the run as before the step if its sampler is lost; numeric errors name the step."""
         with _place_fault(f"step {step + 1}"), self._save_if_lost(step, position):
             yield
 

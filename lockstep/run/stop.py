@@ -96,7 +96,7 @@ def hear_interrupts() -> None:
 
 @contextmanager
 def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
-    """Makes the first Ctrl-C, SIGTERM or SIGHUP in the block request a stop; the second kills.
+    """Makes the first Ctrl-C, SIGTERM or SIGHUP in the block request a stop; a second one kills.
 
     Signals that the process was started to ignore, such as SIGHUP under `nohup`, stay ignored.
 

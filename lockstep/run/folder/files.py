@@ -25,7 +25,7 @@ For a model from scratch, it also holds the initial weights.
 
 
 def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
-    """Makes the folder of a run with different options this recipe's; a changed run is unfinished.
+    """Converts the folder of a run with other options to this recipe; a changed run is unfinished.
 
     The caller holds its lock. At any instant the folder belongs to the old recipe or, unfinished,
     to the new one.
