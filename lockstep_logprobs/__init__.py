@@ -1,6 +1,6 @@
 """Log-probabilities over shards of vocabulary and sequences.
 
-Needs torch 2.9 or newer, and nothing else.
+The only dependency is torch 2.9 or newer.
 
 `model_utils` has NeMo RL's functions by name; docs/guides/logprobs.md is the guide to the functions
 below.

@@ -2,11 +2,10 @@
 
 `apply` takes the parameters of `forward` without `ctx`, by position. Targets are already shifted:
 logits at t score target t. Logits are [B, S, v], with this rank's columns [vocab_start_index,
-vocab_end_index) of the vocabulary; columns past the end are padding and take no part in the
-softmax. `chunk_size` bounds memory, in positions of dimension 1, and never changes a value. Results
-are fp32, gradients have the type of the logits. With `inference_only`, nothing is kept for a
-backward pass. Results are copies of what is saved for backward, so a caller may change them in
-place.
+vocab_end_index) of the vocabulary; columns past the end are padding and excluded from the softmax.
+`chunk_size` bounds memory, in positions of dimension 1, and never changes a value. Results are
+fp32; gradients have the logits' type. With `inference_only`, nothing is kept for a backward pass.
+Results are copies of what is saved for backward, so a caller may change them in place.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) ->
     """The logits as rows [M, v], without the padding beyond this rank's end of the vocabulary.
 
     Raises:
-        ValueError: The columns are fewer than the range.
+        ValueError: Fewer columns than the range.
     """
     held = logits.shape[-1]
     check_range(vocab_start_index, vocab_end_index, held, f"its {held} columns of logits")
@@ -40,7 +39,7 @@ def own_columns(logits: Tensor, vocab_start_index: int, vocab_end_index: int) ->
 
 
 def block_rows(sequences: int, chunk_size: int | None) -> int | None:
-    """Number of rows in a block with `chunk_size` positions of each sequence; None for no bound."""
+    """Number of rows per block for `chunk_size` positions of each sequence; None for no bound."""
     if chunk_size is None:
         return None
     if chunk_size < 1:
@@ -57,7 +56,7 @@ def _score(
     inference_only: bool,
     floor: Tensor | None = None,
 ) -> Scores:
-    """Scores tokens [..., K] of logits [..., v], and keeps what their gradient needs."""
+    """Scores tokens [..., K] of logits [..., v], and saves what their gradient needs."""
     rows = own_columns(logits, scoring.shard.start, vocab_end_index)
     scores = vocab.score(rows, token.reshape(len(rows), token.shape[-1]), scoring, floor)
     if not inference_only:
@@ -67,9 +66,7 @@ def _score(
 
 
 def _gradient(ctx: Any, of_logprob: Tensor, of_entropy: Tensor | None = None) -> Tensor:
-    """The gradient of the logits, in their shape, from those of log-probabilities [M, K] and
-    entropies [M].
-    """
+    """Gradient of the logits, in their shape, from those of log p [M, K] and entropies [M]."""
     gradient = vocab.score_gradient(ctx, of_logprob, of_entropy)
     padding = ctx.shape[-1] - gradient.shape[-1]
     return (F.pad(gradient, (0, padding)) if padding else gradient).view(ctx.shape)
@@ -199,10 +196,10 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
 
 
 class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
-    """log p of targets [B, S], renormalized over the tokens that top-k, then top-p keep; −∞ for an
-    excluded target.
+    """log p of targets [B, S], renormalized over the tokens that top-k and then top-p keep.
 
-    All ranks hold equally many columns. The logits are already divided by the temperature.
+    −∞ for an excluded target. All ranks hold the same number of columns. The logits are already
+    divided by the temperature.
     """
 
     @staticmethod
@@ -261,8 +258,9 @@ class DistributedLogprobWithSampling(torch.autograd.Function):
 
 
 class DistributedCrossEntropy(torch.autograd.Function):
-    """−Σ q log p of each position, p the student's softmax and q the target's; the gradient goes to
-    the student.
+    """−Σ q log p of each position, p the student's and q the target's softmax.
+
+    The gradient goes to the student.
     """
 
     @staticmethod
@@ -296,8 +294,9 @@ class DistributedCrossEntropy(torch.autograd.Function):
 
 
 class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
-    """log p of targets [B, S] from sequence-parallel hidden states [S/TP, B, H] and this rank's
-    head rows [v, H].
+    """log p of targets [B, S] from sequence-parallel hidden states and this rank's head rows.
+
+    Hidden states are [S/TP, B, H], head rows [v, H].
     """
 
     @staticmethod
@@ -316,7 +315,7 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
         check_head(tensor_parallel_hidden_states.flatten(0, 1), output_weight_layer)
         held = len(output_weight_layer)
         check_range(vocab_start_index, vocab_end_index, held, f"the {held} rows of its head")
-        # not kept: backward gathers again
+        # not saved: backward gathers again
         rows = all_gather(tensor_parallel_hidden_states, tp_group).flatten(0, 2)
         weight = output_weight_layer[: vocab_end_index - vocab_start_index]
         scoring = Scoring(
@@ -344,9 +343,7 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
 
 
 class AllGatherCPTensor(torch.autograd.Function):
-    """All-gather of a sequence from its zig-zag shares; backward reduce-scatters the gradient to
-    the shares.
-    """
+    """All-gather of a sequence from zig-zag shares; backward reduce-scatters the gradient."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Checks of callers' arguments, each with a one-sentence error; nothing here waits for a device."""
+"""Checks of arguments, each with a one-sentence error; none syncs with a device."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def check_tokens(token_MK: Tensor, rows: int) -> None:
 
 
 def check_sampled(token_MK: Tensor) -> None:
-    """Raises ValueError unless there is one token per row: only that one is added to the
-    support.
-    """
+    """Raises ValueError unless there is one token per row, which is added to the support."""
     if token_MK.shape[1] != 1:
         raise ValueError(
             f"with a floor, a sampled token is one per row [M, 1], not {_kind(token_MK)}; score "
@@ -55,9 +53,7 @@ def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
 
 
 def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
-    """Raises ValueError unless `ids` are integers with `dims` dimensions, for as many sequences as
-    the logits.
-    """
+    """Raises ValueError unless `ids` are integers with `dims` dimensions and fit the logits."""
     if ids.dim() != dims or not is_integer(ids) or ids.shape[0] != logits.shape[0]:
         raise ValueError(
             f"{name} is {'[B, S, K]' if dims == 3 else '[B, S]'}, integers, for {logits.shape[0]} "
@@ -66,9 +62,7 @@ def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
 
 
 def check_range(vocab_start_index: int, vocab_end_index: int, held: int, what: str) -> None:
-    """Raises ValueError unless this rank's part of the vocabulary fits what it holds, such as "its
-    8 columns".
-    """
+    """Raises ValueError unless this rank's range fits what it holds, e.g. "its 8 columns"."""
     if not 0 <= vocab_end_index - vocab_start_index <= held:
         raise ValueError(
             f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does "
@@ -77,7 +71,7 @@ def check_range(vocab_start_index: int, vocab_end_index: int, held: int, what: s
 
 
 def check_temperature(temperature: float) -> None:
-    """Raises ValueError unless it is a positive number."""
+    """Raises ValueError unless the number is positive."""
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(
             f"temperature is {temperature}, but must be a positive number; greedy tokens are "
@@ -86,14 +80,12 @@ def check_temperature(temperature: float) -> None:
 
 
 def check_on_device(condition: Tensor, sentence: str) -> None:
-    """Raises RuntimeError unless a boolean tensor is true; on a GPU it is raised later, without a
-    device sync.
-    """
+    """Raises RuntimeError unless a boolean tensor is true; asynchronously on a GPU."""
     torch._assert_async(condition, sentence)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def is_integer(x: Tensor) -> bool:
-    """True if a tensor holds integers; booleans are none."""
+    """True if a tensor has an integer type; bool is not one."""
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 

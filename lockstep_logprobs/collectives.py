@@ -1,6 +1,4 @@
-"""Collectives over a process group, some of them differentiable; a group of None means one
-process.
-"""
+"""Collectives over a process group, some differentiable; a group of None means one process."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from torch import Tensor
 if hasattr(dist, "all_gather_single"):
     all_gather_single = dist.all_gather_single
     reduce_scatter_single = dist.reduce_scatter_single
-else:  # their names before torch 2.13, which still has these and warns
+else:  # names before torch 2.13, which still has these but warns
     all_gather_single = dist.all_gather_into_tensor
     reduce_scatter_single = dist.reduce_scatter_tensor
 
@@ -23,15 +21,16 @@ Gradient = Literal["sum", "local"]
 def all_reduce(
     tensor: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> Tensor:
-    """Replaces `tensor` by its sum, or maximum, over the ranks of `group`; returns it."""
+    """All-reduces `tensor` in place, by sum or maximum, over the ranks of `group`; returns it."""
     if group is not None:
         dist.all_reduce(tensor, op, group)
     return tensor
 
 
 def sum_gradient(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Identity forward, all-reduce backward: for a tensor that all ranks hold alike and each uses
-    for its own shard.
+    """Identity forward, all-reduce backward.
+
+    For a tensor that all ranks hold alike and each uses for its own shard.
     """
     if group is None:
         return tensor
@@ -52,7 +51,10 @@ class _SumGradient(torch.autograd.Function):
 
 
 def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """All-reduce forward, identity backward: for a sum that every rank uses in the same way."""
+    """All-reduce forward, identity backward.
+
+    For a sum that every rank uses in the same way.
+    """
     if group is None:
         return tensor
     return _SumOverRanks.apply(tensor, group)
@@ -71,14 +73,14 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def all_gather(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = "sum") -> Tensor:
-    """The tensors of all ranks, [C, *x.shape], by one all-gather; differentiable.
+    """All-gathers the tensors of all ranks, [C, *x.shape], in one call; differentiable.
 
     Args:
-        x: This rank's tensor; it has the same shape on every rank.
+        x: This rank's tensor; same shape on every rank.
         group: The ranks; None for one process.
         gradient: Gradient of `x`. "sum": the sum of all ranks' gradients for it, by one
-            reduce-scatter; a loss that every rank computes alike then counts C times. "local": this
-            rank's own gradient alone, without communication; such a loss counts once.
+            reduce-scatter; a loss that every rank computes alike then counts C times. "local": only
+            this rank's gradient, without communication; such a loss counts once.
     """
     if group is None:
         return x[None]

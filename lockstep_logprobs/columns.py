@@ -1,9 +1,8 @@
-"""Columns of a vocabulary in shards: softmax, top k, chosen columns and distillation, by the names
-of `model_utils`.
+"""Columns of a sharded vocabulary: softmax, top k, chosen columns and distillation.
 
-A rank holds the columns [vocab_start_index, vocab_end_index). Groups of None mean one process, and
-`chunk_size` bounds memory without changing a value. Functions that take a group but no range assume
-that all ranks hold equally many columns.
+Names are those of `model_utils`. A rank holds the columns [vocab_start_index, vocab_end_index).
+Groups of None mean one process, and `chunk_size` bounds memory without changing a value. Functions
+that take a group but no range assume that all ranks hold the same number of columns.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ def vocab_parallel_log_softmax(
     """This rank's columns of log softmax(logits / temperature), fp32; differentiable.
 
     Args:
-        logits: This rank's columns [..., v], or a DTensor that holds them.
+        logits: This rank's columns [..., v], or a DTensor of them.
         temperature: Divides the logits.
-        tp_group: The ranks that hold the vocabulary.
+        tp_group: Ranks that hold the vocabulary.
     """
     own = _own(logits)
     return vocab_log_softmax(own.flatten(0, -2), tp_group, temperature, torch.float32).view(
@@ -81,9 +80,9 @@ def vocab_parallel_gather_columns(
     """The same K columns of the logits at every position; differentiable.
 
     Args:
-        logits: This rank's columns [..., v], or a DTensor that holds them.
-        column_indices: Token ids of the whole vocabulary [K].
-        tp_group: The ranks that hold the vocabulary.
+        logits: This rank's columns [..., v], or a DTensor of them.
+        column_indices: Global token ids [K].
+        tp_group: Ranks that hold the vocabulary.
 
     Returns:
         fp32 [..., K]; 0, without gradient, for an id outside the vocabulary.
@@ -104,7 +103,7 @@ def vocab_parallel_argmax(logits: Tensor, *, tp_group: dist.ProcessGroup | None 
 
 
 def _own(logits: Tensor) -> Tensor:
-    """Returns this rank's part of a DTensor; other tensors as they are."""
+    """This rank's part of a DTensor; returns other tensors unchanged."""
     if isinstance(logits, DTensor):
         return logits.to_local()
     return logits
@@ -119,8 +118,7 @@ def distributed_vocab_topk(
     vocab_end_index: int,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The min(k, V) largest logits at each position, in descending order, and their token ids; no
-    gradient.
+    """The min(k, V) largest logits at each position, descending, and their token ids; no gradient.
 
     Returns:
         fp32 and int64 [B, S, min(k, V)], the same on all ranks.
@@ -145,11 +143,10 @@ def gather_logits_at_global_indices(
     vocab_end_index: int,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Logits [B, S/CP, v] at token ids [B, S, K] of whole sequences, fp32 [B, S, K];
-    differentiable.
+    """Logits [B, S/CP, v] at token ids [B, S, K] of full sequences, fp32 [B, S, K].
 
-    An id outside the vocabulary gives 0, and no gradient. `chunk_size` is ignored: the result is
-    small.
+    Differentiable. An id outside the vocabulary gives 0, and no gradient. `chunk_size` is ignored:
+    the result is small.
     """
     check_ids("global_indices", global_indices, vocab_parallel_logits, dims=3)
     length = global_indices.shape[1]
@@ -169,20 +166,20 @@ def get_distillation_topk_logprobs_from_logits(
     vocab_parallel_group: dist.ProcessGroup | None = None,
     context_parallel_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The student's and the teacher's log-probabilities at the teacher's top k, from one softmax of
-    the student.
+    """The student's and the teacher's log-probabilities at the teacher's top k tokens.
+
+    One softmax of the student.
 
     Args:
         student_logits: [B, S/CP, v], or a DTensor on a mesh with a dimension "tp".
         teacher_topk_logits: [B, S, K].
         teacher_topk_indices: Their token ids [B, S, K].
-        zero_outside_topk: Normalize the student over the whole vocabulary; otherwise over these K
-            tokens alone.
-        calculate_entropy: Also return Σ p log p of the student, over the whole vocabulary in either
-            case.
-        vocab_parallel_rank: This rank's place in its group.
-        vocab_parallel_group: The ranks that hold the vocabulary.
-        context_parallel_group: The ranks that hold the sequences.
+        zero_outside_topk: Normalize the student over the full vocabulary; otherwise over these K
+            tokens only.
+        calculate_entropy: Also return Σ p log p of the student, always over the full vocabulary.
+        vocab_parallel_rank: This rank's index in its group.
+        vocab_parallel_group: Ranks that hold the vocabulary.
+        context_parallel_group: Ranks that hold the sequences.
 
     Returns:
         fp32 [B, S−1, K], fp32 [B, S−1, K], and fp32 [B, S−1] or None.
@@ -213,7 +210,7 @@ def get_distillation_topk_logprobs_from_logits(
         columns, entropy = vocab_logprobs(
             rows, ids, Scoring(shard=shard, entropy=calculate_entropy)
         )
-    else:  # from the K logits alone, so that tokens outside the top k get a gradient of exactly 0
+    else:  # from the K logits only, so that tokens outside the top k get a gradient of exactly 0
         columns = _gather_logits(rows, ids, shard)
         entropy = None
     if entropy is None:
@@ -228,9 +225,7 @@ def get_distillation_topk_logprobs_from_logits(
 
 
 def _gather_logits(rows: Tensor, ids: Tensor, shard: Shard) -> Tensor:
-    """Logits [M, v] at token ids [M, K], fp32 [M, K], summed over the ranks; 0 where no rank has
-    the id.
-    """
+    """Logits [M, v] at token ids [M, K], fp32, summed over the ranks; 0 if no rank has the id."""
     if rows.shape[1]:
         own = pick_logits(rows, ids, shard.start)
     else:

@@ -1,7 +1,7 @@
-"""Context parallelism: every rank holds a share of each sequence's positions, cut zig-zag.
+"""Context parallelism: every rank holds a zig-zag share of each sequence's positions.
 
 A sequence is cut into 2·C chunks and rank r of C holds chunks r and 2C−1−r, so that under a causal
-mask every rank has the same work to do.
+mask every rank has the same work.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from lockstep_logprobs.collectives import Gradient, all_gather, group_size
 
 
 def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor:
-    """Returns the positions that each rank holds.
+    """The positions that each rank holds.
 
     Args:
         length: Length of the sequence.
-        size: The number of ranks; one holds everything, in order.
+        size: Number of ranks; a single rank holds all positions in order.
         device: Device of the result.
 
     Returns:
-        int64 [size, length / size], in row r the positions of rank r.
+        int64 [size, length / size]; row r has the positions of rank r.
 
     Raises:
-        ValueError: The length is no multiple of 2 · size.
+        ValueError: The length is not a multiple of 2 · size.
     """
     position = torch.arange(length, device=device)
     if size == 1:
@@ -52,7 +52,7 @@ def take_padded(whole: Tensor, positions: int, group: dist.ProcessGroup | None) 
     """This rank's share of token ids [B, S, ...], padded with 0 to `positions` on every rank.
 
     Raises:
-        ValueError: There are more tokens than positions.
+        ValueError: More tokens than positions.
     """
     size = group_size(group)
     padding = positions * size - whole.shape[1]
@@ -68,13 +68,12 @@ def take_padded(whole: Tensor, positions: int, group: dist.ProcessGroup | None) 
 def gather(
     x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: Gradient = "sum"
 ) -> Tensor:
-    """The inverse of `take`: the shares of all ranks in the order of positions; `x` itself without
-    a group.
+    """The inverse of `take`: all ranks' shares in position order; `x` itself without a group.
 
     Args:
-        x: This rank's share; it has the same shape on every rank.
-        group: The ranks that hold the sequence together.
-        dim: The dimension that is cut.
+        x: This rank's share; same shape on every rank.
+        group: Ranks that hold the sequence.
+        dim: Dimension that is cut.
         gradient: See `collectives.all_gather`.
     """
     if group_size(group) == 1:

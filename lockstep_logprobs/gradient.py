@@ -1,4 +1,4 @@
-"""Gradients of logits from those of log-probabilities and entropies; no exchange between ranks.
+"""Gradients of logits from those of log-probabilities and entropies; no communication.
 
 Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
@@ -25,7 +25,7 @@ from lockstep_logprobs.softmax import (
 
 @dataclass(frozen=True)
 class RowGradient:
-    """The numbers, a few per row, that turn a row's logits into their gradient.
+    """The few numbers per row that turn the row's logits into their gradient.
 
     For the gradient g of log p of the tokens and h of the entropy,
 
@@ -36,7 +36,7 @@ class RowGradient:
         log_total: log Σ exp d [M].
         slope: h/T [M], or None.
         offset: c/T [M].
-        token: The tokens, −1 for those in no shard [M, K].
+        token: Tokens, −1 for those in no shard [M, K].
         own: Addition to the tokens' own columns [M, K].
         floor: The support is {z ≥ floor} [M], or None.
         temperature: T.
@@ -46,7 +46,7 @@ class RowGradient:
         "Tensor maximum, Tensor log_total, Tensor? slope, Tensor offset, Tensor "
         "token, Tensor own, Tensor? floor"
     )
-    """The tensors in the signature of a kernel."""
+    """Kernel signature of the tensors."""
 
     maximum: Tensor
     log_total: Tensor
@@ -66,9 +66,7 @@ class RowGradient:
         gradient_MK: Tensor | None,
         gradient_M: Tensor | None,
     ) -> RowGradient:
-        """Builds it from the gradients of the log-probabilities and of the entropy; None for one
-        that no loss uses.
-        """
+        """Builds it from the gradients of log p and of the entropy; None if no loss uses one."""
         if gradient_MK is None:
             own_MK = torch.zeros_like(scores.logprob)
         else:
@@ -116,7 +114,7 @@ class RowGradient:
         )
 
     def __getitem__(self, rows: slice) -> RowGradient:
-        """The numbers of some of the rows."""
+        """The numbers of a subset of rows."""
         return RowGradient(
             self.maximum[rows],
             self.log_total[rows],
@@ -129,9 +127,7 @@ class RowGradient:
         )
 
     def write_(self, work: Tensor, z: Tensor, start: int) -> None:
-        """Writes ∂/∂z into `work`, fp32, for logits z of these rows and the columns from `start`
-        on.
-        """
+        """Writes ∂/∂z into `work`, fp32, for logits z of these rows and columns from `start` on."""
         z = to_fp32(z, work)
         inside = support_mask(z, self.floor)
         write_log2_probability(work, z, self.maximum, self.log_total, self.temperature)
@@ -149,8 +145,7 @@ class RowGradient:
 def save_for_gradient(
     ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor
 ) -> None:
-    """Saves on an autograd context what the gradient needs: the inputs as they are, and a few
-    numbers per row.
+    """Saves what the gradient needs on an autograd context: the inputs, and a few numbers per row.
 
     The scores are saved without a copy: return clones of them, which a caller may change in place.
     """
@@ -169,8 +164,7 @@ def save_for_gradient(
 def load_gradient(
     ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None
 ) -> tuple[RowGradient, list[Tensor]]:
-    """Loads the inputs that `save_for_gradient` saved, and the `RowGradient` of these incoming
-    gradients.
+    """Loads the inputs of `save_for_gradient`, and the `RowGradient` of the incoming gradients.
 
     Reads `ctx.saved_tensors` once: each read runs the unpack hooks, and activation checkpointing
     allows only one.

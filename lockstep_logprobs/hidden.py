@@ -1,10 +1,9 @@
-"""Log-probabilities and entropy from hidden states: the logits are multiplied out tile by tile and
-never exist whole.
+"""Log-probabilities and entropy from hidden states, without full logits.
 
-The sums, exchange and gradient are those of `softmax`. Forward takes one matrix product; backward
-three, one of which recomputes the logits. A tile is some rows by some columns, so memory does not
-grow with the vocabulary; columns are the outer loop, so that the gradient of each piece of the head
-is summed in fp32 before it is rounded.
+Logits are multiplied out tile by tile. The sums, exchange and gradient are those of `softmax`.
+Forward takes one matrix product; backward three, one of which recomputes the logits. A tile is some
+rows by some columns, so memory does not grow with the vocabulary; columns are the outer loop, so
+that the gradient of each piece of the head is summed in fp32 before it is rounded.
 
 Letters: M rows, D hidden size, v this rank's columns of the vocabulary, K wanted tokens in each
 row.
@@ -36,20 +35,17 @@ from lockstep_logprobs.softmax import (
 )
 
 ROWS = 8
-"""Rows of a matrix product in any multiple of this are all summed in the same order, on a CPU,
-unless it is small.
-"""
+"""Row multiple at which a CPU's matrix products sum all rows in the same order, unless small."""
 
 _SMALL = 4096
-"""Products of at most this many multiplications sum in another order in bf16: PyTorch does not give
-them to oneDNN.
+"""Largest number of multiplications in a bf16 product that sums in a different order.
+
+PyTorch does not pass such products to oneDNN.
 """
 
 
 def count_missing_rows(rows: int, weight: Tensor) -> int:
-    """Counts the zero rows to add so that a product with `weight` sums every row in the same order
-    on a CPU.
-    """
+    """The number of zero rows that make a CPU product with `weight` sum all rows alike."""
     least = ROWS * (_SMALL // (ROWS * weight.numel()) + 1)
     if rows:
         return max(-rows % ROWS, least - rows)
@@ -59,16 +55,16 @@ def count_missing_rows(rows: int, weight: Tensor) -> int:
 def hidden_logprobs(
     hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring = PLAIN
 ) -> tuple[Tensor, Tensor | None]:
-    """`vocab.vocab_logprobs` of the logits hidden · weightᵀ; backward sums the hidden states'
-    gradient over the ranks.
+    """`vocab.vocab_logprobs` of the logits hidden · weightᵀ.
 
-    Matrix products run in the type of the weight, or of autocast as those of `nn.Linear` do. The
-    head's gradient is summed in fp32, and is not computed for a head that is frozen.
+    Backward sums the hidden states' gradient over the ranks. Matrix products run in the type of the
+    weight, or of autocast as in `nn.Linear`. The head's gradient is summed in fp32, and is not
+    computed for a frozen head.
 
     Args:
         hidden_MD: Hidden states, the same on all ranks.
         weight_vD: This rank's rows of the output head.
-        token_MK: Token ids of the whole vocabulary, int64, the same on all ranks.
+        token_MK: Global token ids, int64, the same on all ranks.
         scoring: Shard, temperature, and whether to compute the entropy.
 
     Returns:
@@ -76,8 +72,8 @@ def hidden_logprobs(
         fp32 [M], or None.
 
     Raises:
-        ValueError: Shapes or types do not fit.
-        RuntimeError: The ranks' shards overlap, or leave a gap.
+        ValueError: Shapes or types do not match.
+        RuntimeError: The ranks' shards overlap or leave a gap.
     """
     check_head(hidden_MD, weight_vD)
     check_tokens(token_MK, len(hidden_MD))
@@ -133,9 +129,7 @@ def score_gradient(
     of_hidden: bool,
     of_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the hidden states (this rank's share of their sum) and of this rank's rows
-    of the head.
-    """
+    """Gradients of hidden states (this rank's share of the sum) and of this rank's head rows."""
     how = row.temperature, scoring.shard.start, scoring.max_rows, of_hidden, of_weight
     hidden_gradient, weight_gradient = _hidden_gradients(hidden_MD, weight_vD, *row.tensors, *how)
     return hidden_gradient if of_hidden else None, weight_gradient if of_weight else None
@@ -160,7 +154,7 @@ def _hidden_row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`vocab._row_sums` of logits that are multiplied out tile by tile."""
+    """`vocab._row_sums` for logits that are multiplied out tile by tile."""
     sums = RowSums.zeros(len(hidden), entropy, hidden.device)
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for columns, head_cD in _pieces(weight, hidden.dtype, row_invariant):
@@ -173,7 +167,7 @@ def _hidden_row_sums(
 
 
 def _like_if(needed: bool, x: Tensor) -> Tensor:
-    """Memory for a gradient of x, empty where none is needed: a kernel always returns a tensor."""
+    """Memory for a gradient of x; empty if not needed, as kernels always return a tensor."""
     if needed:
         return torch.empty_like(x)
     return x.new_empty(0)
@@ -227,9 +221,7 @@ def _hidden_gradients(
 def _pieces(
     weight_vD: Tensor, dtype: torch.dtype, row_invariant: bool = False
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Consecutive columns of the vocabulary, with their rows of the head in the type of the matrix
-    products.
-    """
+    """Consecutive vocabulary columns, with their head rows in the type of the matrix products."""
     for columns in column_tiles(len(weight_vD), row_invariant):
         yield columns, weight_vD[columns].to(dtype)
 
@@ -237,8 +229,9 @@ def _pieces(
 def _tiles(
     hidden_MD: Tensor, head_cD: Tensor, max_rows: int | None, row_invariant: bool = False
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Blocks of rows, their logits for a piece of the head, and fp32 scratch of that shape: the
-    logits if in fp32.
+    """Blocks of rows, their logits for a piece of the head, and fp32 scratch of the same shape.
+
+    If the logits are in fp32, the scratch is the logits.
     """
     memory: Tensor | None = None
     for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
@@ -254,28 +247,24 @@ def _tiles(
 def _gradient_tiles(
     hidden_MD: Tensor, head_cD: Tensor, row: RowGradient, start: int, max_rows: int | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows with the gradient of their logits for a piece of the head, in the type of the
-    matrix products.
-    """
+    """Blocks of rows with their logits' gradient for a piece of the head, in the products' type."""
     for rows, z, work in _tiles(hidden_MD, head_cD, max_rows):
         row[rows].write_(work, z, start)
-        yield rows, z.copy_(work)  # in fp32, z and work are one tensor
+        yield rows, z.copy_(work)  # in fp32, z and work are the same tensor
 
 
 def _zeros_in(piece_cD: Tensor) -> Tensor:
-    """Zeros to accumulate in, fp32: the gradient's own memory if it is fp32."""
+    """Zeros to accumulate in, fp32; the gradient's own memory if it is fp32."""
     if piece_cD.dtype == torch.float32:
         return piece_cD.zero_()
     return torch.zeros_like(piece_cD, dtype=torch.float32)
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a·b, all sums in fp32: a product in a narrower type would be rounded to it before it
-    is added.
-    """
+    """total += a·b with fp32 sums; a product in a narrower type would round before the addition."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     elif total.is_cuda:
         total.add_(torch.mm(a, b, out_dtype=total.dtype))
-    else:  # no such product on a CPU; two bf16 numbers multiply exactly in fp32
+    else:  # CPUs lack such a product; two bf16 numbers multiply exactly in fp32
         total.addmm_(a.to(total.dtype), b.to(total.dtype))

@@ -1,6 +1,4 @@
-"""Passes over blocks of rows, each one node of a compiled graph, and one Triton kernel where
-tensors are on a GPU.
-"""
+"""Passes over blocks of rows: one node of a compiled graph, or one Triton kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -22,18 +20,16 @@ _NAMESPACE = "lockstep_logprobs"
 def kernel(
     schema: str, fake: Callable[..., Any], fused: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Registers a function as a custom op that compiled code calls; without it, dynamo would unroll
-    the loop inside.
+    """Registers a function as a custom op for compiled code.
 
-    Code that is not compiled calls the function itself, so profilers and dispatch modes see what it
-    does.
+    Without it, dynamo would unroll the loop inside. Code that is not compiled calls the function
+    itself, so profilers and dispatch modes see its operations.
 
     Args:
-        schema: Parameters and results as torch writes them, `"(Tensor x, int k) -> Tensor"`.
-        fake: Function of the same parameters that returns empty tensors of the results' shapes and
-            types.
-        fused: A module of `fused` with a function of the same name and parameters; see
-            `runs_fused`.
+        schema: Parameters and results in torch's notation, `"(Tensor x, int k) -> Tensor"`.
+        fake: Function with the same parameters that returns empty tensors of the results' shapes
+            and types.
+        fused: Module of `fused` with a function of the same name and parameters; see `runs_fused`.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
@@ -56,9 +52,7 @@ def kernel(
 
 
 def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
-    """Wraps `function` to call the one of the same name in a module of `fused` where `runs_fused`
-    allows it.
-    """
+    """Wraps `function` to call its namesake in a module of `fused` if `runs_fused` allows it."""
 
     @functools.wraps(function)
     def choose(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,16 +66,14 @@ def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
 
 
 def runs_fused(x: Tensor) -> bool:
-    """Tells whether Triton's kernels take a tensor: one with memory, on a GPU or under Triton's
-    interpreter.
-    """
+    """True if Triton's kernels accept a tensor: with memory, on a GPU or in the interpreter."""
     return (
         (x.is_cuda or _interprets()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
     )
 
 
 def load_fused(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module of `fused`, which imports Triton."""
+    """A function in a module of `fused`; imports Triton."""
     return vars(importlib.import_module(f"{_NAMESPACE}.fused.{module}"))[name]
 
 

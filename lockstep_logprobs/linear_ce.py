@@ -1,5 +1,4 @@
-"""A patch of Megatron's `GPTModel` that returns log-probabilities of tokens instead of logits,
-which then never exist.
+"""Patches Megatron's `GPTModel` to return tokens' log-probabilities without full logits.
 
 For Megatron's own training loops; Lockstep's Megatron learner scores its last hidden states without
 this patch. Names and parameters are NeMo RL's.
@@ -18,9 +17,7 @@ from lockstep_logprobs.next_token import from_parallel_hidden_states_to_logprobs
 
 @dataclass
 class _Patched:
-    """State of the patch: how many positions are scored at once, and `GPTModel.forward` before
-    it.
-    """
+    """State of the patch: positions per chunk, and the original `GPTModel.forward`."""
 
     chunk_size: int = 1024
     plain: Any = None
@@ -30,11 +27,12 @@ _patched = _Patched()
 
 
 def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:
-    """Patches `GPTModel` to know `return_logprobs_for_linear_ce_fusion`; called again, only the
-    size changes.
+    """Adds `return_logprobs_for_linear_ce_fusion` to `GPTModel`.
+
+    A second call only changes the chunk size.
 
     Args:
-        chunk_size: Positions that are scored at once; bounds memory.
+        chunk_size: Positions per chunk; bounds memory.
     """
     from megatron.core.models.gpt import GPTModel
 
@@ -61,23 +59,23 @@ def _gpt_forward_with_linear_ce_fusion(
     return_logprobs_for_linear_ce_fusion: bool = False,
     is_spec_decode: bool | None = None,
 ) -> Tensor:
-    """Replaces `GPTModel.forward`; where requested, returns log-probabilities of `labels`.
+    """Replaces `GPTModel.forward`; on request returns log-probabilities of `labels`.
 
     Arguments that are not listed are the same as in Megatron.
 
     Args:
         self: The model.
         input_ids: [B, S], or this rank's share under context parallelism.
-        labels: Token ids of whole sequences, not shifted [B, S]; needed for log-probabilities.
+        labels: Token ids of full sequences, not shifted [B, S]; required for log-probabilities.
         return_logprobs_for_linear_ce_fusion: Return log-probabilities.
-        is_spec_decode: Of newer versions of Megatron; cannot be combined with log-probabilities.
+        is_spec_decode: Argument of newer Megatron versions; not supported with log-probabilities.
 
     Returns:
         log π(labels[:, t+1]), fp32 [B, S−1], on the last pipeline stage, and hidden states on
-        earlier ones; without the request, what Megatron returns.
+    earlier stages; without the request, Megatron's own result.
 
     Raises:
-        ValueError: If log-probabilities are requested without labels, or with `is_spec_decode`.
+        ValueError: If log-probabilities are requested without labels or with `is_spec_decode`.
     """
     given = {"inference_context": inference_context, "packed_seq_params": packed_seq_params}
     if not return_logprobs_for_linear_ce_fusion:
@@ -86,7 +84,7 @@ def _gpt_forward_with_linear_ce_fusion(
             "inference_params": inference_params,
         }
         masks: dict[str, Any] = {"loss_mask": loss_mask, "padding_mask": padding_mask}
-        if is_spec_decode is not None:  # older versions do not know it
+        if is_spec_decode is not None:  # older versions lack it
             masks["is_spec_decode"] = is_spec_decode
         first = (input_ids, position_ids, attention_mask, decoder_input, labels)
         return _patched.plain(

@@ -1,5 +1,6 @@
-"""Top-k and top-p filters of whole logits, by the names of NeMo RL's
-`algorithms.logits_sampling_utils`.
+"""Top-k and top-p filters of full logits.
+
+Names are those of NeMo RL's `algorithms.logits_sampling_utils`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,16 @@ from torch import Tensor
 from lockstep_logprobs.support import support_floor
 
 TOP_K_TOP_P_CHUNK_SIZE = 256
-"""Rows that are searched at once unless a caller says otherwise; bounds memory, never changes a
-value.
-"""
+"""Default number of rows to search at a time; bounds memory, never changes a value."""
 
 
 @dataclass(frozen=True)
 class TrainingSamplingParams:
-    """Parameters of the distribution that tokens were sampled from.
+    """Parameters of the sampling distribution.
 
     Attributes:
-        top_k: Number of likeliest tokens; None, or a number below 1: all.
-        top_p: The probability to reach; 1: all tokens.
+        top_k: Number of likeliest tokens; None or a number below 1: all.
+        top_p: Probability to reach; 1: all tokens.
         temperature: Divisor of the logits.
     """
 
@@ -33,8 +32,9 @@ class TrainingSamplingParams:
 
 
 class SamplingFilters(Protocol):
-    """Any object with these two attributes: `TrainingSamplingParams` here, NeMo RL's own class, or
-    a caller's.
+    """Any object with these two attributes.
+
+    `TrainingSamplingParams` here, NeMo RL's own class, or a caller's.
     """
 
     @property
@@ -61,19 +61,18 @@ def apply_top_k_top_p(
     top_p: float | None,
     chunk_size: int | None = TOP_K_TOP_P_CHUNK_SIZE,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sets the logits of tokens that top-k and top-p exclude to minus infinity; their gradient is
-    0.
+    """Sets logits that top-k and top-p exclude to minus infinity; their gradient is 0.
 
     Args:
         logits: Logits [..., V], of any floating type; the temperature is already applied.
-        top_k: Number of tokens to keep, with all that equal the last; None, or a number below 1:
+        top_k: Number of tokens to keep, including all equal to the last; None or a number below 1:
             all.
-        top_p: The probability to reach, after top-k; None, or from 1 on: all.
-        chunk_size: The most rows to search at once; it changes memory and speed, never values.
+        top_p: Probability to reach, after top-k; None or ≥ 1: all.
+        chunk_size: Maximum rows to search at a time; changes memory and speed, never values.
 
     Returns:
-        The logits in their own type, and which of them are kept, bool [..., V]; the logits
-        themselves and None where neither excludes any.
+        The logits in their own type, and a mask of the kept ones, bool [..., V]; the unchanged
+    logits and None if neither excludes any.
     """
     if not _filters(top_k, top_p):
         return logits, None

@@ -1,6 +1,4 @@
-"""Shards that a DTensor's mesh describes: dimension "tp" shards the vocabulary, "cp" the
-sequences.
-"""
+"""Shards of a DTensor's mesh: dimension "tp" shards the vocabulary, "cp" the sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from torch.distributed.tensor import DTensor
 
 
 def mesh_group(tensor: DTensor, name: str) -> dist.ProcessGroup | None:
-    """The process group of a mesh dimension; None where the mesh has none of that name."""
+    """The process group of a mesh dimension; None if the mesh lacks it."""
     mesh = tensor.device_mesh
     if name in (mesh.mesh_dim_names or ()):
         return mesh.get_group(name)
@@ -17,11 +15,12 @@ def mesh_group(tensor: DTensor, name: str) -> dist.ProcessGroup | None:
 
 
 def vocab_range(logits: DTensor) -> tuple[int, int]:
-    """This rank's part of the vocabulary, cut over the mesh dimension "tp" as DTensor cuts: the
-    last may be smaller.
+    """This rank's part of the vocabulary on mesh dimension "tp".
+
+    It is cut as DTensor cuts: the last part may be smaller.
 
     Raises:
-        ValueError: The last dimension is not sharded over "tp" alone.
+        ValueError: The last dimension is not sharded over "tp" only.
     """
     mesh = logits.device_mesh
     start, end = own_range(logits.shape[-1], mesh["tp"].size(), mesh.get_local_rank("tp"))
@@ -34,7 +33,7 @@ def vocab_range(logits: DTensor) -> tuple[int, int]:
 
 
 def own_range(total: int, size: int, rank: int) -> tuple[int, int]:
-    """Returns a rank's range of a dimension that DTensor cuts over `size` ranks: start and end."""
+    """Start and end of a rank's range of a dimension that DTensor cuts over `size` ranks."""
     share = -(-total // size)
     start = min(rank * share, total)
     return start, min(start + share, total)

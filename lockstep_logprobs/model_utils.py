@@ -1,14 +1,14 @@
-"""The functions of `nemo_rl.distributed.model_utils`, by name and signature: change the import and
-keep the code.
+"""The functions of `nemo_rl.distributed.model_utils`: change the import and keep the code.
 
-Different from NeMo RL: two all-reduces forward with any chunk size (top-k adds one all-gather,
-top-p alone five all-reduces) and none backward through logits, a fraction of the memory, and edge
-cases that work (−∞ logits, targets outside the vocabulary, uneven shards, no group at all). The
-same: wrappers shift their targets, results are fp32, `ChunkedDistributedEntropy` is Σ p log p,
-context parallelism is zig-zag, and its gathers sum the gradient over ranks, so a loss that every
-rank computes alike counts once per rank. `sampling_params` never applies its temperature: callers
-have divided the logits already (docs/adr/0005). `logits_sampling_utils` beside this module has the
-names of NeMo RL's module of that name.
+Names and signatures are NeMo RL's. Different from NeMo RL: two all-reduces forward with any chunk
+size (top-k adds one all-gather, top-p alone five all-reduces) and none backward through logits, a
+fraction of the memory, and edge cases that work (−∞ logits, targets outside the vocabulary, uneven
+shards, no group at all). The same: wrappers shift their targets, results are fp32,
+`ChunkedDistributedEntropy` is Σ p log p, context parallelism is zig-zag, and its gathers sum the
+gradient over ranks, so a loss that every rank computes alike counts once per rank.
+`sampling_params` never applies its temperature: callers have divided the logits already
+(docs/adr/0005). `logits_sampling_utils` in this package has the names of NeMo RL's module of that
+name.
 """
 
 from lockstep_logprobs.autograd import (

@@ -1,10 +1,9 @@
-"""log π of the next token, from logits or hidden states in shards: the wrappers of `model_utils`
-that shift.
+"""log π of the next token, from sharded logits or hidden states: wrappers that shift targets.
 
-Wrappers take token ids that are not shifted; position t of the result scores token t+1. Groups of
-None mean one process, and `chunk_size` bounds memory without changing a value. `sampling_params`
-applies top-k and top-p and never a temperature: callers have divided the logits already
-(docs/adr/0005).
+These wrappers of `model_utils` take token ids that are not shifted; position t of the result scores
+token t+1. Groups of None mean one process, and `chunk_size` bounds memory without changing a value.
+`sampling_params` applies top-k and top-p and never a temperature: callers have divided the logits
+already (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from lockstep_logprobs.vocab import vocab_logprobs
 
 P = ParamSpec("P")
 _PLACE = 2
-"""Place of `output_weight` among the arguments of `from_parallel_hidden_states_to_logprobs`."""
+"""Position of `output_weight` in the arguments of `from_parallel_hidden_states_to_logprobs`."""
 
 
 def from_parallel_logits_to_logprobs(
@@ -55,14 +54,14 @@ def from_parallel_logits_to_logprobs(
 
     Args:
         vocab_parallel_logits: This rank's columns and zig-zag share of the positions [B, S/CP, v].
-        target: Token ids of the whole sequences, not shifted [B, S].
+        target: Token ids of the full sequences, not shifted [B, S].
         vocab_start_index: This rank's first token id.
-        vocab_end_index: One past its last.
-        tp_group: The ranks that hold the vocabulary.
-        inference_only: Keep nothing for a backward pass.
-        cp_group: The ranks that hold the sequences.
-        chunk_size: Bounds memory, in positions.
-        sampling_params: Score under these filters, without their temperature.
+        vocab_end_index: End of this rank's token ids, exclusive.
+        tp_group: Ranks that hold the vocabulary.
+        inference_only: Save nothing for backward.
+        cp_group: Ranks that hold the sequences.
+        chunk_size: Bound on memory, in positions.
+        sampling_params: Filters for scoring; their temperature is ignored.
 
     Returns:
         fp32 [B, S−1], the same on all ranks; −∞ for a token that the filters exclude.
@@ -96,25 +95,23 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     sampling_params: SamplingFilters | None = None,
     target_is_pre_rolled: bool = False,
 ) -> Tensor:
-    """`from_parallel_logits_to_logprobs` for sequences laid end to end, with one exchange for all
-    of them.
+    """`from_parallel_logits_to_logprobs` for packed sequences, with a single exchange.
 
     Args:
-        vocab_parallel_logits: [1, T/CP, v], each sequence cut zig-zag on its own.
-        target: Token ids [1, T]; if pre-rolled, this rank's share of what follows each position [1,
-            T/CP].
+        vocab_parallel_logits: [1, T/CP, v], each sequence cut zig-zag separately.
+        target: Token ids [1, T]; if pre-rolled, this rank's share of the next tokens [1, T/CP].
         cu_seqlens_padded: Starts of sequences, and the end of the last, counted over all
             context-parallel ranks, each length a multiple of 2·CP, integers [B+1] on the device of
             the logits.
-        unpacked_seqlen: U, the width of the answer plus one.
+        unpacked_seqlen: U, the width of the result plus one.
         vocab_start_index: This rank's first token id.
-        vocab_end_index: One past its last.
-        group: The ranks that hold the vocabulary.
-        inference_only: Keep nothing for a backward pass.
-        cp_group: The ranks that hold the sequences.
-        chunk_size: Bounds memory, in positions.
-        sampling_params: Score under these filters, without their temperature.
-        target_is_pre_rolled: See target.
+        vocab_end_index: End of this rank's token ids, exclusive.
+        group: Ranks that hold the vocabulary.
+        inference_only: Save nothing for backward.
+        cp_group: Ranks that hold the sequences.
+        chunk_size: Bound on memory, in positions.
+        sampling_params: Filters for scoring; their temperature is ignored.
+        target_is_pre_rolled: See `target`.
 
     Returns:
         fp32 [B, U−1], the same on all ranks; 0 past the end of a sequence.
@@ -163,23 +160,22 @@ def dtensor_from_parallel_logits_to_logprobs(
     chunk_size: int | None = None,
     sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
-    """log π(target[:, t+1]) from local logits, with sequences sharded over the "cp" dimension of
-    the target's mesh.
+    """log π(target[:, t+1]) from local logits; the target's mesh dimension "cp" shards sequences.
 
     Unlike in the other wrappers, each rank keeps its own gradient: a loss that every rank computes
     alike counts once.
 
     Args:
         vocab_parallel_logits: This rank's columns and share of the positions [B, S/CP, v].
-        target: Token ids [B, S]; over context-parallel ranks a DTensor, in the order of the shares
-            laid end to end.
+        target: Token ids [B, S]; over context-parallel ranks a DTensor, in the order of the
+            concatenated shares.
         vocab_start_index: This rank's first token id.
-        vocab_end_index: One past its last.
-        tp_group: The ranks that hold the vocabulary.
-        inference_only: Keep nothing for a backward pass.
-        seq_index: The position of each token of that order [S]; needed over context-parallel ranks.
-        chunk_size: Bounds memory, in positions.
-        sampling_params: Score under these filters, without their temperature.
+        vocab_end_index: End of this rank's token ids, exclusive.
+        tp_group: Ranks that hold the vocabulary.
+        inference_only: Save nothing for backward.
+        seq_index: Position of each token in that order [S]; required over context-parallel ranks.
+        chunk_size: Bound on memory, in positions.
+        sampling_params: Filters for scoring; their temperature is ignored.
 
     Returns:
         fp32 [B, S−1] in the order of positions, the same on all ranks.
@@ -223,9 +219,7 @@ def get_logprobs_from_vocab_parallel_logits(
     chunk_size: int | None = None,
     sampling_params: SamplingFilters | None = None,
 ) -> Tensor:
-    """`dtensor_from_parallel_logits_to_logprobs` of logits on a mesh with a dimension "tp", [B, S,
-    V].
-    """
+    """`dtensor_from_parallel_logits_to_logprobs` for logits [B, S, V] on a mesh with "tp"."""
     names = vocab_parallel_logits.device_mesh.mesh_dim_names or ()
     assert seq_index is None or "cp" in names, (
         f"seq_index needs a mesh dimension 'cp', but the mesh has {names}"
@@ -254,8 +248,9 @@ def get_next_token_logprobs_from_logits(
     sampling_params: SamplingFilters | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1]; logits may be sharded by
-    groups, by a mesh, or not at all.
+    """log π(input_ids[:, t+1]) from the logits at t, fp32 [B, S−1].
+
+    Logits may be sharded by groups, by a mesh, or not at all.
     """
     if isinstance(next_token_logits, DTensor):
         return get_logprobs_from_vocab_parallel_logits(
@@ -279,7 +274,7 @@ def get_next_token_logprobs_from_logits(
 
 
 def _accept_both_calls(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Accepts calls without `output_weight` too, which NeMo RL's newest version no longer has."""
+    """Also accepts calls without `output_weight`, which NeMo RL's newest version dropped."""
 
     plain: Callable[..., Tensor] = function
 
@@ -295,9 +290,7 @@ def _accept_both_calls(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def _has_output_weight(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """True if positional arguments have `output_weight` in its place, and not
-    `runtime_gather_output`.
-    """
+    """True if positional arguments include `output_weight` at its position."""
     if len(args) <= _PLACE or isinstance(args[_PLACE], bool):
         return False
     if isinstance(args[_PLACE], Tensor):
@@ -321,21 +314,22 @@ def from_parallel_hidden_states_to_logprobs(
     cp_group: dist.ProcessGroup | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """log π(target[:, t+1]) from the hidden state at t, without ever holding the logits.
+    """log π(target[:, t+1]) from the hidden state at t, without full logits.
 
     Args:
-        tensor_parallel_hidden_states: Positions first and in shards over the group [S/CP/TP, B, H].
+        tensor_parallel_hidden_states: Sequence-first hidden states, sharded over the group
+            [S/CP/TP, B, H].
         output_weight_layer: This rank's rows of the head [v, H].
-        output_weight: Used instead where it is given, such as the weight shared with the embedding
-            [v, H]. Calls may leave it out, also by position.
-        runtime_gather_output: Not used; there are no logits to gather.
+        output_weight: Replaces the layer's weight if given, for example a tied embedding [v, H].
+            Calls may omit it, also by position.
+        runtime_gather_output: Unused: there are no logits to gather.
         target: Token ids, not shifted [B, S].
         vocab_start_index: This rank's first token id.
-        vocab_end_index: One past its last.
-        tp_group: The ranks that hold the vocabulary.
-        inference_only: Keep nothing for a backward pass.
-        cp_group: The ranks that hold the sequences.
-        chunk_size: Bounds memory, in positions.
+        vocab_end_index: End of this rank's token ids, exclusive.
+        tp_group: Ranks that hold the vocabulary.
+        inference_only: Save nothing for backward.
+        cp_group: Ranks that hold the sequences.
+        chunk_size: Bound on memory, in positions.
 
     Returns:
         fp32 [B, S−1].
@@ -371,9 +365,7 @@ def _token_logprobs(
     chunk_size: int | None,
     sampling_params: SamplingFilters | None,
 ) -> Tensor:
-    """log p of already shifted targets, fp32, in their shape; under top-k and top-p where
-    requested.
-    """
+    """log p of already shifted targets, fp32, in their shape; with top-k and top-p if requested."""
     rows = own_columns(logits, *vocab)
     shard = Shard(vocab[0], group)
     most = block_rows(logits.shape[:-2].numel(), chunk_size)

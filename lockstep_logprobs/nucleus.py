@@ -1,10 +1,9 @@
-"""The threshold of top-p on a CPU where one process holds the vocabulary: to the bit that of
-`support`'s passes.
+"""The threshold of top-p on a CPU in one process; bit-identical to `support`'s passes.
 
 A few tokens usually reach p, so the likeliest are searched first; an approximate sum of all
-exponentials tells whether p is reached among them. Rows for which that is too close to call, or not
-so, are searched digit by digit: one pass over all tokens for the first digit, then passes over the
-few tokens that have it.
+exponentials tells whether p is reached among them. Other rows, and close calls, are searched digit
+by digit: one pass over all tokens for the first digit, then passes over the few tokens that have
+it.
 
 Letters: M rows, V columns, K likeliest tokens, N tokens of one row.
 """
@@ -26,16 +25,14 @@ BASE = 256
 DIGITS = 3
 
 _ONE = 2.0**40
-"""The probability of the likeliest token, as an integer: sums of integers do not depend on their
-order.
-"""
+"""Probability of the likeliest token, as an integer: integer sums do not depend on their order."""
 
 _LIKELY = 64
 _CLOSE = 2.0**-16
-"""Bound on the relative error of the approximate sum, against the sum of `masses`."""
+"""Bound on the relative error of the approximate sum, compared with the sum of `masses`."""
 
 _NO_MASS = -44.0
-"""An exponent of 2 at which the mass is already 0; exponentials of far smaller numbers are slow."""
+"""Exponent of 2 at which the mass is already 0; exponentials of far smaller numbers are slow."""
 
 
 def powers(z: Tensor, maximum: Tensor, temperature: float) -> Tensor:
@@ -44,8 +41,9 @@ def powers(z: Tensor, maximum: Tensor, temperature: float) -> Tensor:
 
 
 def masses(power: Tensor) -> Tensor:
-    """Probabilities relative to the likeliest token's, in units of 2⁻⁴⁰, fp32; callers keep the
-    integer part.
+    """Probabilities relative to the likeliest token's, in units of 2⁻⁴⁰, fp32.
+
+    Callers keep the integer part.
     """
     # exp rather than exp2, which rounds the last numbers of a block differently.
     return power.clamp(min=_NO_MASS).mul_(math.log(2.0)).exp_().mul_(_ONE)
@@ -81,9 +79,7 @@ def nucleus_floor(
 def _search_likeliest(
     value_MK: Tensor, total_M: Tensor, top_p: float, temperature: float, reach: float
 ) -> tuple[Tensor, Tensor]:
-    """The threshold among the K likeliest tokens [M], and the rows where it certainly lies there,
-    bool [M].
-    """
+    """The threshold among the K likeliest tokens [M], and where it is certain, bool [M]."""
     power_MK = powers(value_MK, value_MK[:, :1], temperature)
     number_MK = (power_MK * -(BASE**DIGITS / reach)).floor_()
     sum_MK = masses(power_MK).long().cumsum(1)
@@ -102,7 +98,7 @@ def _search_likeliest(
 def _search_rows(
     z: Sequence[Tensor], maximum_R: Tensor, top_p: float, temperature: float, reach: float
 ) -> Tensor:
-    """The thresholds of rows [R], searched among all their tokens."""
+    """The thresholds of rows [R], searched among all tokens."""
     floor_R = torch.empty_like(maximum_R)
     values = list[Tensor]()
     counts = list[Tensor]()
@@ -132,9 +128,7 @@ def _search_rows(
 
 
 def _count(z_V: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The distinct values of a row that was rounded to bf16, and the count of each; None for other
-    rows.
-    """
+    """The distinct values of a row that was rounded to bf16, with counts; None for other rows."""
     bits_V = z_V.view(torch.int32)
     if torch.bitwise_and(bits_V, 2**16 - 1).max() > 0:
         return None
@@ -152,15 +146,16 @@ def _search_digits(
     temperature: float,
     reach: float,
 ) -> Tensor:
-    """The thresholds of rows [R], digit by digit; each pass sums only tokens that have the earlier
-    digits.
+    """The thresholds of rows [R], digit by digit.
+
+    Each pass sums only tokens with the earlier digits.
 
     Args:
         z_N: Logits of all rows.
         count_N: Count of each logit; None: 1.
         row_N: Row of each logit, or [1], one row for all.
-        maximum_R: The largest logit of each row.
-        top_p: The probability to reach.
+        maximum_R: Largest logit of each row.
+        top_p: Probability to reach.
         temperature: Divides the logits.
         reach: The digits cover `powers` from 0 down to −reach.
     """
@@ -175,7 +170,7 @@ def _search_digits(
         digit_N = (
             (power_N * -(BASE**digits / reach)).sub_(BASE * prefix_R1[row_N, 0]).clamp_(0.0, BASE)
         )
-        digit_N = digit_N.int().long().add_(start_R[row_N])  # in two steps, each of which is fast
+        digit_N = digit_N.int().long().add_(start_R[row_N])  # in two fast steps
         mass_RD = (
             torch.zeros(rows * (BASE + 1), dtype=torch.int64)
             .scatter_add_(0, digit_N, mass_N)

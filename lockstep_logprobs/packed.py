@@ -1,8 +1,7 @@
-"""Packed rows: several sequences in one row, each cut zig-zag over context-parallel ranks by
-itself.
+"""Packed rows: several sequences in one row, each cut zig-zag over context-parallel ranks.
 
-Everything is computed on the device from the sequences' bounds, in a few operations for any number
-of them, and nothing waits for the device.
+Each sequence is cut separately. Everything is computed on the device from the sequences' bounds, in
+a few operations for any number of sequences, without a device sync.
 
 Letters: T tokens of the row, B sequences, C ranks.
 """
@@ -26,13 +25,13 @@ _DO_NOT_FIT = (
 
 @dataclass(frozen=True)
 class Packing:
-    """Sequences end to end. Positions are those of the whole row unless a method says otherwise.
+    """Concatenated sequences. Positions are those in the full row unless a method says otherwise.
 
     Tokens after the last sequence are treated as one more sequence.
 
     Attributes:
-        cu_seqlens: Start of each sequence, and end of the last one, integers [B+1] on the device.
-            Over several ranks every length is a multiple of 2C; a sequence may be empty.
+        cu_seqlens: Start of each sequence and end of the last, integers [B+1] on the device. Over
+            several ranks every length is a multiple of 2C; a sequence may be empty.
         tokens: T, the length of the row over all ranks.
         size: C, the number of context-parallel ranks.
     """
@@ -64,7 +63,7 @@ class Packing:
         return self._positions_on(torch.full((1, 1), rank, device=self.cu_seqlens.device))[0]
 
     def gather_index(self) -> Tensor:
-        """Place of each position when the ranks' rows are laid end to end, int64 [T]."""
+        """Index of each position in the concatenated ranks' rows, int64 [T]."""
         held = self._positions_on(
             torch.arange(self.size, device=self.cu_seqlens.device)[:, None]
         ).view(-1)
@@ -73,22 +72,21 @@ class Packing:
         )
 
     def following(self) -> Tensor:
-        """The position of each token's successor, int64 [T]; a sequence's last is followed by its
-        first.
-        """
+        """Position of each token's successor, int64 [T]; wraps around at a sequence's end."""
         position = torch.arange(self.tokens, device=self.cu_seqlens.device)
         start, end = self._bounds_of(position, share=1)
         return torch.where(position + 1 < end, position + 1, start)
 
     def rows(self, width: int) -> Tensor:
-        """Index that lays the next-token values of each sequence into its own row; the last token
-        has none.
+        """Index that moves each sequence's next-token values to a separate row.
+
+        The last token has none.
 
         Args:
             width: Width of the rows; longer sequences lose their ends.
 
         Returns:
-            The position that belongs into each cell, int64 [B, width]; T where none does.
+            The position for each cell, int64 [B, width]; T for empty cells.
         """
         starts = self.cu_seqlens[:-1, None].long()
         ends = self.cu_seqlens[1:, None].long()
@@ -101,14 +99,12 @@ class Packing:
         start, end = self._bounds_of(index, share=self.size)
         offset = index - start // self.size
         chunk = (end - start) // (2 * self.size)
-        # its first token has an offset of one chunk already
+        # its first token is already at an offset of one chunk
         late = (2 * self.size - 2 - rank) * chunk
         return start + offset + torch.where(offset < chunk, rank * chunk, late)
 
     def _bounds_of(self, index: Tensor, share: int) -> tuple[Tensor, Tensor]:
-        """Start and end of the sequence that holds each index into a row with one `share`-th of
-        each sequence.
-        """
+        """Bounds of the sequence at each index of a row that has 1/`share` of each sequence."""
         bounds = F.pad(self.cu_seqlens.long(), (0, 1), value=self.tokens)
         sequence = torch.searchsorted(bounds // share, index, right=True) - 1
         return bounds[sequence], bounds[sequence + 1]

@@ -1,5 +1,6 @@
-"""Logits from vocabulary shards to sequence shards and back, by one all-to-all; for callers that
-need whole rows.
+"""Moves logits from vocabulary shards to sequence shards and back, by one all-to-all.
+
+For callers that need full rows.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from lockstep_logprobs.collectives import group_size
 
 
 def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup | None) -> Tensor:
-    """Exchanges this rank's columns of all rows [BS, V/TP] for all columns of its rows [BS/TP, V];
-    no gradient.
+    """Exchanges this rank's columns of all rows for all columns of its rows; no gradient.
+
+    From [BS, V/TP] to [BS/TP, V].
 
     Raises:
-        ValueError: The logits are no matrix, or their rows cannot be dealt out evenly.
+        ValueError: The logits are not a matrix, or their rows do not divide evenly.
     """
     size = _even(vocab_parallel_logits, 0, tp_group)
     by_rank = _all_to_all(vocab_parallel_logits.unflatten(0, (size, -1)), tp_group)
@@ -27,7 +29,7 @@ def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup | 
     """The inverse of `all_to_all_vp2sq`: from [BS/TP, V] to [BS, V/TP]; no gradient.
 
     Raises:
-        ValueError: The logits are no matrix, or their columns cannot be dealt out evenly.
+        ValueError: The logits are not a matrix, or their columns do not divide evenly.
     """
     size = _even(seq_parallel_logits, 1, tp_group)
     return _all_to_all(
@@ -46,7 +48,7 @@ def _even(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
 
 
 def _all_to_all(pieces: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Sends [rank, ...] to each rank and returns what each rank sent to this one."""
+    """Sends [rank, ...] to each rank and returns what each rank sent here."""
     if group is None:
         return pieces
     received = torch.empty_like(pieces, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Sequences over context-parallel ranks, and sums over any ranks, by the names of `model_utils`."""
+"""Sequences over context-parallel ranks, and sums over ranks; names are those of `model_utils`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from lockstep_logprobs.collectives import all_gather, group_rank, group_size, su
 def _get_tokens_on_this_cp_rank(
     input_ids: Tensor, cp_rank: int, cp_size: int, seq_dim: int = 1
 ) -> Tensor:
-    """Selects the part of a sequence that rank `cp_rank` of `cp_size` holds: chunks r and 2·CP−1−r
-    of 2·CP.
+    """Selects rank `cp_rank`'s part of a sequence: chunks r and 2·CP−1−r of 2·CP.
 
     Raises:
-        ValueError: The length is no multiple of 2·CP.
+        ValueError: The length is not a multiple of 2·CP.
     """
     positions = context.zigzag(input_ids.shape[seq_dim], cp_size, input_ids.device)[cp_rank]
     if cp_size == 1:
@@ -30,22 +29,19 @@ def _get_tokens_on_this_cp_rank(
 def allgather_cp_sharded_tensor(
     tensor: Tensor, cp_group: dist.ProcessGroup | None, seq_dim: int = 1
 ) -> Tensor:
-    """The whole sequence from every rank's zig-zag share; see `AllGatherCPTensor` for its
-    gradient.
-    """
+    """Gathers the full sequence from zig-zag shares; see `AllGatherCPTensor` for its gradient."""
     return AllGatherCPTensor.apply(tensor, cp_group, seq_dim)
 
 
 def cp_load_balanced_to_contiguous(
     x: Tensor, *, cp_group: dist.ProcessGroup | None = None, seq_dim: int = 1
 ) -> Tensor:
-    """Redistributes a sequence from zig-zag shares to shares in the order of positions;
-    differentiable.
+    """Redistributes a sequence from zig-zag shares to contiguous shares; differentiable.
 
     Args:
-        x: The share, or a DTensor that holds it.
-        cp_group: The ranks that hold the sequence; None, or one rank: `x` itself.
-        seq_dim: The dimension that is cut.
+        x: The share, or a DTensor of it.
+        cp_group: Ranks that hold the sequence; None or one rank: returns `x` itself.
+        seq_dim: Dimension that is cut.
     """
     if group_size(cp_group) == 1:
         return x
@@ -55,17 +51,16 @@ def cp_load_balanced_to_contiguous(
 
 
 def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill: float) -> Tensor:
-    """Shifts by one position: the value one later, where ranks hold consecutive pieces of a
-    sequence; differentiable.
+    """Shifts by one position to the next value, over contiguous pieces on ranks; differentiable.
 
     Args:
         x: This rank's piece [B, S/CP, ...].
-        cp_group: The ranks that hold the sequence, in the order of their pieces.
-        fill: Value after the last position of all.
+        cp_group: Ranks that hold the sequence, in the order of their pieces.
+        fill: Value after the very last position.
     """
     size = group_size(cp_group)
     own = group_rank(cp_group)
-    # The last rank gathers too, and overwrites what it gets: otherwise it would miss backward's
+    # The last rank also gathers, and overwrites the result: otherwise it would miss backward's
     # collective.
     after = all_gather(x[:, :1], cp_group)[(own + 1) % size]
     if own == size - 1:
@@ -74,8 +69,9 @@ def cp_shift_next(x: Tensor, cp_group: dist.ProcessGroup | None = None, *, fill:
 
 
 def group_all_reduce_sum_with_grad(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum over the ranks of a group, `x` itself without one; backward passes the gradient on
-    unchanged.
+    """Sum over the ranks of a group; `x` itself without one.
+
+    Backward passes the gradient on unchanged.
     """
     return sum_over_ranks(x, None if group_size(group) == 1 else group)
 

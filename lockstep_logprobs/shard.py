@@ -1,4 +1,4 @@
-"""A rank's share of the vocabulary, and the blocks of rows that a pass over it goes through."""
+"""A rank's share of the vocabulary, and the blocks of rows of a pass over it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 _BLOCK_BYTES = {"cpu": 2 * 2**20}
 _BLOCK_BYTES_ELSEWHERE = 32 * 2**20
-"""Bytes of a block on other devices: enough to fill them.
+"""Bytes of a block on other devices: enough to keep them busy.
 
 A CPU's block is small enough to stay in cache.
 """
@@ -18,19 +18,19 @@ A CPU's block is small enough to stay in cache.
 
 @dataclass(frozen=True)
 class Shard:
-    """The token ids whose columns this rank holds: `start` and those that follow it.
+    """The contiguous token ids whose columns this rank holds.
 
     Attributes:
-        start: The first of them.
-        group: The ranks that hold the whole vocabulary together, in any order, evenly or not; None
-            for one process.
+        start: First token id.
+        group: Ranks that hold the vocabulary together, in any order, evenly or not; None for one
+            process.
     """
 
     start: int = 0
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        # a name, or torch's number for a group that this rank is not in
+        # a name, or torch's number for a group without this rank
         if isinstance(self.group, str | int):
             raise ValueError(
                 f"a shard's group is a process group that this rank belongs to, not {self.group!r}"
@@ -38,11 +38,11 @@ class Shard:
 
 
 WHOLE = Shard()
-"""The whole vocabulary, in one process."""
+"""The full vocabulary, in one process."""
 
 
 def even_shard(columns: int, group: dist.ProcessGroup | None, rank: int | None) -> Shard:
-    """The shard of this rank of a group whose ranks hold equally many columns."""
+    """This rank's shard in a group whose ranks hold the same number of columns."""
     if group is None:
         return WHOLE
     assert rank is not None, "vocab_parallel_rank is needed beside vocab_parallel_group"
@@ -52,13 +52,13 @@ def even_shard(columns: int, group: dist.ProcessGroup | None, rank: int | None) 
 def blocks(
     rows: int, columns: int, device: torch.device, most: int | None = None
 ) -> Iterator[slice]:
-    """Cuts rows into pieces whose fp32 logits take a fixed number of bytes, for any vocabulary.
+    """Splits rows into blocks whose fp32 logits take a fixed number of bytes, for any vocabulary.
 
     Args:
         rows: Number of rows.
-        columns: Numbers in each; where there are none, there are no blocks.
+        columns: Numbers per row; 0 gives no blocks.
         device: Device of the rows.
-        most: A bound on the rows of a piece; it changes memory and speed, never values.
+        most: Maximum rows per block; changes memory and speed, never values.
     """
     if columns == 0:
         return

@@ -1,5 +1,4 @@
-"""Cross-entropy between two softmaxes whose vocabulary lies in the same shards: H(q, p) = −Σ_j q_j
-log p_j.
+"""Cross-entropy of two softmaxes over the same vocabulary shards: H(q, p) = −Σ_j q_j log p_j.
 
 One pass over both, two all-reduces, and a gradient p − q that needs none. Letters: M rows, v this
 rank's columns.
@@ -37,9 +36,7 @@ class CrossEntropy:
 def cross_entropy(
     logits_Mv: Tensor, target_Mv: Tensor, group: dist.ProcessGroup | None
 ) -> CrossEntropy:
-    """H(softmax(target), softmax(logits)) of each row; where q is 0 the value of log p does not
-    matter.
-    """
+    """H(softmax(target), softmax(logits)) of each row; log p does not matter if q is 0."""
     max_p, sum_p, max_q, sum_q, cross_M = _cross_entropy_sums(logits_Mv, target_Mv).unbind()
     of_p = RowSums(max_p, sum_p, None)
     of_q = RowSums(max_q, sum_q, None)
@@ -60,8 +57,9 @@ def cross_entropy(
     lambda logits, target: logits.new_empty((5, logits.shape[0]), dtype=torch.float32),
 )
 def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
-    """Sums over these columns: maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp); fp32 [5,
-    M].
+    """Sums over these columns, fp32 [5, M].
+
+    Maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp).
     """
     of_p, of_q = (RowSums.zeros(len(logits), entropy=False, device=logits.device) for _ in range(2))
     cross_M = torch.zeros_like(of_p.total)
@@ -82,9 +80,7 @@ def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
 def cross_entropy_gradient(
     logits: Tensor, target: Tensor, maxima: Tensor, log_totals: Tensor, gradient: Tensor
 ) -> Tensor:
-    """(p − q)·gradient, the gradient of this rank's logits [M, v], in their type; none goes to the
-    target.
-    """
+    """(p − q)·gradient: this rank's gradient of the logits [M, v], in their type."""
     result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
     for piece in blocks(len(logits), logits.shape[1], logits.device):
         p, q = (torch.empty_like(logits[piece], dtype=torch.float32) for _ in range(2))

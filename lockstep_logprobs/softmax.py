@@ -1,8 +1,7 @@
-"""The softmax of rows whose vocabulary lies in shards: the sums of each row, their one exchange,
-and the gradient.
+"""The softmax of rows over a sharded vocabulary: row sums, one exchange, and the gradient.
 
 A pass over this rank's columns keeps of each row the maximum m, Σ exp(z − m), Σ exp(z − m)·(z − m)
-where the entropy is wanted, and the logits of the wanted tokens. Two all-reduces combine these
+if the entropy is wanted, and the logits of the wanted tokens. Two all-reduces combine these
 numbers over the whole row. With the log-sum-exp kept, the gradient of each shard follows from its
 own logits:
 
@@ -30,23 +29,25 @@ from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.shard import WHOLE, Shard
 
 NOTHING = -150.0
-"""An exponent whose power of 2 or e is 0 in fp32; multiplied by that 0 it gives 0, where −∞ gives
-NaN.
+"""An exponent for which 2^x and e^x are 0 in fp32.
+
+Multiplied by that 0 it gives 0; −∞ would give NaN.
 """
 
 LOG2_E = math.log2(math.e)
 
 TILE_COLUMNS = 2048
-"""Columns of the vocabulary that are multiplied and summed at once."""
+"""Columns of the vocabulary per product and sum."""
 
 _GROUP = 16
 _SPARSE = 8
-"""The support is searched by groups of `_GROUP` columns; if one in `_SPARSE` groups or more may
-hold a token of it, all columns are computed.
+"""The support is searched in groups of `_GROUP` columns.
+
+If one in `_SPARSE` groups or more may hold a token of it, all columns are computed.
 """
 
 _FEW_COLUMNS = 16
-"""A product with fewer columns than this may sum in another order."""
+"""A product with fewer columns than this may sum in a different order."""
 
 _NOT_WHOLE = (
     "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard "
@@ -62,15 +63,15 @@ class Scoring:
     Attributes:
         shard: This rank's columns.
         temperature: Divides the logits.
-        entropy: Also compute the entropy.
-        sampled: The one wanted token was sampled, so it belongs to the support even where it lies
+        entropy: Whether to compute the entropy, too.
+        sampled: Whether the only wanted token was sampled, so that it belongs to the support even
             below the floor.
-        max_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        max_rows: Maximum rows per block; changes memory and speed, never values.
         overwrite: Backward writes the gradient over the logits, which saves a copy; PyTorch refuses
             to use them in backward again. Ignored in compiled code, and for logits whose rows
             overlap or are not contiguous.
-        row_invariant: On a CPU, a row's results have the same bits in any batch, and from hidden
-            states as from logits; slower.
+        row_invariant: On a CPU, a row has the same bits in any batch, from hidden states and from
+            logits; slower.
     """
 
     shard: Shard = WHOLE
@@ -88,16 +89,15 @@ class Scoring:
 
 
 PLAIN = Scoring()
-"""The model's own distribution over a vocabulary that one process holds."""
+"""The model's own distribution over a vocabulary in one process."""
 
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums of each row over columns [M], or over each tile of columns [M, tiles], fp32; d = (z −
-    m)/T.
+    """Sums of each row over columns [M], or per tile of columns [M, tiles], fp32; d = (z − m)/T.
 
     Attributes:
-        maximum: m, the largest logit z [M].
+        maximum: Largest logit z, m [M].
         total: Σ exp d over the support [M].
         weighted: Σ exp d · d [M], or None without entropy.
     """
@@ -113,7 +113,7 @@ class RowSums:
         return cls(maximum_M, total_M, weighted[0] if weighted else None)
 
     def rows(self) -> Tensor:
-        """Maximum, total and, where there is an entropy, the weighted sum, fp32 [2 or 3, M]."""
+        """Maximum, total and, with entropy, the weighted sum, fp32 [2 or 3, M]."""
         return torch.stack(
             [self.maximum, self.total, *([] if self.weighted is None else [self.weighted])]
         )
@@ -140,7 +140,7 @@ class RowSums:
             self.weighted[rows] = sums.weighted
 
     def rebase(self, maximum_M: Tensor, temperature: float) -> RowSums:
-        """The same sums with d = (z − maximum)/T, for a maximum that is at least as large."""
+        """The same sums with d = (z − maximum)/T, for a maximum that is no smaller."""
         down_M = _fall(self.maximum, maximum_M, temperature)
         scale_M = down_M.exp()
         if self.weighted is None:
@@ -161,9 +161,7 @@ class RowSums:
         return RowSums(highest_M, a.total + b.total, both)
 
     def merge_tiles(self, temperature: float) -> RowSums:
-        """The sums over the columns of all tiles: `merge` tile after tile, to the bit, in fewer
-        operations.
-        """
+        """Merges the sums of all tiles; bit-identical to `merge` tile after tile, but faster."""
         highest_TM = self.maximum.t().contiguous().cummax(0).values
         down_TM = _fall(
             F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature
@@ -189,9 +187,9 @@ class Scores:
             outside the support.
         entropy: H [M], nats, or None.
         maximum: m [M].
-        log_total: log Σ exp d over the support [M]; 0 where the support is empty.
-        token: The tokens, −1 for those in no shard [M, K].
-        outside: Which tokens lie below the floor [M, K]; None without a floor.
+        log_total: log Σ exp d over the support [M]; 0 if the support is empty.
+        token: Tokens, −1 for those in no shard [M, K].
+        outside: Mask of tokens below the floor [M, K]; None without a floor.
     """
 
     logprob: Tensor
@@ -203,29 +201,31 @@ class Scores:
 
 
 def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Finds the columns of tokens in a shard: numbers [M, K], arbitrary where it lacks the token,
-    and the mask of those it has.
+    """Columns of tokens in a shard [M, K], and the mask of tokens that it has.
+
+    Columns of other tokens are arbitrary.
     """
     column_MK = token_MK - start
     return column_MK.clamp(0, max(columns - 1, 0)), (column_MK >= 0) & (column_MK < columns)
 
 
 def pick_logits(z: Tensor, token_MK: Tensor, start: int) -> Tensor:
-    """Logits of tokens, fp32 [M, K]; 0 where the columns from `start` on do not hold them."""
+    """Logits of tokens, fp32 [M, K]; 0 for tokens outside the columns from `start` on."""
     column_MK, inside_MK = locate(token_MK, start, z.shape[1])
     return z.gather(-1, column_MK).float().masked_fill(~inside_MK, 0.0)
 
 
 def to_fp32(z: Tensor, work: Tensor) -> Tensor:
-    """The logits in fp32: themselves, or a copy in `work`."""
+    """The logits in fp32: unchanged, or a copy in `work`."""
     if z.dtype == torch.float32:
         return z
     return work.copy_(z)
 
 
 def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
-    """Mask, 1 inside the support and 0 outside, fp32 like z: a product with it is far cheaper than
-    a masked fill.
+    """Mask, 1 inside the support and 0 outside, fp32 like z.
+
+    A product with it is far cheaper than a masked fill.
     """
     if floor_M is None:
         return None
@@ -235,13 +235,13 @@ def support_mask(z: Tensor, floor_M: Tensor | None) -> Tensor | None:
 def write_log2_probability(
     work: Tensor, z: Tensor, maximum_M: Tensor, log_total_M: Tensor, temperature: float = 1.0
 ) -> None:
-    """Writes log₂ p: a power of 2 is several times faster than one of e."""
+    """Writes log₂ p: powers of 2 are several times faster than powers of e."""
     torch.sub(z, maximum_M[:, None], out=work)
     torch.add(log_total_M[:, None] * -LOG2_E, work, alpha=LOG2_E / temperature, out=work)
 
 
 def column_tiles(columns: int, row_invariant: bool = False) -> Iterator[slice]:
-    """Cuts the columns of a vocabulary into tiles, whose sums are merged in turn."""
+    """Splits the columns of a vocabulary into tiles, whose sums are merged in turn."""
     start = 0
     least = _FEW_COLUMNS if row_invariant else 1
     while start < columns:
@@ -311,13 +311,13 @@ def sum_tiles(
 def _find_few(z_MV: Tensor, floor_M: Tensor) -> tuple[Tensor, Tensor] | None:
     """Rows and columns [N] of a superset of the support; None if the support is not small.
 
-    The columns of a group lie far apart, so that taking the maxima of groups vectorizes.
+    The columns of a group are far apart, so that the maxima of groups vectorize.
     """
     rows = len(z_MV)
     groups = z_MV.shape[1] // _GROUP
     device = z_MV.device
     best_MG = z_MV[:, : _GROUP * groups].unflatten(1, (_GROUP, -1)).amax(1)
-    # also where one is not a number
+    # also if one is NaN
     row_N, group_N = (~(best_MG < floor_M[:, None])).nonzero(as_tuple=True)
     if _SPARSE * len(row_N) >= best_MG.numel():
         return None
@@ -337,9 +337,7 @@ def _sum_few(
     temperature: float,
     entropy: bool,
 ) -> RowSums:
-    """Returns the sums of `sum_tiles`, to the bit, from exponentials of a few columns of each
-    row.
-    """
+    """The sums of `sum_tiles`, bit-identical, from exponentials of a few columns per row."""
     row_N, column_N = few
     maximum_MT = reduce_tiles(z_MV, torch.amax)
     place_N = row_N * z_MV.shape[1] + column_N
@@ -367,9 +365,7 @@ def _write_d(z: Tensor, maximum: Tensor, factor: float, out: Tensor) -> Tensor:
 
 
 def finite_maximum(maximum_M: Tensor) -> Tensor:
-    """The maximum to subtract: 0 where a row has nothing but −∞, so that its exponentials are 0 and
-    not NaN.
-    """
+    """The maximum to subtract: 0 if a row is all −∞, so that its exponentials are 0 and not NaN."""
     return maximum_M.masked_fill(maximum_M == -torch.inf, 0.0)
 
 
@@ -386,21 +382,20 @@ def exchange(
     scoring: Scoring,
     floor_M: Tensor | None,
 ) -> Scores:
-    """Reduces each rank's sums to those of the whole row: one all-reduce for the maxima, one for
-    the sums.
+    """All-reduces each rank's sums to those of the full row: once for maxima, once for sums.
 
     Args:
-        local: The sums over this rank's columns.
-        picked_MK: Logits of the wanted tokens, fp32; 0 where another rank has the token.
-        token_MK: The tokens.
-        columns: Number of columns of this rank.
-        scoring: Options with which the sums were made.
-        floor_M: Floor with which the sums were made.
+        local: Sums over this rank's columns.
+        picked_MK: Logits of the wanted tokens, fp32; 0 if another rank has the token.
+        token_MK: Wanted tokens.
+        columns: Number of columns on this rank.
+        scoring: Options of the sums.
+        floor_M: Floor of the sums.
     """
     group = scoring.shard.group
     rows = len(token_MK)
-    # Only the last rank knows where the vocabulary ends: that travels with the maxima, in fp32
-    # exact up to 2²⁴ tokens.
+    # Only the last rank knows where the vocabulary ends; it sends that along with the maxima, in
+    # fp32 exact up to 2²⁴ tokens.
     end = local.maximum.new_full((1,), scoring.shard.start + columns)
     highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
@@ -422,7 +417,7 @@ def exchange(
 def _scores(
     whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None
 ) -> Scores:
-    """log p and H from the sums over the whole row."""
+    """log p and H from the sums over the full row."""
     total_M = whole.total
     weighted_M = whole.weighted
     outside_MK = None

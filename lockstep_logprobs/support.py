@@ -1,8 +1,7 @@
-"""The tokens that min-p, top-k and top-p keep: all whose logit reaches a threshold, found without a
-sort.
+"""The tokens that min-p, top-k and top-p keep: those at or above a threshold, without a sort.
 
-A rank that holds some columns of the vocabulary needs no more than one number per row to know which
-of its tokens can be sampled, and equal logits stay or go together (docs/adr/0005).
+A rank that holds some columns of the vocabulary needs only one number per row to know which of its
+tokens can be sampled, and equal logits are kept or dropped together (docs/adr/0005).
 
 Letters: M rows, v this rank's columns, k likeliest tokens, C ranks.
 """
@@ -26,10 +25,10 @@ from lockstep_logprobs.shard import WHOLE, Shard, blocks
 from lockstep_logprobs.topk import local_topk
 
 _FEW = 128
-"""Size up to which a vocabulary is sorted faster than searched."""
+"""Largest vocabulary for which a sort is faster than a search."""
 
 _VOCABULARY_BITS = 22
-"""Bits of a token id: no vocabulary has more than 2 to this power of tokens."""
+"""Bits of a token id; a vocabulary has at most 2 to this power of tokens."""
 
 _COPIES = 6
 """Memory of a search pass in fp32 copies: two fp32 and two int64 arrays."""
@@ -46,28 +45,27 @@ def support_floor(
     temperature: float = 1.0,
     max_rows: int | None = None,
 ) -> Tensor:
-    """The threshold of each row: tokens whose logit is not below it are kept.
+    """The threshold of each row: keeps tokens whose logit is not below it.
 
     Min-p keeps tokens that are at least `min_p` times as likely as the likeliest. Of these, top-k
-    keeps the k largest logits and all that equal the smallest of them. Top-p then renormalizes and
-    keeps the likeliest tokens up to the one with which their probability reaches p, and all that
-    equal it; the likeliest token always stays. In a search over the whole vocabulary, logits that
-    are closer than two millionths of a nat may count as equal. The threshold is the same on all
-    ranks, to the bit, however the vocabulary is sharded; on a GPU, though, Triton's kernel for one
+    keeps the k largest logits and all equal to the smallest of them. Top-p then renormalizes and
+    keeps the likeliest tokens up to the one with which their probability reaches p, and all equal
+    to it; the likeliest token always stays. In a search over the full vocabulary, logits that are
+    closer than two millionths of a nat may count as equal. The threshold is bit-identical on all
+    ranks, however the vocabulary is sharded. The exception: on a GPU, Triton's kernel for one
     process may differ from shards in a row whose probability meets p to seven digits.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
-        shard: Which columns these are; by default one process holds all.
-        top_k: Number of tokens to keep; None, or a number below 1: all.
-        top_p: The probability to reach; None, or from 1 on: all are kept. 0 keeps the likeliest.
-        min_p: A probability relative to the likeliest token's; 0: all are kept. 1 keeps the
-            likeliest.
-        temperature: Divides the logits before probabilities are formed.
-        max_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        shard: This rank's columns; by default one process holds all.
+        top_k: Number of tokens to keep; None or a number below 1: all.
+        top_p: Probability to reach; None or ≥ 1: all; 0: only the likeliest.
+        min_p: Least probability relative to the likeliest token's; 0: all; 1: only the likeliest.
+        temperature: Divides the logits before probabilities are computed.
+        max_rows: Maximum rows per block; changes memory and speed, never values.
 
     Returns:
-        fp32 [M], in units of the given logits: the temperature is not in it.
+        fp32 [M], in units of the given logits, before the temperature.
     """
     check_rows(logits_Mv)
     check_temperature(temperature)
@@ -111,7 +109,7 @@ def _min_p_floor(
 def _whole_floor(
     logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None
 ) -> Tensor:
-    """The threshold where one process holds the vocabulary; below 1, `top_k` keeps all."""
+    """The threshold if one process holds the vocabulary; `top_k` below 1 keeps all."""
     return _Search(logits, WHOLE, top_p, temperature, max_rows).find(top_k)
 
 
@@ -134,7 +132,7 @@ class _Search:
         return self.within_vocabulary()
 
     def within_top_k(self, k: int) -> Tensor:
-        """The threshold of top-k, and of top-p after it: with one all-gather."""
+        """The threshold of top-k, and of top-p after it, with one all-gather."""
         group = self.shard.group
         k = k if group else min(k, self.logits.shape[1])
         value_Mk = local_topk(self.logits, k, self.max_rows)[0]
@@ -147,15 +145,16 @@ class _Search:
         )
         best_Mk = _best(value_CMk)
         last_M1 = best_Mk[:, -1:]
-        # A rank whose own k-th largest is below the global k-th has all logits that equal the
-        # latter among its k.
+        # A rank whose own k-th largest is below the global k-th has all logits equal to the latter
+        # among its k.
         among_CM1 = (value_CMk == last_M1).sum(-1, keepdim=True)
         equal_M1 = torch.where(value_CMk[..., -1:] == last_M1, equal_CM1, among_CM1).sum(0)
         return self.nucleus(best_Mk, equal_M1 - (best_Mk == last_M1).sum(1, keepdim=True))
 
     def nucleus(self, best_Mk: Tensor, further_M1: Tensor | float = 0.0) -> Tensor:
-        """The threshold of top-p among the k largest logits, descending, and `further_M1` more that
-        equal the last.
+        """The threshold of top-p among the k largest logits, descending.
+
+        `further_M1` more logits equal the last.
         """
         weight_Mk = ((best_Mk - best_Mk[:, :1]).double() / self.temperature).exp()
         total_M1 = weight_Mk.sum(1, keepdim=True) + further_M1 * weight_Mk[:, -1:]
@@ -164,8 +163,7 @@ class _Search:
         return best_Mk.gather(1, kept_M1 - 1)[:, 0]
 
     def within_vocabulary(self) -> Tensor:
-        """The threshold of top-p over the whole vocabulary: three digits of the base 256, from the
-        highest on.
+        """The threshold of top-p over the full vocabulary: three base-256 digits, highest first.
 
         A token's distance from the row's maximum, in powers of 2, becomes a number of 24 bits, 0 at
         the maximum. Each pass sums probabilities by the next digit, over the tokens that have the
@@ -269,19 +267,19 @@ def _least_kept(
     for rows in _blocks(logits, 2, max_rows):
         power = powers(logits[rows], maximum[rows], temperature)
         below = power.mul_(-(BASE**DIGITS) / reach).floor_().gt_(prefix[rows])
-        least = below.sub_(0.5).mul_(math.inf)  # −∞ for what is kept, ∞ for what is not
+        least = below.sub_(0.5).mul_(math.inf)  # −∞ for kept logits, ∞ for others
         floor_M1[rows] = torch.maximum(logits[rows], least, out=least).amin(1, keepdim=True)
     return floor_M1
 
 
 def _blocks(logits: Tensor, arrays: int, max_rows: int | None) -> Iterator[slice]:
-    """Blocks of rows for a pass that takes the memory of `arrays` fp32 copies of its logits."""
+    """Blocks of rows for a pass that uses the memory of `arrays` fp32 copies of its logits."""
     rows, columns = logits.shape
     return blocks(rows, arrays * columns, logits.device, max_rows)
 
 
 def _best(value_CMk: Tensor) -> Tensor:
-    """The k largest of the ranks' own k largest, largest first. Returns [M, k]."""
+    """The k largest of the ranks' k largest, descending. Returns [M, k]."""
     if len(value_CMk) == 1:
         return value_CMk[0]
     return value_CMk.movedim(0, 1).flatten(1).topk(value_CMk.shape[-1]).values

@@ -1,4 +1,4 @@
-"""The largest logits of each row, over a vocabulary in shards; without gradient.
+"""The largest logits of each row over a sharded vocabulary; no gradient.
 
 Letters: M rows, v this rank's columns, C ranks.
 """
@@ -27,17 +27,16 @@ _MERGE_ARRAYS = 8
 def vocab_topk(
     logits_Mv: Tensor, k: int, shard: Shard = WHOLE, *, max_rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k largest logits and their tokens, by one all-gather of every rank's own k.
+    """The k largest logits and their tokens, by one all-gather of every rank's k largest.
 
-    Which of several logits that equal the k-th are taken is not defined. A rank with fewer than k
-    columns counts the gathered logits, for which it waits for its device; in no other case does a
-    rank wait.
+    Which of several logits equal to the k-th are taken is undefined. A rank with fewer than k
+    columns counts the gathered logits, which syncs with its device; no other case syncs.
 
     Args:
         logits_Mv: Logits of this rank's columns.
-        k: Number of logits; all of them where the vocabulary has fewer.
-        shard: Which columns these are; by default one process holds all.
-        max_rows: A bound on the rows of a block; it changes memory and speed, never values.
+        k: Number of logits; all of them if the vocabulary has fewer.
+        shard: This rank's columns; by default one process holds all.
+        max_rows: Maximum rows per block; changes memory and speed, never values.
 
     Returns:
         Logits, fp32 [M, k], largest first, and their tokens, int64 [M, k]; the same on all ranks.
@@ -63,8 +62,9 @@ def vocab_topk(
     ),
 )
 def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """This rank's min(k, v) largest logits, fp32, largest first, and their columns, int64; by
-    blocks of rows.
+    """This rank's min(k, v) largest logits, fp32, descending, and their columns, int64.
+
+    By blocks of rows.
     """
     rows, columns = logits.shape
     value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits.device)
@@ -79,8 +79,9 @@ def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Ten
     lambda logits, k, start, max_rows: logits.new_empty((logits.shape[0], k), dtype=torch.int64),
 )
 def _topk_keys(logits: Tensor, k: int, start: int, max_rows: int | None) -> Tensor:
-    """`local_topk` as `_keys`, so that values and tokens travel as one and are never held beside
-    each other.
+    """`local_topk` as `_keys`.
+
+    Values and tokens travel together and are never both in memory.
     """
     key_Mk = torch.empty(len(logits), k, dtype=torch.int64, device=logits.device)
     for block in blocks(len(logits), logits.shape[1], logits.device, max_rows):
@@ -97,9 +98,7 @@ def _topk_keys(logits: Tensor, k: int, start: int, max_rows: int | None) -> Tens
     ),
 )
 def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of all ranks' keys [C, M, k'], as values and tokens [M, k]; by blocks of
-    rows.
-    """
+    """The k largest of all ranks' keys [C, M, k'], as values and tokens [M, k]; in blocks."""
     value_Mk = torch.empty(keys.shape[1], k, dtype=torch.float32, device=keys.device)
     token_Mk = torch.empty(keys.shape[1], k, dtype=torch.int64, device=keys.device)
     for block in blocks(keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device):
@@ -109,10 +108,10 @@ def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` by groups, since it is slow on wide rows: the k largest lie in the k groups with the
-    largest maxima.
+    """`topk` by groups, since it is slow on wide rows.
 
-    The columns of a group lie far apart, so that taking the maxima of groups vectorizes.
+    The k largest are in the k groups with the largest maxima. The columns of a group are far apart,
+    so that the maxima of groups vectorize.
     """
     groups = z.shape[1] // _GROUP
     if groups <= _GROUPS_PER_K * k:
@@ -127,11 +126,9 @@ def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _keys(value: Tensor, token: Tensor) -> Tensor:
-    """Packs fp32 values and token ids into integers that are ordered as the values are, and equal
-    ones by token.
-    """
+    """Packs fp32 values and token ids into integers, ordered by value, then by token."""
     bits = value.view(torch.int32)
-    # of negative numbers, the larger has the smaller magnitude
+    # among negative numbers, the larger has the smaller magnitude
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << _ID_BITS) | ~token & 0xFFFFFFFF
 

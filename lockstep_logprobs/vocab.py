@@ -1,5 +1,4 @@
-"""Log-probabilities and entropy from logits of a vocabulary in shards: one pass, two all-reduces,
-none on the way back.
+"""Log-probabilities and entropy from sharded logits: one pass, two all-reduces, none in backward.
 
 Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
@@ -33,12 +32,13 @@ from lockstep_logprobs.softmax import (
 def vocab_logprobs(
     logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring = PLAIN, floor_M: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """log p of tokens, and the entropy, from this rank's logits; differentiable, with no
-    collectives in backward.
+    """log p of tokens, and the entropy, from this rank's logits; differentiable.
+
+    Backward has no collectives.
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
-        token_MK: Token ids of the whole vocabulary, int64, the same on all ranks.
+        token_MK: Global token ids, int64, the same on all ranks.
         scoring: Shard, temperature, and whether to compute the entropy.
         floor_M: The support is {z ≥ floor} (`support.support_floor`), in the logits' own units;
             None: every token.
@@ -48,8 +48,8 @@ def vocab_logprobs(
         fp32 [M], or None.
 
     Raises:
-        ValueError: Shapes or types do not fit.
-        RuntimeError: The ranks' shards overlap, or leave a gap.
+        ValueError: Shapes or types do not match.
+        RuntimeError: The ranks' shards overlap or leave a gap.
     """
     check_rows(logits_Mv, token_MK, floor_M)
     if scoring.sampled and floor_M is not None:
@@ -95,9 +95,7 @@ def score(
 
 
 def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | None) -> Tensor:
-    """The gradient of this rank's logits [M, v], in their type, from what `save_for_gradient`
-    saved.
-    """
+    """Gradient of this rank's logits [M, v], in their type, from `save_for_gradient`'s data."""
     row, (logits_Mv,) = load_gradient(ctx, gradient_MK, gradient_M)
     how = ctx.scoring.shard.start, ctx.scoring.max_rows
     if (
@@ -112,13 +110,13 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     else:
         write = _write_gradient
     write(result_Mv, result_Mv, row, *how)
-    # Triton does not, and a second use would be silently wrong
+    # Triton does not check, and a second use would be silently wrong
     torch.autograd.graph.increment_version(result_Mv)
     return result_Mv
 
 
 def _lies_row_by_row(logits_Mv: Tensor) -> bool:
-    """Tells whether each row has memory of its own, without gaps."""
+    """True if each row has its own memory, without gaps."""
     return logits_Mv.stride(1) == 1 and logits_Mv.stride(0) >= logits_Mv.shape[1]
 
 
@@ -141,9 +139,7 @@ def _row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The sums over these columns (`RowSums.rows`), and the logits of tokens that they hold, fp32
-    [M, K].
-    """
+    """The sums over these columns (`RowSums.rows`), and their tokens' logits, fp32 [M, K]."""
     sums = RowSums.zeros(len(logits), entropy, logits.device)
     tiles_RMT = list[Tensor]()
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
@@ -187,7 +183,7 @@ def _logits_gradient(
 def _write_gradient(
     result_Mv: Tensor, logits_Mv: Tensor, row: RowGradient, start: int, max_rows: int | None
 ) -> None:
-    """Writes the gradient of logits, possibly over them."""
+    """Writes the gradient of logits, possibly in place."""
     for piece, work in _work_blocks(logits_Mv, max_rows, result_Mv):
         row[piece].write_(work, logits_Mv[piece], start)
         if work.dtype != result_Mv.dtype:
@@ -200,14 +196,15 @@ def vocab_log_softmax(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """This rank's columns of the log-softmax [M, v], summed in fp32; differentiable by one
-    all-reduce.
+    """This rank's columns of the log-softmax [M, v], summed in fp32.
+
+    Differentiable, by one all-reduce.
 
     Args:
         logits_Mv: Logits of this rank's columns.
-        group: The ranks that hold the vocabulary.
+        group: Ranks that hold the vocabulary.
         temperature: Divides the logits.
-        dtype: Type of the result; None: that of the logits.
+        dtype: Type of the result; None: the logits' type.
     """
     return _VocabLogSoftmax.apply(logits_Mv, group, temperature, dtype or logits_Mv.dtype)
 
@@ -292,7 +289,7 @@ def _log_softmax_gradient(
     total: Tensor,
     temperature: float,
 ) -> Tensor:
-    """(g − p·Σg)/T, with the sum over the whole row."""
+    """(g − p·Σg)/T, with the sum over the full row."""
     result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
     for piece, work in _work_blocks(logits, None, result_Mv):
         _write_log_softmax(work, logits[piece], maximum[piece], log_total[piece], temperature)
@@ -310,8 +307,9 @@ def _write_log_softmax(
 def _work_blocks(
     logits_Mv: Tensor, max_rows: int | None, result_Mv: Tensor | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows, each with fp32 scratch: the memory of an fp32 result, otherwise one buffer
-    for all blocks.
+    """Blocks of rows, each with fp32 scratch.
+
+    The scratch is the result's memory if that is fp32, otherwise one buffer for all blocks.
     """
     rows, columns = logits_Mv.shape
     scratch: Tensor | None = None

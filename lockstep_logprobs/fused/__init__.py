@@ -1,3 +1,1 @@
-"""Triton kernels of the passes in this package: imported where tensors are on a GPU, by `kernel`,
-and nowhere else.
-"""
+"""Triton kernels of this package's passes; only `kernel` imports them, for GPU tensors."""

@@ -1,13 +1,12 @@
-"""The passes of `hidden`: logits are multiplied out in tiles that stay in registers, and summed
-there in fp32.
+"""The passes of `hidden`: tiles of logits are computed in registers and summed there in fp32.
 
 A program handles a tile's rows and one piece of the vocabulary. The bounds of pieces do not depend
-on the number of rows, and pieces are merged in order. Backward recomputes the same logits to the
-bit, since both passes multiply in the same tiles.
+on the number of rows, and pieces are merged in order. Backward recomputes bit-identical logits,
+since both passes multiply in the same tiles.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
+# Triton must not be installed with vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -28,22 +27,23 @@ SMALL = (64, 128)
 LARGE = (128, 256)
 """Rows and columns of a tile of logits.
 
-The large one reads its operands less often, and takes 144 KiB of shared memory.
+The large one reads its operands less often, and needs 144 KiB of shared memory.
 """
 
 _HAVE_ROOM = ((8, 0), (9, 0), (10, 0), (10, 3))
 """Compute capabilities with shared memory for the large tile: A100, H100 and H200, B200, B300."""
 
 _BYTES = 128
-"""Bytes of a hidden state that are multiplied at once."""
+"""Bytes of a hidden state per multiplication step."""
 
 _PIECE = 8192
-"""Columns of the vocabulary for one program; a multiple of a tile's."""
+"""Columns of the vocabulary per program; a multiple of a tile's."""
 
 
 def choose_tile(x: Tensor) -> tuple[int, int]:
-    """The tile for a tensor's device; forward and backward use the same one, so that they compute
-    the same logits.
+    """The tile for a tensor's device.
+
+    Forward and backward use the same tile, so that they compute the same logits.
     """
     if x.is_cuda and torch.cuda.get_device_capability(x.device) in _HAVE_ROOM:
         return LARGE
@@ -60,9 +60,7 @@ def hidden_row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`hidden._hidden_row_sums`, always row-invariant; there is no block that `max_rows` could
-    bound.
-    """
+    """`hidden._hidden_row_sums`, always row-invariant; `max_rows` is not needed."""
     if hidden.dtype == torch.bfloat16 and not hidden.is_cuda:
         raise NotImplementedError(
             "Triton's interpreter multiplies the bits of bf16 as integers; use fp16 or fp32 there"

@@ -1,11 +1,10 @@
-"""The passes of `vocab` over logits: one program per row, each logit read once, all arithmetic in
-fp32.
+"""The passes of `vocab`: one program per row, each logit read once, fp32 arithmetic.
 
 Letters: M rows, v this rank's columns, K wanted tokens in each row.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
+# Triton must not be installed with vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`vocab._row_sums`, always row-invariant; no memory is needed that `max_rows` could bound."""
+    """`vocab._row_sums`, always row-invariant; `max_rows` is not needed."""
     (rows, columns) = logits.shape
     tokens = token.shape[1]
     sums_RM = logits.new_empty((2 + entropy, rows), dtype=torch.float32)
@@ -151,8 +150,9 @@ def _write_row_gradient(
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Writes a row's gradient; in place is safe, since no logit is read after its column was
-    written.
+    """Writes a row's gradient.
+
+    In place is safe, since no logit is read after its column was written.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -169,7 +169,7 @@ def _write_row_gradient(
     inside = (wanted_id >= 0) & (wanted >= 0) & (wanted < columns)
     z_wanted = tl.load(logits + wanted, mask=inside, other=-float("inf")).to(tl.float32)
     of_wanted = differentiate(z_wanted, lowest, m, log2_total, h, c, scale)
-    # a token that is wanted twice collects both, and both write the same sum
+    # a repeated token collects both, and both write the same sum
     for other in range(tokens):
         same = wanted_id == tl.load(token + row * tokens + other)
         of_wanted += tl.where(same, tl.load(own + row * tokens + other), 0.0)
@@ -188,16 +188,14 @@ def _write_row_gradient(
 
 @triton.jit
 def differentiate(z, lowest, maximum, log2_total, slope, offset, scale):
-    """p·(c − h·log₂ p) of the logits inside the support, 0 elsewhere; see
-    `gradient.RowGradient`.
-    """
+    """p·(c − h·log₂ p) of logits inside the support, 0 elsewhere; see `gradient.RowGradient`."""
     log2_p = (z - maximum) * scale - log2_total
     gradient = (offset - slope * tl.maximum(log2_p, NOTHING)) * tl.exp2(log2_p)
     return tl.where(z < lowest, 0.0, gradient)
 
 
 def with_adjacent_columns(matrix: Tensor) -> Tensor:
-    """The matrix, copied where the columns of a row do not lie side by side."""
+    """The matrix, copied if the columns of a row are not contiguous."""
     if matrix.stride(1) == 1:
         return matrix
     return matrix.contiguous()
@@ -209,7 +207,7 @@ def pack(*small: Tensor | None) -> list[Tensor | None]:
 
 
 def power_scale(temperature: float) -> float:
-    """The factor that makes differences of logits powers of 2."""
+    """The factor that turns differences of logits into exponents of 2."""
     return math.log2(math.e) / temperature
 
 

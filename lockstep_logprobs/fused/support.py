@@ -1,4 +1,4 @@
-"""The threshold of top-k and top-p, found bit by bit: one program per row, no sort, no histogram.
+"""The threshold of top-k and top-p, bit by bit: one program per row, no sort, no histogram.
 
 fp32 numbers sort like their bits, once the bits of negative numbers are flipped. The threshold is
 the largest number such that the logits at or above it weigh enough: for top-k each logit weighs 1
@@ -8,7 +8,7 @@ so that no sum depends on its order.
 """
 
 # pyright: reportMissingImports=false
-# Triton must not be installed beside vLLM for CPUs, so the type checker's environment lacks it.
+# Triton must not be installed with vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from lockstep_logprobs.fused.rows import power_scale, with_adjacent_columns
 _TILE = 2048
 _NO_MASS = tl.constexpr(-44.0)
 _ONE = tl.constexpr(2.0**40)
-"""The probability of the likeliest token, as an integer; see `nucleus`."""
+"""Probability of the likeliest token, as an integer; see `nucleus`."""
 
 
 def whole_floor(
     logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None
 ) -> Tensor:
-    """`support._whole_floor`; no memory is needed that `max_rows` could bound."""
+    """`support._whole_floor`; `max_rows` is not needed."""
     rows, columns = logits.shape
     floor_M = logits.new_empty(rows, dtype=torch.float32)
     if rows:
         logits = with_adjacent_columns(logits)
         by_k = 0 < top_k < columns
         by_p = top_p < 1.0
-        # a number would become fp32
+        # a Python number would become fp32
         probability = torch.full((1,), top_p, dtype=torch.float64, device=logits.device)
         lowest_bit = 16 if logits.dtype == torch.bfloat16 else 0
         sizes = columns, logits.stride(0), top_k, power_scale(temperature)
@@ -79,7 +79,7 @@ def _find_floor(
         base = finite_base(highest)
         total, _, _ = _weigh_from(logits, columns, 0, 0, 0, lowest, base, scale, True, TILE)
         enough = (tl.load(probability) * total.to(tl.float64)).to(tl.int64)
-        enough = tl.maximum(enough, 1)  # the likeliest is kept
+        enough = tl.maximum(enough, 1)  # keeps the likeliest
         found = _find_threshold(
             logits, columns, enough, lowest, base, scale, True, LOWEST_BIT, TILE
         )
@@ -99,8 +99,9 @@ def _find_threshold(
     LOWEST_BIT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The largest number such that the logits at or above it weigh enough; by mass, only logits ≥
-    `lowest` count.
+    """The largest number such that the logits at or above it weigh enough.
+
+    By mass, only logits ≥ `lowest` count.
     """
     key = tl.full((), 0, tl.int64)
     for step in range((32 - LOWEST_BIT) // 2):
@@ -124,7 +125,7 @@ def _find_threshold(
 def _weigh_from(
     logits, columns, a, b, c, lowest, base, scale, BY_MASS: tl.constexpr, TILE: tl.constexpr
 ):
-    """The weights of the logits whose keys are a or more, b or more and c or more."""
+    """The weights of the logits whose keys are ≥ a, ≥ b and ≥ c."""
     lane = tl.arange(0, TILE)
     above_a = tl.zeros((TILE,), tl.int64)
     above_b = above_a
@@ -159,15 +160,16 @@ def _maximum(logits, columns, TILE: tl.constexpr):
 
 @triton.jit
 def _key(z):
-    """A number from 0 to 2³² − 1 in the order of the logits."""
+    """Maps fp32 numbers to 0 … 2³² − 1 in the order of the logits."""
     bits = z.to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -1 - bits, bits + 2147483648)
 
 
 @triton.jit
 def _number(key, LOWEST_BIT: tl.constexpr):
-    """The number of a key whose bits from LOWEST_BIT on were found; the lower bits of a bf16 number
-    are 0.
+    """The number of a key with known bits from LOWEST_BIT up.
+
+    The lower bits of a bf16 number are 0.
     """
     negative = key < 2147483648
     key += tl.where(negative, (1 << LOWEST_BIT) - 1, 0)

@@ -5,7 +5,7 @@ and among others.
 """
 
 # pyright: reportMissingImports=false
-# Triton cannot be installed along with vLLM for CPUs, so the type checker's environment lacks it.
+# Triton must not be installed with vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 

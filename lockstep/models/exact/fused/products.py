@@ -1,7 +1,7 @@
 """Batch-invariant products and row norms: each program reads its whole rows in a fixed order."""
 
 # pyright: reportMissingImports=false
-# Triton cannot be installed along with vLLM for CPUs, so the type checker's environment lacks it.
+# Triton must not be installed with vLLM for CPUs, so the type checker's environment lacks it.
 
 from __future__ import annotations
 
