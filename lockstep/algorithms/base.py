@@ -39,8 +39,8 @@ class Algorithm(Common, ABC):
             reason = inference.explain_inexact(self.learner)
             if reason is not None:
                 raise ValueError(
-                    f"agreement.exact is require, but {reason}; say true, which falls back, or "
-                    "false"
+                    f"agreement.exact is require, but {reason}; set it to true, which falls back, "
+                    "or false"
                 )
 
     @rule
@@ -54,7 +54,7 @@ class Algorithm(Common, ABC):
         for option, tokens in self.lengths.items():
             if sampler.context_limit is not None and tokens > sampler.context_limit:
                 raise ValueError(
-                    f"{option} is {tokens}, but the sampler's longest sequence is set to "
+                    f"{option} is {tokens}, but the sampler's longest sequence is "
                     f"{sampler.context_limit} tokens"
                 )
 
@@ -65,7 +65,7 @@ class Algorithm(Common, ABC):
             idle["cluster.offload_idle"] = "where nothing is sampled"
         elif self.inference.one_step_ahead:
             idle["cluster.offload_idle"] = (
-                "where engines work one step ahead, at the same time as the learner"
+                "if engines sample one step ahead while the learner trains"
             )
         elif not self.learner.may_use_gpu:
             idle["cluster.offload_idle"] = "with learner.device: cpu"
@@ -78,8 +78,7 @@ class Algorithm(Common, ABC):
         longest = self.largest_step.shortest
         if rows is not None and rows > 1 and rows * longest > room:
             raise ValueError(
-                f"learner.rows_per_pass is {rows}, whose longest rows take {rows * longest} "
-                "tokens, and "
+                f"learner.rows_per_pass is {rows}, up to {rows * longest} tokens, but "
                 f"learner.micro_batch_tokens is {room}; lower the former or raise the latter"
             )
 
@@ -90,8 +89,8 @@ class Algorithm(Common, ABC):
             if learner.parallel.ranks != there:
                 raise ValueError(
                     f"{learner.layout_key} asks for {learner.parallel.ranks} ranks and "
-                    f"{self.learner.layout_key} for "
-                    f"{there}, and both share devices; make their products the same"
+                    f"{self.learner.layout_key} for {there}, but both share devices; make their "
+                    "numbers of ranks equal"
                 )
 
     @property

@@ -58,23 +58,22 @@ def _require_readable_calls(
         return
     if not is_chat(data):
         raise InputError(
-            "environment.tool_format is of tools that a chat template writes; set data.chat: "
-            "true, or data.messages"
+            "environment.tool_format requires a chat template; set data.chat: true, or "
+            "data.messages"
         )
     mark = MARKS[section.tool_format]
     if mark not in source.decode(source.token_ids(mark)):
         raise InputError(
             f"environment.tool_format is {section.tool_format}, but the model in {source.folder} "
-            "has no tokens for "
-            f"{mark}, or takes them for no text; use the format that it was trained with"
+            f"has no text tokens for {mark}; use the format that it was trained with"
         )
 
 
 def describe_rewards(judge: str | None) -> str:
     """Describes whether the environment's rewards count, given the option that overrides them."""
     if judge is None:
-        return "its rewards count"
-    return f"its rewards are ignored, {judge} scores; {judge}=null: they count"
+        return "its rewards are used"
+    return f"its rewards are ignored and {judge} scores; set {judge}=null to use them"
 
 
 def observations(
@@ -127,9 +126,8 @@ def observations(
                 text = "\n".join(message["content"] for message in observation)
             notes.append(text)
             note(
-                "the model has no token for part of what the environment says, at first in "
-                f"{text!r}, and reads "
-                f"{source.tokenizer.unk_token} there; let it say what the model can read"
+                f"the model has no token for part of the environment's text, first in {text!r}, "
+                f"and reads {source.tokenizer.unk_token} instead; change that text"
             )
         return tokens
 
@@ -150,11 +148,11 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
             _SAID
         )
         if not said:
-            raise messages.ChatTemplateError("it leaves out what the user then says")
+            raise messages.ChatTemplateError("it leaves out the next user message")
     except messages.ChatTemplateError as error:
         raise InputError(
-            f"the chat template in {source.folder} takes no message behind an answer ({error}), so "
-            "no environment can answer; use a model whose template does"
+            f"the chat template in {source.folder} rejects a message after an answer ({error}), "
+            "which environments need; use a model with a different template"
         ) from None
     stops = source.stop_token_ids
     tokens = source.token_ids(before)
@@ -172,7 +170,7 @@ def _token(text: str, source: ModelSource) -> int:
     known = source.tokenizer.get_vocab()
     if text not in known:
         raise InputError(
-            f"environment.stop has {text!r}, which is no single token of the model in "
-            f"{source.folder}; name one that is"
+            f"environment.stop has {text!r}, which is not a single token of the model in "
+            f"{source.folder}; use one that is"
         )
     return known[text]

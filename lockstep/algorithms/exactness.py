@@ -46,11 +46,11 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         return None
     if inference.agreement.requires_exact:
         raise InputError(
-            f"agreement.exact is require, but {reason}; say true, which falls back, or false"
+            f"agreement.exact is require, but {reason}; set it to true, which falls back, or false"
         )
     note(
-        f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not to "
-        "the bit (E2)"
+        f"agreement.exact: {reason}, so sampler and learner agree within the bound (E1), not "
+        "bitwise (E2)"
     )
     return reason
 
@@ -70,9 +70,7 @@ def choose_kernels(
     reason = explain_inexact_sampler(folder, sampler, usual)
     if reason is None:
         return usual.compute_exactly()
-    note(
-        f"not exact: {reason}, so responses may depend on sampler.max_batch_size in their last bits"
-    )
+    note(f"not exact: {reason}, so the last bits of responses may depend on sampler.max_batch_size")
     return usual
 
 
@@ -88,15 +86,13 @@ def choose_learner_kernels(
     """
     reason = learner.explain_inexact()
     if reason is None and learner.lora is not None:
-        reason = (
-            "learner.lora has adapters, which are merged for samplers that have a place for none"
-        )
+        reason = "learner.lora adapters are merged for samplers that do not support adapters"
     reason = reason or _explain_inexact_model(folder, learner)
     if reason is None:
         return learner.compute_exactly()
     note(
-        f"not exact: {reason}, so samplers agree with this learner to rounding (E1), not to the "
-        "bit (E2)"
+        f"not exact: {reason}, so samplers agree with this learner up to rounding (E1), not "
+        "bitwise (E2)"
     )
     return learner
 
@@ -118,7 +114,7 @@ def explain_inexact_sampler(
         may_be_slow: True to use exact kernels on a GPU too, although they are slower.
     """
     if not INFERENCE.find(sampler.backend).is_exact:
-        return f"sampler.backend={sampler.backend} has kernels of its own"
+        return f"sampler.backend={sampler.backend} uses its own kernels"
     return _explain_inexact_model(folder, computation, adapters, may_be_slow)
 
 
@@ -132,10 +128,9 @@ def _explain_inexact_model(
         return explain_inexact(config) or probe(config, computation.dtype, adapters=adapters)
     if not may_be_slow:
         return (
-            "learner.device is a GPU, whose exact kernels are slower than others and tried by "
-            "exact=require alone"
+            "learner.device is a GPU, whose slower exact kernels are used only with exact=require"
         )
     if adapters is not None:
-        return "learner.lora has adapters, which are not exact on a GPU"
+        return "learner.lora adapters are not exact on a GPU"
     reason = explain_inexact(config) or explain_no_gpu_kernels(config)
     return reason or probe(config, computation.dtype, device)

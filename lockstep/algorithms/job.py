@@ -79,8 +79,8 @@ class RunLength:
         if self.trains_rest:
             return f"{those} make a smaller last step, since a step takes {self.rows_per_step}"
         return (
-            f"{those} will not be trained on, since a step takes {self.rows_per_step}; choose a "
-            "batch that divides the rows, or set run.max_steps"
+            f"{those} will not be trained on, since a step takes {self.rows_per_step}; use a "
+            "batch size that divides the rows, or set run.max_steps"
         )
 
 

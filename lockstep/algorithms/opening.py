@@ -76,8 +76,8 @@ def measure_run_length(
     limit = recipe.run.max_epochs * rows
     if limit < rows_per_step:
         raise InputError(
-            f"{limit} rows are fewer than the {rows_per_step} of one step; lower the batch or "
-            "raise run.max_epochs"
+            f"{limit} rows are fewer than the {rows_per_step} rows of a step; lower the batch "
+            "size or raise run.max_epochs"
         )
     steps = -(-limit // rows_per_step) if trains_rest else limit // rows_per_step
     return RunLength(steps, limit, rows_per_step, trains_rest)
@@ -94,7 +94,7 @@ def build_agreement(
 ) -> Agreement:
     """Builds the comparison of learner and sampler; `cure` is advice for the drift alarm."""
     inference = algorithm.inference
-    assert inference is not None, "what samples is compared"
+    assert inference is not None, "a sampling run has a comparison"
     section = inference.agreement
     options = doctor_options(algorithm.learner, inference.sampler, inference.sampling)
     examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"

@@ -14,34 +14,33 @@ class PreferenceSection(Section):
     """The options of a pair loss; see `lockstep.objectives.preference` for the losses."""
 
     preference_loss: PreferenceLoss = Field(
-        default="dpo", description="loss of a pair; scale and rpo_… read its scores"
+        default="dpo", description="loss of a pair; scale and rpo_… use its scores"
     )
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
         default=0.0,
-        description=(
-            "dpo, robust: ε, the share of pairs that are taken to be labeled the wrong way round"
-        ),
+        description=("dpo, robust: ε, the assumed share of mislabeled pairs"),
     )
     preference_loss_weight: NonNegativeFloat = Field(
-        default=1.0, description="weight of that loss in the total"
+        default=1.0, description="weight of the preference loss"
     )
     sft_loss_weight: NonNegativeFloat = Field(
         default=0.0,
-        description="weight in the total of the negative log-likelihood of chosen answers",
+        description="weight of the negative log-likelihood of chosen answers",
     )
     preference_average_log_probs: bool = Field(
-        default=False, description="the loss sees means over an answer's tokens instead of sums"
+        default=False,
+        description=("use means over an answer's tokens instead of sums in the preference loss"),
     )
     sft_average_log_probs: bool | None = Field(
         default=None,
         description=(
-            "likewise for the likelihood of chosen answers; null: as preference_average_log_probs"
+            "the same for the likelihood of chosen answers; null: as preference_average_log_probs"
         ),
     )
     gt_reward_scale: PositiveFloat = Field(
         default=1.0,
         description=(
-            "rpo_…: the target difference of implicit rewards is this times that of the scores"
+            "rpo_…: ratio of the target difference of implicit rewards to the difference of scores"
         ),
     )
 
@@ -68,22 +67,22 @@ class PreferenceSection(Section):
                 f"with preference_loss: {self.preference_loss}; it is for dpo and robust"
             )
         if not self.sft_loss_weight:
-            idle["sft_average_log_probs"] = "where sft_loss_weight is 0"
+            idle["sft_average_log_probs"] = "if sft_loss_weight is 0"
         if not self.preference_loss_weight:
             idle |= dict.fromkeys(
                 ("preference_loss", "gt_reward_scale", "label_smoothing"),
-                "where preference_loss_weight is 0",
+                "if preference_loss_weight is 0",
             )
             if self.sft_average_log_probs is not None:
-                idle["preference_average_log_probs"] = "where preference_loss_weight is 0"
+                idle["preference_average_log_probs"] = "if preference_loss_weight is 0"
         return idle
 
     @rule
     def _robust_says_against_what(self) -> None:
         if self.preference_loss == "robust" and not self.label_smoothing:
             raise ValueError(
-                "preference_loss: robust without label_smoothing is dpo; say label_smoothing, or "
-                "dpo"
+                "preference_loss: robust without label_smoothing equals dpo; set label_smoothing, "
+                "or use dpo"
             )
 
     @rule

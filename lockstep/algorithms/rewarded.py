@@ -19,7 +19,7 @@ class SampledRecipe(BuiltInAlgorithm):
     agreement: AgreementSection = AgreementSection()
     validation_reward: RewardSection | None = Field(
         default=None,
-        description="the reward of answers to held-out prompts; null: nothing rewards them",
+        description="reward of held-out responses; null: none",
     )
     validation_sampling: RepeatedSampling | None
 
@@ -42,7 +42,7 @@ class SampledRecipe(BuiltInAlgorithm):
         """Raises ValueError if validation samples answers without a reward, or the reverse."""
         if (self.validation_reward is None) != (self.validation_sampling is None):
             raise ValueError(
-                "validation_reward and validation_sampling go together; say both, or none"
+                "validation_reward and validation_sampling require each other; set both or neither"
             )
 
 
@@ -53,11 +53,12 @@ class RewardedRecipe(SampledRecipe):
     reward_model: ModelFolder | None = Field(
         default=None,
         description=(
-            "in place of `reward`: a reward model of `algorithm: reward_model` scores responses"
+            "instead of `reward`: a reward model, trained with `algorithm: reward_model`, that "
+            "scores responses"
         ),
     )
     validation_reward: RewardSection | None = Field(
-        default=None, description="the reward of held-out responses; null: as in training"
+        default=None, description="reward of held-out responses; null: as in training"
     )
     sampling: Sampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
     validation_sampling: RepeatedSampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
@@ -66,8 +67,8 @@ class RewardedRecipe(SampledRecipe):
     def idle_options(self) -> dict[str, str]:
         idle = super().idle_options
         if self.data.validation is None and self.data.task is None:
-            idle["validation_reward"] = "where data has no rows to validate on"
-        idle["data.completion"] = "where responses are sampled"
+            idle["validation_reward"] = "if data has no validation rows"
+        idle["data.completion"] = "if responses are sampled"
         return idle
 
     @property

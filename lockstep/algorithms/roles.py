@@ -76,9 +76,9 @@ class Inference:
         if reason is not None:
             return reason
         if not INFERENCE.find(self.sampler.backend).is_exact:
-            return f"sampler.backend={self.sampler.backend} has kernels of its own"
+            return f"sampler.backend={self.sampler.backend} uses its own kernels"
         if self.one_step_ahead:
-            return "one_step_ahead samples with older weights than those that are trained"
+            return "one_step_ahead samples with older weights than it trains"
         return None
 
 

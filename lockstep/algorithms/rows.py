@@ -79,7 +79,7 @@ def _make(task: Task, folder: Path) -> TaskFiles:
         raise InputError(f"{named} returned a {type(made).__name__} from write; return TaskFiles")
     missing = [file for file in astuple(made) if file is not None and not file.is_file()]
     if missing:
-        raise InputError(f"{named} did not write {missing[0].name}, which its TaskFiles name")
+        raise InputError(f"{named} did not write {missing[0].name} listed in its TaskFiles")
     return made
 
 

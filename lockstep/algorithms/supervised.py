@@ -24,14 +24,14 @@ class Supervised(BuiltInAlgorithm):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return super().idle_options | {"data.answer": "where nothing is rewarded"}
+        return super().idle_options | {"data.answer": "if nothing is rewarded"}
 
 
 class LearnedPairs(Section):
     """Number of pairs per optimizer step, and their maximum length."""
 
     global_batch_size: PositiveInt = Field(description="pairs per optimizer step")
-    max_tokens: PositiveInt = Field(description="longest prompt and answer together")
+    max_tokens: PositiveInt = Field(description="longest prompt plus answer")
 
 
 class PairsRecipe(Supervised):

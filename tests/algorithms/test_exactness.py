@@ -26,7 +26,7 @@ SHAPE = {
     [
         ("llama", "torch", None),
         ("gpt_neox", "torch", "gpt_neox models are not verified as exact"),
-        ("llama", "vllm", "sampler.backend=vllm has kernels of its own"),
+        ("llama", "vllm", "sampler.backend=vllm uses its own kernels"),
     ],
 )
 def test_a_sampler_is_exact_or_a_line_says_why_not(
@@ -43,7 +43,7 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(
     else:
         (note,) = notes
         assert note.startswith(f"not exact: {reason}")
-        assert note.endswith("so responses may depend on sampler.max_batch_size in their last bits")
+        assert note.endswith("so the last bits of responses may depend on sampler.max_batch_size")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(
         (
             "llama",
             LearnerSection(device="cpu", backend="megatron"),
-            "learner.backend=megatron has kernels of its own",
+            "learner.backend=megatron uses its own kernels",
         ),
         ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora has adapters"),
     ],

@@ -65,7 +65,7 @@ def test_what_is_no_advantage_is_refused(found: object) -> None:
     kind = type("Odd", (lockstep.PolicyGradient,), {"advantages": lambda self, batch: found})
     with pytest.raises(
         InputError,
-        match=r"Odd.advantages returned .* each of the 6 responses, or for each of the 12",
+        match=r"Odd.advantages returned .* 6 numbers, one per response, or 12",
     ):
         with_advantages(scored([0.0] * 6), recipe(kind))
 

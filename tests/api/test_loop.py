@@ -219,7 +219,7 @@ def test_a_loop_that_is_not_exact_says_why(model: str, capsys: pytest.CaptureFix
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-2}, lora={"rank": 2})
     told = capsys.readouterr().err
     assert "not exact: learner.lora has adapters" in told
-    assert "so samplers agree with this learner to rounding (E1), not to the bit (E2)" in told
+    assert "so samplers agree with this learner up to rounding (E1), not bitwise (E2)" in told
     sampler = lockstep.open_sampler(model)  # has no place for adapters, and gets them merged
     assert not lockstep.sync(learner, sampler).exact
     assert not lockstep.sync(lockstep.open_learner(model, dtype="bf16"), sampler).exact

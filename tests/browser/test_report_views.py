@@ -64,9 +64,9 @@ def test_a_certificate_says_its_level_and_what_it_rests_on(
     page = opened(page_of(*runs), "agreement")
     first, second = page.locator(".certificate").all()
     assert first.locator(".badge.pass").inner_text() == "E2"
-    assert "exact: exact: 20 tokens compared, 0 not equal to the bit" in first.inner_text()
+    assert "exact: exact: 20 tokens compared, 0 not bitwise equal" in first.inner_text()
     assert second.locator(".badge.open").inner_text() == "E1"
-    assert "bounded, not exact: 20 tokens compared, 3 not equal to the bit" in second.inner_text()
+    assert "bounded, not exact: 20 tokens compared, 3 not bitwise equal" in second.inner_text()
     assert "because a reason <b>" in second.inner_text()
 
 

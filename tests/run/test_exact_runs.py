@@ -228,7 +228,7 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(
         assert (will in told) is exact
     monkeypatch.setattr(exactness, "resolve_device", lambda device: torch.device("cuda"))
     assert (
-        "note: agreement.exact: learner.device is a GPU, whose exact kernels are slower than others"
+        "note: agreement.exact: learner.device is a GPU, whose slower exact kernels are used"
         in dry_run(load("grpo.yaml", []))
     )
 

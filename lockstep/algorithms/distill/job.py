@@ -165,15 +165,14 @@ def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
     if count > vocabulary:
         raise InputError(
             f"distill.top_k={count}, but the student has {vocabulary} tokens; leave top_k out to "
-            "compare all of them"
+            "compare all tokens"
         )
     folder = weights_of(recipe.teacher.path)
     rows = int(read_config(folder).get_text_config().vocab_size)
     if rows != vocabulary:
         raise InputError(
-            f"the teacher in {folder} writes {rows} tokens, the student in {setup.source.folder} "
-            f"{vocabulary}, so "
-            "their distributions cannot be compared; bring models with vocab_size alike"
+            f"the teacher in {folder} has vocab_size {rows}, the student in {setup.source.folder} "
+            f"{vocabulary}; use models with equal vocab_size"
         )
 
 

@@ -18,36 +18,38 @@ class DistillSection(Section):
 
     on_policy: bool = Field(
         default=True,
-        description="learn from responses of the student; false: from the answers of the data",
+        description="train on the student's responses; false: on the answers in the data",
     )
-    num_prompts_per_step: PositiveInt = Field(description="rows that a step learns from")
+    num_prompts_per_step: PositiveInt = Field(description="rows per step")
     num_generations: PositiveInt = Field(
-        default=1, description="responses per prompt, with on_policy"
+        default=1, description="responses per prompt; requires on_policy"
     )
     global_batch_size: PositiveInt = Field(description="responses or answers per optimizer step")
     max_tokens: PositiveInt | None = Field(
-        default=None, description="longest prompt and answer together, without on_policy"
+        default=None, description="longest prompt plus answer, without on_policy"
     )
     kl_type: Divergence = Field(
         default="reverse",
-        description="KL(teacher ‖ student), KL(student ‖ teacher), their weighted sum, or the "
-        "divergence of Jensen and Shannon",
+        description=(
+            "KL(teacher ‖ student), KL(student ‖ teacher), their weighted sum, or the "
+            "Jensen-Shannon divergence"
+        ),
     )
     mixed_kl_weight: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         default=None,
-        description="with mixed: of the forward KL; with jsd: of the teacher in the mixture",
+        description="mixed: weight of the forward KL; jsd: weight of the teacher in the mixture",
     )
     top_k: PositiveInt | None = Field(
         default=None,
         description=(
-            "learn the teacher's likeliest tokens at each place; null: the whole vocabulary"
+            "number of the teacher's likeliest tokens to learn at each position; null: the full "
+            "vocabulary"
         ),
     )
     zero_outside_topk: bool = Field(
         default=False,
         description=(
-            "with top_k: the student is to give nothing to other tokens; false: only the "
-            "named ones matter"
+            "with top_k: push the student's probability of other tokens to zero; false: ignore it"
         ),
     )
 
@@ -65,7 +67,7 @@ class DistillSection(Section):
     def _batches_divide(self) -> None:
         if self.responses % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.responses} do not divide into "
+                f"num_prompts_per_step × num_generations = {self.responses} is not a multiple of "
                 f"global_batch_size = {self.global_batch_size}"
             )
 
@@ -73,31 +75,25 @@ class DistillSection(Section):
     def _answers_are_there_once(self) -> None:
         if self.on_policy == (self.max_tokens is not None):
             raise ValueError(
-                "max_tokens is of the data's answers: say it with on_policy=false, and only then"
+                "max_tokens requires on_policy=false, and on_policy=false requires max_tokens"
             )
         if not self.on_policy and self.num_generations > 1:
-            raise ValueError(
-                "num_generations is of the student's responses, and goes with on_policy"
-            )
+            raise ValueError("num_generations requires on_policy=true")
 
     @rule
     def _require_top_k(self) -> None:
         if self.zero_outside_topk and self.top_k is None:
-            raise ValueError(
-                "zero_outside_topk is about tokens that are not among the top_k; say top_k as well"
-            )
+            raise ValueError("zero_outside_topk requires top_k")
         if self.top_k == 1 and not self.zero_outside_topk:
             raise ValueError(
-                "top_k=1 compares distributions over one token, which are always equal, so "
-                "nothing would be learned; set top_k to 2 or more, or zero_outside_topk=true"
+                "top_k=1 compares distributions over a single token, which are always equal; set "
+                "top_k to 2 or more, or zero_outside_topk=true"
             )
 
     @rule
     def _weights_weigh(self) -> None:
         if (self.kl_type in ("mixed", "jsd")) != (self.mixed_kl_weight is not None):
-            raise ValueError(
-                "mixed_kl_weight is for kl_type mixed or jsd: say it with them, and only then"
-            )
+            raise ValueError("mixed_kl_weight requires kl_type mixed or jsd; set both or neither")
 
 
 @final
@@ -105,29 +101,24 @@ class DistillRecipe(SampledRecipe):
     """`algorithm: distill`"""
 
     distill: DistillSection
-    teacher: ModelFolder = Field(description="the model to learn from")
+    teacher: ModelFolder = Field(description="the teacher model")
     sampling: Sampling | None = Field(
-        default=None, description="distribution of student rollouts, with on_policy"
+        default=None, description="sampling of student rollouts; requires on_policy"
     )
     optimizer: Optimizer
     validation_sampling: RepeatedSampling | None = Field(
-        default=None, description="the distribution of those answers"
+        default=None, description="sampling of held-out responses"
     )
 
     @rule
     def _require_answers(self) -> None:
         if self.distill.on_policy != (self.sampling is not None):
-            raise ValueError(
-                "sampling is of the student's responses: say it with distill.on_policy, and only "
-                "then"
-            )
+            raise ValueError("sampling requires distill.on_policy; set both or neither")
 
     @rule
     def _validation_is_whole(self) -> None:
         if self.data.validation is not None and self.validation_reward is None:
-            raise ValueError(
-                "data.validation has prompts whose answers nothing scores; set validation_reward"
-            )
+            raise ValueError("data.validation needs validation_reward to score its responses")
         self._require_whole_validation()
 
     @property

@@ -18,7 +18,7 @@ class DPOSection(LearnedPairs, PreferenceSection):
     ref_policy_kl_penalty: PositiveFloat = Field(
         default=0.1,
         description=(
-            "β: the penalty on moving away from the reference policy, which is the initial model"
+            "β: strength of the penalty for leaving the reference policy (the initial model)"
         ),
     )
 
@@ -39,6 +39,6 @@ class DPORecipe(PairsRecipe):
     def _scores_are_there(self) -> None:
         if self.dpo.reads_scores and not self.data.score_fields:
             raise ValueError(
-                f"dpo.preference_loss={self.dpo.preference_loss} reads scores; name their fields "
-                "by data.chosen_score and data.rejected_score"
+                f"dpo.preference_loss={self.dpo.preference_loss} needs scores; set "
+                "data.chosen_score and data.rejected_score"
             )

@@ -22,33 +22,38 @@ class GRPOSection(PolicyGradientSection):
     """Group relative policy optimization (Shao et al. 2024); see docs/algorithms/grpo.md."""
 
     whiten_advantages: bool = Field(
-        default=False, description="advantages of a step get mean 0 and variance 1 (REINFORCE++)"
+        default=False,
+        description=("normalize the advantages of a step to mean 0 and variance 1 (REINFORCE++)"),
     )
     baseline: Baseline = Field(
         default="mean",
         description=(
-            "subtracted from a reward: the mean of its group, the mean of the others "
-            "(RLOO), nothing"
+            "baseline subtracted from a reward: mean of its group, mean of the other responses "
+            "(RLOO), or none"
         ),
     )
     scale_rewards: ScaleRewards = Field(
         default="group",
-        description="then divided by: the standard deviation of the group, of the others in it "
-        "(NeMo RL's GRPO), or of the step; none: Dr. GRPO, RLOO",
+        description=(
+            "divide by the standard deviation of the group, of the other responses in it "
+            "(NeMo RL's GRPO), or of the step; none: Dr. GRPO, RLOO"
+        ),
     )
     loss_mean: LossMean = Field(
         default="tokens",
-        description="over all tokens (DAPO); over responses, of the mean over a response's tokens "
-        "(GRPO, GSPO); or "
-        "over responses, of sums divided by sampling.max_tokens (Dr. GRPO)",
+        description=(
+            "mean over all tokens (DAPO); mean over responses of the mean over tokens "
+            "(GRPO, GSPO); or mean over responses of token sums divided by "
+            "sampling.max_tokens (Dr. GRPO)"
+        ),
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
         default="token",
-        description="the ratio is that of a token, or the geometric mean of a response's (GSPO)",
+        description="ratio per token, or the geometric mean over a response (GSPO)",
     )
     loss: Literal["clip", "cispo"] = Field(
         default="clip",
-        description="the clipped objective, or log π weighed by the clipped ratio (CISPO)",
+        description="the clipped objective, or log π weighted by the clipped ratio (CISPO)",
     )
 
     @property
@@ -77,14 +82,14 @@ class GRPOSection(PolicyGradientSection):
     def idle_options(self) -> dict[str, str]:
         idle = super().idle_options
         if self.loss == "cispo" and self.clip_high is not None:
-            idle["clip"] = "beside clip_high, which alone bounds the ratio of loss: cispo"
+            idle["clip"] = "with loss: cispo, which uses only clip_high"
         if self.whiten_advantages and self.scale_rewards == "batch":
             idle["scale_rewards"] = (
-                "beside whiten_advantages, which divides by a deviation of the step anyway"
+                "with whiten_advantages, which divides by the step's standard deviation anyway"
             )
         if self.overlong_filtering and self.baseline == "none":
             idle["truncation_penalty"] = (
-                "where overlong_filtering takes truncated responses out of the loss"
+                "with overlong_filtering, which removes truncated responses from the loss"
             )
         return idle
 
@@ -92,36 +97,29 @@ class GRPOSection(PolicyGradientSection):
     def _rewards_that_are_divided_are_compared(self) -> None:
         if self.baseline == "none" and self.scale_rewards != "none":
             raise ValueError(
-                f"scale_rewards {self.scale_rewards} divides by how far rewards differ, which may "
-                "be 0, and without a "
-                "baseline that makes them huge; say scale_rewards: none, or a baseline"
+                f"scale_rewards {self.scale_rewards} divides by a standard deviation that may be "
+                "near 0, which needs a baseline; set scale_rewards: none, or a baseline"
             )
 
     @rule
     def _others_are_compared_with(self) -> None:
         if self.scale_rewards == "others" and self.baseline != "leave_one_out":
             raise ValueError(
-                "scale_rewards others is the deviation of those whose mean is baseline: "
-                "leave_one_out, and the "
-                f"baseline is {self.baseline}; say both of the others, or scale_rewards: group"
+                "scale_rewards: others requires baseline: leave_one_out, but baseline is "
+                f"{self.baseline}; set both, or scale_rewards: group"
             )
 
     @rule
     def _groups_have_several(self) -> None:
         if self.num_generations < 2 and self.baseline != "none":
-            raise ValueError(
-                f"baseline {self.baseline} is of the responses to a prompt, so num_generations "
-                "must be 2 or more"
-            )
+            raise ValueError(f"baseline {self.baseline} requires num_generations of 2 or more")
 
     @rule
     def _cispo_is_of_tokens(self) -> None:
         if self.loss == "cispo" and (
             self.importance_sampling_level == "sequence" or self.dual_clip is not None
         ):
-            raise ValueError(
-                "loss: cispo weighs each token, and goes with neither dual_clip nor sequence ratios"
-            )
+            raise ValueError("loss: cispo does not support dual_clip or sequence ratios")
 
 
 class PolicyGradient(PolicyGradientRecipe):
@@ -193,7 +191,6 @@ class PolicyGradient(PolicyGradientRecipe):
         code = compute.__code__
         if "super" not in code.co_names and "kl_penalty" not in code.co_consts:
             raise ValueError(
-                f'{type(self).__name__}.advantages does not subtract batch["kl_penalty"], the KL '
-                "that "
-                "kl.placement=reward makes part of the reward; set placement to loss"
+                f'{type(self).__name__}.advantages does not subtract batch["kl_penalty"], the '
+                "KL term of the reward with kl.placement=reward; set placement to loss"
             )

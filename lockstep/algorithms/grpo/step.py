@@ -66,9 +66,8 @@ def with_advantages(batch: Batch, recipe: PolicyGradient) -> tuple[Batch, Metric
         else:
             found = type(advantage).__name__
         raise InputError(
-            f"{type(recipe).__name__}.advantages returned {found}; return a tensor with a number "
-            "for each of the "
-            f"{len(batch)} responses, or for each of the {batch.tokens.numel()} tokens"
+            f"{type(recipe).__name__}.advantages returned {found}; return a tensor of "
+            f"{len(batch)} numbers, one per response, or {batch.tokens.numel()}, one per token"
         )
     if advantage.shape == batch.tokens.shape:
         advantage_N = advantage

@@ -133,9 +133,9 @@ def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
         other = next((one for one in after if one.prompt.tokens != row.prompt.tokens), None)
         if other is None:
             raise InputError(
-                f"the rows of a step or of a validation, here {len(rows)}, have one prompt, and "
-                "KTO's reference point needs the answer to another one; set data.shuffle=true, or "
-                "raise kto.global_batch_size or data.max_validation_samples"
+                f"all {len(rows)} rows of a step or validation have the same prompt, but KTO's "
+                "reference point needs two prompts; set data.shuffle=true, or raise "
+                "kto.global_batch_size or data.max_validation_samples"
             )
         found.append(
             replace(row, answers=(other.answers[0][: max_tokens - len(row.prompt.tokens)],))
@@ -183,7 +183,7 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
             return f"lacks the field {field!r}, which data.label names"
         if isinstance(label, bool):
             return None
-        return f"has in the field {field!r} {shorten(str(label))}, which is neither true nor false"
+        return f"field {field!r} is {shorten(str(label))}, expected true or false"
 
     rule = Rule(fault, ("label", field))
     return open_demonstrations(

@@ -16,7 +16,7 @@ class LabeledSection(DataSection):
     """Rows with a prompt, one answer, and a label: desirable or not."""
 
     label: str = Field(
-        default="label", description="field with true where the answer is desirable, else false"
+        default="label", description="field that is true if the answer is desirable, else false"
     )
 
 
@@ -24,18 +24,18 @@ class KTOSection(Section):
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024); see docs/algorithms/kto.md."""
 
     global_batch_size: Annotated[int, Field(ge=2)] = Field(description="rows per optimizer step")
-    max_tokens: PositiveInt = Field(description="longest prompt and completion together")
+    max_tokens: PositiveInt = Field(description="longest prompt plus completion")
     ref_policy_kl_penalty: PositiveFloat = Field(
         default=0.1,
         description=(
-            "β: the penalty on moving away from the reference policy, which is the initial model"
+            "β: strength of the penalty for leaving the reference policy (the initial model)"
         ),
     )
     desirable_weight: NonNegativeFloat = Field(
-        default=1.0, description="λ_D: of rows whose label is true"
+        default=1.0, description="λ_D: weight of rows with label true"
     )
     undesirable_weight: NonNegativeFloat = Field(
-        default=1.0, description="λ_U: of rows whose label is false"
+        default=1.0, description="λ_U: weight of rows with label false"
     )
 
     @rule

@@ -18,17 +18,15 @@ class OnlineDPOSection(PreferenceSection):
 
     num_prompts_per_step: PositiveInt = Field(
         le=1_000_000,
-        description=(
-            "prompts that a step answers; each gives at most one pair to the one optimizer step"
-        ),
+        description=("prompts per step; each gives at most one pair to the optimizer step"),
     )
     num_generations: Annotated[int, Field(ge=2)] = Field(
-        default=2, description="answers per prompt, the best and the worst of which are a pair"
+        default=2, description="answers per prompt; the best and the worst form a pair"
     )
     ref_policy_kl_penalty: PositiveFloat = Field(
         default=0.1,
         description=(
-            "β: the penalty on moving away from the reference policy, which is the initial model"
+            "β: strength of the penalty for leaving the reference policy (the initial model)"
         ),
     )
 
@@ -71,11 +69,13 @@ class OnlineDPORecipe(RewardedRecipe):
     @rule
     def _one_reward_ranks(self) -> None:
         if (self.reward is None) == (self.reward_model is None):
-            raise ValueError("say one of reward and reward_model, to rank the answers to a prompt")
+            raise ValueError(
+                "set exactly one of reward and reward_model, to rank the answers to a prompt"
+            )
 
     @rule
     def _answers_differ(self) -> None:
         if self.sampling.temperature == 0:
             raise ValueError(
-                "sampling.temperature 0 gives the same answer every time, so no pair; raise it"
+                "sampling.temperature 0 gives identical answers, which form no pair; raise it"
             )

@@ -13,7 +13,8 @@ class ORPOSection(LearnedPairs):
     """Odds ratio preference optimization (Hong et al. 2024); see docs/algorithms/orpo.md."""
 
     odds_ratio_weight: PositiveFloat = Field(
-        default=0.1, description="λ: of the odds ratio, beside the likelihood of chosen answers"
+        default=0.1,
+        description=("λ: weight of the odds ratio, added to the likelihood of chosen answers"),
     )
 
 

@@ -24,9 +24,9 @@ class AdaptiveKL(Section):
     0.1.
     """
 
-    target: PositiveFloat = Field(description="of train/kl, nats per token")
+    target: PositiveFloat = Field(description="target of train/kl, nats per token")
     gain: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=0.1, description="how fast the coefficient follows"
+        default=0.1, description="rate at which the coefficient adapts"
     )
 
 
@@ -34,15 +34,17 @@ class KL(Section):
     """KL(π ‖ π_ref) from the reference policy, the initial model; see docs/algorithms/ppo.md."""
 
     coef: NonNegativeFloat = Field(
-        description="β, of the divergence of each token in nats; 0: no reference is loaded"
+        description="β: weight of the KL per token, in nats; 0: no reference is loaded"
     )
     placement: Literal["reward", "loss"] = Field(
         default="loss",
-        description="subtract from the reward of each token, so that one pays for what follows "
-        "it; or add to the loss, where a token pays for itself alone",
+        description=(
+            "reward: subtract the KL from each token's reward, so earlier tokens also pay "
+            "for it; loss: add it to the loss of each token"
+        ),
     )
     adaptive: AdaptiveKL | None = Field(
-        default=None, description="let coef, the first value, follow a target"
+        default=None, description="adapt the coefficient to a target, starting from coef"
     )
 
     @property
@@ -66,10 +68,10 @@ class KL(Section):
 class RewardScaling(Section):
     """Linear map of rewards from the clamped source range to the target range."""
 
-    source: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="range of the rewards as given"
+    source: tuple[float, float] = Field(default=(0.0, 1.0), description="range of the raw rewards")
+    target: tuple[float, float] = Field(
+        default=(-1.0, 1.0), description=("range to which they are scaled")
     )
-    target: tuple[float, float] = Field(default=(-1.0, 1.0), description="what that range becomes")
 
     @rule
     def _source_is_a_range(self) -> None:
@@ -84,7 +86,7 @@ class Overlong(Section):
         description="tokens before sampling.max_tokens over which the penalty grows"
     )
     penalty: PositiveFloat = Field(
-        default=1.0, description="of a response of sampling.max_tokens tokens"
+        default=1.0, description="penalty of a response of sampling.max_tokens tokens"
     )
 
 
@@ -93,7 +95,7 @@ class DynamicSampling(Section):
 
     max_batches: PositiveInt = Field(
         default=10,
-        description="give up, with an error, after so many batches of prompts in one step",
+        description="largest number of prompt batches per step; fail if that is not enough",
     )
 
 
@@ -102,7 +104,8 @@ class CorrectionSection(Section):
 
     kind: Literal["token_tis", "sequence_tis", "icepop"] = Field(
         description=(
-            "truncated weights per token, or per sequence, or tokens masked outside of low to high"
+            "truncated weights per token or per sequence, or mask tokens with ratios outside low "
+            "to high"
         )
     )
     high: PositiveFloat = Field(
@@ -113,53 +116,46 @@ class CorrectionSection(Section):
     @rule
     def _icepop_has_two_ends(self) -> None:
         if (self.kind == "icepop") != (self.low is not None):
-            raise ValueError("low goes with kind: icepop, and only with it")
+            raise ValueError("low requires kind: icepop, and kind: icepop requires low")
         if self.low is not None and self.low >= self.high:
-            raise ValueError(
-                f"ratios from low to high are kept, but low is {self.low} and high {self.high}"
-            )
+            raise ValueError(f"low must be below high, but low is {self.low} and high {self.high}")
 
 
 class PolicyGradientSection(Section):
     """Options of algorithms that sample from the policy and use the clipped objective."""
 
-    num_prompts_per_step: PositiveInt = Field(
-        le=1_000_000, description="prompts that a step answers"
-    )
+    num_prompts_per_step: PositiveInt = Field(le=1_000_000, description="prompts per step")
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
     global_batch_size: PositiveInt = Field(description="responses per optimizer step")
     ppo_epochs: PositiveInt = Field(default=1, description="passes over the responses of a step")
     whiten_advantages: bool = Field(
-        default=True, description="advantages of a step get mean 0 and variance 1"
+        default=True, description="normalize the advantages of a step to mean 0 and variance 1"
     )
     clip: PositiveFloat = Field(
         default=0.2, description="ratio is clipped to [1 − clip, 1 + clip_high]"
     )
     clip_high: PositiveFloat | None = Field(default=None, description="null: as clip")
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
-        default=None, description="bound on the ratio where the advantage is negative"
+        default=None, description="bound on the ratio if the advantage is negative"
     )
     entropy_coef: NonNegativeFloat = Field(
         default=0.0, description="weight of the entropy bonus, per token"
     )
-    kl: KL | None = Field(
-        default=None, description="null: nothing holds the policy near its reference"
-    )
+    kl: KL | None = Field(default=None, description="KL penalty; null: none")
     reward_scaling: RewardScaling | None = None
     overlong_penalty: Overlong | None = None
     truncation_penalty: NonNegativeFloat = Field(
         default=0.0, description="subtracted from the reward of a truncated response"
     )
     overlong_filtering: bool = Field(
-        default=False, description="truncated responses leave the loss"
+        default=False, description="remove truncated responses from the loss"
     )
     dynamic_sampling: DynamicSampling | None = None
     correction: CorrectionSection | None = None
     one_step_ahead: bool = Field(
         default=False,
         description=(
-            "while a step learns, the sampler generates the rollouts of the next step; "
-            "needs a correction"
+            "sample the next step's rollouts while the current step trains; needs a correction"
         ),
     )
     max_sequence_mismatch: Annotated[float, Field(ge=1.0)] | None = Field(
@@ -185,24 +181,21 @@ class PolicyGradientSection(Section):
     def _older_weights_are_corrected_for(self) -> None:
         if self.one_step_ahead and self.correction is None:
             raise ValueError(
-                "one_step_ahead learns from responses of weights that are a step old, so they "
-                "must be weighed; set correction.kind=token_tis, or another kind"
+                "one_step_ahead trains on responses that are one step off-policy and needs a "
+                "correction; set correction.kind, such as token_tis"
             )
 
     @rule
     def _rewards_can_differ(self) -> None:
         if self.dynamic_sampling is not None and self.num_generations < 2:
-            raise ValueError(
-                "dynamic_sampling compares the responses to a prompt, so num_generations must be "
-                "2 or more"
-            )
+            raise ValueError("dynamic_sampling requires num_generations of 2 or more")
 
     @rule
     def _batches_divide(self) -> None:
         if self.responses % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.responses} responses do not "
-                f"divide into global_batch_size = {self.global_batch_size}"
+                f"num_prompts_per_step × num_generations = {self.responses} responses is not a "
+                f"multiple of global_batch_size = {self.global_batch_size}"
             )
 
 
@@ -214,7 +207,7 @@ class PolicyGradientRecipe(RewardedRecipe):
     environment: EnvironmentSection | None = Field(
         default=None,
         description=(
-            "answers each response, until an episode has ended; it rewards, too, where "
+            "environment that answers each response until the episode ends; it also rewards, if "
             "nothing else does"
         ),
     )
@@ -224,13 +217,13 @@ class PolicyGradientRecipe(RewardedRecipe):
     def idle_options(self) -> dict[str, str]:
         idle = super().idle_options
         if self.episode_judge is not None:
-            idle["environment.pass_score"] = "where reward or reward_model judges the episodes"
+            idle["environment.pass_score"] = "if reward or reward_model scores the episodes"
         return idle
 
     @property
     def options(self) -> PolicyGradientSection:
         """The algorithm's own section."""
-        raise NotImplementedError(f"{type(self).__name__} has no section of its own")
+        raise NotImplementedError(f"{type(self).__name__} has no section")
 
     def policy_loss(self) -> Loss:
         """The policy's loss without the KL to the reference policy."""
@@ -318,8 +311,8 @@ class PolicyGradientRecipe(RewardedRecipe):
         count = (self.reward is not None) + (self.reward_model is not None)
         if count > 1 or (count == 0 and self.environment is None):
             raise ValueError(
-                "say one of reward and reward_model, or an environment that rewards, to score the "
-                "responses"
+                "set exactly one of reward and reward_model, or an environment that rewards, to "
+                "score the responses"
             )
 
     @rule
@@ -327,17 +320,17 @@ class PolicyGradientRecipe(RewardedRecipe):
         if self.options.one_step_ahead and self.judges:
             key = next(iter(self.judges))
             raise ValueError(
-                f"one_step_ahead samples while the learner works, and so would the model of {key}; "
-                f"let a server judge ({key}.sampler.backend=openai), or leave one_step_ahead off"
+                f"one_step_ahead does not support a local {key} model, which would run while the "
+                f"learner trains; use a server ({key}.sampler.backend=openai), or leave "
+                "one_step_ahead off"
             )
 
     @rule
     def _a_learned_reward_is_held(self) -> None:
         if self.reward_model is not None and self.options.kl is None:
             raise ValueError(
-                "a reward model is right only near the answers that it was trained on, so say "
-                "what moving away from "
-                f"the reference costs: {self.section}.kl.coef=0.05, or 0 to do without"
+                "a reward model is reliable only near its training data, so set the KL penalty "
+                f"explicitly: {self.section}.kl.coef=0.05, or 0 for none"
             )
 
     @rule
@@ -353,11 +346,8 @@ class PolicyGradientRecipe(RewardedRecipe):
             ):
                 if section.params().counts_response:
                     raise ValueError(
-                        f"{name}.presence_penalty and frequency_penalty count the tokens of one "
-                        "response, and an episode has several; leave them at 0 with an environment"
+                        f"{name}.presence_penalty and frequency_penalty are not supported with an "
+                        "environment; leave them at 0"
                     )
         if self.environment is not None and self.options.overlong_penalty is not None:
-            raise ValueError(
-                "overlong_penalty is about the length of one response; leave it out with an "
-                "environment"
-            )
+            raise ValueError("overlong_penalty is not supported with an environment; leave it out")

@@ -253,7 +253,7 @@ def require_credit(batch: Batch) -> None:
     if "return" in batch.token:
         columns.append(batch.token["return"].square())  # as the critic's loss takes them
     require_finite(
-        "advantages", batch, *columns, cure="look at the sizes of rewards, values and kl.coef"
+        "advantages", batch, *columns, cure="check the magnitudes of rewards, values and kl.coef"
     )
 
 

@@ -39,6 +39,6 @@ def _require_rewards_so_far(episodes: Episodes | None) -> None:
         raise InputError(
             "ppo.bootstrap_truncated adds the critic's value to the rewards so far, but "
             f"{episodes.describe_cut_off()}"
-            "; set it to false, or the attribute cut_off_reward of the environment's class to "
+            "; set it to false, or the environment class's attribute cut_off_reward to "
             '"as_is"'
         )

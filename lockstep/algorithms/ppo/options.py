@@ -18,24 +18,24 @@ class PPOSection(PolicyGradientSection):
     """Proximal policy optimization (Schulman et al. 2017); see docs/algorithms/ppo.md."""
 
     critic_warmup_steps: NonNegativeInt = Field(
-        default=0, description="steps in which only the critic learns"
+        default=0, description="number of first steps that train only the critic"
     )
     gamma: Probability = Field(default=1.0, description="discount per token")
     gae_lambda: Probability = Field(
         default=0.95, description="λ of generalized advantage estimation"
     )
     gae_lambda_policy: Probability | None = Field(
-        default=None, description="for advantages, where it differs (VAPO)"
+        default=None, description="λ for advantages, if different (VAPO)"
     )
     gae_lambda_value: Probability | None = Field(
-        default=None, description="for the critic's returns, where it differs (VAPO: 1)"
+        default=None, description="λ for the critic's returns, if different (VAPO: 1)"
     )
     length_adaptive_alpha: NonNegativeFloat = Field(
         default=0.0, description="advantages with λ = 1 − 1/(α·length) (VAPO: 0.05); 0: off"
     )
     bootstrap_truncated: bool = Field(
         default=False,
-        description="bootstrap the value of a truncated response from V of its last state",
+        description="bootstrap truncated responses from the critic's value of the last state",
     )
     value_clip: PositiveFloat | None = Field(default=0.2, description="null: plain squared error")
 
@@ -44,18 +44,16 @@ class PPOSection(PolicyGradientSection):
         idle = super().idle_options
         advantages = self.gae_lambda_policy is not None or self.length_adaptive_alpha > 0
         if advantages and self.gae_lambda_value is not None:
-            idle["gae_lambda"] = "where advantages and returns both have a λ of their own"
+            idle["gae_lambda"] = "if gae_lambda_policy and gae_lambda_value are both set"
         if self.overlong_filtering:
-            reason = "where overlong_filtering takes truncated responses out of the loss"
+            reason = "with overlong_filtering, which removes truncated responses from the loss"
             idle |= dict.fromkeys(("bootstrap_truncated", "truncation_penalty"), reason)
         return idle
 
     @rule
     def _one_lambda_for_advantages(self) -> None:
         if self.length_adaptive_alpha and self.gae_lambda_policy is not None:
-            raise ValueError(
-                "length_adaptive_alpha sets λ by length, so gae_lambda_policy must be null"
-            )
+            raise ValueError("length_adaptive_alpha requires gae_lambda_policy=null")
 
 
 class CriticSection(Optimizer):
@@ -64,8 +62,8 @@ class CriticSection(Optimizer):
     parallel: Parallel | None = Field(
         default=None,
         description=(
-            "layout of the critic, with as many ranks as learner.parallel has; null: that "
-            "of learner.parallel"
+            "layout of the critic, with the same number of ranks as learner.parallel; null: the "
+            "same layout"
         ),
     )
 
@@ -94,9 +92,8 @@ class PPORecipe(PolicyGradientRecipe):
             and isinstance(self.reward.cut_off, float)
         ):
             raise ValueError(
-                f"reward.cut_off={self.reward.cut_off:g} is the whole reward of a response that "
-                "is cut off, and "
-                "ppo.bootstrap_truncated adds the critic's value to it; set one of them"
+                f"reward.cut_off={self.reward.cut_off:g} and ppo.bootstrap_truncated both set the "
+                "reward of a truncated response; set only one"
             )
 
     @property

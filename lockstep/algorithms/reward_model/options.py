@@ -19,10 +19,7 @@ class RewardModelSection(LearnedPairs):
 
     margin: bool = Field(
         default=False,
-        description=(
-            "a chosen answer has to be better by the difference of the pair's scores "
-            "(Touvron et al. 2023)"
-        ),
+        description=("use the difference of a pair's scores as the margin (Touvron et al. 2023)"),
     )
     center_rewards_coefficient: NonNegativeFloat = Field(
         default=0.0,
@@ -52,6 +49,5 @@ class RewardModelRecipe(PairsRecipe):
     def _margins_are_there(self) -> None:
         if self.reward_model.margin and not self.data.score_fields:
             raise ValueError(
-                "reward_model.margin reads scores; name their fields by data.chosen_score and "
-                "data.rejected_score"
+                "reward_model.margin needs scores; set data.chosen_score and data.rejected_score"
             )

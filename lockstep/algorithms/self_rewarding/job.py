@@ -137,13 +137,13 @@ def _build_settings(
     size = options.global_batch_size
     if total < size:
         raise InputError(
-            f"an iteration has {total} prompts, fewer than the {size} of one step; lower "
+            f"an iteration has {total} prompts, fewer than the {size} of a step; lower "
             "self_rewarding.global_batch_size or raise run.max_epochs"
         )
     if total % size:
         setup.note(
-            f"{total % size} of the {total} prompts of an iteration will not be answered, since a "
-            f"step takes {size}; choose a self_rewarding.global_batch_size that divides them"
+            f"{total % size} of the {total} prompts of an iteration will not be used, since a "
+            f"step takes {size}; use a self_rewarding.global_batch_size that divides them"
         )
     return settings
 
@@ -157,7 +157,7 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
         case "split":
             if prompts % iterations:
                 note(
-                    f"{prompts % iterations} of {prompts} prompts are in none of {iterations} "
+                    f"{prompts % iterations} of {prompts} prompts are left over from {iterations} "
                     "equal iterations"
                 )
             return prompts // iterations

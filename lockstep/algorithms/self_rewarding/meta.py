@@ -278,11 +278,11 @@ class Skill:
         self._seen += found
         if is_first and found.total and not self._seen.show_skill:
             self._note(
-                f"iteration {iteration}: the meta-judge has named the same winner in both orders "
-                f"in {found.consistent} of {found.total} comparisons, where one that does not read "
-                f"them would in {found.by_chance:.0%}; its pairs of judgements are left out until "
-                "it shows skill (meta_judge/luck at most 0.01): if it does not, train it to "
-                "compare judgements first, or turn use_meta_judge off"
+                f"iteration {iteration}: the meta-judge picked the same winner in both orders "
+                f"in {found.consistent} of {found.total} comparisons; {found.by_chance:.0%} are "
+                "expected by chance; its pairs of judgments are left out until meta_judge/luck is "
+                "at most 0.01; if that does not happen, train it to compare judgments first, or "
+                "set use_meta_judge=false"
             )
         return self._seen.show_skill
 

@@ -112,9 +112,9 @@ class PromptWriter:
                 if number and one != "made"
             )
             raise TooFewPromptsError(
-                f"iteration {iteration}: {limit} attempts gave {len(found)} new prompts of "
-                f"{count} ({causes}); look at "
-                "new_prompts.template and new_prompts.sampling, or raise new_prompts.max_attempts"
+                f"iteration {iteration}: {limit} attempts gave only {len(found)} of {count} new "
+                f"prompts ({causes}); check new_prompts.template and new_prompts.sampling, or "
+                "raise new_prompts.max_attempts"
             )
         counts = {outcome: Sum(outcomes[outcome]) for outcome in get_args(Outcome)}
         return [self.field.row(text) for text in found.values()], Metrics(
@@ -239,7 +239,7 @@ def _open_template(section: NewPromptsSection, prompts: int) -> Template:
     )
     if prompts < count:
         raise InputError(
-            f"new_prompts.template shows {count} prompts, but the data has {prompts}; bring more, "
-            "or write a template that shows fewer"
+            f"new_prompts.template shows {count} prompts, but the data has {prompts}; add "
+            "prompts, or use a template with fewer examples"
         )
     return template

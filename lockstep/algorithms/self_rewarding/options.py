@@ -29,48 +29,58 @@ class SelfRewardingSection(PreferenceSection):
     max_iterations: PositiveInt = Field(
         le=10_000,
         default=3,
-        description="rounds; at the end of each, the policy becomes the reference",
+        description="number of iterations; after each, the policy becomes the reference",
     )
     global_batch_size: PositiveInt = Field(
-        description="prompts, and so at most pairs, per optimizer step"
+        description="prompts, and thus at most this number of pairs, per optimizer step"
     )
     num_responses_to_gen: Annotated[int, Field(ge=2)] = Field(
-        default=4, description="answers to each prompt"
+        default=4, description="answers per prompt"
     )
     length_control: Control | tuple[Control, ...] = Field(
         default=0.0,
-        description="ρ: of answers scored within this share of the range, prefer the shortest and "
-        "reject the longest; a list has one for each iteration",
+        description=(
+            "ρ: among answers scored within this share of the range, prefer the shortest "
+            "and reject the longest; a list: one per iteration"
+        ),
     )
     ref_policy_kl_penalty: PositiveFloat | tuple[PositiveFloat, ...] = Field(
         default=0.1,
         description=(
-            "β: how dear it is to move away from the reference; a list has one for each iteration"
+            "β: strength of the penalty for leaving the reference; a list: one per iteration"
         ),
     )
     prompt_source: Literal["same", "split", "new"] = Field(
         default="same",
-        description="prompts of an iteration: all, a share of its own that no other has, or new "
-        "ones that the policy of its beginning writes (`new_prompts`)",
+        description=(
+            "prompts of an iteration: all, a separate share, or new ones written by its "
+            "initial policy (`new_prompts`)"
+        ),
     )
     first_iteration_sft: bool = Field(
         default=False,
-        description="the first iteration is SFT on the data's own answers; nothing is judged in it",
+        description="run SFT on the data's answers in the first iteration, without judging",
     )
     use_meta_judge: bool = Field(
         default=False,
-        description="Meta-Rewarding (Wu et al. 2024): judgements are judged, too, and learned "
-        "from in pairs; section meta_judge says how",
+        description=(
+            "Meta-Rewarding (Wu et al. 2024): also judge judgments and train on pairs of "
+            "them; see section meta_judge"
+        ),
     )
     meta_judge_pcnt: Control | tuple[Control, ...] = Field(
         default=0.15,
-        description="largest share of pairs of judgements among all pairs of a step; a list has "
-        "one for each iteration, 0 for those without any",
+        description=(
+            "largest share of pairs of judgments among the pairs of a step; a list: one "
+            "per iteration, 0 for none"
+        ),
     )
     meta_max_relative_pcnt: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.4,
-        description="of a step's pairs of judgements, no more than this share prefer a judgement "
-        "of one and the same score; one of each may always be there",
+        description=(
+            "largest share of a step's pairs of judgments whose preferred judgments have "
+            "the same score; one of each score is always allowed"
+        ),
     )
 
     def length_control_of(self, iteration: int) -> float:
@@ -98,7 +108,7 @@ class SelfRewardingSection(PreferenceSection):
             if isinstance(values, tuple) and len(values) != self.max_iterations:
                 raise ValueError(
                     f"{name} has {len(values)} values for max_iterations = {self.max_iterations}; "
-                    "give one for each iteration, or a single one"
+                    "set one per iteration, or a single value"
                 )
 
     @rule
@@ -110,7 +120,7 @@ class SelfRewardingSection(PreferenceSection):
         ]
         if names and "use_meta_judge" not in self.model_fields_set:
             raise ValueError(
-                f"{names[0]} is of pairs of judgements; say use_meta_judge as well, true or false"
+                f"{names[0]} applies to pairs of judgments; set use_meta_judge to true or false"
             )
 
     @rule
@@ -121,9 +131,9 @@ class SelfRewardingSection(PreferenceSection):
         )
         if self.use_meta_judge and not room:
             raise ValueError(
-                "meta_judge_pcnt leaves no room for a pair of judgements beside "
-                f"{self.global_batch_size} pairs of "
-                "answers; raise it or global_batch_size, or turn use_meta_judge off"
+                "meta_judge_pcnt is too small for one pair of judgments in a batch of "
+                f"{self.global_batch_size} pairs; raise it or global_batch_size, or set "
+                "use_meta_judge=false"
             )
 
 
@@ -144,12 +154,12 @@ class WritingSampling(Sampling):
     """The sampling distribution of new prompts, as in Yuan et al. 2024."""
 
     temperature: NonNegativeFloat = Field(
-        default=0.6, description="0: greedy, where only the examples make a difference"
+        default=0.6, description="0: greedy, so only the examples vary"
     )
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.9,
         description=(
-            "as for answers: the fewest likeliest tokens that together have this probability"
+            "nucleus sampling: smallest set of likeliest tokens with this total probability"
         ),
     )
 
@@ -158,22 +168,22 @@ class NewPromptsSection(Section):
     """New prompts that the policy writes from examples at the start of an iteration."""
 
     count: PositiveInt | None = Field(
-        default=None, description="prompts of an iteration; null: as many as the data has"
+        default=None, description="number of prompts per iteration; null: the number in the data"
     )
     template: str | None = Field(
         default=None,
-        description="the request, with {example_1}, {example_2} … where prompts of the data go, "
-        "as many as it shows; null: one of ours, with eight",
+        description=(
+            "the request, with {example_1}, {example_2} … for prompts of the data; null: "
+            "the default, with eight"
+        ),
     )
     sampling: WritingSampling
     max_prompt_tokens: PositiveInt = Field(
-        description="a longer request, examples included, is counted and not sent"
+        description="longest request, examples included; longer ones are counted, not sent"
     )
     max_attempts: PositiveInt = Field(
         default=4,
-        description=(
-            "requests for each prompt that is wanted, at most; too few prompts stop the run"
-        ),
+        description=("most requests per wanted prompt; too few prompts stop the run"),
     )
 
 
@@ -185,22 +195,19 @@ class SelfRewardingRecipe(SampledRecipe):
     self_rewarding: SelfRewardingSection
     judge: JudgeSection
     meta_judge: MetaJudgeSection | None = Field(
-        default=None, description="with use_meta_judge: judge of judgements"
+        default=None, description="with use_meta_judge: judge of judgments"
     )
     new_prompts: NewPromptsSection | None = Field(
-        default=None, description="how prompts are written, with self_rewarding.prompt_source=new"
+        default=None, description="writing of new prompts, with self_rewarding.prompt_source=new"
     )
     sampling: Sampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
         default=None,
-        description=(
-            "the reward of answers to held-out prompts; null: only the judges of training "
-            "judge them"
-        ),
+        description=("reward of held-out responses; null: only the training judges score them"),
     )
     validation_sampling: RepeatedSampling | None = Field(
-        default=None, description="the distribution of those answers"
+        default=None, description="sampling of held-out responses"
     )
     known: KnownSection = KnownSection()
 
@@ -208,22 +215,21 @@ class SelfRewardingRecipe(SampledRecipe):
     def _answers_differ(self) -> None:
         if self.sampling.temperature == 0:
             raise ValueError(
-                "sampling.temperature 0 gives the same answer every time, and pairs need two"
+                "sampling.temperature 0 gives identical answers, which form no pair; raise it"
             )
 
     @rule
     def _prompts_are_gone_through_once(self) -> None:
         if self.self_rewarding.prompt_source == "split" and self.run.max_epochs > 1:
             raise ValueError(
-                "prompt_source=split gives each iteration prompts of its own, once; leave "
-                "max_epochs at 1"
+                "prompt_source=split uses each prompt once, in one iteration; leave max_epochs at 1"
             )
 
     @rule
     def _new_prompts_are_the_judges(self) -> None:
         if (self.self_rewarding.prompt_source == "new") != (self.new_prompts is not None):
             raise ValueError(
-                "new_prompts goes with self_rewarding.prompt_source=new; say both, or none "
+                "new_prompts requires self_rewarding.prompt_source=new; set both or neither "
                 "(docs/guides/self_rewarding.md shows the section)"
             )
 
@@ -231,14 +237,12 @@ class SelfRewardingRecipe(SampledRecipe):
     def _judgements_can_be_learned_from(self) -> None:
         if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
             raise ValueError(
-                "self_rewarding.use_meta_judge and the section meta_judge go together; say both, "
-                "or none (the recipe self_rewarding_meta_llama3_8b shows the section)"
+                "self_rewarding.use_meta_judge and the section meta_judge require each other; set "
+                "both or neither (the recipe self_rewarding_meta_llama3_8b shows the section)"
             )
         if self.meta_judge is None:
             if self.known.comparisons is not None:
-                raise ValueError(
-                    "known.comparisons measures a meta-judge, and there is none; set use_meta_judge"
-                )
+                raise ValueError("known.comparisons requires use_meta_judge; set it to true")
             return
         if not self.judge.is_policy:
             raise ValueError(
@@ -247,7 +251,7 @@ class SelfRewardingRecipe(SampledRecipe):
             )
         if self.judge.num_evals_to_average < 2:
             raise ValueError(
-                "use_meta_judge compares judgements of one answer; raise "
+                "use_meta_judge compares judgments of the same answer; raise "
                 "judge.num_evals_to_average to 2"
             )
 
@@ -284,7 +288,8 @@ class SelfRewardingRecipe(SampledRecipe):
         for key, leaf in section.leaves("validation_reward") if section is not None else ():
             if leaf.judge is not None:
                 raise ValueError(
-                    f"{key}.judge: here the section judge judges; let {key} be another reward"
+                    f"{key}.judge: the section judge already judges; use a different reward for "
+                    f"{key}"
                 )
 
     @property

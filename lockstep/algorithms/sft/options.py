@@ -15,7 +15,7 @@ class SFTSection(Section):
     """Supervised fine-tuning on completions, including the stop token."""
 
     global_batch_size: PositiveInt = Field(description="rows per optimizer step")
-    max_tokens: PositiveInt = Field(description="longest prompt and completion together")
+    max_tokens: PositiveInt = Field(description="longest prompt plus completion")
 
 
 @final

@@ -14,15 +14,15 @@ class SimPOSection(LearnedPairs):
 
     beta: PositiveFloat = Field(
         default=2.0,
-        description="β: from the mean log-probability of an answer's tokens to its reward",
+        description="β: factor from an answer's mean token log-probability to its reward",
     )
     margin: NonNegativeFloat = Field(
         default=1.0,
-        description="γ: the reward of the chosen answer should be larger by this, at least",
+        description="γ: target margin between the rewards of chosen and rejected answers",
     )
     sft_loss_weight: NonNegativeFloat = Field(
         default=0.0,
-        description="of −log π(chosen), the mean over its tokens, beside it; the paper has none",
+        description="weight of an added −log π(chosen), the mean over its tokens; 0 in the paper",
     )
 
 

@@ -117,15 +117,15 @@ def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("distill.zero_outside_topk=true", "say top_k as well"),
+        ("distill.zero_outside_topk=true", "zero_outside_topk requires top_k"),
         (
             "distill.top_k=1",
-            "top_k=1 compares distributions over one token, which are always equal",
+            "top_k=1 compares distributions over a single token, which are always equal",
         ),
-        ("distill.mixed_kl_weight=0.3", "mixed_kl_weight is for kl_type mixed or jsd"),
-        ("distill.on_policy=false", "max_tokens is of the data's answers"),
-        ("sampling=null", "sampling is of the student's responses"),
-        ("distill.global_batch_size=5", "= 16 do not divide into global_batch_size = 5"),
+        ("distill.mixed_kl_weight=0.3", "mixed_kl_weight requires kl_type mixed or jsd"),
+        ("distill.on_policy=false", "max_tokens requires on_policy=false"),
+        ("sampling=null", "sampling requires distill.on_policy"),
+        ("distill.global_batch_size=5", "= 16 is not a multiple of global_batch_size = 5"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str) -> None:
@@ -145,7 +145,7 @@ def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(
         json.dumps({**fields, "vocab_size": fields["vocab_size"] + 8})
     )
     with pytest.raises(
-        ValueError, match=r"the teacher in wider writes \d+ tokens, .* bring models with"
+        ValueError, match=r"the teacher in wider has vocab_size \d+, .* use models with"
     ):
         dry_run(load("tiny.yaml", ["teacher.path=wider"]))
     with pytest.raises(ValueError, match="nowhere"):

@@ -89,5 +89,5 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     assert [row.answers[0] for row in mismatch(twice, 10)] == [
         twice[i].answers[0] for i in (2, 2, 0)
     ]
-    with pytest.raises(InputError, match="a step or of a validation, here 2, have one prompt"):
+    with pytest.raises(InputError, match="all 2 rows of a step or validation have the same prompt"):
         mismatch(twice[:2], 10)

@@ -176,7 +176,7 @@ def test_a_meta_judge_that_shows_no_skill_teaches_nothing(
     assert not judge_pairs()
     said = capsys.readouterr().err
     # once in each iteration
-    assert said.count("its pairs of judgements are left out until it shows skill") == 2
+    assert said.count("its pairs of judgments are left out until meta_judge/luck") == 2
 
 
 def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str) -> None:

@@ -99,7 +99,8 @@ def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts)
 def test_attempts_are_limited(prompts: Prompts) -> None:
     answering = Scripted(said("new", "", "", "", "", ""))
     with pytest.raises(
-        TooFewPromptsError, match=r"iteration 1: 6 attempts gave 1 new prompts of 2 \(5 empty\)"
+        TooFewPromptsError,
+        match=r"iteration 1: 6 attempts gave only 1 of 2 new prompts \(5 empty\)",
     ):
         writer(prompts, answering)(1, 2)
     assert len(answering.asked) == 6
