@@ -64,7 +64,7 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(
         (
             "llama",
             LearnerSection(device="cpu", backend="megatron"),
-            "learner.backend=megatron uses its own kernels",
+            "learner.backend=megatron has kernels of its own",
         ),
         ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora has adapters"),
     ],
