@@ -1,7 +1,6 @@
-"""A calculator as an environment: the policy writes a calculation up to "=", and reads the result.
+"""A calculator environment: the policy writes a calculation up to "=" and reads the result.
 
-The tool of GSM8K's authors (Cobbe et al. 2021, §2), which takes over where a model would have to
-calculate.
+The calculator of the GSM8K paper (Cobbe et al. 2021, §2), which does the arithmetic for the model.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class Calculator:
 
     The policy's turn ends at "=", which is in `environment.stop`.
 
-    The result comes with an end of line; what cannot be calculated gets the end of line alone. A
-    response that ends otherwise ends the episode. Rewards are left to the recipe's `reward`.
+    The observation is the result and a newline, or only a newline for an invalid calculation. A
+    response without "=" at its end ends the episode. The recipe's `reward` provides rewards.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
-        """Does nothing: there is nothing to set up."""
+        """Does nothing, since no setup is needed."""
 
     def step(self, response: str) -> tuple[str, float | None, bool]:
         """See `Environment`."""
@@ -42,18 +41,16 @@ class Calculator:
 
 
 class CalculatorTool:
-    """The calculator as a tool that the model's chat template describes; several calls of one turn
-    are all answered.
+    """The calculator as a tool for the model's chat template; answers all calls of a turn.
 
-    A response without a call ends the episode. Rewards are left to the
-    recipe's `reward`.
+    A response without a call ends the episode. The recipe's `reward` provides rewards.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
-        """Does nothing: there is nothing to set up."""
+        """Does nothing, since no setup is needed."""
 
     def tools(self) -> list[Any]:
-        """The tools that the policy may call."""
+        """The tools that the policy can call."""
         return [self.calculate]
 
     def step(self, response: str) -> tuple[str, float | None, bool]:
@@ -70,11 +67,11 @@ class CalculatorTool:
 
 
 def _result(expression: str) -> str:
-    """Returns the value of an expression as text; empty where it is none."""
+    """Returns the value of an expression as text; empty if it is invalid."""
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, MemoryError, ValueError):
-        return ""  # MemoryError: the parser's stack, by thousands of signs in a row
+        return ""  # MemoryError: thousands of consecutive signs overflow the parser's stack
     return f"{value:.12g}"
 
 

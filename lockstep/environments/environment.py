@@ -1,7 +1,6 @@
-"""Environments: classes of the user's that answer a policy turn by turn, and the child process that
-runs them.
+"""Environments: user-defined classes for multi-turn episodes, and the child that runs them.
 
-Imports nothing heavy, so that the child process is small and starts fast.
+Has no heavy imports, so that the child process is small and starts fast.
 """
 
 from __future__ import annotations
@@ -41,43 +40,45 @@ from lockstep.helpers.process import Answers
 
 
 class Environment(Protocol):
-    """One episode of an environment. Each episode has its own instance, created without arguments.
+    """One episode of an environment.
+
+    Each episode has its own instance, created without arguments.
 
     Answers must be a function of the row, the seed and the responses: if another episode crashes
-    the process, this one is replayed with the same responses, and has to answer the same.
+    the process, this one is replayed with the same responses and must give the same answers.
 
-    If `step` is an `async def`, one event loop awaits all episodes of a turn at once, and what
-    `reset` returns, if that is awaitable. It runs only during turns.
+    If `step` is an `async def`, one event loop awaits all episodes of a turn concurrently, and also
+    the result of `reset` if it is awaitable. The loop runs only during turns.
 
-    With a method `tools()` the policy may call tools, and `step` gets responses without a call. It
-    returns methods or functions with type hints and a docstring with a section `Args:`, or pairs of
-    a JSON schema and a function. An `async def` among them is awaited, beside the other calls of
-    its turn.
+    With a method `tools()` the policy can call tools, and `step` gets responses without a call.
+    `tools()` returns methods or functions with type hints and a docstring with a section `Args:`,
+    or pairs of a JSON schema and a function. An `async def` tool is awaited concurrently with the
+    turn's other calls.
 
-    A class may have the attributes `cut_off_reward`, the reward of an episode that a limit of the
-    recipe ends (a number; "as_is": the sum so far; None: no verdict), and `best_reward`, what the
-    best policy earns on average.
+    A class can have the attributes `cut_off_reward`, the reward of an episode that a recipe limit
+    ends (a number; "as_is": the sum so far; None: no verdict), and `best_reward`, the mean reward
+    of the best policy.
     """
 
     def reset(self, row: dict[str, Any], seed: int) -> None:
-        """Begins the episode.
+        """Starts the episode.
 
         Args:
-            row: The data row that the prompt is made of.
+            row: The prompt's data row.
             seed: Seed of the environment's random numbers.
         """
         ...
 
     def step(self, response: str) -> tuple[str, float | Mapping[str, float | None] | None, bool]:
-        """Answers a response of the policy's.
+        """Answers a response of the policy.
 
         Args:
-            response: Its text, without a special token at its end.
+            response: Text of the response, without a special token at its end.
 
         Returns:
-            The policy's next observation; a reward, which is added to those of earlier turns, or
-            named rewards that add
-            up to it (None: no verdict on the episode); and True if the episode has ended.
+            The policy's next observation; a reward, which is added to the rewards of earlier turns,
+            or named rewards that are summed (None: no verdict on the episode); and True if the
+            episode has ended.
         """
         ...
 
@@ -87,37 +88,31 @@ _METHODS = {"reset": ("row", "seed"), "step": ("response",)}
 _NO_CALLS = {"calls": 0, "malformed": 0}
 
 CALLED = "called"
-"""A reply that only restarts the timeout: one of several calls has returned, or the event loop is
-alive.
-"""
+"""A reply that only restarts the timeout: a call has returned or the event loop is alive."""
 
 DECLARED = "declared"
-"""A question: what the class declares.
+"""The question that asks for the class's declarations.
 
-The reply has the JSON schemas of its tools as `schemas`, and its attributes `cut_off_reward` and
-`best_reward` where it has them.
+The reply has the JSON schemas of the tools as `schemas`, and the attributes `cut_off_reward` and
+`best_reward` if declared.
 """
 
 AS_IS = "as_is"
-"""The `cut_off_reward` of a class whose episodes keep the sum so far."""
+"""The `cut_off_reward` of a class whose truncated episodes keep the sum so far."""
 
 TOGETHER = "together"
-"""The first reply if episodes are awaited together: if the process dies or hangs, the cause may be
-any of them.
-"""
+"""The first reply if episodes are awaited together, so any of them can lose the process."""
 
 
 def answers(class_name: str, tool_format: str = "") -> Answers:
-    """Runs in the child: reads a list of moves, and replies with the environment's answer, or an
-    error, for each.
+    """Runs in the child: answers each move with the environment's answer or an error.
 
     Args:
         class_name: The class, see `user_code.load`.
-        tool_format: How the policy writes calls of its tools; empty: it declares none.
+        tool_format: Format in which the policy writes tool calls; empty: no tools.
 
     Raises:
-        ValueError: There is no such class, or it cannot be made, or lacks a method, or its tools
-            are no tools.
+        ValueError: The class cannot be found or created, lacks a method, or has invalid tools.
     """
     form: ToolFormat | None = next((known for known in MARKS if known == tool_format), None)
     return _Episodes(
@@ -126,13 +121,13 @@ def answers(class_name: str, tool_format: str = "") -> Answers:
 
 
 class _Nonsense(Exception):
-    """An environment returned something invalid; the text says what."""
+    """An environment returned an invalid value; the text describes it."""
 
 
 class _Episodes:
-    """The current episodes, by number.
+    """The active episodes by number.
 
-    An episode that the next question leaves out has ended, and is dropped.
+    An episode that is missing from the next question has ended and is dropped.
     """
 
     def __init__(self, make: Callable[[], Any], name: str, tool_format: ToolFormat | None) -> None:
@@ -186,15 +181,13 @@ class _Episodes:
                 yield reply
 
     async def _move(self, move: dict[str, Any], known: Environment | None) -> AsyncIterator[Any]:
-        """Yields the answer to the newest response; an episode that is new to this process is first
-        replayed.
-        """
+        """Yields the answer to the latest response; replays episodes new to this process first."""
         environment: Any = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
         if known is None:
             await _finish(environment.reset(move["row"], move["seed"]), limit_s)
             yield CALLED
-            # all but the newest
+            # all but the latest
             for response, observation in zip(move["said"], move["heard"], strict=False):
                 _require_same(await _finish(environment.step(response), limit_s), observation)
                 yield CALLED
@@ -207,7 +200,7 @@ class _Episodes:
 def _await_all(
     moves: Sequence[AsyncIterator[Any]], every_s: float, loop: asyncio.AbstractEventLoop
 ) -> Iterator[Any]:
-    """Yields the answers to moves in their order, while all of them are awaited concurrently."""
+    """Yields the answers to moves in order, awaiting all of them concurrently."""
     tasks = [loop.create_task(_catch(_find_last(replies))) for replies in moves]
     for task in tasks:
         while not task.done():
@@ -222,9 +215,7 @@ async def _find_last(replies: AsyncIterator[Any]) -> Any:
 
 
 def _run(reply: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing: the user's code may run an event loop in
-    it.
-    """
+    """Runs a coroutine that never waits, since user code may run its own event loop in it."""
     try:
         reply.send(None)
     except StopIteration as end:
@@ -233,7 +224,7 @@ def _run(reply: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _catch(reply: Awaitable[Any]) -> Any:
-    """A reply, or the error of the user's code in its place."""
+    """A reply, or the error of the user's code."""
     try:
         return await reply
     except Exception as error:
@@ -241,16 +232,14 @@ async def _catch(reply: Awaitable[Any]) -> Any:
 
 
 def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
-    """The environment of an episode; None at its first response: the number may be that of an
-    older, truncated one.
-    """
+    """The environment of an episode; None at its first response, since numbers are reused."""
     if len(move["said"]) > 1:
         return live.get(move["episode"])
     return None
 
 
 def _read_attributes(first: Any, name: str) -> dict[str, Any]:
-    """The attributes about rewards that a class of environments declares.
+    """The reward attributes that an environment class declares.
 
     Raises:
         InputError: One of them has an invalid value.
@@ -272,7 +261,7 @@ def _read_attributes(first: Any, name: str) -> dict[str, Any]:
 
 
 def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools | None:
-    """The tools of an environment; None where it declares none."""
+    """The tools of an environment; None if it declares none."""
     declares = callable(getattr(first, "tools", None))
     if declares != (tool_format is not None):
         raise InputError(
@@ -298,9 +287,7 @@ _Parse = Callable[[str], list[ToolCall | Malformed]]
 
 
 class _WithTools:
-    """An environment whose tools answer the calls in a response; it answers other responses
-    itself.
-    """
+    """An environment whose tools answer calls; it answers other responses itself."""
 
     def __init__(self, own: Any, tools: Tools, parse: _Parse) -> None:
         self._own = own
@@ -312,7 +299,7 @@ class _WithTools:
         return self._own.reset(row, seed)
 
     def step(self, response: str) -> Any:
-        """See `Environment`; the answer of tools is a `ToolTurn`."""
+        """See `Environment`; tools answer with a `ToolTurn`."""
         calls = self._parse(response)
         if not calls:
             return self._own.step(response)
@@ -329,7 +316,7 @@ class _WithTools:
 
 
 async def _await_results(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
-    """Awaits all calls concurrently; only when all are done, the first error is raised."""
+    """Awaits all calls concurrently, then raises the first error."""
 
     async def finish(result: Any) -> Any:
         if inspect.isawaitable(result):
@@ -355,7 +342,7 @@ def _tool_turn(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) ->
 
 
 def _write(call: ToolCall | Malformed, result: Any) -> str:
-    """The result of a call as text."""
+    """Converts the result of a call to text."""
     if isinstance(result, str):
         return result
     try:
@@ -368,7 +355,7 @@ def _write(call: ToolCall | Malformed, result: Any) -> str:
 
 
 async def _finish(call: Any, limit_s: float) -> Any:
-    """The result of a call, awaited if it can be."""
+    """Returns the result of a call, awaited if awaitable."""
     if not inspect.isawaitable(call):
         return call
     limit = asyncio.timeout(limit_s)
@@ -419,7 +406,7 @@ def _read(result: Any) -> dict[str, Any]:
 
 
 def _add(parts: Collection[float | None]) -> float | None:
-    """The sum of rewards; None if one of them is None."""
+    """The sum of rewards; None if any is None."""
     known = [part for part in parts if part is not None]
     if len(known) == len(parts):
         return sum(known, 0.0)

@@ -1,4 +1,4 @@
-"""The options of episodes: responses and observations by turns."""
+"""The options of multi-turn episodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from lockstep.config.section import LocalPath, Probability, Section
 
 ToolFormat = Literal["hermes", "llama3_json"]
-"""Syntaxes in which models write tool calls."""
+"""Formats in which models write tool calls."""
 
 
 class EnvironmentSection(Section):
-    """The environment that answers the policy's responses, until the episode ends."""
+    """The environment that answers the policy's responses until the episode ends."""
 
     class_name: LocalPath = Field(
         description="file.py:Class or package.module:Class, with reset(row, seed) and "
@@ -76,7 +76,7 @@ class EnvironmentSection(Section):
                 assert_never(self.seed)
 
     def require_room(self, section: str, max_tokens: int) -> None:
-        """Raises ValueError if not even one response fits."""
+        """Raises ValueError if no response fits."""
         if max_tokens > self.max_tokens:
             raise ValueError(
                 f"{section}.max_tokens={max_tokens} per response exceeds "

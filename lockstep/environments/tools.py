@@ -1,7 +1,6 @@
-"""Tools of an environment: their JSON schemas, the calls that a response makes, and the check of
-their arguments.
+"""An environment's tools: their JSON schemas, calls in responses, and argument checks.
 
-Imports nothing heavy until an environment has tools: it runs in the environment's process.
+Has no heavy imports until an environment has tools, since it runs in the environment's process.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Function = Callable[..., Any]
 Schema = Mapping[str, Any]
 
 MARKS: dict[ToolFormat, str] = {"hermes": "<tool_call>", "llama3_json": "{"}
-"""Text with which a call begins."""
+"""Text that starts a call."""
 
 _CLOSING = "</tool_call>"
 _KEYS = ("arguments", "parameters")
-"""Keys of a call's arguments; models write either in either format."""
+"""Keys of a call's arguments; models use both in both formats."""
 _OTHER_KEYS = {"name", "id", "type"}
 _MOST_MALFORMED = 16
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -36,7 +35,7 @@ _SEPARATORS = re.compile(r"[; \t\r\n]*")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool, as the policy wrote it."""
+    """A tool call as the policy wrote it."""
 
     name: str
     arguments: dict[str, Any]
@@ -44,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A call that cannot be made; `why` is what the policy reads in place of a result."""
+    """A malformed call; the policy reads `why` instead of a result."""
 
     why: str
     name: str = ""
@@ -52,9 +51,7 @@ class Malformed:
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """The results of one response's calls: a message for each call, in order, and how many calls
-    were malformed.
-    """
+    """Results of one response's calls: a message per call, and the number of malformed calls."""
 
     messages: list[dict[str, str]]
     malformed: int
@@ -63,14 +60,14 @@ class ToolTurn:
 def parse_calls(
     response: str, tool_format: ToolFormat, opened: str = ""
 ) -> list[ToolCall | Malformed]:
-    """Reads the calls in a response, after its thought; none where it makes none.
+    """Parses the calls in a response, after its thought.
 
     Args:
-        response: What the model wrote.
-        tool_format: How it writes calls.
-        opened: The opening mark of a thought that ends its prompt, if one does.
+        response: The model's response.
+        tool_format: Format of calls.
+        opened: The mark with which the prompt opens a thought, if any.
     """
-    # and may hold a mark as text
+    # and may contain a mark as text
     begins_with_call = not opened and response.lstrip().startswith(MARKS[tool_format])
     answer = response if begins_with_call else drop_thought(response, opened)
     match tool_format:
@@ -85,9 +82,7 @@ def parse_calls(
 
 
 def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
-    """Yields calls between marks; each is read to the end of its JSON, which may hold the marks as
-    text.
-    """
+    """Yields calls between marks, each up to the end of its JSON, which may contain marks."""
     end = 0
     malformed = 0
     while (start := answer.find(MARKS["hermes"], end)) >= 0:
@@ -100,9 +95,7 @@ def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
 
 
 def _read_marked(answer: str, start: int) -> tuple[ToolCall | Malformed, int]:
-    """The call that begins here, and the index after it; nothing in a malformed one is read as
-    another.
-    """
+    """Returns the call that starts here and the index after it, also if it is malformed."""
     closing = answer.find(_CLOSING, start)
     if closing < 0:
         return Malformed(f"the call is not closed by {_CLOSING}"), len(answer)
@@ -123,7 +116,7 @@ def _read_marked(answer: str, start: int) -> tuple[ToolCall | Malformed, int]:
 
 
 def _parse_llama(answer: str) -> Iterator[ToolCall | Malformed]:
-    """Yields objects of JSON, with a semicolon or white space between them."""
+    """Yields JSON objects separated by semicolons or white space."""
     end = _skip(_SPACE, answer, 0)
     while end < len(answer):
         try:
@@ -136,7 +129,7 @@ def _parse_llama(answer: str) -> Iterator[ToolCall | Malformed]:
 
 
 def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """The index after what a pattern, which also matches nothing, finds here."""
+    """The index after the match of a pattern that can match the empty text."""
     found = pattern.match(text, start)
     if found is None:
         return start
@@ -164,11 +157,10 @@ def _read_call(found: object, key: str) -> ToolCall | Malformed:
 
 
 def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]]:
-    """The tools that an environment declares, by name: functions, or pairs of a schema and a
-    function.
+    """The declared tools by name: functions, or pairs of a schema and a function.
 
     Raises:
-        InputError: They are something else, or two have one name.
+        InputError: A tool is invalid, or two have the same name.
     """
     named: dict[str, tuple[Schema | None, Function]] = {}
     for tool in declared if isinstance(declared, list | tuple) else [declared]:
@@ -194,21 +186,21 @@ def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]
 
 
 class Tools:
-    """The tools of a class of environments.
+    """The tools of an environment class.
 
     Args:
-        declared: The answer of its method `tools`.
+        declared: Result of the class's method `tools`.
 
     Attributes:
-        schemas: Their JSON schemas, as chat templates take them.
-        waits: True if one of them is an `async def`.
+        schemas: JSON schemas in the format of chat templates.
+        waits: True if any tool is an `async def`.
 
     Raises:
-        InputError: A tool has no schema, and none can be made of its type hints and its docstring.
+        InputError: A tool has no schema, and its type hints and docstring do not define one.
     """
 
     def __init__(self, declared: object) -> None:
-        from pydantic import TypeAdapter  # as below: only where there are tools
+        from pydantic import TypeAdapter  # as below: only with tools
 
         named = name_functions(declared)
         self.schemas = [_schema(name, *tool) for name, tool in named.items()]
@@ -227,9 +219,7 @@ class Tools:
         }
 
     def check(self, call: ToolCall) -> ToolCall | Malformed:
-        """Returns the call with its arguments checked strictly against their types: text is no
-        number, for example.
-        """
+        """Returns the call with strictly checked argument types: text is not a number."""
         from pydantic import ValidationError
 
         if call.name not in self._signatures:
@@ -257,14 +247,14 @@ def _schema(name: str, schema: Schema | None, function: Function) -> Schema:
 
     try:
         return get_json_schema(function)
-    except Exception as error:  # of the user's type hints and docstring
+    except Exception as error:  # from the user's type hints and docstring
         raise InputError(
             f"no JSON schema can be made of the tool {name}: {show(error, str)}"
         ) from None
 
 
 def tool_messages(answers: Sequence[tuple[ToolCall | Malformed, str]]) -> list[dict[str, str]]:
-    """Messages with the role `tool`, one for each call and its result, in their order."""
+    """Messages with the role `tool`, one per call and result, in order."""
     return [
         {
             "role": "tool",
@@ -277,5 +267,5 @@ def tool_messages(answers: Sequence[tuple[ToolCall | Malformed, str]]) -> list[d
 
 
 def replace_surrogates(text: str) -> str:
-    """Text that can be encoded: JSON may hold halves of characters, which become question marks."""
+    """Replaces unpaired surrogates, which JSON can contain, by question marks."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,6 @@
-"""The protocol of rewards: a number for each response, or None, "no verdict", where it could not be
-decided.
+"""The reward protocol: a number for each response, or None for "no verdict".
 
-A response without a verdict counts neither for nor against anything.
+No verdict means that the reward could not be determined; such a response is ignored.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from lockstep.core.types import Prompt
 
 
 class RewardError(InputError):
-    """A reward function that cannot be found or breaks its contract; the message says which and
-    where.
-    """
+    """A reward function cannot be found or violates its contract; the message names it."""
 
 
 class RewardLost(RewardError):
-    """A reward function could not be asked, for a reason that may pass; the same command resumes
-    the run.
-    """
+    """A reward function failed temporarily; the same command resumes the run."""
 
     exit_code = exit_codes.CRASH
 
@@ -41,7 +36,7 @@ class Reward(Protocol):
 
         Args:
             prompts: The prompts, one per response.
-            responses: Text as it continues the prompt, without the stop token.
+            responses: Texts that continue the prompts, without the stop token.
             answers: The right answers, from `data.answer`.
         """
         ...
@@ -49,12 +44,12 @@ class Reward(Protocol):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Rewards of responses, and what else is known of them.
+    """Rewards of responses, with parts and metrics.
 
     Attributes:
-        rewards: One for each; None: no verdict.
-        parts: Rewards by the names of a sum's parts.
-        metrics: Metrics of judges that were asked.
+        rewards: One reward per response; None: no verdict.
+        parts: Rewards of a sum's parts, by name.
+        metrics: Metrics of judges.
     """
 
     rewards: list[float | None]
@@ -63,13 +58,13 @@ class Verdicts:
 
 
 class DetailedReward(ABC):
-    """A reward that says more of responses than a number."""
+    """A reward that returns parts and metrics in addition to a number."""
 
     @abstractmethod
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> Verdicts:
-        """Rewards responses; arguments as of `Reward`."""
+        """Rewards responses; arguments as in `Reward`."""
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -80,7 +75,7 @@ class DetailedReward(ABC):
 
 @dataclass(frozen=True)
 class NoReward:
-    """No verdict on any response: something else scores."""
+    """A reward without verdicts, used if something else scores responses."""
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -91,12 +86,11 @@ class NoReward:
 
 @dataclass(frozen=True)
 class CutOffReward(DetailedReward):
-    """A reward whose recipe declares what a response is worth that was cut off; the rollouts apply
-    it.
+    """A reward with a declared value for truncated responses, which the rollouts apply.
 
     Attributes:
-        reward: Scores the other responses.
-        value: The reward of a response that was cut off; None: `reward` scores it as it is.
+        reward: The reward of other responses.
+        value: The reward of a truncated response; None: `reward` scores it as is.
     """
 
     reward: Reward
@@ -104,20 +98,20 @@ class CutOffReward(DetailedReward):
 
     @property
     def is_as_is(self) -> bool:
-        """True if responses that were cut off are scored as they are."""
+        """True if truncated responses are scored as is."""
         return self.value is None
 
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> Verdicts:
-        """Rewards responses as if none were cut off."""
+        """Rewards responses as if none were truncated."""
         return judge(self.reward, prompts, responses, answers)
 
 
 def judge(
     reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
 ) -> Verdicts:
-    """Rewards responses, and says what else the reward knows of them; arguments as of `Reward`."""
+    """Rewards responses with parts and metrics; arguments as in `Reward`."""
     if isinstance(reward, DetailedReward):
         return reward.judge(prompts, responses, answers)
     return Verdicts(reward(prompts, responses, answers))

@@ -1,4 +1,4 @@
-"""Builders of rewards from the sections of recipes."""
+"""Builders of rewards from recipe sections."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ def build(
     open_judge: OpenJudge = lambda judge, key: NoReward(),
     option: str = "reward",
 ) -> Reward:
-    """Builds the reward of a recipe; without a section, no reward.
+    """Builds the reward of a recipe, or `NoReward` without a section.
 
     Args:
-        section: The section.
-        say: Shows the user how programs of the policy are isolated, and what is retried.
-        open_judge: Opens a judge; by default no judge is opened, for checks before there is a
-            model.
+        section: The reward section.
+        say: Shows how the policy's programs are isolated, and retries.
+        open_judge: Opens a judge; by default no judge is opened, for checks without a model.
         option: Key of the section in the recipe.
 
     Raises:
         RewardError: Its function cannot be found.
-        SandboxError: Programs cannot be run in a sandbox here.
+        SandboxError: Programs cannot run in a sandbox on this machine.
     """
     if section is None:
         return NoReward()
@@ -47,7 +46,7 @@ def build(
 
 
 def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option: str) -> Reward:
-    """Builds a reward as if no response were cut off."""
+    """Builds a reward without a value for truncated responses."""
     if isinstance(section, RewardSection) and section.parts is not None:
         built = {
             name: WeightedPart(build(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
@@ -63,7 +62,7 @@ def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option:
 def _build_verifiers(
     section: SingleReward, say: Say, open_judge: OpenJudge, option: str
 ) -> dict[str, Reward]:
-    """Builds what a section sets up, by its type."""
+    """Builds the reward of a section by its type."""
     built: dict[str, Reward] = {"math": MathReward(section.marker, option)}
     if section.instructions is not None:
         built["instructions"] = InstructionReward(section.instructions)
@@ -83,7 +82,7 @@ def _build_verifiers(
 
 
 def require_sandbox(section: RewardSection | None, option: str) -> None:
-    """Raises SandboxError if the section needs a sandbox for programs that cannot be had here."""
+    """Raises SandboxError if the section needs a sandbox that is unavailable on this machine."""
     for key, leaf in () if section is None else section.leaves(option):
         if leaf.code is not None and leaf.code.url is None:
             open_sandbox(leaf.code, f"{key}.code")

@@ -1,8 +1,8 @@
-"""Fenced code blocks of Markdown, also in lists and quotations, as models write them.
+"""Fenced code blocks of Markdown as models write them, including in lists and quotations.
 
-A block keeps what its fence is indented by off its lines, as in CommonMark. Unlike there, a line
-that is indented less does not end a list, since models often indent a fence and not the code; and a
-block that is never closed is none, since it was cut off.
+As in CommonMark, the indentation of a block's fence is removed from its lines. Unlike in
+CommonMark, a less indented line does not end a list, since models often indent a fence but not the
+code; and an unclosed block is ignored, since it was truncated.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from dataclasses import dataclass
 
 _INDENT = re.compile(r"[ \t>]*")
 _OPENING = re.compile(
-    r"(?P<lead>(?:[ >]|(?:[-*+]|[0-9]{1,9}[.)])(?=[ \t]))*)"  # the marks of lists and quotations
+    r"(?P<lead>(?:[ >]|(?:[-*+]|[0-9]{1,9}[.)])(?=[ \t]))*)"  # markers of lists and quotations
     r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})[\s{.]*(?P<language>[\w+#-]*)"
 )
 _FURTHEST = 3
-"""Most spaces by which a closing fence may be indented, unless the opening one is indented
-further.
-"""
+"""Maximum indentation of a closing fence, unless the opening fence is indented further."""
 _TAB = 4
 
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """A block between fences: the language that its first line names, in lower case, and its
-    text.
-    """
+    """A fenced block: the language in lower case, and the text."""
 
     language: str
     text: str
@@ -55,5 +51,5 @@ def find_code_blocks(text: str) -> Iterator[CodeBlock]:
 
 
 def _closes(text: str, fence: str) -> bool:
-    """True if a text is a fence that closes another."""
+    """True if a text is a fence that closes the given fence."""
     return len(text) >= len(fence) and not text.strip(fence[0])

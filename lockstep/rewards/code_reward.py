@@ -1,4 +1,4 @@
-"""Rewards for programs: the response's program runs against the tests of its row, in a sandbox."""
+"""Rewards for programs: runs the response's program against its row's tests in a sandbox."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ISOLATES = {"bubblewrap": True, "none": False}
 
 @dataclass(frozen=True)
 class CodeReward:
-    """The share of a row's tests that the response's program passes; 0 where there is no program.
+    """The share of a row's tests that the response's program passes; 0 without a program.
 
     Attributes:
         section: The field with the tests, how a program is found in a response, and its limits.
-        option: Its key in the recipe, for messages.
+        option: Key of the section in the recipe, for messages.
         note: Shows the user a line.
     """
 
@@ -47,7 +47,7 @@ class CodeReward:
         object.__setattr__(self, "_place", place)
 
     def strength(self) -> str:
-        """Describes in one sentence how programs are isolated from the rest of the machine."""
+        """Describes in one sentence how programs are isolated from the machine."""
         return f"{self.option}: programs run {self._place.strength()}"
 
     def __call__(
@@ -56,7 +56,7 @@ class CodeReward:
         """See `Reward`.
 
         Raises:
-            SandboxError: A program could not be run.
+            SandboxError: A program could not be started.
         """
         programs = [
             self._program(drop_thought(response, prompt.text))
@@ -78,9 +78,7 @@ class CodeReward:
             pool.shutdown(cancel_futures=True)
 
     def _run_here(self, sandbox: Sandbox, program: str | None, tests: Sequence[Test]) -> int:
-        """The number of tests that a program passes; with `all_or_nothing`, before the first that
-        it fails.
-        """
+        """Counts passed tests; with `all_or_nothing`, up to the first failed test."""
         passed = 0
         for test in tests if program is not None else ():
             assert program is not None, "its tests are run"
@@ -101,7 +99,7 @@ class CodeReward:
     def _program(self, answer: str) -> str | None:
         match self.section.program:
             case "text":
-                # Python reads the space between prompt and response as an indent
+                # Python would read the space between prompt and response as an indent
                 return answer.lstrip()
             case "fenced":
                 return extract_code_block(answer)
@@ -113,7 +111,7 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
     """Opens the sandbox of a code reward.
 
     Raises:
-        SandboxError: Programs cannot be run here as the section asks.
+        SandboxError: Programs cannot run on this machine as the section requires.
     """
     limits = Limits(section.cpu_s, section.wall_s, section.memory_mb)
     sandbox = Sandbox(limits, _ISOLATES[section.isolation])
@@ -128,9 +126,7 @@ def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
 
 
 def extract_code_block(answer: str) -> str | None:
-    """The last fenced block that is marked as Python, or else the last that is not marked; None if
-    there is none.
-    """
+    """The last fenced block marked as Python, else the last unmarked block, else None."""
     blocks = list(find_code_blocks(answer))
     marked = [block.text for block in blocks if block.language in _PYTHON]
     unmarked = [block.text for block in blocks if not block.language]
@@ -138,7 +134,7 @@ def extract_code_block(answer: str) -> str | None:
 
 
 def fault(test: Any) -> str | None:
-    """Returns what is wrong with a test of a row; None if nothing is."""
+    """Returns the error in a row's test; None if it is valid."""
     if isinstance(test, str):
         return _syntax_fault(test)
     known = isinstance(test, dict) and {"stdout"} <= test.keys() <= {"stdin", "stdout"}

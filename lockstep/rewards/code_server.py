@@ -1,6 +1,4 @@
-"""Programs that a server of yours runs, by SandboxFusion's protocol: `POST {code, language, stdin,
-…}`.
-"""
+"""Runs programs on your server by SandboxFusion's protocol: `POST {code, language, stdin, …}`."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from pydantic import BaseModel
 from lockstep.rewards.options import CodeSection
 
 Test = str | dict[str, str]
-"""Python that uses what the program defines, or its input and what it must print."""
+"""A test: Python code that uses the program's definitions, or an input and its expected output."""
 
 _KEY = "SANDBOX_API_KEY"
 _RETRIES = 5
-_GRACE_S = 60.0  # for a busy server, besides the limit of the program
+_GRACE_S = 60.0  # for a busy server, in addition to the program's limit
 
 
 class _Run(BaseModel):
-    """The end of a program."""
+    """The outcome of a program."""
 
     status: str
     return_code: int | None = None
@@ -30,7 +28,7 @@ class _Run(BaseModel):
 
 
 class _Reply(BaseModel):
-    """A server's reply; other fields of it are passed over."""
+    """A server's reply; other fields are ignored."""
 
     status: Literal["Success", "Failed", "SandboxError"]
     message: str = ""
@@ -38,7 +36,7 @@ class _Reply(BaseModel):
 
     @property
     def output(self) -> str | None:
-        """Output of the program; None if it failed or reached a limit."""
+        """The program's output; None if it failed or reached a limit."""
         run = self.run_result
         if run is not None and run.status == "Finished" and run.return_code == 0:
             return run.stdout or ""
@@ -47,13 +45,13 @@ class _Reply(BaseModel):
 
 @dataclass(frozen=True)
 class CodeServer:
-    """A server that runs programs, whose isolation is its own.
+    """A server that runs programs and is responsible for isolating them.
 
     Attributes:
-        url: Its address.
+        url: Address of the server.
         section: The limits of a program.
-        option: Key of its section in the recipe, for messages.
-        note: Shows the user a line.
+        option: Key of the section in the recipe, for messages.
+        note: Shows a line.
     """
 
     url: str
@@ -62,7 +60,7 @@ class CodeServer:
     note: Callable[[str], object]
 
     def strength(self) -> str:
-        """Describes in a sentence what the sandbox stops, and what not."""
+        """Describes in one sentence what the sandbox blocks and allows."""
         return (
             f"at {self.url}; a program can tamper with tests in Python, which share its process "
             "there"
@@ -71,13 +69,13 @@ class CodeServer:
     def run_tests(
         self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]
     ) -> list[int]:
-        """Runs programs against their tests; returns how many each passes.
+        """Runs programs against their tests; returns the number of tests that each passes.
 
         Raises:
-            ServerError: The server cannot be reached, refuses, or does not answer in the protocol,
-                after all retries.
+            ServerError: After all retries the server is unreachable, refuses, or violates the
+                protocol.
         """
-        # imports openai's client
+        # imports the openai client
         from lockstep.servers.json_server import JsonServer, ServerAddress
 
         own = self.section
@@ -117,9 +115,7 @@ def _find_fault(reply: _Reply) -> str | None:
 
 
 def judge_output(output: str | None, test: Test, mark: str = "") -> bool:
-    """Compares what a program printed with what its test wants: its lines, or that it came to the
-    mark at its end.
-    """
+    """True if a program printed the expected lines, or reached the marker at its end."""
     if output is None:
         return False
     if isinstance(test, str):
@@ -128,5 +124,5 @@ def judge_output(output: str | None, test: Test, mark: str = "") -> bool:
 
 
 def _split_lines(text: str) -> list[str]:
-    """Lines of output, without trailing space and trailing empty lines."""
+    """Lines of output without trailing spaces and empty lines."""
     return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -1,4 +1,4 @@
-"""Rewards that combine others: the verifier that a row names, or a weighted sum."""
+"""Rewards that combine others: by the verifier that a row names, or as a weighted sum."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lockstep.rewards.base import DetailedReward, Reward, Verdicts, judge
 
 @dataclass(frozen=True)
 class ByRow(DetailedReward):
-    """Reward by the verifier that the row names; None where the row names none.
+    """Rewards by the verifier that the row names; None if the row names none.
 
     Attributes:
-        field: Field of the row with the name of its verifier.
+        field: Field of the row with the verifier's name.
         verifiers: Rewards by name.
     """
 
@@ -27,7 +27,7 @@ class ByRow(DetailedReward):
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> Verdicts:
-        """Rewards responses, each by its verifier."""
+        """Rewards each response by its verifier."""
         rewards: list[float | None] = [None] * len(prompts)
         metrics = Metrics()
         for name, verifier in self.verifiers.items():
@@ -48,7 +48,7 @@ class ByRow(DetailedReward):
 
 @dataclass(frozen=True)
 class WeightedPart:
-    """A part of a sum: a reward and its weight; 0: it is measured only."""
+    """A part of a sum: a reward and its weight; 0: only measured."""
 
     reward: Reward
     weight: float
@@ -56,11 +56,10 @@ class WeightedPart:
 
 @dataclass(frozen=True)
 class WeightedSum(DetailedReward):
-    """The weighted sum of several rewards, in float64 and rounded once; None where a part with
-    weight has no verdict.
+    """The weighted sum of rewards, in float64; None if a part with weight has no verdict.
 
     Attributes:
-        parts: Parts by their names.
+        parts: Parts by name.
     """
 
     parts: Mapping[str, WeightedPart]
@@ -68,7 +67,7 @@ class WeightedSum(DetailedReward):
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> Verdicts:
-        """Rewards responses by each part, and sums."""
+        """Rewards responses by each part and sums them."""
         found = {
             name: judge(part.reward, prompts, responses, answers)
             for name, part in self.parts.items()
@@ -86,7 +85,7 @@ class WeightedSum(DetailedReward):
 
 
 def _sum(terms: Sequence[tuple[float, float | None]]) -> float | None:
-    """The sum of weights times rewards, the same in any order."""
+    """The sum of weights times rewards, independent of their order."""
     known = [weight * reward for weight, reward in terms if reward is not None]
     if len(known) == len(terms):
         return math.fsum(known)

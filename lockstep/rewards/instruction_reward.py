@@ -1,8 +1,7 @@
-"""Rewards for following instructions that a program can check: length, words, form.
+"""Rewards for following instructions that a program can check: length, words, format.
 
-They depend on no language.
-
-A row has a list of them, each an object with an `id` and the arguments that it takes.
+They are language-independent. A row has a list of instructions, each an object with an `id` and its
+arguments.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def _is_json(response: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Normalizes a text for comparison: lower case, without space around."""
+    """Normalizes a text for comparison: lower case, stripped."""
     return text.strip().casefold()
 
 
@@ -88,7 +87,7 @@ class _Range(_Instruction):
 
 
 class Counted(_Range):
-    """A response has a required number of words, sentences, paragraphs or bullets."""
+    """Requires a number of words, sentences, paragraphs or bullets."""
 
     id: Literal["words", "sentences", "paragraphs", "bullets"]
 
@@ -98,7 +97,7 @@ class Counted(_Range):
 
 
 class Keywords(_Range):
-    """A response has each of some words a required number of times."""
+    """Requires a number of occurrences of each of some words."""
 
     id: Literal["keywords"]
     words: Texts
@@ -112,7 +111,7 @@ class Keywords(_Range):
 
 
 class End(_Instruction):
-    """A response starts or ends with a text."""
+    """Requires the response to start or end with a text."""
 
     id: Literal["starts_with", "ends_with"]
     text: Text
@@ -123,7 +122,7 @@ class End(_Instruction):
 
 
 class OneOf(_Instruction):
-    """A response is one of some texts."""
+    """Requires the response to be one of some texts."""
 
     id: Literal["one_of"]
     texts: Texts
@@ -134,7 +133,7 @@ class OneOf(_Instruction):
 
 
 class Form(_Instruction):
-    """A response has a form."""
+    """Requires the response to have a format."""
 
     id: Literal["uppercase", "lowercase", "no_commas", "json"]
 
@@ -146,16 +145,16 @@ class Form(_Instruction):
 Instruction = Counted | Keywords | End | OneOf | Form
 READER: TypeAdapter[Instruction] = TypeAdapter(Annotated[Instruction, Field(discriminator="id")])
 KNOWN = READER.json_schema()
-"""All kinds with their arguments."""
+"""All kinds of instructions with their arguments."""
 
 
 @dataclass(frozen=True)
 class InstructionReward:
-    """The share of a row's instructions that the answer in a response follows; its thought does not
-    count.
+    """The share of a row's instructions that the answer follows; thoughts do not count.
 
     Attributes:
-        section: The field of the instructions, and the choice between a share and all or nothing.
+        section: The field with the instructions, and whether they count as a share or all or
+            nothing.
     """
 
     section: InstructionSection
@@ -179,7 +178,7 @@ class InstructionReward:
 
 
 def fault(instruction: Any) -> str | None:
-    """Returns what is wrong with an instruction of a row; None if nothing is."""
+    """Returns the error in a row's instruction; None if it is valid."""
     try:
         READER.validate_python(instruction)
     except ValidationError as error:

@@ -1,6 +1,4 @@
-"""Rewards by a language model that judges (`lockstep.judge`): its mean score, as a number from 0 to
-1.
-"""
+"""Rewards by an LLM judge (`lockstep.judge`): its mean score, mapped to 0 … 1."""
 
 from __future__ import annotations
 
@@ -18,15 +16,15 @@ from lockstep.rewards.base import DetailedReward, Verdicts
 
 @dataclass(frozen=True)
 class JudgeReward(DetailedReward):
-    """The mean score of a judge, mapped from its scale to 0 … 1; None where it gives no verdict.
+    """The mean score of a judge, mapped from its scale to 0 … 1; None without a verdict.
 
-    Random numbers depend on prompt and response alone, so that equal ones are judged alike, in any
+    Random numbers depend only on prompt and response, so that equal ones get the same score in any
     step.
 
     Attributes:
         scorer: The judge.
-        low: Its lowest score.
-        high: Its highest score.
+        low: Lowest score of the judge.
+        high: Highest score of the judge.
     """
 
     scorer: Judge[float]
@@ -36,11 +34,11 @@ class JudgeReward(DetailedReward):
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> Verdicts:
-        """Has the responses judged.
+        """Scores the responses.
 
         Raises:
-            JudgeError: More judgements than the recipe allows have no verdict.
-            ServerError: A server answered no question.
+            JudgeError: More judgments than the recipe allows have no verdict.
+            ServerError: The server did not answer any question.
         """
         if not prompts:
             return Verdicts([])

@@ -1,7 +1,6 @@
-"""The place of a mathematical answer in a text: a box, the text after a marker, mathematics, or a
-number.
+"""Finds a math answer in a text: in a box, after a marker, in math mode, or as a number.
 
-Every function takes time linear in the length of its text.
+All functions run in linear time.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _EXPLAINED = re.compile(r"[-+]?\$?[\d.,]+\s+\(")
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece of a text, from `start` to `end`, with what it holds: several contents are a list."""
+    """A piece of a text from `start` to `end` with its contents; several contents form a list."""
 
     start: int
     end: int
@@ -47,10 +46,10 @@ class _Piece:
 
 
 def find_answer(text: str) -> str | None:
-    """Returns the answer of a response as LaTeX; None if there is none that can be read whole.
+    """Returns the answer of a response as LaTeX; None if no answer parses completely.
 
-    The last box counts, else the whole text if it is an answer, else what follows the word
-    "answer", else the last mathematics or number.
+    Takes the last box, else the full text if it is an answer, else the text after the word
+    "answer", else the last formula or number.
     """
     boxes = find_boxes(text)
     if boxes is not None:
@@ -59,7 +58,7 @@ def find_answer(text: str) -> str | None:
 
 
 def find_marked(text: str) -> str | None:
-    """Returns the answer of a response in the text after its marker; None as for `find_answer`."""
+    """Returns the answer of a response after its marker; None as in `find_answer`."""
     boxes = find_boxes(text)
     if boxes is not None:
         return _read_all(boxes)
@@ -71,11 +70,11 @@ def find_marked(text: str) -> str | None:
 
 
 def find_right_answer(text: str, marked: bool) -> str | None:
-    """Returns a right answer as LaTeX; None if it cannot be read whole.
+    """Returns a right answer as LaTeX; None if it does not parse completely.
 
     Args:
-        text: What the row holds, after the marker, if it has one.
-        marked: The text followed a marker, so only its first line counts.
+        text: Text of the row, after the marker if there is one.
+        marked: True if the text followed a marker, so that only its first line counts.
     """
     boxes = find_boxes(text)
     if boxes is not None:
@@ -84,7 +83,7 @@ def find_right_answer(text: str, marked: bool) -> str | None:
 
 
 def read_whole(text: str) -> str | None:
-    """Reads a text that is an answer and nothing else; units may follow it."""
+    """Parses a text that is only an answer, with optional units."""
     text = text.strip()
     if len(text) > LONGEST:
         return None
@@ -100,9 +99,9 @@ def read_whole(text: str) -> str | None:
 
 
 def find_boxes(text: str) -> list[str] | None:
-    """Contents of the last box, after those that form a list with it; None if there is no box.
+    """Contents of the last box and of the boxes that form a list with it; None without a box.
 
-    A last box that is never closed leaves no answer: its list is empty.
+    The list is empty if the last box is not closed.
     """
     boxes = _join_lists(text, _scan_boxes(text))
     if boxes:
@@ -115,7 +114,7 @@ def _first_line(text: str) -> str:
 
 
 def _scan_boxes(text: str) -> Iterator[_Piece]:
-    """Yields the outermost boxes in order; one that is never closed has no content."""
+    """Yields the outermost boxes in order; an unclosed box has no content."""
     place = 0
     while (box := _BOX.search(text, place)) is not None:
         place = box.end()
@@ -135,7 +134,7 @@ def _scan_boxes(text: str) -> Iterator[_Piece]:
 
 
 def _find_mathematics(text: str) -> list[_Piece]:
-    """The pieces of mathematics between delimiters; a dollar sign before a price opens none."""
+    """Finds formulas between delimiters; the dollar sign of a price is not a delimiter."""
     found: list[_Piece] = []
     for span in _MATHEMATICS.finditer(text):
         content = next(filter(None, span.group(1, 2, 3, 5)))
@@ -146,7 +145,7 @@ def _find_mathematics(text: str) -> list[_Piece]:
 
 
 def _join_lists(text: str, pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Joins pieces with nothing but a comma, or the word and, between them."""
+    """Joins pieces that are separated only by a comma or the word "and"."""
     joined: list[_Piece] = []
     for piece in pieces:
         gap = text[joined[-1].end : piece.start] if joined else ""
@@ -159,7 +158,7 @@ def _join_lists(text: str, pieces: Iterable[_Piece]) -> list[_Piece]:
 
 
 def _read_all(contents: list[str]) -> str | None:
-    """Reads the elements of a list, or one answer."""
+    """Parses the elements of a list, or a single answer."""
     if sum(map(len, contents)) > LONGEST:
         return None
     read = [read_expression(content, boxed=True) or "" for content in contents]
@@ -169,18 +168,18 @@ def _read_all(contents: list[str]) -> str | None:
 
 
 def _read_named(text: str) -> str | None:
-    """Reads what follows the word "answer": the rest of its line, or what that begins with."""
+    """Parses the text after the word "answer": the rest of the line, or its beginning."""
     after = text[-LONGEST:].rpartition("nswer")[2]
     named = _ANSWER.match(after)
     if named is None or len(after) == len(text):
         return None
     sentence = after[named.end() :].partition("\n")[0]
-    # a factorial stands between dollars
+    # a factorial is written between dollar signs
     return read_whole(sentence.rstrip("! ")) or _read_first(sentence)
 
 
 def _read_first(text: str) -> str | None:
-    """Reads the first piece of a text: mathematics between delimiters, or a run."""
+    """Parses the first piece of a text: a formula between delimiters, or a run."""
     pieces = _find_mathematics(text)
     runs = list(_find_runs(text[: pieces[0].start] if pieces else text))
     if runs:
@@ -191,7 +190,7 @@ def _read_first(text: str) -> str | None:
 
 
 def _read_last(text: str) -> str | None:
-    """Reads the last piece of a text, likewise."""
+    """Parses the last piece of a text: a formula between delimiters, or a run."""
     pieces = _find_mathematics(text)
     after = text[pieces[-1].end :] if pieces else text
     runs = list(_find_runs(after[-2 * LONGEST :]))
@@ -203,9 +202,7 @@ def _read_last(text: str) -> str | None:
 
 
 def _find_runs(text: str) -> Iterator[str | None]:
-    """Reads numbers, and what signs and brackets join to them, with words behind that change their
-    value.
-    """
+    """Finds numbers with joined signs and brackets, and following words that change them."""
     end = 0
     for run in _RUN.finditer(text):
         if run.start() < end or not any(sign.isdigit() for sign in run[0]):

@@ -1,8 +1,7 @@
-"""Equality of two mathematical answers by math-verify, which reads them whole or not at all; runs
-in a child process.
+"""Compares two math answers by math-verify with complete parsing; runs in a child process.
 
-math-verify compares numbers to six decimals and takes an equation for its right side. So decimals
-become exact fractions here, and what it finds equal must also have equal values.
+math-verify compares numbers to six decimals and reads an equation as its right side. So decimals
+are first converted to exact fractions, and answers that it finds equal must also have equal values.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _PERCENT = re.compile(
     r"\s*\\?%\s*$|\s*\\text\{\s*(?:percent|pct|percentage)\s*\}\s*$|\s*\b(?:percentage|percent|pct)\s*$"
 )
 _DIGITS = 40
-_MOST_PLACES = 4000  # of a decimal as long as an answer may be
+_MOST_PLACES = 4000  # for a decimal of the maximum answer length
 _NEAR = Rational(1, 10**20)
 _ROUNDED = Rational(101, 10**8)
 
@@ -40,9 +39,7 @@ Value = Basic | MatrixBase
 
 
 def are_equal(right: str, found: str) -> bool:
-    """True if two answers, given as LaTeX, are equal; a percentage equals its number and its
-    hundredth.
-    """
+    """True if two LaTeX answers are equal; a percentage equals its number and its hundredth."""
     right_number, right_percents = _PERCENT.subn("", right)
     found_number, found_percents = _PERCENT.subn("", found)
     real = not any(map(should_treat_as_complex, (right, found)))
@@ -64,7 +61,7 @@ def are_equal(right: str, found: str) -> bool:
 
 
 def read(latex: str, real: bool = True) -> Value | None:
-    """Reads LaTeX whole; None if that is not possible."""
+    """Parses LaTeX completely; None if that fails."""
     try:
         value = latex2sympy(
             normalize_latex(latex, _NORMAL),
@@ -72,7 +69,7 @@ def read(latex: str, real: bool = True) -> Value | None:
             convert_degrees=False,
             normalization_config=None,
         )
-    except Exception:  # its parser raises bare ones, and sympy nearly all there are
+    except Exception:  # its parser raises bare exceptions, and sympy nearly every kind
         return None
     if not isinstance(value, Basic | MatrixBase):
         return None
@@ -96,7 +93,7 @@ def _verify(right: Value, found: Value) -> bool:
 
 
 def _make_exact(value: Value) -> Value:
-    """Writes decimals as fractions."""
+    """Converts decimals to fractions."""
     floats = value.atoms(Float)
     if floats:
         return value.xreplace({number: Rational(str(number)) for number in floats})
@@ -104,7 +101,7 @@ def _make_exact(value: Value) -> Value:
 
 
 def _is_equation_of_zero(value: Value) -> bool:
-    """True for the equation of a curve, as 3x+4y=0, whose right side says nothing of an answer."""
+    """True for the equation of a curve such as 3x+4y=0, whose right side is not an answer."""
     return (
         isinstance(value, Eq)
         and value.rhs == 0
@@ -120,7 +117,7 @@ def _holds_relations(value: Value) -> bool:
 
 
 def _have_equal_values(first: Value, second: Value) -> bool:
-    """False if two answers that are said to be equal have different numbers in the same place."""
+    """False if two supposedly equal answers have different numbers in the same position."""
     if isinstance(first, Eq) and isinstance(second, Eq):
         return _have_equal_solutions(first, second)
     if isinstance(first, Expr) and isinstance(second, Expr):
@@ -129,7 +126,7 @@ def _have_equal_values(first: Value, second: Value) -> bool:
 
 
 def _have_equal_numbers(first: Expr, second: Expr) -> bool:
-    """Compares two expressions by their values at a point, relative to their size."""
+    """Compares two expressions by their values at a point, with a relative tolerance."""
     one = _evaluate(first, 0)
     other = _evaluate(second, 0)
     if one is None or other is None or one == 0 or other == 0:
@@ -138,7 +135,7 @@ def _have_equal_numbers(first: Expr, second: Expr) -> bool:
 
 
 def _have_equal_solutions(first: Eq, second: Eq) -> bool:
-    """False if two equations are no multiples of each other and have no solutions to compare."""
+    """False if two equations are not multiples of each other and have no comparable solutions."""
     ratios = []
     for point in range(2):
         one = _evaluate_difference(first, point)
@@ -163,7 +160,7 @@ def _evaluate_difference(equation: Eq, point: int) -> Expr | None:
 
 
 def _evaluate(value: Value, point: int) -> Expr | None:
-    """The value of an expression at a point, given by its number; None if it has none."""
+    """The value of an expression at a numbered point; None if it has none."""
     if not isinstance(value, Expr):
         return None
     names = sorted(value.free_symbols, key=str)
@@ -178,9 +175,7 @@ def _evaluate(value: Value, point: int) -> Expr | None:
 
 
 def _is_rounded(first: Value, second: Value) -> bool:
-    """True if one is a decimal and the other a number that no decimal equals, of nearly the same
-    value.
-    """
+    """True for a decimal and a nearly equal number without a finite decimal expansion."""
     if (
         not isinstance(first, Expr)
         or not isinstance(second, Expr)
@@ -197,6 +192,6 @@ def _is_rounded(first: Value, second: Value) -> bool:
 
 
 def _is_decimal(value: Expr) -> bool:
-    """True for a number with a finite decimal."""
+    """True for a number with a finite decimal expansion."""
     exact = _make_exact(value)
     return isinstance(exact, Rational) and pow(10, _MOST_PLACES, int(exact.q)) == 0

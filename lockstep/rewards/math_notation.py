@@ -1,8 +1,7 @@
-"""Notation of mathematical answers: one expression, as people and models write it, as LaTeX that is
-read whole.
+"""Normalizes one math expression, as people and models write it, to parsable LaTeX.
 
-What is not understood is refused: a part of an answer is another answer. Every function takes time
-linear in its text.
+Unknown notation is rejected, because part of an answer is a different answer. All functions run in
+linear time.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import re
 import unicodedata
 
 LONGEST = 1000
-"""Characters of an expression; a longer one is refused."""
+"""Maximum number of characters of an expression."""
 
 _SIGNS = str.maketrans(
     {
-        **{0xFF01 + place: chr(0x21 + place) for place in range(94)},  # those of full width
+        **{0xFF01 + place: chr(0x21 + place) for place in range(94)},  # full-width forms
         **dict.fromkeys("\u2212\ufe63\u2010\u2011\u2013", "-"),
         **dict.fromkeys("\u200b\u200e\u2060\ufeff", ""),
         "√": "sqrt", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ",
@@ -51,7 +50,7 @@ _REPEATING = re.compile(
     r"(?<![\w.}])(\d{0,40})\.(\d{0,40})\\(?:overline|bar|dot)\s*\{?(\d{1,40})\}?(?![\w.])"
 )
 _REFUSED = re.compile(r"\\[lcd]?dots|\.\.|…|\x00|:.*(?::|[aApP]\.?[mM]\b)")
-"""Lists that go on, ratios of three, and times of day."""
+"""Notations to reject: open-ended lists, ratios of three, and times of day."""
 _UNREAD = re.compile(r"[\d)]_|'")
 
 _CURRENCY = "$€£¥₹₩₽"
@@ -96,11 +95,12 @@ _LETTER_RUN = re.compile(r"[A-Za-z]{2,}")
 
 
 def read_expression(text: str, boxed: bool = False) -> str | None:
-    """Returns an answer as LaTeX, without units; None if it cannot be read whole.
+    """Returns an answer as LaTeX without units; None if it does not parse completely.
 
     Args:
-        text: The answer and nothing else, as LaTeX or bare.
-        boxed: The text stood in a box or between dollars, where a word alone is an answer, too.
+        text: Only the answer, as LaTeX or plain text.
+        boxed: True if the text was in a box or between dollar signs, where a single word is also an
+            answer.
     """
     if len(text) > LONGEST:
         return None
@@ -120,9 +120,7 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
 
 
 def find_changing_words(behind: str) -> str:
-    """Returns the words behind a number that make it another one, such as dozen or percent; empty
-    if there are none.
-    """
+    """Returns words after a number that change its value, such as dozen or percent; else empty."""
     words = _CHANGING.match(behind)
     if words is not None:
         return words[0]
@@ -130,13 +128,13 @@ def find_changing_words(behind: str) -> str:
 
 
 def _spell(text: str) -> str:
-    """Writes signs of other alphabets as LaTeX, and all white space as spaces."""
+    """Converts signs of other alphabets to LaTeX, and all white space to spaces."""
     text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
     return re.sub(r"\s", " ", _ROOT.sub(r"sqrt(\1)", text).translate(_SIGNS))
 
 
 def _strip_ends(text: str) -> str:
-    """Takes off math delimiters, stars, and the end of a sentence."""
+    """Removes math delimiters, stars and sentence endings."""
     text = _STYLE.sub("", text).strip().strip("*").rstrip(" .。,;")
     inner = text[1:-1]
     if text[:1] == text[-1:] == "$" and "$" not in inner:
@@ -145,9 +143,7 @@ def _strip_ends(text: str) -> str:
 
 
 def _read_word(text: str, boxed: bool) -> str | None:
-    """The answer of a text that is only words; empty if they cannot be read, None if it is
-    something else.
-    """
+    """The answer of a text of only words; empty if unreadable, None for any other text."""
     only = _ONLY_TEXT.fullmatch(text)
     if only is None and not (
         boxed and re.fullmatch(r"[A-Za-z][A-Za-z ]*[A-Za-z]", text) and _holds_words(text)
@@ -160,9 +156,7 @@ def _read_word(text: str, boxed: bool) -> str | None:
 
 
 def _join_thousands(text: str) -> str:
-    """Takes separators out of numbers such as 1,000 and 10\\,000; in brackets a bare comma
-    separates elements.
-    """
+    """Removes separators in 1,000 or 10\\,000; in brackets a comma separates elements."""
     text = _GROUPS.sub(lambda number: _NO_DIGIT.sub("", number[0]), text)
     if re.search(r"[(\[{]", text):
         return text
@@ -170,7 +164,7 @@ def _join_thousands(text: str) -> str:
 
 
 def _strip_units(text: str) -> str:
-    """Takes units off the end of an answer."""
+    """Removes units from the end of an answer."""
     text = _DEGREES.sub("", text)
     while (
         (unit := _TRAILING_TEXT.search(text)) is not None and unit.start() > 0 and _is_unit(unit[1])
@@ -185,9 +179,7 @@ def _is_unit(words: str) -> bool:
 
 
 def _strip_bare_unit(text: str) -> str:
-    """Takes words off a number, as in 18 dollars or 5 km/h; letters that may be algebra stay, as in
-    5ab.
-    """
+    """Removes words from a number, as in 18 dollars or 5 km/h; keeps algebra, as in 5ab."""
     match = re.match(
         rf"({_NUMBER}|\d{{1,9}} "
         rf"+\d{{1,9}}/\d{{1,9}}|[-+]?\d*\\[dt]?frac\{{\d+\}}\{{\d+\}})(\s*-?)(?=[^\d\s])",
@@ -221,7 +213,7 @@ def _is_bare_unit(word: str, spaced: bool, words: str) -> bool:
 
 
 def _holds_words(text: str) -> bool:
-    """True if plain words stand in an expression, which would be read as products of letters."""
+    """True if an expression has plain words, which would parse as products of letters."""
     words = _LETTER_RUN.findall(_COMMAND.sub(" ", text))
     return any(
         word not in _FUNCTIONS and (len(word) >= 4 or word.casefold() in _WORDS) for word in words
@@ -229,9 +221,7 @@ def _holds_words(text: str) -> bool:
 
 
 def _write_numbers(text: str) -> str:
-    """Writes powers of ten, mixed numbers, bases and repeating decimals as LaTeX that keeps all of
-    them.
-    """
+    """Converts powers of ten, mixed numbers, bases and repeating decimals to full LaTeX."""
     text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
     text = _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", text)
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
@@ -240,7 +230,7 @@ def _write_numbers(text: str) -> str:
 
 
 def _write_base(number: re.Match[str]) -> str:
-    """A number in another base, as a name: its digits alone are another number."""
+    """Converts a number with a base to a name, since its digits alone are a different number."""
     return rf"{number[1]}\text{{base{number[3]}n{number[2].casefold().replace('.', 'p')}}}"
 
 

@@ -1,4 +1,4 @@
-"""Rewards by math-verify: the response's answer equals the right one, or not."""
+"""Rewards by math-verify: whether the response's answer equals the right one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from lockstep.rewards.math_answer import find_answer, find_marked, find_right_an
 from lockstep.rewards.math_verifier import verify
 
 READING = 3
-"""Version of the rules by which right answers are read, for caches of what was read."""
+"""Version of the rules for parsing right answers, for caches."""
 
 GSM8K_MARKER = "####"
-"""The mark before the answer at the end of GSM8K's solutions."""
+"""The marker before the answer at the end of GSM8K's solutions."""
 _REMEMBERED = 1 << 16
 
 
 @dataclass(frozen=True)
 class MathReward:
-    """Reward 1 if the response's answer equals the right one by math-verify, else 0; None if
-    checking took too long.
+    """Rewards 1 if math-verify finds the answer equal to the right one, else 0; None on timeout.
 
     Attributes:
         marker: The answer follows the last marker, and a response without one is wrong; None: the
-            whole text. In the right answer, too, only what follows the last marker counts, if it
-            has one.
-        option: Key of its section in the recipe, for messages.
+            full text. If the right answer has a marker, only the text after the last one counts.
+        option: Key of the section in the recipe, for messages.
     """
 
     marker: str | None = None
@@ -43,7 +41,7 @@ class MathReward:
         """See `Reward`.
 
         Raises:
-            DataError: A right answer that cannot be read whole.
+            DataError: A right answer does not parse completely.
         """
         judged = zip(prompts, responses, answers, strict=True)
         return [self._judge(prompt, response, answer) for prompt, response, answer in judged]
@@ -61,9 +59,7 @@ class MathReward:
         return float(verdict)
 
     def explain_unread(self, answer: str) -> str | None:
-        """Says that a right answer cannot be read whole, and which options to set; None if it
-        can.
-        """
+        """Returns the error in a right answer, with options to set; None if it parses."""
         if read_right_answer(answer, self.marker) is not None:
             return None
         if answer:
@@ -76,12 +72,11 @@ class MathReward:
         return f"math-verify cannot read the right answer {shorten(answer)!r} in full; {cure}"
 
     def extract_answer(self, response: str, prompt: str = "") -> str | None:
-        """The answer in a response as LaTeX, without its thought; None if there is none that can be
-        read whole.
+        """Returns a response's answer as LaTeX, without thoughts; None if none parses completely.
 
         Args:
             response: The response.
-            prompt: The text that it continues, which may have opened the thought.
+            prompt: The text before the response, which may open the thought.
         """
         text = drop_thought(response, prompt)
         if self.marker is None:
@@ -94,9 +89,9 @@ class MathReward:
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def read_right_answer(answer: str, marker: str | None) -> str | None:
-    """Returns a right answer as LaTeX; None if it cannot be read whole.
+    """Returns a right answer as LaTeX; None if it does not parse completely.
 
-    Without a marker it may have GSM8K's.
+    If no marker is set, GSM8K's marker is accepted.
     """
     after = _after_marker(answer, GSM8K_MARKER if marker is None else marker)
     right = find_right_answer(answer if after is None else after, after is not None)
@@ -108,7 +103,7 @@ def read_right_answer(answer: str, marker: str | None) -> str | None:
 def _after_marker(text: str, marker: str) -> str | None:
     """The text after the last marker; None if there is none.
 
-    In a longer run of its sign, as #####, it is no marker.
+    A longer run of its sign, such as #####, is not a marker.
     """
     mark = re.escape(marker)
     if len(set(marker)) == 1:

@@ -1,10 +1,9 @@
-"""Checks mathematical answers with math-verify, in a child process that dies rather than hangs.
+"""Checks math answers with math-verify in a child process with a hard time limit.
 
-Some short answers take math-verify forever: 9^9^9^9, a large factorial, a sum to a high power. Its
-own time limits are signals, which work in the main thread only and do not interrupt one long
-operation on integers. So it runs in a child process under a limit that the kernel enforces; a
-killed child means no verdict. The limit is on CPU time, so that a verdict does not depend on what
-else the machine does.
+math-verify does not finish for some short answers: 9^9^9^9, a large factorial, a sum to a high
+power. Its own time limits use signals, which work only in the main thread and do not interrupt a
+long integer operation. So it runs in a child process under a kernel limit; a killed child means no
+verdict. The limit is on CPU time, so that verdicts do not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -24,22 +23,21 @@ from lockstep.helpers.process import Answers, Child, ChildDied, ChildError, Chil
 from lockstep.system.fault_policy import Attempts
 
 _CPU_LIMIT_S = 3.0
-_CLOCK_LIMIT_S = 600.0  # far beyond the other limit, for a child that neither computes nor answers
+_CLOCK_LIMIT_S = 600.0  # far above the CPU limit, for a child that neither computes nor answers
 _NUMBER = re.compile(r"-?\d{1,200}(?:\.\d{1,200})?")
 _CACHE_SIZE = 1 << 16
 _CHILD = Child(__name__)
 
 
 def verify(right: str, found: str) -> bool | None:
-    """Returns true if two answers, given as LaTeX, are equal; repeated questions are answered from
-    a cache.
+    """Returns true if two LaTeX answers are equal; repeated questions use a cache.
 
     Returns:
-        None if the child did not finish within its time.
+        None if the child did not finish within its limit.
 
     Raises:
         InputError: If math-verify cannot be started.
-        RunError: If its process is lost for another reason than its limit.
+        RunError: If its process ends for any reason except the limit.
     """
     if _NUMBER.fullmatch(right) and _NUMBER.fullmatch(found):
         return Decimal(right) == Decimal(found)
@@ -52,7 +50,7 @@ def _ask_cached(right: str, found: str) -> bool | None:
 
 
 def ask(child: Child, right: str, found: str) -> bool | None:
-    """Asks a child process that runs this module; None if it ran into its limit on CPU time."""
+    """Asks a child process that runs this module; None if it reached its CPU limit."""
     attempts = Attempts("helper", note)
     while True:
         try:
@@ -79,7 +77,7 @@ def ask(child: Child, right: str, found: str) -> bool | None:
 def answers() -> Answers:
     """Runs in the child: reads [right, found], replies if they are equal."""
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # the parser of LaTeX talks on both
+    os.dup2(quiet, 1)  # the LaTeX parser prints to both
     os.dup2(quiet, 2)
     sys.stdout = os.fdopen(quiet, "w", encoding="utf-8")
     logging.disable(logging.CRITICAL)
@@ -87,7 +85,7 @@ def answers() -> Answers:
     from lockstep.rewards.math_equality import are_equal
 
     def verdict(question: list[str]) -> Iterator[bool]:
-        # its signal, left alone, ends the process
+        # by default the signal ends the process
         signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT_S)
         same = are_equal(*question)
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,4 +1,4 @@
-"""The options of a response's reward: by programs, functions, servers, judges, and sums of them."""
+"""The options of rewards: programs, functions, servers, judges, and sums of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCORE = "http://localhost:8000/score"
 
 
 class InstructionSection(Section):
-    """Instructions in a row that a program can check, see docs/guides/rewards.md."""
+    """Instructions in a row that a program can check; see docs/guides/rewards.md."""
 
     field: str = Field(description="field with a list of {id, ...}, one per instruction")
     all_or_nothing: bool = Field(
@@ -28,7 +28,7 @@ class InstructionSection(Section):
 
 
 class CodeSection(Section):
-    """Programs that are run against the tests of their row, each in a process with limits."""
+    """Programs, run against the tests of their row in processes with limits."""
 
     tests: str = Field(description="field with a list of tests, see docs/guides/rewards.md")
     program: Literal["fenced", "text"] = Field(
@@ -67,9 +67,7 @@ class CodeSection(Section):
 
 
 class RewardServer(Section):
-    """A server of yours that scores responses, asked by POST in JSON, see
-    docs/guides/rewards.md.
-    """
+    """Your server that scores responses by JSON POST requests; see docs/guides/rewards.md."""
 
     url: Annotated[str, AfterValidator(partial(require_address, example=_SCORE))] = Field(
         description="URL of the server, such as http://localhost:8000/score"
@@ -87,9 +85,7 @@ class RewardServer(Section):
 
 
 class RewardJudge(JudgeSection):
-    """A language model that scores responses for a reward: its mean score, as a number from 0 to
-    1.
-    """
+    """An LLM judge that rewards responses with its mean score, mapped to 0 … 1."""
 
     path: ModelPath | None = Field(
         default=None,
@@ -109,9 +105,7 @@ class RewardJudge(JudgeSection):
         return not self.engine.is_server
 
     def locate(self, initial: str) -> RewardJudge:
-        """The same judge with the folder of its model, which is the initial one unless the section
-        names another.
-        """
+        """The judge with its model's folder filled in, by default the initial model."""
         own = self.path is None and self.has_engine
         if own:
             return self.model_copy(update={"path": initial})
@@ -133,7 +127,7 @@ _TYPES_OF = {option: (name,) for name, option in _SET_UP.items()} | {
     "batch": ("python",),
     "timeout_s": ("python", "server"),
 }
-"""The types that read an option."""
+"""The verifiers that read an option."""
 _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -185,7 +179,7 @@ class SingleReward(Section):
 
     @property
     def verifiers(self) -> tuple[Verifier, ...]:
-        """The verifiers that rows may name."""
+        """The verifiers that rows can name."""
         return (
             "math",
             *(name for name, option in _SET_UP.items() if getattr(self, option) is not None),
@@ -208,7 +202,7 @@ class SingleReward(Section):
 
 
 class RewardPart(SingleReward):
-    """A reward that is part of a sum."""
+    """A part of a sum of rewards."""
 
     weight: float = Field(
         default=1.0, description="weight of this reward in the sum; 0: logged, not added"
@@ -221,7 +215,7 @@ class RewardPart(SingleReward):
 
 
 class RewardSection(SingleReward):
-    """The options of a response's reward."""
+    """The options of a reward."""
 
     pass_score: float | None = Field(
         default=None,
@@ -243,17 +237,13 @@ class RewardSection(SingleReward):
 
     @property
     def has_own_scale(self) -> bool:
-        """True if rewards may be any numbers, so that `pass_score` has to say which of them
-        pass.
-        """
+        """True if rewards can be any numbers, so that `pass_score` has to define which pass."""
         return self.parts is not None or any(
             name in self.verifiers for name in ("python", "server", "judge")
         )
 
     def leaves(self, option: str) -> Iterator[tuple[str, SingleReward]]:
-        """Yields the rewards that compute by themselves, and their keys: the parts of a sum, else
-        this section.
-        """
+        """Yields rewards and their keys: the parts of a sum, else this section."""
         if self.parts is None:
             yield option, self
             return

@@ -1,4 +1,4 @@
-"""Rewards by a function of the user's, which lives in a process of its own."""
+"""Rewards by a user-defined function in a separate process."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from lockstep.system.printable import make_printable
 
 @dataclass(frozen=True)
 class PythonReward:
-    """Reward by a function of the user's.
+    """Rewards by a user-defined function.
 
     It is called as `f(prompt, response, answer, row)` for each response and returns a number, or
-    None for no verdict; a batch function once, with lists, and returns a list. An `async def` is
-    called for several responses at a time. It lives in a process of its own, from the first
-    response of a run to the last: its module's state persists, and where it hangs or crashes the
-    run can say so.
+    None for no verdict; a batch function is called once with lists and returns a list. An `async
+    def` is called for several responses concurrently. It runs in one separate process for the whole
+    run: its module's state persists, and the run can report hangs and crashes.
 
     Attributes:
         function: `file.py:name` or `package.module:name`.
-        timeout_s: The longest that a call may take.
-        note: Shows the user a line.
-        batch: True to call it once for all responses.
-        option: Key of its section in the recipe, for messages.
+        timeout_s: Time limit of a call, seconds.
+        note: Shows a line.
+        batch: True to call the function once for all responses.
+        option: Key of the section in the recipe, for messages.
     """
 
     function: str
@@ -55,10 +54,10 @@ class PythonReward:
         return f"{self.option}.function {self.function}"
 
     def _start(self) -> None:
-        """Starts the process, where none runs.
+        """Starts the process if it is not running.
 
         Raises:
-            RewardError: Its import fails.
+            RewardError: The import of the function fails.
         """
         try:
             self._child.start()
@@ -72,8 +71,8 @@ class PythonReward:
         """See `Reward`.
 
         Raises:
-            RewardError: The function raised, returned something that is no reward, hung, or ended
-                its process.
+            RewardError: The function raised, returned an invalid reward, hung, or ended its
+                process.
         """
         judged = zip(prompts, responses, answers, strict=True)
         questions = [
@@ -85,7 +84,7 @@ class PythonReward:
             "helper": Attempts("helper", self.note),
         }
         while missing := [place for place in range(len(questions)) if place not in found]:
-            if self.batch:  # one call, which may compare responses, has all of them or none
+            if self.batch:  # a single call, which may compare responses, has all of them or none
                 found = {}
                 missing = list(range(len(questions)))
             try:
@@ -105,22 +104,18 @@ class PythonReward:
         missing: Sequence[int],
         found: dict[int, float | None],
     ) -> None:
-        """Adds the missing rewards to `found`; raises _Lost in the end if one failed in a way that
-        may pass.
-        """
+        """Adds missing rewards to `found`; raises _Lost at the end after a temporary failure."""
         self._start()
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
                 lost = [self._read_reward(prompts[place], place, reply, found) for place in missing]
-        except ChildDied as error:  # while the question was written to it
+        except ChildDied as error:  # while the question was being written to it
             raise _Lost("helper", f"{self._function_key}: its process died ({error})") from None
         if any(lost):
             raise _Lost("reward", next(filter(None, lost)))
 
     def _read_reply(self, prompt: Prompt, reply: Callable[[float], Any]) -> dict[str, Any]:
-        """Reads the reply about a response; raises _Lost if the process was lost in a way that may
-        pass.
-        """
+        """Reads the reply about a response; raises _Lost if the process ended temporarily."""
         asked = f"{prompt.id}: {self._function_key}"
         try:
             result = reply(self.timeout_s)
@@ -146,9 +141,7 @@ class PythonReward:
         reply: Callable[[float], Any],
         found: dict[int, float | None],
     ) -> str:
-        """Adds a reward to `found`; returns what failed in a way that may pass, or an empty
-        text.
-        """
+        """Adds a reward to `found`; returns the temporary failure, or an empty text."""
         result = self._read_reply(prompt, reply)
         if "wrong" not in result:
             found[place] = result["reward"]
@@ -161,7 +154,7 @@ class PythonReward:
         raise error
 
     def _describe(self, prompt: Prompt, result: dict[str, Any]) -> str:
-        """Says what a function did wrong, and over which response."""
+        """Describes a function's error and the response that caused it."""
         wrong = make_printable(result["wrong"])
         if result["of_all"]:
             return f"{self._function_key}, called on a batch, {wrong}"
@@ -169,9 +162,7 @@ class PythonReward:
 
 
 class _Lost(Exception):
-    """A reward function failed in a way that may pass: it lost a connection, or its process was
-    killed.
-    """
+    """A reward function failed temporarily: a lost connection or a killed process."""
 
     def __init__(self, source: Source, text: str) -> None:
         super().__init__(text)

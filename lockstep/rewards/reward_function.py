@@ -1,6 +1,6 @@
-"""The child process's side of a user's reward function: it finds, inspects and calls the function.
+"""The child-process side of a user's reward function: finds, inspects and calls it.
 
-Imports nothing heavy, so that the child holds what the function needs and no more.
+Has no heavy imports, so that the child holds only what the function needs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lockstep.core.errors import InputError
 from lockstep.helpers.process import Answers
 
 _TRACE = 20_000
-"""Characters of a trace that are kept: its end."""
+"""Number of characters to keep from the end of a traceback."""
 
 _CONCURRENCY = 16
-"""Calls of an `async def` that are under way at once."""
+"""Maximum number of concurrent calls of an `async def`."""
 
 _OF_NAMES = (
     FileNotFoundError,
@@ -32,7 +32,7 @@ _OF_NAMES = (
 )
 
 Question = Sequence[Sequence[Any]]
-"""A prompt, a response, an answer and a row, for each response."""
+"""Prompt, response, answer and row of each response."""
 
 _ONE = ("prompt", "response", "answer", "row")
 _MANY = ("prompts", "responses", "answers", "rows")
@@ -44,30 +44,27 @@ _OF_OTHERS = {
     "completion_ids",
     "queries",
 }
-"""Arguments by which reward functions of verl, TRL and OpenRLHF are recognized: ours have no such
-names.
-"""
+"""Argument names that identify reward functions of verl, TRL and OpenRLHF."""
 _NO_PROMPTS = {"completion", "completions", "response", "responses"}
-"""First arguments of such functions, where ours take the prompt."""
+"""First arguments of such functions, in the position of our prompt."""
 
 
 def answers(function: str, option: str, batch: str = "") -> Answers:
-    """Runs in the child: reads a list of [prompt, response, answer, row], and replies a reward or
-    an error for each.
+    """Runs in the child: answers each [prompt, response, answer, row] with a reward or an error.
 
     Args:
         function: `file.py:name` or `package.module:name`.
         option: Key of its section in the recipe, for messages.
-        batch: Not empty if the function takes all responses at once.
+        batch: Not empty if the function takes all responses in one call.
 
     Raises:
-        ValueError: If there is no such function, or it takes other arguments.
+        ValueError: If the function cannot be found or takes different arguments.
     """
     found = load(function, option, bool(batch))
     if not inspect.iscoroutinefunction(found):
         return partial(_score_batch if batch else _score, found)
-    loop = asyncio.new_event_loop()  # of all calls, so that the module may keep a client
-    # the program's own thread may have a loop
+    loop = asyncio.new_event_loop()  # shared by all calls, so that the module can keep a client
+    # the program's own thread may have an event loop
     threading.Thread(target=loop.run_forever, daemon=True).start()
     if batch:
         return partial(
@@ -78,13 +75,13 @@ def answers(function: str, option: str, batch: str = "") -> Answers:
 
 
 def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
-    """Finds `file.py:name` or `package.module:name`; raises as `answers`."""
+    """Finds `file.py:name` or `package.module:name`; raises as in `answers`."""
     named = f"{option}.function {function}"
     found = user_code.load(function, f"{option}.function", "function")
     names = _MANY if batch else _ONE
     try:
         signature = inspect.signature(found)
-    except ValueError:  # some functions in C have no signature
+    except ValueError:  # some C functions have no signature
         return found
     given = tuple(signature.parameters)
     is_foreign = not _OF_OTHERS.isdisjoint(given[:4]) or not _NO_PROMPTS.isdisjoint(given[:1])
@@ -113,7 +110,7 @@ def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[st
 
 
 def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[dict[str, Any]]:
-    """Calls a function once for all responses; an error is the reply about each."""
+    """Calls a function once for all responses; an error is the reply for each response."""
     try:
         rewards = _read_list(function(*map(list, zip(*question, strict=True))), len(question))
     except Exception as error:  # any error of the user's code
@@ -125,16 +122,14 @@ def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[d
 def _score_concurrently(
     function: Callable[..., Any], loop: asyncio.AbstractEventLoop, question: Question
 ) -> Iterator[dict[str, Any]]:
-    """Calls an `async def` for each response, several at a time; yields in their order."""
+    """Calls an `async def` for each response concurrently; yields in order."""
     gate = asyncio.Semaphore(_CONCURRENCY)
 
     async def score(given: Sequence[Any]) -> dict[str, Any]:
         async with gate:
             try:
                 return _read(await function(*given))
-            except (
-                BaseException
-            ) as error:  # also what would end the loop, or leave this call without a result
+            except BaseException as error:  # also exceptions that would end the loop
                 return _fault(error)
 
     for future in [asyncio.run_coroutine_threadsafe(score(given), loop) for given in question]:
@@ -142,7 +137,7 @@ def _score_concurrently(
 
 
 class _Refused(Exception):
-    """A batch function returned no list of rewards; the text says what."""
+    """A batch function did not return a list of rewards; the text describes its result."""
 
 
 def _read_list(returned: Any, count: int) -> list[Any]:
@@ -181,9 +176,7 @@ def _fault(error: BaseException) -> dict[str, Any]:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """True if an error comes from a connection or a disk, so that a retry may help; not for wrong
-    file names.
-    """
+    """True if a connection or disk error may succeed on retry; false for wrong file names."""
     seen = set[int]()  # `raise error from error` is its own cause
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and not isinstance(error, _OF_NAMES):

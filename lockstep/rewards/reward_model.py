@@ -1,4 +1,4 @@
-"""Rewards by a reward model, which reads exactly the tokens that were sampled."""
+"""Rewards by a reward model, which reads exactly the sampled tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RewardModelScorer:
     """Scores a batch of responses.
 
     Attributes:
-        learner: The reward model, frozen.
+        learner: The frozen reward model.
     """
 
     learner: Learner
@@ -25,7 +25,7 @@ class RewardModelScorer:
         """Computes r(x, y) of each sequence, fp32 [B].
 
         Raises:
-            NotFiniteError: One is NaN or infinite.
+            NotFiniteError: A reward is NaN or infinite.
         """
         _, reward_B = self.learner.values(replace(batch, sampling=None))
         require_finite("the reward model's scores", batch, reward_B)

@@ -1,6 +1,4 @@
-"""Requirements of a recipe's reward on rows: valid instructions and tests, a known verifier, a
-right answer.
-"""
+"""A reward's requirements on rows: valid instructions and tests, verifier, right answer."""
 
 from __future__ import annotations
 
@@ -16,21 +14,21 @@ from lockstep.rewards.math_reward import READING, MathReward
 from lockstep.rewards.options import RewardSection, SingleReward
 
 UNREWARDED = "none"
-"""The word of a row that nothing rewards, in place of a verifier."""
+"""The verifier name of a row without a reward."""
 
 _COMPARING = {"math", "python", "server"}
 """The verifiers that read the right answer."""
 
 NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: False)
-"""The rule for rows whose responses are not compared with a right answer."""
+"""The rule for rows that do not need a right answer."""
 _UNREAD = """set data.answer='""' if the function or server does not use answers"""
 
 
 def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
-    """The requirements of a recipe's reward on rows.
+    """A reward's requirements on rows.
 
     Args:
-        section: The reward section; None: there is no reward.
+        section: The reward section; None: no reward.
         option: Key of the section in the recipe, for messages.
     """
     if section is None:
@@ -62,7 +60,7 @@ def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
 
 
 def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
-    """The requirements of all parts."""
+    """Combines the requirements of all parts."""
     return Rule(
         lambda row: next((fault for rule in rules if (fault := rule.fault(row)) is not None), None),
         tuple(rule.key for rule in rules),
@@ -75,7 +73,7 @@ def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
 
 
 def _name_verifier(section: SingleReward, row: Row) -> object:
-    """The verifier of a row: the section's, or what the row names."""
+    """The verifier of a row: the section's, or the one that the row names."""
     if section.verifier is None:
         return section.type
     return read_field(row, section.verifier)
@@ -88,7 +86,7 @@ def _reads_answer(section: SingleReward, row: Row) -> bool:
 
 
 def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -> str | None:
-    """Says that a row's right answer cannot be read whole; None if it can, or need not be read."""
+    """Returns the error in a row's right answer; None if it parses or is not needed."""
     named = _name_verifier(section, row)
     if named == "math":
         return MathReward(section.marker, option).explain_unread(answer)
@@ -96,7 +94,7 @@ def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -
 
 
 def _find_fault(section: SingleReward, row: Row) -> str | None:
-    """Returns what is wrong with a row, which may name its own verifier; None if nothing is."""
+    """Returns the error in a row, which may name its own verifier; None if it is valid."""
     named = _name_verifier(section, row)
     known = (*section.verifiers, UNREWARDED)
     if named not in known:
@@ -120,9 +118,7 @@ def _find_fault(section: SingleReward, row: Row) -> str | None:
 def find_fault_in_list(
     row: Row, field: str, noun: str, fault: Callable[[Any], str | None]
 ) -> str | None:
-    """Returns what is wrong with a list in a field of a row, or with an item of it; None if nothing
-    is.
-    """
+    """Returns the error in a row's list field or its items; None if it is valid."""
     wrong = complaint(row, {field: "list"})
     if wrong is not None:
         return wrong

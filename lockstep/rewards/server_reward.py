@@ -1,9 +1,9 @@
-"""Rewards by a server of the user's, which is asked in JSON.
+"""Rewards by a user's server with a JSON API.
 
     POST {"prompts": […], "responses": […], "answers": […], "rows": […]}
     →    {"rewards": [1.0, null, …]}
 
-The lists have the same length; null is no verdict.
+The lists have equal lengths; null means no verdict.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep.rewards.options import RewardServer
 
 
 class RewardReply(BaseModel):
-    """A server's answer; other fields of it are passed over."""
+    """A server's answer; other fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -30,13 +30,13 @@ class RewardReply(BaseModel):
 
 @dataclass(frozen=True)
 class ServerReward:
-    """Reward by a server of the user's, which is asked about several responses in one request.
+    """Rewards by a user's server, with several responses per request.
 
     Attributes:
-        section: Its address, and how it is asked.
-        timeout_s: The longest that a request may take.
-        note: Shows the user a line.
-        option: Key of its section in the recipe, for messages.
+        section: The server's address and request options.
+        timeout_s: Time limit of a request, seconds.
+        note: Shows a line.
+        option: Key of the section in the recipe, for messages.
     """
 
     section: RewardServer
@@ -50,11 +50,11 @@ class ServerReward:
         """See `Reward`.
 
         Raises:
-            ServerError: It cannot be reached, refuses, or does not answer in the protocol, after
-                all retries.
-            RewardError: It answers with something that is no reward.
+            ServerError: After all retries the server is unreachable, refuses, or violates the
+                protocol.
+            RewardError: The server returns an invalid reward.
         """
-        # imports openai's client
+        # imports the openai client
         from lockstep.servers.json_server import JsonServer, ServerAddress
 
         own = self.section
