@@ -46,7 +46,7 @@ class RowGradient:
         "Tensor maximum, Tensor log_total, Tensor? slope, Tensor offset, Tensor "
         "token, Tensor own, Tensor? floor"
     )
-    """Kernel signature of the tensors."""
+    """The tensors in a kernel's signature."""
 
     maximum: Tensor
     log_total: Tensor

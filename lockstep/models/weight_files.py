@@ -50,7 +50,7 @@ class _Stored:
 
 @dataclass
 class _Report:
-    """Tensor names without those that `transformers` tolerates as missing or ignores."""
+    """Missing and unexpected tensors; `transformers` removes the names that it tolerates."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]

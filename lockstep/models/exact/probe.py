@@ -227,7 +227,7 @@ def _try_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _try_scores(vocabulary: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Tries whether a GPU scores tokens, alone and among some, as they were sampled among all."""
+    """Checks that a GPU scores single rows and small batches as it sampled the full batch."""
     logits = _random(32, vocabulary, device=device, dtype=dtype)
     uniform = torch.linspace(0.01, 0.99, 32, dtype=torch.float64, device=device)
     for sampling in _SAMPLINGS:

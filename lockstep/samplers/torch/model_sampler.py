@@ -66,7 +66,7 @@ class ModelSampler(ABC):
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        """See `samplers.base.Sampler`; a pass has at most a generating pass's rows and tokens."""
+        """See `samplers.base.Sampler`; passes are no larger than in generation."""
         head = LogitsHead(self._lm)
         bare = replace(batch, sampling=None, entropy=False)
         scores = list[Tensor]()

@@ -1,4 +1,4 @@
-"""The torch sampler: continuous batching over the learner's own weights, with a paged KV cache."""
+"""The torch sampler: continuous batching over the learner's own weights, with a prefix cache."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from lockstep.system.process_defaults import stay_offline
 
 
 def prepare() -> None:
-    """Sets required variables; unless the user sets them, also those for quiet and offline.
+    """Sets required variables and, unless the user set them, quiet and offline defaults.
 
     On a CPU, vLLM uses OMP_NUM_THREADS threads, which is set to the worker's share.
     """
