@@ -248,7 +248,7 @@ class MeshLearner:
         return merge_metrics(self._on_shares("forward_backward", batch, loss)[1])
 
     def optim_step(self) -> Metrics:
-        """Steps every rank; all return the same metrics, since gradients are summed first."""
+        """Steps every rank; all return the same metrics: gradients are summed before the norm."""
         self._begin()
         return self.call_all("optim_step")[0]
 

@@ -39,7 +39,7 @@ class Learner(Protocol):
         ...
 
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """V(x_<t) of every token, fp32 [N] (0 at the first), and V after the last token, fp32 [B].
+        """V(x_<t) of every token, fp32 [N], and V after the last token, fp32 [B].
 
         The first token of each sequence has value 0.
         """

@@ -194,7 +194,7 @@ class RankLearner(SendsWeights):
         return total, metrics
 
     def _describe_break(self, length: float, loss: float) -> str:
-        """Explains a non-finite gradient norm; a NaN loss (summed over ranks) is the cause."""
+        """Explains a non-finite gradient norm; blames the loss if its sum over ranks is NaN."""
         where = f"the gradient's norm is {length} at update {self._updates}, of a loss of {loss}"
         if self._scale is not None:
             return f"{where}; {OVERFLOW}"
