@@ -43,7 +43,7 @@ def block_rows(sequences: int, chunk_size: int | None) -> int | None:
     if chunk_size is None:
         return None
     if chunk_size < 1:
-        raise ValueError(f"a chunk has at least one position, but chunk_size is {chunk_size}")
+        raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
     return max(1, chunk_size * sequences)
 
 
@@ -273,7 +273,7 @@ class DistributedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         if student_logits.shape != target_logits.shape:
             raise ValueError(
-                "student and target logits must have one shape, but have "
+                "student and target logits must have the same shape, not "
                 f"{tuple(student_logits.shape)} and {tuple(target_logits.shape)}"
             )
         student = student_logits.flatten(0, -2)

@@ -14,14 +14,14 @@ def check_rows(
     """Raises ValueError unless logits are [M, v], tokens integers [M, K], and a floor [M]."""
     if logits_Mv.dim() != 2 or not logits_Mv.is_floating_point():
         raise ValueError(
-            "logits are rows of this rank's columns [M, v], of a floating type, not "
+            "logits must be floating-point rows of this rank's columns [M, v], not "
             f"{_kind(logits_Mv)}; flatten the dimensions before the last"
         )
     if token_MK is not None:
         check_tokens(token_MK, len(logits_Mv))
     if floor_M is not None and floor_M.shape != logits_Mv.shape[:1]:
         raise ValueError(
-            f"a floor has one number per row, [{len(logits_Mv)}], not {_kind(floor_M)}"
+            f"floor must have one number per row, [{len(logits_Mv)}], not {_kind(floor_M)}"
         )
 
 
@@ -29,8 +29,8 @@ def check_tokens(token_MK: Tensor, rows: int) -> None:
     """Raises ValueError unless tokens are integers [rows, K]."""
     if token_MK.dim() != 2 or len(token_MK) != rows or not is_integer(token_MK):
         raise ValueError(
-            f"tokens are integers [M, K], one row for each of the {rows} rows that are scored, not "
-            f"{_kind(token_MK)}; one token per row is token[:, None]"
+            f"tokens must be integers [M, K], one row for each of the {rows} rows to score, not "
+            f"{_kind(token_MK)}; for one token per row pass token[:, None]"
         )
 
 
@@ -38,8 +38,8 @@ def check_sampled(token_MK: Tensor) -> None:
     """Raises ValueError unless there is one token per row, which is added to the support."""
     if token_MK.shape[1] != 1:
         raise ValueError(
-            f"with a floor, a sampled token is one per row [M, 1], not {_kind(token_MK)}; score "
-            "others without sampled"
+            f"with a floor, pass one sampled token per row [M, 1], not {_kind(token_MK)}; score "
+            "other tokens without sampled"
         )
 
 
@@ -47,7 +47,7 @@ def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
     """Raises ValueError unless hidden states are [M, D] and the head is [v, D]."""
     if hidden_MD.dim() != 2 or weight_vD.dim() != 2 or hidden_MD.shape[1] != weight_vD.shape[1]:
         raise ValueError(
-            "hidden states are [M, D] and the head has this rank's rows [v, D], but they are "
+            "hidden states must be [M, D] and the head this rank's rows [v, D], not "
             f"{_kind(hidden_MD)} and {_kind(weight_vD)}"
         )
 
@@ -56,7 +56,8 @@ def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
     """Raises ValueError unless `ids` are integers with `dims` dimensions and fit the logits."""
     if ids.dim() != dims or not is_integer(ids) or ids.shape[0] != logits.shape[0]:
         raise ValueError(
-            f"{name} is {'[B, S, K]' if dims == 3 else '[B, S]'}, integers, for {logits.shape[0]} "
+            f"{name} must be {'[B, S, K]' if dims == 3 else '[B, S]'} integers for "
+            f"{logits.shape[0]} "
             f"sequences, not {_kind(ids)}"
         )
 
@@ -74,8 +75,8 @@ def check_temperature(temperature: float) -> None:
     """Raises ValueError unless the number is positive."""
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(
-            f"temperature is {temperature}, but must be a positive number; greedy tokens are "
-            "scored at 1"
+            f"temperature is {temperature}, but must be positive; score greedy tokens at "
+            "temperature 1"
         )
 
 

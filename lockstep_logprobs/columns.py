@@ -190,8 +190,8 @@ def get_distillation_topk_logprobs_from_logits(
     check_ids("teacher_topk_indices", teacher_topk_indices, student_logits, dims=3)
     if teacher_topk_logits.shape != teacher_topk_indices.shape:
         raise ValueError(
-            f"the teacher has logits {list(teacher_topk_logits.shape)} for token ids "
-            f"{list(teacher_topk_indices.shape)}"
+            f"teacher logits {list(teacher_topk_logits.shape)} and token ids "
+            f"{list(teacher_topk_indices.shape)} differ in shape"
         )
     length, k = teacher_topk_indices.shape[1:]
     if k == 0:

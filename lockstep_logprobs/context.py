@@ -33,7 +33,7 @@ def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor
         return position[None]
     if length % (2 * size):
         raise ValueError(
-            f"a sequence of {length} positions cannot be cut into {2 * size} equal chunks for "
+            f"cannot split a sequence of {length} positions into {2 * size} equal chunks for "
             f"{size} context-parallel ranks; pad it to a multiple of {2 * size}"
         )
     early, late = position.view(2, size, length // (2 * size))
@@ -59,8 +59,8 @@ def take_padded(whole: Tensor, positions: int, group: dist.ProcessGroup | None) 
     if padding < 0:
         raise ValueError(
             f"{whole.shape[1]} tokens for logits at {positions * size} positions over {size} "
-            "context-parallel ranks; "
-            "logits must cover every token, and cp_group be given where sequences are cut"
+            "context-parallel ranks; logits must cover every token; pass cp_group if sequences "
+            "are split"
         )
     return take(F.pad(whole, (0, 0) * (whole.dim() - 2) + (0, padding)), group)
 
@@ -80,8 +80,7 @@ def gather(
         return x
     if x.shape[dim] % 2:
         raise ValueError(
-            f"a rank's share is two chunks of equal length, but this one has {x.shape[dim]} "
-            "positions"
+            f"a rank's share must be two chunks of equal length, but has {x.shape[dim]} positions"
         )
     early, late = all_gather(x, group, gradient).chunk(2, dim % x.dim() + 1)
     return torch.cat([*early, *reversed(late.unbind())], dim)

@@ -92,11 +92,11 @@ def _gpt_forward_with_linear_ce_fusion(
         )
     if labels is None:
         raise ValueError(
-            "return_logprobs_for_linear_ce_fusion needs labels: the token ids that are scored"
+            "return_logprobs_for_linear_ce_fusion needs labels: the token ids to score"
         )
     if is_spec_decode:
         raise ValueError(
-            "is_spec_decode=True is for generation, and return_logprobs_for_linear_ce_fusion "
+            "is_spec_decode=True is only for generation; return_logprobs_for_linear_ce_fusion "
             "scores labels"
         )
     made = self._preprocess(

@@ -26,8 +26,8 @@ def vocab_range(logits: DTensor) -> tuple[int, int]:
     start, end = own_range(logits.shape[-1], mesh["tp"].size(), mesh.get_local_rank("tp"))
     if logits.to_local().shape[-1] != end - start:
         raise ValueError(
-            f"logits placed as {logits.placements} do not have their last dimension cut over 'tp' "
-            "alone"
+            f"logits with placements {logits.placements} must be sharded over 'tp' only, along "
+            "their last dimension"
         )
     return start, end
 

@@ -118,7 +118,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     """
     if vocab_parallel_logits.dim() != 3 or len(vocab_parallel_logits) != 1:
         raise ValueError(
-            f"packed logits are one row [1, T/CP, v], not {list(vocab_parallel_logits.shape)}"
+            f"packed logits must be one row [1, T/CP, v], not {list(vocab_parallel_logits.shape)}"
         )
     size = group_size(cp_group)
     packing = Packing(cu_seqlens_padded, vocab_parallel_logits.shape[1] * size, size)
@@ -339,8 +339,8 @@ def from_parallel_hidden_states_to_logprobs(
         target
     ):
         raise ValueError(
-            f"hidden states are [positions, sequences, H], with {len(target)} sequences as the "
-            f"targets have, not {list(tensor_parallel_hidden_states.shape)}"
+            f"hidden states must be [positions, sequences, H] with the targets' {len(target)} "
+            f"sequences, not {list(tensor_parallel_hidden_states.shape)}"
         )
     positions = tensor_parallel_hidden_states.shape[0] * group_size(tp_group)
     logprob = ChunkedDistributedHiddenStatesToLogprobs.apply(

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from lockstep_logprobs.checks import check_on_device, is_integer
 
 _DO_NOT_FIT = (
-    "cu_seqlens do not cut a packed row of {tokens} tokens (over all context-parallel ranks): "
-    "they must begin with 0, never fall, end within the row, and be {multiple} apart or a "
-    "multiple of that; pad each sequence"
+    "invalid cu_seqlens for a packed row of {tokens} tokens (over all context-parallel ranks): "
+    "they must start at 0, not decrease, end within the row, and differ by multiples of "
+    "{multiple}; pad each sequence"
 )
 
 
@@ -43,15 +43,15 @@ class Packing:
     def __post_init__(self) -> None:
         if self.cu_seqlens.dim() != 1 or not is_integer(self.cu_seqlens):
             raise ValueError(
-                f"cu_seqlens are integers [B+1], not {self.cu_seqlens.dtype} "
+                f"cu_seqlens must be integers [B+1], not {self.cu_seqlens.dtype} "
                 f"{list(self.cu_seqlens.shape)}"
             )
         multiple = 2 * self.size if self.size > 1 else 1
         if self.tokens % multiple:
             raise ValueError(
-                f"a packed row of {self.tokens} tokens does not consist of sequences that can be "
-                f"cut into {multiple} equal chunks for {self.size} context-parallel ranks; pad "
-                f"each to a multiple of {multiple}"
+                f"cannot split the sequences of a packed row of {self.tokens} tokens into "
+                f"{multiple} equal chunks for {self.size} context-parallel ranks; pad each to a "
+                f"multiple of {multiple}"
             )
         length = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
         wrong = ((length < 0) | (length % multiple != 0)).sum()

@@ -41,7 +41,7 @@ def _even(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
     size = group_size(group)
     if logits.dim() != 2 or logits.shape[dim] % size:
         raise ValueError(
-            f"needs a matrix whose {('rows', 'columns')[dim]} {size} ranks can share, not "
+            f"needs a matrix whose {('rows', 'columns')[dim]} {size} ranks can split evenly, not "
             f"{tuple(logits.shape)}"
         )
     return size

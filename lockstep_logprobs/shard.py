@@ -33,7 +33,7 @@ class Shard:
         # a name, or torch's number for a group without this rank
         if isinstance(self.group, str | int):
             raise ValueError(
-                f"a shard's group is a process group that this rank belongs to, not {self.group!r}"
+                f"a shard's group must be a process group of this rank, not {self.group!r}"
             )
 
 
@@ -45,7 +45,7 @@ def even_shard(columns: int, group: dist.ProcessGroup | None, rank: int | None) 
     """This rank's shard in a group whose ranks hold the same number of columns."""
     if group is None:
         return WHOLE
-    assert rank is not None, "vocab_parallel_rank is needed beside vocab_parallel_group"
+    assert rank is not None, "vocab_parallel_group requires vocab_parallel_rank"
     return Shard(rank * columns, group)
 
 

@@ -50,9 +50,9 @@ _FEW_COLUMNS = 16
 """A product with fewer columns than this may sum in a different order."""
 
 _NOT_WHOLE = (
-    "the ranks' columns do not make up a vocabulary: some overlap, some are missing, or the shard "
-    "has a start but no "
-    "group; the starts must follow from the numbers of columns, and every rank names the same group"
+    "the ranks' columns do not form a vocabulary: columns overlap or are missing, or the shard "
+    "has a start but no group; starts must match the numbers of columns, and all ranks must pass "
+    "the same group"
 )
 
 
@@ -85,7 +85,7 @@ class Scoring:
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if self.max_rows is not None and self.max_rows < 1:
-            raise ValueError(f"a block has at least one row, but max_rows is {self.max_rows}")
+            raise ValueError(f"max_rows must be at least 1, not {self.max_rows}")
 
 
 PLAIN = Scoring()

@@ -71,11 +71,11 @@ def support_floor(
     check_temperature(temperature)
     top_p = 1.0 if top_p is None else top_p
     if not top_p >= 0:
-        raise ValueError(f"top_p is {top_p}, but is a probability; 1 keeps every token")
+        raise ValueError(f"top_p is {top_p}, but must be a probability; 1 keeps every token")
     if not 0 <= min_p <= 1:
         raise ValueError(
-            f"min_p is {min_p}, but is a probability relative to the likeliest token's; 0 keeps "
-            "every token"
+            f"min_p is {min_p}, but must be a probability relative to the likeliest token; 0 "
+            "keeps every token"
         )
     if min_p > 0:
         floor_M = _min_p_floor(logits_Mv, shard, min_p, temperature, max_rows)

@@ -56,8 +56,7 @@ def vocab_logprobs(
         check_sampled(token_MK)
     if scoring.overwrite and logits_Mv.requires_grad and logits_Mv.is_leaf:
         raise ValueError(
-            "overwrite is for logits that were computed, but these are a leaf, whose values would "
-            "be lost"
+            "overwrite requires computed logits, but these are a leaf, whose values would be lost"
         )
     return _VocabScores.apply(logits_Mv, token_MK, scoring, floor_M)
 

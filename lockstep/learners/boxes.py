@@ -131,8 +131,8 @@ class Boxes:
                 found.add(tuple((low, high) for low, high, _, _ in sides))
         if sum(math.prod(high - low for low, high in box) for box in found) != math.prod(shape):
             raise InputError(
-                f"{self._folder}: {name} is not whole: files of some ranks are missing, or another "
-                "model wrote them; take another checkpoint"
+                f"{self._folder}: {name} is incomplete: files of some ranks are missing, or a "
+                "different model wrote them; use a different checkpoint"
             )
         return out
 

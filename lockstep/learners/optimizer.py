@@ -44,7 +44,7 @@ def _factor(schedule: Schedule, update: int) -> float:
 
 def _decay_progress(schedule: Schedule, update: int) -> float:
     """Finished share of the decay."""
-    assert schedule.decay_steps is not None, "a decay says how long it takes"
+    assert schedule.decay_steps is not None, "a decay needs its number of steps"
     return min(
         1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps)
     )
@@ -133,8 +133,8 @@ class TorchOptimizer:
         if found and found != own:
             raise InputError(
                 f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and "
-                f"{self._settings.name} keeps "
-                f"{', '.join(sorted(own))}; name the optimizer that wrote it"
+                f"{self._settings.name} keeps {', '.join(sorted(own))}; use the optimizer that "
+                "wrote it"
             )
 
 

@@ -137,12 +137,12 @@ class RankLearner(SendsWeights):
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
 
     def optim_step(self) -> Metrics:
-        assert self._optimizer is not None, "this learner was built without an optimizer"
+        assert self._optimizer is not None, "this learner has no optimizer"
         assert self._settings is not None, "an optimizer comes with its settings"
         if not self._has_gathered:
             raise InputError(
-                "optim_step: no gradient has been gathered since the step before; call "
-                "forward_backward(batch, loss) first"
+                "optim_step: no gradient since the last step; call forward_backward(batch, loss) "
+                "first"
             )
         self._has_gathered = False
         self._host.reload()
@@ -195,16 +195,13 @@ class RankLearner(SendsWeights):
 
     def _describe_break(self, length: float, loss: float) -> str:
         """Explains a non-finite gradient norm; blames the loss if its sum over ranks is NaN."""
-        where = f"the gradient's norm is {length} at update {self._updates}, of a loss of {loss}"
+        where = f"the gradient's norm is {length} at update {self._updates}, at loss {loss}"
         if self._scale is not None:
             return f"{where}; {OVERFLOW}"
-        return (
-            f"{where}; lower the learning rate, or look at the loss and at the weights and "
-            "columns that it reads"
-        )
+        return f"{where}; lower the learning rate, or check the loss and its weights and columns"
 
     def reset_optimizer(self) -> None:
-        assert self._optimizer is not None, "this learner was built without an optimizer"
+        assert self._optimizer is not None, "this learner has no optimizer"
         self._host.forget()
         self._optimizer.forget()
 

@@ -72,8 +72,8 @@ def find_denominator(loss: Loss) -> Denominator:
         else:
             found = f"has the denominator {named!r}"
         raise InputError(
-            f"loss {type(loss).__name__} {found}; it says by the count of what the learner divides "
-            f"the sum, so give it one of: {', '.join(get_args(Denominator))}"
+            f"loss {type(loss).__name__} {found}; set the denominator, by which the learner "
+            f"divides the sum, to one of: {', '.join(get_args(Denominator))}"
         )
     return named
 
@@ -102,15 +102,14 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
             pass
         case found:
             raise InputError(
-                f"{name} returned {type(found).__name__}; return two things: the sum over the "
-                "batch, a tensor of one "
-                "number that has a gradient, and lockstep.Metrics(…), which may be empty"
+                f"{name} returned {type(found).__name__}; return a pair: the sum over the batch, "
+                "a scalar tensor with a gradient, and lockstep.Metrics(…), which may be empty"
             )
     for metric, value in metrics.items():
         if not isinstance(value, Reduction):
             raise InputError(
-                f"{name}: its metric {metric} is a {type(value).__name__}; say how parts of a "
-                "batch are merged, such as lockstep.losses.Mean(total, count)"
+                f"{name}: its metric {metric} is a {type(value).__name__}; use a type that can be "
+                "merged over parts of a batch, such as lockstep.losses.Mean(total, count)"
             )
     return total, metrics
 
@@ -140,8 +139,7 @@ def split_pairs(batch: Batch, column_B: Tensor) -> tuple[Tensor, Tensor]:
     """
     if batch.group_size != 2:
         raise ValueError(
-            f"pairs are wanted, but the batch has groups of {batch.group_size}; set its "
-            "group_size to 2"
+            f"the loss needs pairs, but the batch has group_size {batch.group_size}; set it to 2"
         )
     return column_B[0::2], column_B[1::2]
 

@@ -51,7 +51,7 @@ class Distillation:
         teachers_M = teacher_MK.argmax(-1)
         if some:
             assert outputs.first_token is not None, (
-                "the likeliest token may be one that the teacher does not name"
+                "the likeliest token may be outside the teacher's top k"
             )
             first_M = outputs.first_token[own]
             teachers_M = batch["top_token"][own].gather(-1, teachers_M[:, None])[:, 0]
@@ -81,14 +81,14 @@ class Distillation:
             case "reverse":
                 return reverse_kl(student_MK, teacher_MK, entropy_M)
             case "mixed":
-                assert self.weight is not None, "what is mixed has weights"
+                assert self.weight is not None, "a mixture needs weights"
                 reverse_M = reverse_kl(student_MK, teacher_MK, entropy_M)
                 return (
                     self.weight * forward_kl(student_MK, teacher_MK)
                     + (1.0 - self.weight) * reverse_M
                 )
             case "jsd":
-                assert self.weight is not None, "what is mixed has weights"
+                assert self.weight is not None, "a mixture needs weights"
                 return jensen_shannon(student_MK, teacher_MK, self.weight)
             case _:
                 assert_never(self.kl_type)

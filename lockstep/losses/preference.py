@@ -152,7 +152,7 @@ def measure_implicit_rewards(chosen_P: Tensor, rejected_P: Tensor, active_P: Ten
 def interval_of_acc(metrics: Metrics) -> Metrics:
     """The 95 % interval of `acc`, over pairs: `acc_low` and `acc_high`."""
     acc = metrics["acc"]
-    assert isinstance(acc, Mean), "acc is the share of pairs that are ranked right"
+    assert isinstance(acc, Mean), "acc is the share of correctly ranked pairs"
     right = int(acc.total)
     pairs = int(acc.count)
     return share([1.0] * right + [0.0] * (pairs - right)).ends("acc")

@@ -47,9 +47,7 @@ def gae(
         ValueError: If the lengths do not add up to N.
     """
     if int(lengths.sum()) != len(reward_N):
-        raise ValueError(
-            f"lengths add up to {int(lengths.sum())}, but there are {len(reward_N)} rewards"
-        )
+        raise ValueError(f"lengths add up to {int(lengths.sum())}, but got {len(reward_N)} rewards")
     row_S = rows(lengths, mask_N.device)[mask_N]
     count_B = torch.bincount(row_S, minlength=len(lengths))
     steps = int(count_B.max()) if len(row_S) else 0

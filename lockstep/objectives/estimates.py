@@ -140,4 +140,4 @@ def _nothing() -> Estimate:
 
 def _require(n: int, k: int) -> None:
     if not 1 <= k <= n:
-        raise ValueError(f"an estimate for k={k} needs at least k responses, but there are {n}")
+        raise ValueError(f"an estimate for k={k} needs at least k responses, but got {n}")

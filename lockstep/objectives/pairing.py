@@ -64,10 +64,7 @@ def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
         ValueError: If ρ is not in [0, 1).
     """
     if not 0 <= length_control < 1:
-        raise ValueError(
-            "length_control is a share of the range of scores, from 0 to below 1, not "
-            f"{length_control}"
-        )
+        raise ValueError(f"length_control must be at least 0 and below 1, not {length_control}")
     scored = {place: one.score for place, one in enumerate(answers) if one.score is not None}
     usable = {place: score for place, score in scored.items() if answers[place].finished}
     if len(usable) < 2:

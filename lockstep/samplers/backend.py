@@ -85,9 +85,7 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
 
         Only called if `in_process` is true. Otherwise like `build`.
         """
-        raise AssertionError(
-            f"{type(self).__name__} says that it is never in the process that asks it"
-        )
+        raise AssertionError(f"{type(self).__name__} never runs in the calling process")
 
 
 def find_backend(section: SamplerSection) -> InferenceBackend | None:
@@ -98,7 +96,7 @@ def find_backend(section: SamplerSection) -> InferenceBackend | None:
     """
     found = INFERENCE.find(section.backend)
     assert isinstance(found, InferenceBackend) or found.is_server, (
-        "what is given weights declares both halves"
+        "a backend that receives weights declares both halves"
     )
     if isinstance(found, InferenceBackend):
         return found

@@ -58,8 +58,8 @@ class CacheBudget:
         if memory - self.beside < self.least:
             raise InputError(
                 f"models may use {memory / 1e9:.3g} GB of a GPU here, of which "
-                f"{self.beside / 1e9:.3g} GB are taken by plan, so that keys and values "
-                f"({self.least / 1e9:.3g} GB at the least) have no room; `lockstep plan` says what "
-                "fits, and sampler.kv_cache_gib sets another size"
+                f"{self.beside / 1e9:.3g} GB are already planned, which leaves no room for keys "
+                f"and values ({self.least / 1e9:.3g} GB at least); run `lockstep plan` to see "
+                "what fits, or set sampler.kv_cache_gib"
             )
         return section.model_copy(update={"kv_cache_gib": self.choose(memory) / 2**30})

@@ -27,8 +27,8 @@ class StopStrings:
     def __init__(self, folder: str, strings: tuple[str, ...]) -> None:
         if not has_tokenizer(folder):
             raise InputError(
-                f"stop strings need the model's tokenizer, and {folder or 'the model'} has none; "
-                "leave sampling.stop out"
+                f"sampling.stop needs a tokenizer, but {folder or 'the model'} has none; leave it "
+                "out"
             )
         self._tokenizer = load_tokenizer(folder)
         self._strings = strings

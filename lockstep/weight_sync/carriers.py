@@ -126,7 +126,7 @@ def open_carrier(route: Route) -> Carrier:
         case "shared_memory":
             return SharedMemory(route.places)
         case "process_group":
-            assert route.meeting is not None, "ends of a process group meet"
+            assert route.meeting is not None, "both ends of a process group join"
             return GroupBroadcast(route.meeting, route.backend)
         case "cuda_ipc":
             return CudaIPC()
@@ -311,7 +311,7 @@ class CudaIPC(Carrier):
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         if device.type != "cuda":
             raise InputError(
-                f"sampler.transfer=cuda_ipc carries weights of a GPU, and these are on {device}"
+                f"sampler.transfer=cuda_ipc needs weights on a GPU, but these are on {device}"
             )
         self._device, buffer, whole = (
             device,
@@ -353,9 +353,7 @@ def name_gpu(device: torch.device) -> str:
 
 def _require_gpu(what: str) -> None:
     if not torch.cuda.is_available():
-        raise InputError(
-            f"{what} carries weights between GPUs, and torch sees none here; use shared_memory"
-        )
+        raise InputError(f"{what} needs GPUs, but torch sees none here; use shared_memory")
 
 
 def _export(flat: Tensor) -> str:

@@ -142,8 +142,8 @@ def sync_weights(
         wrong = differing(outgoing.sent, held)
         if wrong:
             raise WeightSyncError(
-                f"after refit {version} what sampler {engine} holds differs from what the learner "
-                "sent: " + ", ".join(f"{name} ({why})" for name, why in wrong.items())
+                f"after refit {version} the weights of sampler {engine} differ from those sent by "
+                "the learner: " + ", ".join(f"{name} ({why})" for name, why in wrong.items())
             )
     first = attestations[0]
     metrics = Metrics(
@@ -179,9 +179,9 @@ def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
     if name not in held.fingerprints:
         return "did not arrive"
     if held.fingerprints[name] != sent.whole:
-        return "has other bits"
+        return "has different bits"
     if held.columns.get(name, sent.columns) != sent.columns:
-        return "arrived, but is not what is computed with"
+        return "arrived, but the engine does not compute with it"
     return None
 
 
@@ -216,8 +216,9 @@ def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe
         if not gap.mean() <= probe.bound:
             raise WeightSyncError(
                 f"after refit {version} the weights are equal, but learner and sampler {engine} "
-                f"give the same tokens other log-probabilities (mean |Δ| {gap.mean():.2g} nats, "
-                f"more than {probe.bound:g}): positions, masks or the sampler's own tables differ"
+                f"disagree on log-probabilities of the same tokens (mean |Δ| {gap.mean():.2g} "
+                f"nats, above {probe.bound:g}): positions, masks or the sampler's own tables "
+                "differ"
             )
     every = torch.stack(gaps)
     return Metrics(

@@ -63,7 +63,7 @@ def hidden_row_sums(
     """`hidden._hidden_row_sums`, always row-invariant; `max_rows` is not needed."""
     if hidden.dtype == torch.bfloat16 and not hidden.is_cuda:
         raise NotImplementedError(
-            "Triton's interpreter multiplies the bits of bf16 as integers; use fp16 or fp32 there"
+            "Triton's interpreter does not support bf16 products; use fp16 or fp32"
         )
     (rows, depth) = hidden.shape
     (columns, _) = weight.shape

@@ -110,12 +110,12 @@ class Undivided:
     [
         (
             Returning("sum"),
-            "loss Returning returned Tensor; return two things: the sum over the batch",
+            "loss Returning returned Tensor; return a pair: the sum over the batch",
         ),
         (Returning("tokens"), "loss Returning returned tuple; return two things"),
         (
             Returning("detached"),
-            "returned tuple; return two things: .* one number that has a gradient",
+            "returned tuple; return a pair: .* scalar tensor with a gradient",
         ),
         (
             Returning("number"),
@@ -283,7 +283,7 @@ def test_heads_and_frozen_models(model: str) -> None:
     assert final_B.shape == (1,)
     assert isinstance(sampler, TextSampler)
     reference = lockstep.open_learner(model)
-    with pytest.raises(AssertionError, match="built without an optimizer"):
+    with pytest.raises(AssertionError, match="has no optimizer"):
         reference.optim_step()
 
 

@@ -32,7 +32,7 @@ def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_neede
         load(recipe, [server])
     with pytest.raises(
         RecipeError,
-        match=r"sampler: backend: openai needs to know which server; set sampler.openai.base_url",
+        match=r"sampler: backend: openai requires sampler.openai.base_url",
     ):
         load(recipe, ["sampler=openai"])
 

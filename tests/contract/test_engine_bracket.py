@@ -15,7 +15,7 @@ from lockstep.weight_sync.sync import Sent, WeightSyncError, differing
 
 ASKED = ([Request((0,), 1)], SamplingParams(max_tokens=2))
 
-UNUSED = "arrived, but is not what is computed with"
+UNUSED = "arrived, but the engine does not compute with it"
 
 
 def test_wake_refit_generate_sleep() -> None:
@@ -75,7 +75,7 @@ SENT = {"embed": Sent(1, 10), "norm": Sent(2, None)}
     ("held", "faults"),
     [
         (Attestation(0, {"embed": 1, "norm": 2}, {"embed": 10}), {}),
-        (Attestation(0, {"embed": 1, "norm": 3}), {"norm": "has other bits"}),
+        (Attestation(0, {"embed": 1, "norm": 3}), {"norm": "has different bits"}),
         (Attestation(0, {"embed": 1}), {"norm": "did not arrive"}),
         (Attestation(0, {"embed": 1, "norm": 2, "more": 4}), {"more": "was not sent"}),
         (
@@ -84,7 +84,7 @@ SENT = {"embed": Sent(1, 10), "norm": Sent(2, None)}
         ),
         (
             Attestation(0, {"embed": 1, "norm": 2, "head": 5}, tied={"head": "embed"}),
-            {"head": "has other bits"},
+            {"head": "has different bits"},
         ),
         (
             Attestation(0, {"embed": 1, "norm": 2}, tied={"head": "embed"}),

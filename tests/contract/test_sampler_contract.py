@@ -358,6 +358,6 @@ def test_logits_that_are_not_finite_name_model_step_and_row(
         lm.get_input_embeddings().get_parameter("weight")[9] = value
     with pytest.raises(
         RunError,
-        match=r"step 7, gives logits that are not finite for token 1 of the response to row 1 of 3",
+        match=r"step 7, returns non-finite logits for token 1 of the response to row 1 of 3",
     ):
         sampler.generate(asked, sampling)

@@ -79,7 +79,7 @@ LOADS = ("noise", "refit", "again")
         ("drops", BUFFER, ("noise",), "still has the weights of the model's folder"),
         ("permutes", MATRIX, LOADS, "numbers, by up to"),
         ("rounds", MATRIX, LOADS, "numbers, by up to"),
-        ("scales", NORM, LOADS, "has other bits: 32 of 32 numbers, by up to"),
+        ("scales", NORM, LOADS, "has different bits: 32 of 32 numbers, by up to"),
     ],
 )
 def test_a_lost_tensor_is_named_with_what_is_in_its_place(

@@ -84,7 +84,7 @@ def test_fingerprints_are_those_of_the_host() -> None:
 def test_weights_of_the_host_are_refused_by_name() -> None:
     sender = LocalSender()
     sender.join(Route("cuda_ipc"))
-    with pytest.raises(InputError, match=r"sampler\.transfer=cuda_ipc carries weights of a GPU"):
+    with pytest.raises(InputError, match=r"sampler\.transfer=cuda_ipc needs weights on a GPU"):
         next(sender.buckets(Outgoing.of([("one", torch.ones(3))]), columns=False))
 
 

@@ -229,7 +229,7 @@ def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Ten
             assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
         sender.finish()
         assert len(ipc) == 1, "memory is exported once"
-        with pytest.raises(InputError, match="carries weights of a GPU, and these are on cpu"):
+        with pytest.raises(InputError, match="needs weights on a GPU, but these are on cpu"):
             list(sender.buckets(Outgoing.of(sent.items()), columns=False))
 
 
@@ -366,7 +366,7 @@ def test_the_size_of_a_cache_is_chosen_without_starting_cuda(
     assert not backend.packs(learner)
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: object())
     backend.require_installed(section, on_gpu=True)
-    with pytest.raises(InputError, match="takes the GPU where there is one"):
+    with pytest.raises(InputError, match="uses the GPU if available"):
         backend.require_installed(section, on_gpu=False)
 
 

@@ -63,6 +63,6 @@ def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
     with Boxes(find_written(tmp_path, "model")) as saved:
         assert torch.equal(saved.read("matrix", (0, 0), (2, 5)), WHOLE[:2])
         with pytest.raises(
-            ValueError, match="matrix is not whole: files of some ranks are missing"
+            ValueError, match="matrix is incomplete: files of some ranks are missing"
         ):
             saved.read("matrix", (0, 0), (7, 5))

@@ -177,7 +177,7 @@ def test_an_overflow_of_the_forward_pass_is_named(spec: LearnerSpec, head: Head)
     [
         (
             {"dtype": "fp16", "backend": "megatron"},
-            "megatron does not compute in fp16; set learner.dtype=bf16",
+            "megatron does not support fp16; set learner.dtype=bf16",
         ),
         ({"dtype": "fp8"}, "'fp32', 'bf16' or 'fp16'"),
     ],

@@ -150,10 +150,10 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("learner.parallel.pp=2",), r"layers are shared by learner\.backend=megatron alone"),
+        (("learner.parallel.pp=2",), r"parallel\.pp requires learner\.backend=megatron"),
         (
             ("learner=megatron", "learner.parallel.dp_replicate=2"),
-            r"every rank of parallel\.dp has a copy",
+            r"every rank of parallel\.dp already has a copy",
         ),
         (("learner=megatron", "learner.compile=true"), r"compile is of learner\.backend=torch"),
     ],
@@ -169,7 +169,7 @@ def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("learner.dtype=bf16",), r"computes bf16 on GPUs alone; use learner\.dtype=fp32"),
+        (("learner.dtype=bf16",), r"supports bf16 only on GPUs; use learner\.dtype=fp32"),
         (
             ("learner.parallel.pp=2",),
             r"parallel\.pp is 2, but 1 layers cannot be split into 2 stages .*; lower it",

@@ -31,11 +31,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "integer logits": (
         lambda: vocab_logprobs(TOKEN, TOKEN),
-        r"of a floating type, not int64 \[6, 1\]",
+        r"floating-point rows .*, not int64 \[6, 1\]",
     ),
     "a list of tokens": (
         lambda: vocab_logprobs(LOGITS, TOKEN[:, 0]),
-        r"not int64 \[6\]; .* is token\[:, None\]",
+        r"not int64 \[6\]; .* pass token\[:, None\]",
     ),
     "float tokens": (
         lambda: vocab_logprobs(LOGITS, TOKEN.float()),
@@ -53,11 +53,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: vocab_logprobs(
             LOGITS, IDS.view(3, 2).repeat(2, 1), Scoring(sampled=True), LOGITS.amax(-1)
         ),
-        r"one per row \[M, 1\], not int64 \[6, 2\]; score others without sampled",
+        r"token per row \[M, 1\], not int64 \[6, 2\]; score other tokens without sampled",
     ),
     "a head of another width": (
         lambda: hidden_logprobs(LOGITS, torch.zeros(5, 7), TOKEN),
-        r"\[M, D\] .* \[v, D\], but they are float32 \[6, 8\] and float32 \[5, 7\]",
+        r"\[M, D\] .* \[v, D\], not float32 \[6, 8\] and float32 \[5, 7\]",
     ),
     "a shard without its group": (
         lambda: vocab_logprobs(LOGITS, TOKEN, Scoring(shard=Shard(8))),
@@ -65,38 +65,38 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a group by name": (
         lambda: Shard(0, "tp"),  # pyright: ignore[reportArgumentType]
-        "process group that this rank belongs to, not 'tp'",
+        "process group of this rank, not 'tp'",
     ),
     "no temperature": (
         lambda: Scoring(temperature=0.0),
-        "temperature is 0.0, but must be a positive number",
+        "temperature is 0.0, but must be positive",
     ),
     "a floor without temperature": (
         lambda: support_floor(LOGITS, temperature=0.0),
         "temperature is 0.0, but must",
     ),
-    "blocks of nothing": (lambda: Scoring(max_rows=0), "at least one row, but max_rows is 0"),
+    "blocks of nothing": (lambda: Scoring(max_rows=0), "max_rows must be at least 1, not 0"),
     "min-p above 1": (
         lambda: support_floor(LOGITS, min_p=1.5),
-        "min_p is 1.5, but is a probability relative to",
+        "min_p is 1.5, but must be a probability relative to",
     ),
     "top-p of nothing": (
         lambda: support_floor(LOGITS, top_p=float("nan")),
-        "top_p is nan, but is a probability",
+        "top_p is nan, but must be a probability",
     ),
     "float targets": (
         lambda: facade.get_next_token_logprobs_from_logits(IDS.float(), GRID),
-        r"target is \[B, S\], integers, for 2 sequences, not float32 \[2, 3\]",
+        r"target must be \[B, S\] integers for 2 sequences, not float32 \[2, 3\]",
     ),
     "more tokens than logits": (
         lambda: facade.get_next_token_logprobs_from_logits(
             torch.zeros(2, 5, dtype=torch.int64), GRID
         ),
-        "5 tokens for logits at 3 positions over 1 context-parallel ranks; .* cp_group be given",
+        "5 tokens for logits at 3 positions over 1 context-parallel ranks; .* pass cp_group",
     ),
     "chunks of nothing": (
         lambda: facade.get_next_token_logprobs_from_logits(IDS, GRID, chunk_size=0),
-        "at least one position, but chunk_size is 0",
+        "chunk_size must be at least 1, not 0",
     ),
     "a teacher of two sizes": (
         lambda: facade.get_distillation_topk_logprobs_from_logits(
@@ -106,7 +106,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
             zero_outside_topk=True,
             calculate_entropy=False,
         ),
-        r"logits \[2, 3, 2\] for token ids \[2, 3, 1\]",
+        r"logits \[2, 3, 2\] and token ids \[2, 3, 1\]",
     ),
     "sequences first": (
         lambda: facade.from_parallel_hidden_states_to_logprobs(
@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
             5,
             None,
         ),
-        r"\[positions, sequences, H\], with 2 sequences .* not \[2, 3, 8\]",
+        r"\[positions, sequences, H\] .* 2 sequences, not \[2, 3, 8\]",
     ),
     "more vocabulary than head": (
         lambda: facade.from_parallel_hidden_states_to_logprobs(
@@ -152,5 +152,5 @@ def scored(layout: Layout, starts: tuple[int, ...]) -> object:
     "starts", [(0, 0), (0, 7), (0, 9)], ids=["twice the same", "overlap", "gap"]
 )
 def test_shards_that_make_no_vocabulary_are_noticed(ranks: Ranks, starts: tuple[int, int]) -> None:
-    with pytest.raises(RanksFailed, match="do not make up a vocabulary"):
+    with pytest.raises(RanksFailed, match="do not form a vocabulary"):
         ranks.run(scored, starts, tp=2)

@@ -247,5 +247,5 @@ def test_speculative_decoding_has_no_logprobs_of_labels() -> None:
         torch.zeros(1, 2, dtype=torch.int64),
     )
     asked = {"labels": ids, "return_logprobs_for_linear_ce_fusion": True}
-    with pytest.raises(ValueError, match="is_spec_decode=True is for generation"):
+    with pytest.raises(ValueError, match="is_spec_decode=True is only for generation"):
         forward(None, ids, ids, ids, is_spec_decode=True, **asked)

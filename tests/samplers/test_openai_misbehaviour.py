@@ -180,8 +180,8 @@ def test_each_kind_of_server_is_asked_in_its_words(script: Script) -> None:
     script.owner = "somebody"
     assert script.told == []
     script.reply()
-    assert "calls itself 'somebody', which is not known here; " in script.told[0]
-    assert script.told[0].endswith(" stops where it will")
+    assert "calls itself 'somebody', which is unknown; " in script.told[0]
+    assert script.told[0].endswith(" uses its own stop tokens")
     assert script.bodies.pop() == ours
 
 
@@ -189,6 +189,6 @@ def test_what_a_server_lacks_is_refused_by_name(script: Script) -> None:
     script.owner = "somebody"
     with pytest.raises(
         ValueError,
-        match=r"^a server called 'somebody' is not known to understand top_k; leave it at",
+        match=r"^a server called 'somebody' is not known to support top_k; leave it at",
     ):
         script.client().require(SamplingParams(4, top_k=3))

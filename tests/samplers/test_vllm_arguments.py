@@ -61,7 +61,8 @@ def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
         "the plan and the engine have the same number"
     )
     with pytest.raises(
-        InputError, match=r"of which 3 GB are taken by plan, so that keys and values \(1 GB at the"
+        InputError,
+        match=r"of which 3 GB are already planned, which leaves no room for keys and values \(1 GB",
     ):
         budget.apply(section(), 4 * 10**9)
 

@@ -91,7 +91,5 @@ def test_reordered_experts_are_read_in_the_loaded_order(backend: str) -> None:
 def test_a_kernel_of_unknown_order_is_refused_by_name(backend: str) -> None:
     from lockstep.samplers.vllm.experts import find_packing
 
-    with pytest.raises(
-        InputError, match=rf"vLLM computes experts by {backend}.*moe_backend=triton"
-    ):
+    with pytest.raises(InputError, match=rf"vLLM's expert backend {backend}.*moe_backend=triton"):
         find_packing(layer_with(backend), "w2_weight")

@@ -167,7 +167,8 @@ def test_a_tied_head_left_behind_is_named(
         dict(learner.model.named_parameters())[f"lm.{EMBEDDING}"].mul_(1.1)
     forgetting("tied head")
     with pytest.raises(
-        WeightSyncError, match=r"differs from what the learner sent: lm_head\.weight \(arrived, but"
+        WeightSyncError,
+        match=r"differ from those sent by the learner: lm_head\.weight \(arrived, but",
     ):
         refitted(learner, sampler)
 

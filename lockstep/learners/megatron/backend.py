@@ -30,12 +30,12 @@ class MegatronTraining(TrainingBackend):
     def refuse_options(self, section: LearnerSection) -> None:
         if section.overflows:
             raise ValueError(
-                "learner.backend=megatron does not compute in fp16; set learner.dtype=bf16"
+                "learner.backend=megatron does not support fp16; set learner.dtype=bf16"
             )
         if section.parallel.dp_replicate > 1:
             raise ValueError(
-                "dp_replicate is of FSDP; with Megatron every rank of parallel.dp has a copy of "
-                "the model"
+                "dp_replicate requires FSDP; with Megatron, every rank of parallel.dp already has "
+                "a copy of the model"
             )
         torchs = {
             "compile": section.compile,
@@ -46,7 +46,7 @@ class MegatronTraining(TrainingBackend):
         }
         for name, asked in torchs.items():
             if asked:
-                raise ValueError(f"{name} is of learner.backend=torch; leave it out")
+                raise ValueError(f"{name} requires learner.backend=torch; leave it out")
 
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
         from lockstep.models.device import resolve_device
@@ -59,7 +59,7 @@ class MegatronTraining(TrainingBackend):
             )
         if section.is_half and resolve_device(section.device).type == "cpu":
             raise InputError(
-                "learner.backend=megatron computes bf16 on GPUs alone; use learner.dtype=fp32"
+                "learner.backend=megatron supports bf16 only on GPUs; use learner.dtype=fp32"
             )
         require_known(config)
         stages(int(config.num_hidden_layers), section.parallel.pp, section.layout_key)

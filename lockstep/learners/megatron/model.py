@@ -222,7 +222,6 @@ def _rotary(network: PreTrainedModel) -> nn.Module:
     made: Any = type(network.base_model.get_submodule("rotary_emb"))(network.config)
     if made.attention_scaling != 1.0:
         raise InputError(
-            "the model scales its rotary positions in a way that learner.backend=megatron does "
-            "not know"
+            "learner.backend=megatron does not support the model's rotary position scaling"
         )
     return made

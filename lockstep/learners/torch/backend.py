@@ -26,9 +26,7 @@ class TorchTraining(TrainingBackend):
 
     def refuse_options(self, section: LearnerSection) -> None:
         if section.parallel.pp > 1:
-            raise ValueError(
-                "layers are shared by learner.backend=megatron alone; leave parallel.pp at 1"
-            )
+            raise ValueError("parallel.pp requires learner.backend=megatron; leave it at 1")
 
     def build(
         self,

@@ -22,13 +22,10 @@ class OpenAIServer(InferenceOptions["SamplerSection"]):
 
     def refuse_options(self, section: SamplerSection) -> None:
         if section.openai is None:
-            raise ValueError(
-                "backend: openai needs to know which server; set sampler.openai.base_url and .model"
-            )
+            raise ValueError("backend: openai requires sampler.openai.base_url and .model")
         ours = {"max_batch_size", "replicas", "tensor_parallel", "kv_cache_gib"}
         if section.model_dump(include=ours) != type(section)().model_dump(include=ours):
             raise ValueError(
-                "max_batch_size, replicas, tensor_parallel and kv_cache_gib are of engines that "
-                "Lockstep starts; a "
-                "server has its own, and openai.max_concurrency bounds what it is asked at once"
+                "max_batch_size, replicas, tensor_parallel and kv_cache_gib are not supported "
+                "with a server; use openai.max_concurrency to limit concurrent requests"
             )

@@ -100,7 +100,7 @@ class OpenAIClient:
                 [f"and {len(served) - _SHOWN_MODELS:,} more"] if len(served) > _SHOWN_MODELS else []
             )
             raise ServerError(
-                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, and not "
+                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, not "
                 f"{self._options.model}; correct the option model"
             )
         return served[self._options.model]
@@ -110,8 +110,8 @@ class OpenAIClient:
         if owner in DIALECTS:
             return DIALECTS[owner]
         self._note(
-            f"{self._options.base_url}: the server calls itself {owner!r}, which is not known "
-            "here; it is asked in OpenAI's own words, and stops where it will"
+            f"{self._options.base_url}: the server calls itself {owner!r}, which is unknown; it "
+            "receives only standard OpenAI options, and uses its own stop tokens"
         )
         return Dialect(f"a server called {owner!r}")
 

@@ -36,8 +36,8 @@ class Dialect:
         options: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         if sampling.stop:
             raise InputError(
-                "sampling.stop ends a response of the torch sampler or of vLLM in this program; a "
-                "server cuts text off in a way of its own, so leave it out"
+                "sampling.stop is supported only by the torch sampler and vLLM in this program, "
+                "not by a server; leave it out"
             )
         penalties = {
             "presence_penalty": sampling.presence_penalty,
@@ -57,7 +57,7 @@ class Dialect:
         for name, value in others.items():
             if value != _NEUTRAL[name]:
                 raise InputError(
-                    f"{self.name} is not known to understand {name}; leave it at {_NEUTRAL[name]:g}"
+                    f"{self.name} is not known to support {name}; leave it at {_NEUTRAL[name]:g}"
                 )
         return options | (penalties if sampling.counts_response else {})
 
@@ -140,16 +140,11 @@ class Completion(ServerWords):
         """Explains why this cannot be a response of at most `max_tokens` tokens; None if it can."""
         choice = self.choices[0]
         if choice.error:
-            return f"its choice holds an error ({shorten(str(choice.error))})"
+            return f"its choice contains an error ({shorten(str(choice.error))})"
         if choice.index not in (None, 0):
-            return (
-                f"its only choice has the index {choice.index}, as if it answered another request"
-            )
+            return f"its only choice has index {choice.index} instead of 0"
         if self.num_tokens > max_tokens + 1:  # some servers also count the stop token
-            return (
-                f"it answers with {self.num_tokens} tokens, where {max_tokens} were asked for "
-                "at most"
-            )
+            return f"it returned {self.num_tokens} tokens, more than max_tokens={max_tokens}"
         characters = len(choice.message.content or "")
         if characters > _LONGEST_TOKEN * (self.num_tokens + 1):
             return f"it answers with {characters:,} characters in {self.num_tokens} tokens"

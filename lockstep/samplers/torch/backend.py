@@ -27,10 +27,7 @@ class TorchInference(InferenceBackend):
 
     def refuse_options(self, section: SamplerSection) -> None:
         if section.tensor_parallel > 1:
-            raise ValueError(
-                "tensor_parallel cuts an engine over devices, which torch does not; use backend: "
-                "vllm"
-            )
+            raise ValueError("tensor_parallel requires backend: vllm")
 
     def dtype(self, computation: Computation) -> torch.dtype:
         import torch

@@ -144,18 +144,17 @@ class ModelSampler(ABC):
 
     def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> NotFiniteError:
         if self.version is None:
-            weights = "as it was opened"
+            weights = "with its initial weights"
         else:
             weights = f"with the weights of step {self.version}"
-        cure = "lower the learning rate, or look at the model's weights"
+        cure = "lower the learning rate, or check the model's weights"
         if TORCH_TYPES[self._type] == torch.float16:
             cure = OVERFLOW
         folder = self._lm.config.name_or_path or "memory"
         prompt = len(requests[row].tokens)
         return NotFiniteError(
-            f"the model in {folder}, {weights}, gives logits that are not finite for token "
-            f"{token + 1} of the response "
-            f"to row {row} of {len(requests)}, a prompt of {prompt} tokens; {cure}",
+            f"the model in {folder}, {weights}, returns non-finite logits for token {token + 1} "
+            f"of the response to row {row} of {len(requests)} ({prompt} prompt tokens); {cure}",
             Batch(
                 torch.tensor([token for request in requests for token in request.tokens]),
                 torch.tensor([len(request.tokens) for request in requests]),

@@ -159,8 +159,8 @@ def _find_keyword(lm: PreTrainedModel) -> str:
     keyword = next((name for name in _KEYWORDS if name in known), None)
     if keyword is None:
         raise InputError(
-            f"{type(lm).__name__} carries a state and takes no cache that Lockstep knows, so it "
-            "cannot be sampled from here; use sampler.backend=vllm, if that runs it"
+            f"{type(lm).__name__} keeps a recurrent state in a cache that the torch sampler does "
+            "not support; use sampler.backend=vllm, if it supports the model"
         )
     return keyword
 
@@ -176,7 +176,7 @@ def torch_sampler(
         return TorchSampler(lm, max_batch_size, dtype, cache_bytes)
     if cache_bytes is not None:
         raise InputError(
-            f"a {lm.config.model_type} keeps states, which sampler.kv_cache_gib does not bound; "
-            "leave it out"
+            f"a {lm.config.model_type} keeps recurrent states, which sampler.kv_cache_gib does "
+            "not limit; leave it out"
         )
     return StatefulTorchSampler(lm, max_batch_size, dtype)

@@ -31,10 +31,7 @@ class VLLMInference(InferenceBackend):
     def explain_fixed_weights(self, section: SamplerSection) -> str | None:
         if section.vllm.quantization is None:
             return None
-        return (
-            "sampler.vllm.quantization changes weights, so that those of a learner could not "
-            "be proven to arrive"
-        )
+        return "sampler.vllm.quantization changes weights, so weight syncs cannot be verified"
 
     def context_limit(self, section: SamplerSection) -> int | None:
         return section.vllm.max_model_len
@@ -72,13 +69,12 @@ class VLLMInference(InferenceBackend):
 
         if importlib.util.find_spec("vllm") is None:
             raise InputError(
-                "sampler.backend is vllm, which is not installed; docs/guides/generation.md says "
-                "how, or use sampler.backend=torch"
+                "sampler.backend is vllm, which is not installed; see docs/guides/generation.md, "
+                "or use sampler.backend=torch"
             )
         if on_gpu != torch.cuda.is_available():
             raise InputError(
-                "vLLM takes the GPU where there is one; leave learner.device at auto, or use "
-                "sampler=torch"
+                "vLLM uses the GPU if available; leave learner.device at auto, or use sampler=torch"
             )
 
     def build(self, folder: str, section: SamplerSection, computation: Computation) -> VLLMSampler:

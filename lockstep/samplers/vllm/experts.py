@@ -59,8 +59,8 @@ def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
             backend, copy.copy(config), w13, w2
         )
     raise InputError(
-        f"vLLM computes experts by {backend.value}, from which their weights cannot be read back; "
-        "set sampler.vllm.engine_args.moe_backend=triton, or use sampler=torch"
+        f"vLLM's expert backend {backend.value} does not allow reading weights back; set "
+        "sampler.vllm.engine_args.moe_backend=triton, or use sampler=torch"
     )
 
 

@@ -115,7 +115,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
         AttributeError,
     ) as error:
         what = (
-            f"vLLM's {type(model).__name__} does not take new weights ({type(error).__name__}: "
+            f"vLLM's {type(model).__name__} rejects new weights ({type(error).__name__}: "
             f"{first_line(error)})"
         )
         raise InputError(f"{what}; use sampler=torch") from error

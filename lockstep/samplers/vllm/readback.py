@@ -32,7 +32,7 @@ from lockstep.weight_sync.fingerprints import (
 )
 
 _COLUMNS_AT_ONCE = 512
-_INSTEAD = "so weights that were sent to it could not be proven to have arrived; use sampler=torch"
+_INSTEAD = "so weight syncs cannot be verified; use sampler=torch"
 
 
 @dataclass(frozen=True)
@@ -161,18 +161,16 @@ def _prove(
         stretches = [p.source for p in places]
     if sum(torch.Size(stretch.size).numel() for stretch in stretches) != tensor.numel():
         kind = type(network.get_submodule(name.rpartition(".")[0])).__name__
-        raise InputError(f"vLLM does not hold {name} of {kind} as it is sent, {_INSTEAD}")
+        raise InputError(
+            f"vLLM stores {name} of {kind} in a different form than it is sent, {_INSTEAD}"
+        )
     for place in places:
         kind = type(place.layer).__name__
         if (place.layer, place.parameter) in landings.changed:
-            raise InputError(
-                f"vLLM's {kind} computes with something else than {name} itself, {_INSTEAD}"
-            )
+            raise InputError(f"vLLM's {kind} does not compute with {name} itself, {_INSTEAD}")
         ordered = find_packing(place.layer, place.parameter) is not None
         if not is_packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
-            raise InputError(
-                f"vLLM's {kind} keeps {name} in a form that cannot be read, {_INSTEAD}"
-            )
+            raise InputError(f"vLLM's {kind} keeps {name} in an unreadable form, {_INSTEAD}")
     before = {stretch for share in shares[:rank] for stretch in share[name]}
     return places, tuple(
         place for place in places if place.source not in before

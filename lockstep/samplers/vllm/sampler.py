@@ -65,8 +65,8 @@ class VLLMSampler:
             from vllm.engine.arg_utils import EngineArgs
         except (ImportError, RuntimeError) as error:
             raise InputError(
-                f"vLLM is installed and cannot be imported ({first_line(error)}); "
-                "docs/guides/generation.md says which packages stand in its way"
+                f"vLLM cannot be imported ({first_line(error)}); see docs/guides/generation.md "
+                "for conflicting packages"
             ) from error
 
         self._takes_turns = section.takes_turns
@@ -93,8 +93,7 @@ class VLLMSampler:
             AssertionError,
         ) as error:
             raise InputError(
-                f"vLLM does not start with the model in {model} ({_reason(error)}); use "
-                "sampler=torch"
+                f"vLLM cannot start with the model in {model} ({_reason(error)}); use sampler=torch"
             ) from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
@@ -258,7 +257,7 @@ class VLLMSampler:
                 return self._engine.step()
         except (ValueError, NotImplementedError) as error:
             raise InputError(
-                f"vLLM cannot compute with this model ({_reason(error)}); use sampler=torch"
+                f"vLLM cannot run this model ({_reason(error)}); use sampler=torch"
             ) from error
 
     def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
@@ -268,7 +267,8 @@ class VLLMSampler:
         """
         if 0 < sampling.temperature < _COLDEST:
             raise InputError(
-                f"vLLM knows no temperature between 0 and {_COLDEST}; use 0, or a higher one"
+                f"vLLM does not support temperatures between 0 and {_COLDEST}; use 0 or a higher "
+                "one"
             )
         longest = len(request.tokens) + sampling.max_tokens
         if self._limit is not None and longest > self._limit:

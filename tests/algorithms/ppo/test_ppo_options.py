@@ -89,7 +89,7 @@ def test_a_sampler_that_missed_a_tensor_stops_the_run(
 
     monkeypatch.setattr(TorchSampler, "load_weights", forgetful)
     with pytest.raises(
-        WeightSyncError, match=r"differs from what the learner sent: model\.norm\.weight"
+        WeightSyncError, match=r"differ from those sent by the learner: model\.norm\.weight"
     ):
         run()
 
