@@ -11,9 +11,7 @@ from lockstep.losses import Denominator, Mean, Outputs
 
 
 class MedianBaseline(lockstep.PolicyGradient):
-    """The baseline of a response is the median reward of its group, which one lucky response does
-    not move.
-    """
+    """The baseline is the median reward of a group, which one lucky response does not move."""
 
     def advantages(self, batch: lockstep.Batch) -> Tensor:
         rewards = batch["shaped_score"].view(-1, self.grpo.num_generations)

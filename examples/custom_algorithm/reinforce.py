@@ -100,10 +100,8 @@ class Step:
     agreement: rl.Agreement
 
     def __call__(self, step: int, position: int) -> rl.StepResult:
-        count, sampling = (
-            self.options.num_prompts_per_step,
-            self.setup.source.sampling(self.options.sampling),
-        )
+        count = self.options.num_prompts_per_step
+        sampling = self.setup.source.sampling(self.options.sampling)
         with self.setup.phase("generate"), self.collector.engine.at(step) as refitted:
             rollouts = self.collector.collect(position, count, sampling, 1)  # y ~ π(·|x), r(x, y)
         with self.setup.phase("score"):

@@ -86,7 +86,6 @@ BRANCHES = {
     "cluster/learner_group.py RankSpec.build": f"{HERE}::test_a_rank_joins_nccl_on_a_gpu_of_its_own",
     "cluster/placement.py choose_placement": "cluster/test_placement.py::"
     "test_this_machine_has_the_devices_that_torch_sees",
-    "cluster/placement.py choose_route": PLACED,
     "cluster/ray_transport.py join_cluster": PLACED,  # asks for Ray, not for a device
     "cluster/sampler_pool.py SamplerPool._let_join": ON_GPUS_ALONE,
     "cluster/self_check.py _machine": "gpu_less/test_precision.py::test_a_run_says_so_and_writes_it_down",
