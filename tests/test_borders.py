@@ -65,7 +65,7 @@ def test_the_first_number_and_its_place_are_named(value: float) -> None:
     column_N = torch.zeros(26)
     column_N[[13, 20]] = torch.tensor([value, NAN])
     with pytest.raises(
-        NotFiniteError, match=rf"^V are {value} for token 2 of row 3 of 4; look at"
+        NotFiniteError, match=rf"^V are {value} for token 2 of row 3 of 4; check"
     ) as caught:
         require_finite("V", BATCH, torch.zeros(4), column_N)
     assert caught.value.batch is BATCH
@@ -129,17 +129,17 @@ def lose_one(batch: Batch) -> Batch:
 
 
 ALTERED = [
-    (say_nan, r"log-probabilities of the sampler are nan for token \d+ of row 3 of 3; look at"),
+    (say_nan, r"log-probabilities of the sampler are nan for token \d+ of row 3 of 3; check"),
     (
         say_more,
         (
             r"the sampler gave 5 tokens in a sequence of 10 for row 1 of 3, whose prompt has 5 .* "
             r"1 "
-            r"to 4; look at"
+            r"to 4; check"
         ),
     ),
     (say_nothing, "the sampler gave 0 tokens in a sequence of 9 for row 1 of 3"),
-    (lose_one, "the sampler gave 2 responses to 3 requests; start it anew"),
+    (lose_one, "the sampler gave 2 responses to 3 requests; restart it"),
 ]
 ASKED = requests((5, 3, 9))
 

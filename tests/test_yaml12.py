@@ -28,11 +28,11 @@ def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: {c: 1, c: 2}\n", "line 2: the key c is given twice"),
+        ("a: 1\nb: {c: 1, c: 2}\n", "line 2: the key c is duplicated"),
         ("1: a\n", "line 1: a key must be text, but is 1"),
         ("a: !!binary abc\n", "line 1: the tag"),
-        ("a: 1\n---\nb: 2\n", "no YAML"),
-        ("a: b: c\n", "line 1: this is no YAML"),
+        ("a: 1\n---\nb: 2\n", "invalid YAML"),
+        ("a: b: c\n", "line 1: invalid YAML"),
     ],
 )
 def test_what_is_refused_is_refused_with_its_line(text: str, message: str) -> None:

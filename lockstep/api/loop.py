@@ -89,7 +89,9 @@ def open_learner(
         ModelError: This machine does not compute the model correctly.
     """
     if head not in get_args(Head):
-        raise InputError(f"open_learner: head is {head!r}; there are: {', '.join(get_args(Head))}")
+        raise InputError(
+            f"open_learner: head is {head!r}; choose one of: {', '.join(get_args(Head))}"
+        )
     section = load_section(LearnerSection, read_arguments("lockstep.open_learner", options))
     if optimizer is None:
         chosen = None
@@ -121,7 +123,9 @@ def save(learner: Learner, folder: str | Path) -> None:
     """
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} is there and is not an empty folder; choose another name")
+        raise InputError(
+            f"{path} already exists and is not an empty folder; choose a different path"
+        )
     path.mkdir(parents=True, exist_ok=True)
     learner.save(path)
     learner.poll_save(wait=True)
@@ -135,7 +139,7 @@ def load(learner: Learner, folder: str | Path) -> None:
     """
     path = Path(folder)
     if not path.is_dir() or not any(path.iterdir()):
-        raise InputError(f"{path} holds no learner; name a folder that lockstep.save has written")
+        raise InputError(f"{path} has no learner; use a folder written by lockstep.save")
     learner.load(path)
 
 
@@ -268,18 +272,18 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
         InputError: There are no prompts, or one is neither text nor a row with `question`.
     """
     if isinstance(prompts, str):
-        raise InputError("rollout: prompts is one text; give a list of texts or rows")
+        raise InputError("rollout: prompts is a single string; pass a list of strings or rows")
     rows: list[Mapping[str, Any]] = [
         {"question": one} if isinstance(one, str) else one for one in prompts
     ]
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
             raise InputError(
-                f"rollout: prompt {number} is {user_code.show(row)}; give a text, or a row with "
+                f"rollout: prompt {number} is {user_code.show(row)}; pass a string, or a row with "
                 "`question`"
             )
     if not rows:
-        raise InputError("rollout: prompts is empty; give at least one")
+        raise InputError("rollout: prompts is empty; pass at least one")
     return rows
 
 

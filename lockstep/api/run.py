@@ -53,7 +53,9 @@ class Run:
         points = [(int(row["step"]), row[metric]) for row in rows if metric in row]
         if not points:
             names = sorted({name for row in rows for name in row})
-            raise InputError(f"{self.folder} logs no {metric}; {suggest_metric(metric, names)}")
+            raise InputError(
+                f"{self.folder} does not log {metric}; {suggest_metric(metric, names)}"
+            )
         return points
 
     @property

@@ -110,5 +110,5 @@ def sweep(
 def _plain_values(key: str, values: Iterable[Any]) -> list[Any]:
     """Converts Python values to recipe values; functions and short forms as in `Trainer`."""
     if key in ("train", "validation"):
-        raise InputError(f"{key} is short for data.{key}; name that, with files")
+        raise InputError(f"{key} is short for data.{key}; sweep that, with files")
     return [value_at(build_tree(nest(key, value)), key.split(".")) for value in values]

@@ -54,7 +54,7 @@ class Trainer:
         named = algorithm or self.algorithm
         if named is None or (algorithm is not None and self.algorithm is not None):
             raise TypeError(
-                "only Trainer itself takes an algorithm: a class derived from Algorithm, or "
+                "only Trainer itself accepts algorithm: a class derived from Algorithm, or "
                 "file.py:Class"
             )
         text = named if isinstance(named, str) else user_code.refer(named)
@@ -118,7 +118,8 @@ def train_loaded(loaded: Loaded, on_step: OnStep | None, allow_changes: bool = F
     """
     if "transformers" not in sys.modules:
         print(
-            "lockstep: loading torch and transformers; a minute from a cold disk", file=sys.stderr
+            "lockstep: loading torch and transformers; this can take a minute on a cold disk",
+            file=sys.stderr,
         )
     from lockstep.run.stop import Stopped
     from lockstep.run.train import describe_nothing_trained, train

@@ -84,16 +84,14 @@ def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {} if options.get("data") is None else options["data"]
     if not isinstance(given, Mapping):
         raise InputError(
-            f"data is {user_code.show(given)}; give its options as a mapping, and rows as train=…"
+            f"data is {user_code.show(given)}; pass its options as a mapping, and rows as train=…"
         )
     data = dict(given)
     for key in _ROW_KEYS:
         if options.get(key) is None:
             continue
         if data.get(key) is not None:
-            raise InputError(
-                f"{key} is given by itself and in data, and only one can be read; leave one out"
-            )
+            raise InputError(f"{key} is set both directly and in data; remove one")
         data[key] = _store_rows(options[key], key)
     return data
 
@@ -118,8 +116,8 @@ def _name_reward(name: str, key: str) -> dict[str, Any]:
     if ":" in name:
         return {"type": "python", "function": name}
     raise InputError(
-        f"{key} is {name!r}; choose one of {', '.join(VERIFIERS)}, or give a function, or its "
-        "place, file.py:name"
+        f"{key} is {name!r}; choose one of {', '.join(VERIFIERS)}, or pass a function or its "
+        "location, file.py:name"
     )
 
 
@@ -133,7 +131,7 @@ def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:
     for function in functions:
         if not inspect.isfunction(function) or function.__name__ in found:
             raise InputError(
-                f"{key} is a list with {function!r}, which has no name of its own; name each: "
+                f"{key} is a list with {function!r}, which has no distinct name; name each: "
                 f"{key}={{'format': f, 'answer': g}}"
             )
         found[function.__name__] = function
@@ -183,8 +181,7 @@ def _plain(value: Any, key: str) -> Any:
             return user_code.refer(value)
         case _:
             raise InputError(
-                f"{key} is {value!r}; a recipe holds numbers, text, lists, mappings, functions "
-                "and classes"
+                f"{key} is {value!r}; use numbers, text, lists, mappings, functions or classes"
             )
 
 
@@ -196,7 +193,7 @@ def _store_rows(rows: Rows, key: str) -> str:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise InputError(
-                f"{key}: row {number} is {row!r}; give mappings, such as {{'question': …, "
+                f"{key}: row {number} is {row!r}; use mappings, such as {{'question': …, "
                 f"'answer': …}}"
             )
         try:

@@ -67,7 +67,7 @@ def judge_answers(
     engine = section.engine
     if engine.openai is not None:
         return _server(section, engine, progress)
-    assert section.path is not None, "a judge is the policy, a folder, or a server"
+    assert section.path is not None, "a judge must be the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
     kernels = choose_kernels(source.folder, engine, computation, progress.note)
@@ -150,7 +150,7 @@ def _identify(section: RewardJudge) -> str:
 def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) -> Answering:
     from lockstep.samplers.openai.client import OpenAIClient
 
-    assert sampler.openai is not None, "a server has an address"
+    assert sampler.openai is not None, "a server must have an address"
     client = OpenAIClient(sampler.openai, sampler.timeout_s, note=progress.note)
     source = None if section.path is None else open_source(section.path)
     if source is None:
@@ -221,8 +221,8 @@ class ServerAnswers:
             raise failures[0]
         if failures:
             self.note(
-                f"{len(failures)} of {len(conversations)} questions got no answer; the last of "
-                f"them: {failures[-1]}"
+                f"{len(failures)} of {len(conversations)} questions got no answer; last failure: "
+                f"{failures[-1]}"
             )
         return [found.get(place) for place in range(len(conversations))]
 

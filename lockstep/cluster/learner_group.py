@@ -83,8 +83,8 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
     require_divisible(config, section.parallel.tp, section.layout_key)
     if section.parallel.cp > 1 and carries_state(config):
         raise InputError(
-            f"{section.layout_key}.cp is {section.parallel.cp}, but layers of a "
-            f"{config.model_type} carry a state along each sequence, which cp would cut; use dp"
+            f"{section.layout_key}.cp is {section.parallel.cp}, but {config.model_type} layers "
+            "carry state along each sequence, which cp would split; use dp"
         )
     backend.find_backend(section).require_model(config, section)
     if section.lora is not None:
@@ -258,7 +258,7 @@ class MeshLearner:
 
     def offload(self, keep_weights: bool = False) -> None:
         """See `RankLearner.offload`; skipped if the learner has not worked since the last."""
-        assert not keep_weights, "no sampler computes with the weights of ranks"
+        assert not keep_weights, "no sampler can share weights with ranks"
         if not self._has_left:
             self.call_all("offload")
         self._has_left = True
@@ -290,9 +290,9 @@ class MeshLearner:
         missing = [rank.name for rank, has in zip(self.ranks, found, strict=True) if not has]
         if missing:
             raise InputError(
-                f"run.folder is {folder.absolute()}, which the machine of {missing[0]} does not "
-                "have, and ranks write checkpoints there; mount it on all machines under the same "
-                "path, or set run.folder to a folder that they share"
+                f"run.folder is {folder.absolute()}, where ranks write checkpoints, but the "
+                f"machine of {missing[0]} does not have it; mount it at the same path on all "
+                "machines, or set run.folder to a shared folder"
             )
 
     def save(self, folder: Path) -> None:

@@ -58,9 +58,7 @@ def section_of(learner: Learner) -> LearnerSection:
     """
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section
-    raise InputError(
-        "the learner is not one that open_learner opened; leave it out, and sync its weights"
-    )
+    raise InputError("the learner was not opened by open_learner; remove it, and sync its weights")
 
 
 def dtype_of(learner: Learner) -> DType:

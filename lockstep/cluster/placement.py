@@ -280,9 +280,9 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     chosen = possible.get(section.transfer)
     if chosen is None:
         raise InputError(
-            f"sampler.transfer={section.transfer} cannot reach these engines: cuda_ipc is for "
-            "those whose GPUs are all "
-            "those of learner ranks, shared_memory for one machine; use sampler.transfer=auto"
+            f"sampler.transfer={section.transfer} cannot reach these engines: cuda_ipc requires "
+            "engine GPUs that all have learner ranks, shared_memory a single machine; use "
+            "sampler.transfer=auto"
         )
     return chosen
 
@@ -319,8 +319,8 @@ def _require_cache_size(key: str, section: SamplerSection, placement: Placement)
         return
     if backend.cache_bytes(section) is None:
         raise InputError(
-            f"{key}.backend is {section.backend}, which reserves its cache when it starts, on GPUs "
-            f"that others use; set {key}.kv_cache_gib"
+            f"{key}.backend is {section.backend}, which reserves its cache at startup on shared "
+            f"GPUs; set {key}.kv_cache_gib"
         )
 
 
@@ -330,12 +330,12 @@ def _require_room(devices: Devices, processes: Processes) -> None:
     there = devices.machines * devices.per_machine
     if processes.engines and devices.per_machine % processes.width:
         raise InputError(
-            f"sampler.tensor_parallel is {processes.width}, of which a machine's "
-            f"{devices.per_machine} GPUs are no multiple; an engine has GPUs of one machine alone"
+            f"sampler.tensor_parallel is {processes.width}, which must divide a machine's "
+            f"{devices.per_machine} GPUs; an engine cannot span machines"
         )
     if processes.devices > there:
         if processes.apart:
-            how = ", side by side (cluster.placement=colocated lets them take turns)"
+            how = ", at the same time (with cluster.placement=colocated they take turns)"
         else:
             how = ""
         raise InputError(

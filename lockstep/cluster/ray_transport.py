@@ -119,8 +119,8 @@ class RayCluster:
             number >= len(self._bundles) or within + len(place.devices) > self._width
         ):
             raise InputError(
-                "a judge's sampler.replicas × sampler.tensor_parallel takes more GPUs of the Ray "
-                "cluster than those of the run; lower them"
+                "a judge's sampler.replicas × sampler.tensor_parallel exceeds the Ray cluster "
+                "GPUs of the run; lower them"
             )
         bundle = self._bundles[number % len(self._bundles)]
         options: dict[str, Any] = {
@@ -173,9 +173,10 @@ class RayCluster:
         resources = ray.cluster_resources()
         has = ", ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in bundle)
         raise InputError(
-            f"the Ray cluster has no room for {count} workers with {bundle['CPU']:g} CPUs each (it "
-            f"has {has}) and none came free in cluster.ray.timeout_s={timeout_s:g}; lower "
-            "sampler.replicas or learner.parallel, set cluster.placement=colocated, or add nodes"
+            f"the Ray cluster has no room for {count} workers with {bundle['CPU']:g} CPUs each "
+            f"(it has {has}), and none became free within cluster.ray.timeout_s={timeout_s:g}; "
+            "lower sampler.replicas or learner.parallel, set cluster.placement=colocated, or add "
+            "nodes"
         )
 
 
@@ -230,7 +231,7 @@ class RayWorker:
         try:
             ray.get(self._life, timeout=_TOLD_S)
         except GetTimeoutError:
-            return "it gives no answer"
+            return "it does not respond"
         except RayError as error:
             return f"Ray says: {first_line(error)}"
         return "it has left"
@@ -317,10 +318,10 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
     except Exception as error:  # Ray raises anything
         ray.shutdown()
         if address is None:
-            raise InputError(f"no Ray could be started here: {first_line(error)}") from error
+            raise InputError(f"cannot start Ray here: {first_line(error)}") from error
         raise InputError(
             f"cluster.ray.address={address} cannot be joined: {first_line(error)}; `ray start "
-            "--head` starts a cluster and says its address"
+            "--head` starts a cluster and prints its address"
         ) from error
     try:
         yield

@@ -58,7 +58,7 @@ LARGEST_HALF_RATIO = 1.1
 Of 60 correct families the worst has 1.03.
 """
 
-_INSTEAD = "choose a model of docs/models.md, which lists those that were proven"
+_INSTEAD = "choose a verified model from docs/models.md"
 
 _PROMPTS = (5, 1, 9, 5, 13, 2)
 _RESPONSE = 8
@@ -200,15 +200,15 @@ def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
 def _require_gaps(kind: str, proof: Proof) -> None:
     if proof.scored > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} is not computed as transformers does: log-probabilities of packed sequences "
+            f"Lockstep's {kind} differs from transformers: log-probabilities of packed sequences "
             f"are up to {proof.scored:.2g} nats off, so it cannot be trained here; {_INSTEAD}"
         )
     if proof.decoded > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} is not decoded as transformers reads it: token by token, log-probabilities "
-            f"are up to {proof.decoded:.2g} nats off, so it cannot be sampled with "
-            "sampler.backend=torch; use sampler.backend=vllm, if that runs it, or another model "
-            "of docs/models.md"
+            f"Lockstep's {kind} decodes differently from transformers: token by token, "
+            f"log-probabilities are up to {proof.decoded:.2g} nats off, so it cannot be sampled "
+            "with sampler.backend=torch; use sampler.backend=vllm if it supports the model, or a "
+            "different model from docs/models.md"
         )
 
 
@@ -217,8 +217,8 @@ def _require_half(kind: str, dtype: DType, gap_n: Tensor) -> None:
     ratio = float(gap_n.abs().exp().nan_to_num(float("inf")).mean())
     if ratio > LARGEST_HALF_RATIO:
         raise ModelError(
-            f"a {kind} in {dtype} is too far from itself in fp32 (mean e^|Δ log π| is {ratio:.3f}, "
-            f"at most {LARGEST_HALF_RATIO} is right); use learner.dtype=fp32"
+            f"a {kind} in {dtype} differs too much from fp32 (mean e^|Δ log π| is {ratio:.3f}, "
+            f"above {LARGEST_HALF_RATIO}); use learner.dtype=fp32"
         )
 
 
@@ -244,8 +244,8 @@ def _require_export(model: PreTrainedModel) -> None:
     gap = _gap(plain_logits(again.eval(), tokens), plain_logits(model, tokens))
     if gap > LARGEST_GAP:
         raise ModelError(
-            f"a {kind} that is exported and opened again computes other logits (by up to "
-            f"{gap:.2g}); {_INSTEAD}"
+            f"an exported and reopened {kind} computes different logits (by up to {gap:.2g}); "
+            f"{_INSTEAD}"
         )
 
 
@@ -266,7 +266,7 @@ def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
         AssertionError,
     ) as error:
         raise ModelError(
-            f"a {config.model_type} cannot be computed by Lockstep ({type(error).__name__}: "
+            f"a {config.model_type} cannot run in Lockstep ({type(error).__name__}: "
             f"{first_line(error)}); {_INSTEAD}"
         ) from error
 
@@ -293,7 +293,7 @@ def _source() -> str:
     parts = [*(root / name for name in _PROVEN), Path(lockstep_logprobs.__file__).parent]
     for part in parts:
         files = sorted([part] if part.suffix else part.rglob("*.py"))
-        assert files, f"{part} has moved; say where the code lies that a proof is about"
+        assert files, f"{part} has moved; update the location of the code that the proof covers"
         for path in files:
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -109,7 +109,7 @@ class SamplerSpec:
         if backend is None:
             engines = " or ".join(list_engines())
             raise InputError(
-                f"{self.section.backend} takes no weights; set sampler.backend to {engines}"
+                f"{self.section.backend} cannot receive weights; set sampler.backend to {engines}"
             )
         return backend
 

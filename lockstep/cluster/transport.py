@@ -86,7 +86,7 @@ Message = Factory | Call | Item | Result | Failure
 GRACE_S = 2.0
 """Seconds for a worker to exit before it is killed."""
 
-CLOSED = "it was ended by this process"
+CLOSED = "this process ended it"
 """Description of a worker that `Transport.close` has ended."""
 
 
@@ -205,7 +205,7 @@ class Channel:
             self._socket.settimeout(_remaining_s(deadline))
             received = self._socket.recv_into(view[filled:])
             if received == 0:
-                raise EOFError("the other side has closed")
+                raise EOFError("the other side closed the connection")
             filled += received
         return data
 

@@ -76,7 +76,7 @@ class Pending:
                 f"{self.verb} of worker {self.name} streams its result; use Remote.stream"
             )
         assert isinstance(message, Result), (
-            f"a worker answers with a result, not {type(message).__name__}"
+            f"expected a result from the worker, not {type(message).__name__}"
         )
         return message.value
 
@@ -113,7 +113,7 @@ class Pending:
     def _give_up(self) -> WorkerDied:
         self.abandon()
         return WorkerDied(
-            f"worker {self.name} took longer than {self._timeout_s:g} s over {self.verb} and was "
+            f"worker {self.name} took longer than {self._timeout_s:g} s for {self.verb} and was "
             "ended"
         )
 
@@ -158,7 +158,7 @@ class Remote:
         self.ready()
         if self.pending.open:
             raise RuntimeError(
-                f"worker {self.name} was asked for {verb} while {self.pending.verb} is under way"
+                f"worker {self.name} received {verb} while {self.pending.verb} is running"
             )
         pending = Pending(self._transport, self.name, verb, self.timeout_s)
         pending.send(Call(verb, args, keywords))

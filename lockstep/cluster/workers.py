@@ -153,7 +153,7 @@ def workers_of(
         return Workers(choose_placement(section, computation, processes))
     if importlib.util.find_spec("ray") is None:
         raise InputError(
-            f"cluster.backend is ray, which is not installed; {install_command('ray')}"
+            f"cluster.backend is ray, but Ray is not installed; {install_command('ray')}"
         )
     from lockstep.cluster.ray_transport import RayCluster
 

@@ -29,8 +29,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=path_argument,
         help=(
-            "Python files of a model's folder (modeling_mine.py), or named by a run's recipe, "
-            "that may run"
+            "Python files allowed to run: of a model folder (modeling_mine.py), or named by a "
+            "run's recipe"
         ),
     )
 
@@ -79,8 +79,6 @@ def add_asking(
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help=f"such as {option}"
     )
-    parser.add_argument(
-        "--recipe", help=f"options to begin with; without it a run's own, or {recipe}"
-    )
+    parser.add_argument("--recipe", help=f"base recipe (default: the run's own, or {recipe})")
     add_trust(parser)
-    add_out(parser, "FOLDER", f"where the results go; without it a folder in {folder}")
+    add_out(parser, "FOLDER", f"results folder (default: a folder in {folder})")

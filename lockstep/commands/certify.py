@@ -13,20 +13,27 @@ def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     certify = parsers.add_parser(
         "certify",
-        help="say how exactly sampler and learner agree on a model on this machine",
+        help="certify that sampler and learner agree bitwise on a model on this machine",
         epilog=(
-            "Exit codes: 0 exact, 2 could not start, 3 the negative control was not seen, 4 "
-            "not exact."
+            "Exit codes: 0 exact, 2 could not start, 3 negative control not detected, 4 not exact."
         ),
     )
     add_model(certify)
     certify.add_argument(
-        "--count", metavar="N", type=int, default=32, help="prompts of random tokens (default: 32)"
+        "--count",
+        metavar="N",
+        type=int,
+        default=32,
+        help=("number of random-token prompts (default: 32)"),
     )
     certify.add_argument(
-        "--max-tokens", metavar="N", type=int, default=32, help="longest response (default: 32)"
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        default=32,
+        help=("maximum tokens per response (default: 32)"),
     )
-    add_out(certify, "FILE", "the certificate; default: certificates/<model>.json")
+    add_out(certify, "FILE", "certificate file (default: certificates/<model>.json)")
     add_trust(certify)
     certify.set_defaults(command=run)
 
@@ -36,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     if options.count < 1 or options.max_tokens < 1:
-        raise InputError("--count and --max-tokens are at least 1")
+        raise InputError("--count and --max-tokens must be at least 1")
     out = None if options.out is None else Path(options.out)
     if out is not None and out.is_dir():
-        raise InputError(f"--out {out} is a folder; name the file")
+        raise InputError(f"--out {out} is a folder; give a file path")
     with spare_modules():
         from lockstep.inference.certify import Asked, certify
 

@@ -34,9 +34,7 @@ def run(options: argparse.Namespace) -> int:
     require_unaltered(Path(options.run))
     bounds = load_run(Path(options.run)).training.acceptance
     if not bounds:
-        raise InputError(
-            f"the recipe of {options.run} has no acceptance bounds, so there is nothing to check"
-        )
+        raise InputError(f"the recipe of {options.run} has no acceptance bounds to check")
     rows = read_metrics(Path(options.run))
     findings = [check(bound, rows) for bound in bounds]
     for _, sentence in findings:

@@ -11,17 +11,17 @@ from lockstep.commands.arguments import Parsers
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     config = parsers.add_parser(
-        "config", help="print a recipe as it would be run, and where each value comes from"
+        "config", help="print a resolved recipe and where each value comes from"
     )
-    config.add_argument("recipe", nargs="?", help="without it, the recipes that ship are listed")
+    config.add_argument("recipe", nargs="?", help="if omitted, lists the shipped recipes")
     config.add_argument(
         "overrides",
         nargs="*",
         default=[],
         metavar="key=value | key",
-        help="a key alone asks what an option is",
+        help="a key without a value describes that option",
     )
-    config.add_argument("--explain", action="store_true", help="say what every option is, instead")
+    config.add_argument("--explain", action="store_true", help="describe every option instead")
     config.set_defaults(command=run)
 
 

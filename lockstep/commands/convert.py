@@ -26,7 +26,7 @@ _ALGORITHMS = (
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     convert = parsers.add_parser(
-        "convert", help="make a recipe of a config of verl, NeMo RL, TRL or OpenRLHF"
+        "convert", help="convert a config of verl, NeMo RL, TRL or OpenRLHF to a recipe"
     )
     convert.add_argument(
         "config",
@@ -40,12 +40,14 @@ def add(parsers: Parsers) -> None:
     convert.add_argument(
         "--from",
         dest="library",
-        help="nemo-aligner, nemo-rl, openrlhf, trl or verl; default: by the keys of the file",
+        help=(
+            "nemo-aligner, nemo-rl, openrlhf, trl or verl (default: detected from the file's keys)"
+        ),
     )
     convert.add_argument(
-        "--algorithm", choices=_ALGORITHMS, help="what it trains, if the file does not say"
+        "--algorithm", choices=_ALGORITHMS, help="algorithm, if the file does not specify it"
     )
-    add_out(convert, "RECIPE", "write the recipe to this file, and print the report")
+    add_out(convert, "RECIPE", "write the recipe to this file and print the report")
     convert.set_defaults(command=run)
 
 
@@ -57,12 +59,12 @@ def run(options: argparse.Namespace) -> int:
         from lockstep_convert.command import convert_words
     except ModuleNotFoundError:
         raise InputError(
-            "the package lockstep_convert is not installed; it comes with lockstep-rl"
+            "the package lockstep_convert is not installed; install lockstep-rl"
         ) from None
     from lockstep.system.whole_files import write_whole
 
     if options.out is not None and Path(options.out).exists():
-        raise InputError(f"{options.out} exists already; give --out another name, or move it")
+        raise InputError(f"{options.out} already exists; choose a different --out, or move it")
     recipe, report, problem = convert_words(options.config, options.library, options.algorithm)
     if options.out is None:
         print(recipe, end="")

@@ -28,25 +28,23 @@ def add(parsers: Parsers) -> None:
     """Adds `doctor` and its subcommands to a parser."""
     doctor = parsers.add_parser(
         "doctor",
-        help="do training and inference agree on a model, and if not, where",
+        help="check whether training and inference agree on a model, and locate disagreements",
         epilog=_CODES,
     )
     doctor.set_defaults(command=run)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
     what = "measure agreement over a grid of lengths, data, methods and batch sizes"
     _add_measuring(group, "table", what, _table, "doctor_table")
-    what = "the same over a small grid; where it fails, say where"
+    what = "measure agreement over a small grid; on failure, locate the disagreement"
     _add_measuring(group, "quick", what, _quick, "doctor_quick")
-    parser = _add_measuring(
-        group, "locate", "find the place of a disagreement, and prove it", _locate_model
-    )
+    parser = _add_measuring(group, "locate", "locate a disagreement and prove it", _locate_model)
     parser.set_defaults(answer=partial(_locate, parser))
     parser.add_argument(
         "--model",
         metavar="FOLDER",
         dest="folder",
         type=source_argument,
-        help="then MODEL is a dump that it generated",
+        help="model that generated the dump given as MODEL",
     )
     _add_columns(parser)
     _add_measuring(
@@ -58,10 +56,10 @@ def add(parsers: Parsers) -> None:
     _add_measuring(
         group,
         "bringup",
-        "check what no grid shows of a new model: limits, embeddings, experts",
+        "check a new model for issues that grids miss: limits, embeddings, experts",
         _bringup,
     )
-    what = "read what a dump of log-probabilities says, without a model"
+    what = "analyze a dump of log-probabilities without a model"
     parser = _add_question(group, "analyze", what, _analyze)
     parser.add_argument(
         "file",
@@ -94,10 +92,8 @@ def _add_measuring(
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="such as backends=[hf,vllm]"
     )
-    parser.add_argument(
-        "--recipe", default=recipe, help=f"options to begin with (default: {recipe})"
-    )
-    add_out(parser, "FOLDER", "where the results go; without it a folder in doctor/")
+    parser.add_argument("--recipe", default=recipe, help=f"base recipe (default: {recipe})")
+    add_out(parser, "FOLDER", "results folder (default: a folder in doctor/)")
     add_trust(parser)
     return parser
 
@@ -108,8 +104,10 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="ROLE=NAME",
-        help="names of a dump's columns, where they are none of a library: train, infer, ids, "
-        "mask, attention, prompt_length, temperature, prompt",
+        help=(
+            "column names of a dump that is not from a known library: train, infer, ids, mask, "
+            "attention, prompt_length, temperature, prompt"
+        ),
     )
 
 
@@ -149,7 +147,7 @@ def _quick(options: argparse.Namespace) -> int:
         try:
             _locate_model(options)
         except InputError as error:  # the verdict stands
-            print(f"the place was not looked for: {error}")
+            print(f"the location was not searched: {error}")
     return code
 
 
@@ -162,7 +160,7 @@ def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     for name in unread:
         if vars(options)[name] != parser.get_default(name):
             option = "key=value" if name == "overrides" else f"--{name}"
-            parser.error(f"locate with {what} does not read {option}; leave it out")
+            parser.error(f"locate with {what} does not use {option}; remove it")
     if options.folder is None:
         return _locate_model(options)
     with spare_modules():
@@ -214,5 +212,5 @@ def _names(options: argparse.Namespace) -> FieldNames:
     known = FieldNames.__dataclass_fields__
     wrong = [role for role, _, name in pairs if role not in known or not name]
     if wrong:
-        raise InputError(f"--columns {wrong[0]} is not ROLE=NAME; roles are {', '.join(known)}")
+        raise InputError(f"--columns {wrong[0]} is not ROLE=NAME; valid roles: {', '.join(known)}")
     return FieldNames(**{role: name for role, _, name in pairs})

@@ -12,7 +12,7 @@ from lockstep.system.process_defaults import spare_modules
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     evaluate = parsers.add_parser(
-        "eval", help="ask a model the questions of a file; the same command again resumes"
+        "eval", help="evaluate a model on the questions of a file; rerun the command to resume"
     )
     add_asking(
         evaluate,

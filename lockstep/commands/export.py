@@ -16,15 +16,18 @@ def add(parsers: Parsers) -> None:
     export.add_argument("run", type=path_argument, help="folder of the run")
     export.add_argument("out", type=path_argument, help="folder to write; must not exist")
     export.add_argument(
-        "--checkpoint", default="latest", help="latest, best (by run.best), or the number of a step"
+        "--checkpoint", default="latest", help="latest, best (by run.best), or a step number"
     )
     export.add_argument(
-        "--dtype", default="fp32", choices=("fp32", "bf16"), help="of the weights (default: fp32)"
+        "--dtype",
+        default="fp32",
+        choices=("fp32", "bf16"),
+        help=("dtype of the weights (default: fp32)"),
     )
     export.add_argument(
         "--adapter",
         action="store_true",
-        help="write the adapters of learner.lora alone, as peft does",
+        help="export only the learner.lora adapters, in peft format",
     )
     add_trust(export)
     export.set_defaults(command=run)
@@ -41,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter
     )
     what, opener = (
-        ("adapters of the policy", "peft") if options.adapter else ("the policy", "transformers")
+        ("policy adapters", "peft") if options.adapter else ("the policy", "transformers")
     )
     print_text(f"{what} after {step} steps: {options.out} (opens with {opener})")
     return 0

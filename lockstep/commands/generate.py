@@ -11,7 +11,7 @@ from lockstep.system.process_defaults import spare_modules
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     generate = parsers.add_parser(
-        "generate", help="answer the rows of a file; the same command again resumes"
+        "generate", help="generate responses to the rows of a file; rerun the command to resume"
     )
     add_asking(generate, "rows to answer", "num_generations=4", "generate", "generations/")
     generate.set_defaults(command=run)

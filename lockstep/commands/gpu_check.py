@@ -13,8 +13,8 @@ def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     check = parsers.add_parser(
         "gpu-check",
-        help="say what works on this machine's GPUs, and how fast, in minutes",
-        epilog="Exit codes: 0 ok, 1 a check failed, 2 could not start, 4 a promise is broken.",
+        help="check in minutes what works on this machine's GPUs and how fast it is",
+        epilog="Exit codes: 0 ok, 1 a check failed, 2 could not start, 4 a guarantee is broken.",
     )
     check.add_argument(
         "--device",
@@ -22,7 +22,7 @@ def add(parsers: Parsers) -> None:
         default="auto",
         help="default: the GPU, if there is one",
     )
-    add_out(check, "FOLDER", "of the results (default: gpu-check)", "gpu-check")
+    add_out(check, "FOLDER", "results folder (default: gpu-check)", "gpu-check")
     check.set_defaults(command=run)
 
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
     out = Path(options.out)
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; name a folder")
+        raise InputError(f"--out {out} is a file; give a folder")
     with spare_modules():
         from lockstep_doctor.machine.command import check_machine
 

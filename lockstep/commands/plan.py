@@ -13,17 +13,17 @@ from lockstep.system.process_defaults import spare_modules
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    plan = parsers.add_parser("plan", help="say what a recipe takes of memory, on paper")
+    plan = parsers.add_parser("plan", help="estimate the memory of a recipe without running it")
     add_recipe(plan, "options of the recipe")
-    plan.add_argument("--gpus", type=int, required=True, metavar="N", help="how many there are")
+    plan.add_argument("--gpus", type=int, required=True, metavar="N", help="number of GPUs")
     plan.add_argument(
-        "--memory", required=True, metavar="SIZE", help="of each GPU, such as 80GB or 80GiB"
+        "--memory", required=True, metavar="SIZE", help="memory per GPU, such as 80GB or 80GiB"
     )
     plan.add_argument(
         "--rates",
         metavar="FILE",
         type=path_argument,
-        help="gpu_check.json of such a GPU: says the time of a step, too",
+        help="gpu_check.json of that GPU, to also estimate step time",
     )
     plan.set_defaults(command=run)
 

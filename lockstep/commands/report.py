@@ -14,16 +14,18 @@ from lockstep.system.printable import print_text
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     report = parsers.add_parser(
-        "report", help="write runs, also unfinished ones, as one HTML file to look at"
+        "report", help="write an HTML report of finished or unfinished runs"
     )
     report.add_argument(
         "runs",
         nargs="+",
         metavar="RUN",
         type=path_argument,
-        help="folder of a run, several are laid over each other; or of a sweep",
+        help="run folders, overlaid in one report; or one sweep folder",
     )
-    add_out(report, "FILE", "default: report.html in the run, or here if there are several")
+    add_out(
+        report, "FILE", ("output file (default: report.html in the run, or here for several runs)")
+    )
     report.set_defaults(command=run)
 
 
@@ -39,10 +41,10 @@ def run(options: argparse.Namespace) -> int:
     folders = [Path(run) for run in options.runs]
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
     if len({folder.resolve() for folder in folders}) < len(folders):
-        raise InputError("a run is named twice; name each once")
+        raise InputError("duplicate run; give each run once")
     sweeps = [folder for folder in folders if is_sweep(folder)]
     if sweeps and len(folders) > 1:
-        raise InputError(f"{sweeps[0]} is a sweep's, and has a page of its own; name it alone")
+        raise InputError(f"{sweeps[0]} is a sweep, which has its own page; give it alone")
     if sweeps:
         write_sweep_report(sweeps[0], out)
     else:

@@ -11,7 +11,7 @@ from lockstep.commands.arguments import Parsers
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     schema = parsers.add_parser(
-        "schema", help="print the JSON schema of recipes, for an editor that completes them"
+        "schema", help="print the JSON schema of recipes for editor completion"
     )
     schema.add_argument(
         "algorithm", metavar="ALGORITHM", help="such as ppo, eval, or file.py:Class"

@@ -11,18 +11,15 @@ def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
     sweep = parsers.add_parser(
         "sweep",
-        help=(
-            "run a recipe with several values of its options; the same command again continues "
-            "the sweep"
-        ),
+        help=("run a recipe with several option values; rerun the command to resume"),
     )
     add_recipe(sweep, "options, some with several values: seed=0..4 run.max_steps=10,20")
     sweep.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="runs at a time; default: 1"
+        "--jobs", type=int, default=1, metavar="N", help="number of runs at a time (default: 1)"
     )
     sweep.add_argument(
         "--name",
-        help="folder in sweeps/; default: the recipe's name and the options with several values",
+        help="folder in sweeps/ (default: the recipe's name and the swept options)",
     )
     sweep.set_defaults(command=run)
 

@@ -13,17 +13,13 @@ from lockstep.system.unread import outlive
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    train = parsers.add_parser(
-        "train", help="run a recipe; the same command again continues the run"
-    )
+    train = parsers.add_parser("train", help="train with a recipe; rerun the command to resume")
     add_recipe(train, "options of the recipe, such as seed=1")
-    train.add_argument(
-        "--dry-run", action="store_true", help="check all that can be known, and start nothing"
-    )
+    train.add_argument("--dry-run", action="store_true", help="check the run without starting it")
     train.add_argument(
         "--allow-changes",
         action="store_true",
-        help="continue even if recipe, data, model or code have changed",
+        help="resume even if recipe, data, model or code changed",
     )
     train.set_defaults(command=run)
 

@@ -10,18 +10,16 @@ from lockstep.system.paths import path_argument
 
 def add(parsers: Parsers) -> None:
     """Adds the command to a parser."""
-    watch = parsers.add_parser(
-        "watch", help="serve the report of runs on this machine while they go on"
-    )
+    watch = parsers.add_parser("watch", help="serve a live report of runs on this machine")
     watch.add_argument(
         "runs",
         nargs="+",
         metavar="RUN",
         type=path_argument,
-        help="folder of a run; several are laid over each other",
+        help="run folders, overlaid in one report",
     )
     watch.add_argument(
-        "--port", type=int, default=0, metavar="PORT", help="default: one that is free"
+        "--port", type=int, default=0, metavar="PORT", help="port (default: a free port)"
     )
     watch.set_defaults(command=run)
 

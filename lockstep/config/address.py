@@ -14,13 +14,14 @@ def require_address(url: str, example: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"a server's address begins with http:// or https://, such as {example}")
+        raise ValueError(f"a server address must begin with http:// or https://, such as {example}")
     try:
         _ = parts.port
     except ValueError:
-        raise ValueError(f"{url} names no port from 0 to 65535") from None
+        raise ValueError(f"{url} has an invalid port; use a number from 0 to 65535") from None
     if parts.username is not None or parts.query:
         raise ValueError(
-            "an address holds no key; put the key into the environment variable api_key_env"
+            "an address cannot contain a key; put the key in the environment variable named by "
+            "api_key_env"
         )
     return url

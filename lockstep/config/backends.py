@@ -94,7 +94,7 @@ class Backends(Generic[B]):
         """The declaration of backend `name`, which the option's annotation has checked."""
         kind = load(self._places[name], self._option, "class")
         found = kind()
-        assert isinstance(found, self._base), f"{self._places[name]} is no {self._base.__name__}"
+        assert isinstance(found, self._base), f"{self._places[name]} is not a {self._base.__name__}"
         return found
 
     def every(self) -> Iterator[tuple[str, B]]:

@@ -29,7 +29,7 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "int_type": "a whole number",
     "list_type": "a list",
-    "model_type": "a group of options",
+    "model_type": "a mapping of options",
     "string_type": "text",
     "too_short": "a longer list",
     "tuple_type": "a list",
@@ -118,8 +118,8 @@ def algorithm_sentence(given: Any) -> str:
     """Describes a missing or unknown `algorithm`."""
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
-        f"algorithm {found}; there are: {', '.join(registry.names())}; one of your own is named by "
-        "its place, file.py:Class or package.module:Class"
+        f"algorithm {found}; choose one of: {', '.join(registry.names())}, or name your own as "
+        "file.py:Class or package.module:Class"
     )
 
 
@@ -140,8 +140,7 @@ def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) ->
         case "extra_forbidden":
             wrong = _find_innermost(told["input"], path)
             return (
-                f"there is no option {'.'.join(map(str, wrong)) or repr('')}; "
-                f"{nearest(recipe, wrong)}"
+                f"unknown option {'.'.join(map(str, wrong)) or repr('')}; {nearest(recipe, wrong)}"
             )
         case "missing":
             return f"{key} is missing{_description(recipe, path)}"
@@ -166,7 +165,7 @@ def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) ->
         f"{' or '.join(filter(None, (', '.join(others), last)))}"
     )
     if len(problems) == 1 and told["type"] == "string_type":
-        sentence += f"""; quote text that YAML reads as something else: {key}='"…"'"""
+        sentence += f"""; quote text that YAML would parse as another type: {key}='"…"'"""
     return sentence
 
 
@@ -226,9 +225,9 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
         return foreign
     if "." in wrong.strip("."):
         first, _, rest = ".".join([*parents, wrong]).rpartition(".")
-        return f"options lie within their section: {first}: {{{rest}: …}}"
+        return f"nest options in their section: {first}: {{{rest}: …}}"
     if ":" in wrong:
-        return "write a space behind each colon, as in {key: value}"
+        return "put a space after each colon, as in {key: value}"
     siblings = _fields_at(recipe, path[:-1])
     if not siblings:
         parents = []

@@ -35,7 +35,7 @@ def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
     for want in [tuple(key.split(".")) for key in keys] or [()]:
         own = [option for option in options if option[0][: len(want)] == want]
         if not own:
-            raise RecipeError(f"there is no option {'.'.join(want)}; {nearest(recipe, want)}")
+            raise RecipeError(f"unknown option {'.'.join(want)}; {nearest(recipe, want)}")
         found += own
     tree: dict[str, Any] = {}
     meanings: dict[Keys, str] = {}

@@ -83,8 +83,8 @@ def require_pinned(loaded: Loaded, what: str) -> None:
     for name in _list_names(loaded):
         if not is_commit(name.revision):
             raise InputError(
-                f"{name.text}: all runs of {what} need the same; write a commit after its name: "
-                f"{name.repo}@COMMIT"
+                f"{name.text}: all runs of {what} must use the same commit; append one to the "
+                f"name: {name.repo}@COMMIT"
             )
 
 
@@ -178,11 +178,11 @@ def _find_cache() -> str | None:
 def _require_model(name: HubName, files: Sequence[str]) -> None:
     """Raises InputError if a repository has no model with safetensors weights."""
     if "config.json" not in files:
-        raise InputError(f"{name.text} has no config.json; name a model of transformers")
+        raise InputError(f"{name.text} has no config.json; use a transformers model")
     if _ALONE not in files and _INDEX not in files:
         raise InputError(
-            f"{name.text} has no {_ALONE} and no {_INDEX}; name a model with its weights in that "
-            "format (pickles are not opened, and adapters must be merged into their model first)"
+            f"{name.text} has no {_ALONE} and no {_INDEX}; use a model with safetensors weights "
+            "(pickles are not loaded; merge adapters into their model first)"
         )
 
 
@@ -193,7 +193,7 @@ def _find_rows(name: HubName, files: Sequence[str]) -> str:
             file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))
         ]
         raise InputError(
-            f"{name.text} is not a file of rows; that data set has: "
+            f"{name.text} is not a data file; files of that data set: "
             f"{', '.join(rows[:_NAMED]) or 'none'}"
         )
     return name.file
@@ -206,18 +206,19 @@ def _explain(error: Exception) -> str:
     cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
     match cause:
         case errors.GatedRepoError():
-            return (
-                "is given only to users who accept its terms; accept them on its page, and run "
-                "hf auth login"
-            )
+            return "is gated; accept the terms on its page, and run hf auth login"
         case errors.RepositoryNotFoundError():
-            return "is not on the hub, or not shown to you; correct the name, or run hf auth login"
+            return (
+                "does not exist on the hub, or is private; correct the name, or run hf auth login"
+            )
         case errors.RevisionNotFoundError():
-            return "has no such revision on the hub; name a branch, a tag or a commit"
+            return "has no such revision on the hub; use a branch, a tag or a commit"
         case errors.OfflineModeIsEnabled():
-            why = "HF_HUB_OFFLINE keeps the hub from being asked"
+            why = "HF_HUB_OFFLINE blocks access to the hub"
         case errors.HfHubHTTPError():
-            why = f"the hub answered with the code {cause.response.status_code}"
+            why = f"the hub returned status {cause.response.status_code}"
         case _:
-            why = f"the hub could not be read ({type(cause).__name__})"
-    return f"is not complete on this machine, and {why}; the same command fetches what is missing"
+            why = f"the hub is unreachable ({type(cause).__name__})"
+    return (
+        f"is incomplete on this machine, and {why}; rerun the command to download the missing files"
+    )

@@ -29,9 +29,11 @@ _NAME = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMS = {
-    "model": "a model on the hub; write hf:owner/name or hf:owner/name@revision",
-    "dataset": "a file of a data set on the hub; write hf:datasets/owner/name/file.jsonl or "
-    "hf:datasets/owner/name@revision/file.jsonl",
+    "model": "a hub model; write hf:owner/name or hf:owner/name@revision",
+    "dataset": (
+        "a file of a hub data set; write hf:datasets/owner/name/file.jsonl or "
+        "hf:datasets/owner/name@revision/file.jsonl"
+    ),
 }
 
 
@@ -88,10 +90,10 @@ def read_pins(folder: Path) -> dict[str, str]:
         InputError: The file is damaged.
     """
     file = folder / PINS
-    cure = "restore it, or remove it"
+    cure = "restore or remove it"
     pins = read_record(file, dict[str, str], cure) if is_file(file) else {}
     if not all(map(is_commit, pins.values())):
-        raise InputError(f"{file} holds something that is not a commit; {cure}")
+        raise InputError(f"{file} has an invalid commit; {cure}")
     return pins
 
 

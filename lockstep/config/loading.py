@@ -305,7 +305,7 @@ def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> N
     """Raises RecipeError if a recipe is for a different command than the expected class."""
     if not issubclass(found, expected):
         raise RecipeError(
-            f"{recipe} is for another command: lockstep {found.command.format(recipe=recipe)}"
+            f"{recipe} is for a different command: lockstep {found.command.format(recipe=recipe)}"
         )
 
 
@@ -347,14 +347,14 @@ def _parse_override(text: str) -> tuple[str, Any]:
     """The key and the value of an override; raises ValueError if a part is missing."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
-        raise ValueError("write key=value without dashes and spaces, such as seed=1")
+        raise ValueError("write key=value with no dashes or spaces, such as seed=1")
     key = match["key"]
     value = match["value"]
-    quoted = f"""quote text twice, as in {key}='"text"'"""
+    quoted = f"""quote it twice, as in {key}='"text"'"""
     if not value.strip():
-        raise ValueError(f"the value is missing; null takes an option back, or {quoted}")
+        raise ValueError(f"missing value; write null to unset the option, or {quoted}")
     if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
-        raise ValueError(f"# begins a comment in YAML; {quoted}")
+        raise ValueError(f"# starts a comment in YAML; {quoted}")
     try:
         return key, yaml12.parse(value)
     except ValueError as error:
@@ -423,8 +423,8 @@ def _validate(
     for keys in taken:
         value = yaml12.value_at(_join(layers), keys)
         note_once(
-            f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} gives way to your "
-            "options"
+            f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} is dropped because "
+            "of your options"
         )
     return found, taken
 

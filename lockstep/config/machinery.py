@@ -29,9 +29,9 @@ DType = Literal["fp32", "bf16", "fp16"]
 class Computation(Section):
     """Device and precision of the computation; a sampler uses the learner's."""
 
-    device: Device = Field(default="auto", description="auto: cuda where there is one")
+    device: Device = Field(default="auto", description="auto: cuda if available")
     dtype: DType = Field(
-        default="fp32", description="of the computation; weights and moments are always fp32"
+        default="fp32", description="compute dtype; weights and moments are always fp32"
     )
     _exact: bool = PrivateAttr(default=False)
 
@@ -91,13 +91,11 @@ class Computation(Section):
 class LoRA(Section):
     """Low-rank adapters (Hu et al. 2021): W + (alpha / rank) · B·A; only A and B are trained."""
 
-    rank: PositiveInt = Field(default=8, description="rows of A and columns of B")
+    rank: PositiveInt = Field(default=8, description=("rank of the adapters"))
     alpha: PositiveInt = Field(default=16, description="B·A is scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description=(
-            "linear maps of the layers to adapt, by the ends of their names: q_proj; null: all"
-        ),
+        description=("linear maps to adapt, by the ends of their names, such as q_proj; null: all"),
     )
 
 
@@ -109,24 +107,26 @@ class LearnerSection(Computation):
     )
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
-        default=8192, description="tokens packed into one forward and backward pass"
+        default=8192, description="maximum tokens packed into one forward and backward pass"
     )
     rows_per_pass: PositiveInt | None = Field(
         default=None,
-        description="rows of each pass, in the batch's order, so that micro_batch_tokens changes "
-        "no bit of the weights "
-        "in one process; null: as many as micro_batch_tokens has room for",
+        description=(
+            "rows per pass, in batch order, so that the weights of one process do not "
+            "depend on micro_batch_tokens; null: as many as fit in micro_batch_tokens"
+        ),
     )
     activation_checkpointing: bool = Field(
         default=False,
         description=(
-            "keep only each layer's inputs and recompute it in the backward pass: less memory"
+            "keep only each layer's inputs and recompute the rest in the backward pass: less memory"
         ),
     )
     compile: bool = Field(
         default=False,
         description=(
-            "compile each layer with torch.compile: the first steps take minutes, later ones less"
+            "compile each layer with torch.compile: the first steps take minutes, later steps are "
+            "faster"
         ),
     )
     cpu_offload: bool = Field(
@@ -135,11 +135,13 @@ class LearnerSection(Computation):
     )
     sync_every_pass: bool = Field(
         default=False,
-        description="reduce gradients in every pass, not once per batch, until when each rank "
-        "holds all of them: less memory, more traffic",
+        description=(
+            "reduce gradients in every pass instead of once per batch: less memory (ranks "
+            "hold no full gradients), more traffic"
+        ),
     )
     lora: LoRA | None = Field(
-        default=None, description="train only adapters of policy and critic; null: all weights"
+        default=None, description="train only LoRA adapters of policy and critic; null: all weights"
     )
     _layout_key: str = PrivateAttr(default="learner.parallel")
 
@@ -197,11 +199,11 @@ class LearnerSection(Computation):
     def explain_inexact(self) -> str | None:
         """Names the option that rules out the kernels of `models.exact`; None if there is none."""
         if not TRAINING.find(self.backend).is_exact:
-            return f"learner.backend={self.backend} has kernels of its own"
+            return f"learner.backend={self.backend} uses different kernels"
         if self.parallel.ranks > 1:
-            return "learner.parallel cuts sums over ranks"
+            return "learner.parallel splits sums across ranks"
         if self.compile:
-            return "learner.compile writes kernels of its own"
+            return "learner.compile generates different kernels"
         return None
 
     @property
@@ -224,15 +226,15 @@ class LearnerSection(Computation):
     def _what_is_compiled_holds_its_weights_whole(self) -> None:
         if self.compile and self.parallel.tp > 1:
             raise ValueError(
-                "torch.compile cannot follow what tp cuts while the lengths of batches vary; "
-                "leave compile out, or use parallel.dp and parallel.cp"
+                "torch.compile does not support tp with varying batch lengths; remove compile, or "
+                "use parallel.dp and parallel.cp"
             )
 
     @rule
     def _adapters_are_of_whole_maps(self) -> None:
         if self.lora is not None and self.parallel.tp > 1:
             raise ValueError(
-                "lora has adapters of whole linear maps, which tp cuts; use parallel.dp and "
+                "lora does not support tp, which splits the linear maps; use parallel.dp and "
                 "parallel.cp"
             )
 
@@ -240,8 +242,8 @@ class LearnerSection(Computation):
     def _passes_are_of_one_process(self) -> None:
         if self.rows_per_pass is not None and self.parallel.ranks > 1:
             raise ValueError(
-                "rows_per_pass fixes the order in which one process adds gradients up, and ranks "
-                "add theirs in another; leave it out, or parallel"
+                "rows_per_pass fixes the order in which one process sums gradients, which ranks "
+                "change; remove it, or parallel"
             )
 
 
@@ -249,38 +251,34 @@ class VLLM(Section):
     """Options for vLLM only."""
 
     max_model_len: PositiveInt | None = Field(
-        default=None, description="longest sequence, prompt and response; null: the model's context"
+        default=None, description="maximum tokens of prompt and response; null: the model's context"
     )
     quantization: str | None = Field(
         default=None,
         description=(
-            "vLLM's quantization of weights, such as fp8, where no learner sends any; "
-            "null: the model's own"
+            "vLLM weight quantization, such as fp8, if no learner sends weights; null: the "
+            "model's own"
         ),
     )
     engine_args: Mapping[str, Any] = Field(
         default_factory=dict,
-        description="other arguments of vLLM's EngineArgs by its names, such as enforce_eager",
+        description="other vLLM EngineArgs, such as enforce_eager",
     )
 
 
 class OpenAI(Section):
     """A running server that speaks OpenAI's protocol."""
 
-    base_url: str = Field(description="the server's address, such as http://localhost:8000/v1")
-    model: str = Field(description="the name under which the server serves the model")
+    base_url: str = Field(description="server address, such as http://localhost:8000/v1")
+    model: str = Field(description="model name on the server")
     api_key_env: str = Field(
         default="OPENAI_API_KEY",
-        description="environment variable with the server's key; not set: no key is sent",
+        description="environment variable with the server's API key; if unset, no key is sent",
     )
-    max_concurrency: PositiveInt = Field(
-        default=64, description="requests that are under way at once"
-    )
+    max_concurrency: PositiveInt = Field(default=64, description="maximum concurrent requests")
     max_retries: NonNegativeInt = Field(
         default=5,
-        description=(
-            "how often a request goes out again after a lost connection, a timeout, 429 or 5xx"
-        ),
+        description=("number of retries after a lost connection, a timeout, 429 or 5xx"),
     )
 
     @field_validator("base_url")
@@ -296,29 +294,33 @@ class SamplerSection(Section):
         default=INFERENCE.names[0], description="inference engine"
     )
     max_batch_size: PositiveInt = Field(
-        default=256, description="sequences that are generated side by side"
+        default=256, description="maximum sequences generated at the same time"
     )
     kv_cache_gib: PositiveFloat | None = Field(
         default=None,
-        description="memory for keys and values of an engine's running sequences on each of its "
-        "devices, beyond which others wait; null: torch takes what they need, vLLM 1 "
-        "on a CPU and what the plan leaves it on a GPU",
+        description=(
+            "KV cache of an engine on each of its devices; sequences that do not fit "
+            "wait; null: torch uses what it needs, vLLM 1 on a CPU and what the plan "
+            "leaves on a GPU"
+        ),
     )
     replicas: PositiveInt = Field(
-        default=1, description="engines that share the prompts, each in its own process"
+        default=1, description="number of engines that share the prompts, each in its own process"
     )
     tensor_parallel: PositiveInt = Field(
-        default=1, description="devices of one machine that share an engine"
+        default=1, description="number of devices per engine, on one machine"
     )
     timeout_s: PositiveFloat = Field(
         default=600.0,
-        description="an engine that is silent for longer, or starts for longer, is taken to hang",
+        description="an engine that does not respond or start within this time counts as hung",
     )
     transfer: Literal["auto", "shared_memory", "process_group", "cuda_ipc"] = Field(
         default="auto",
-        description="carrier of weights to an engine in another process; auto: within a GPU by "
-        "cuda_ipc if each engine's GPUs are those of ranks, on one machine's CPUs by "
-        "shared_memory, else by a process_group",
+        description=(
+            "how weights reach an engine in another process; auto: cuda_ipc if each "
+            "engine's GPUs are those of ranks, shared_memory on one machine's CPUs, else "
+            "process_group"
+        ),
     )
     vllm: VLLM = VLLM()
     openai: OpenAI | None = None
@@ -372,8 +374,7 @@ class SamplerSection(Section):
             value, default = self._value_and_default(name)
             if value != default:
                 raise ValueError(
-                    f"{name} has options of that backend, but backend is {self.backend}; leave it "
-                    "out"
+                    f"{name} requires that backend, but backend is {self.backend}; remove it"
                 )
         INFERENCE.find(self.backend).refuse_options(self)
 
@@ -381,8 +382,8 @@ class SamplerSection(Section):
 def _holds_weights(section: SamplerSection) -> SamplerSection:
     if section.is_server:
         raise ValueError(
-            "a server takes no weights from here and answers in text, so backend: "
-            f"{section.backend} cannot be used for this; choose {' or '.join(list_engines())}"
+            "a server cannot receive weights and returns only text, so backend: "
+            f"{section.backend} cannot be used here; choose {' or '.join(list_engines())}"
         )
     return section
 
@@ -396,13 +397,15 @@ class RaySection(Section):
 
     address: str | None = Field(
         default=None,
-        description="of a cluster to join; auto: this machine's; null: start one here, on loopback",
+        description=(
+            "address of a cluster to join; auto: this machine's; null: start one here, on loopback"
+        ),
     )
     cpus_per_worker: PositiveFloat = Field(
-        default=1.0, description="CPUs of each worker; on GPUs it has one GPU, too"
+        default=1.0, description="CPUs per worker; on GPUs a worker also has one GPU"
     )
     timeout_s: PositiveFloat = Field(
-        default=300.0, description="how long to wait until the cluster has room"
+        default=300.0, description="how long to wait for free cluster resources"
     )
 
 
@@ -412,7 +415,7 @@ class ClusterSection(Section):
     backend: Literal["local", "ray"] = Field(
         default="local",
         description=(
-            "local: child processes of this machine, none where every size is 1; ray: actors"
+            "local: child processes of this machine, none if every size is 1; ray: actors"
         ),
     )
     placement: Literal["colocated", "separate"] = Field(
@@ -449,29 +452,30 @@ class ClusterSection(Section):
     @rule
     def _options_of_the_backend(self) -> None:
         if self.backend != "ray" and self.ray != RaySection():
-            raise ValueError(
-                f"cluster.ray has options of Ray, but cluster.backend is {self.backend}"
-            )
+            raise ValueError(f"cluster.ray requires cluster.backend=ray, but it is {self.backend}")
 
 
 class Cluster(ClusterSection):
     """The cluster on which processes run, with timeouts and restarts."""
 
     timeout_s: PositiveFloat = Field(
-        default=1800.0, description="a worker that takes longer over one call is given up"
+        default=1800.0,
+        description=("maximum time of one worker call, after which the worker is ended"),
     )
     max_restarts: NonNegativeInt = Field(
         default=3,
         description=(
-            "how often, in one session, a run that has lost a worker resumes from its "
-            "newest checkpoint"
+            "number of times in one session that a run resumes from its newest checkpoint after "
+            "losing a worker"
         ),
     )
     offload_idle: bool = Field(
         default=True,
-        description="while engines work, learners on the same GPUs are in the host's memory, and "
-        "engines sleep while "
-        "learners work; false: both keep their memory, which saves the copies where there is room",
+        description=(
+            "move learners to host memory while engines on the same GPUs work, and let "
+            "engines sleep while learners work; false: both stay on the GPU, which saves "
+            "copies if memory allows"
+        ),
     )
 
     @property

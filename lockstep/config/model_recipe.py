@@ -117,8 +117,8 @@ def weights_of(model: Path | str) -> Path:
         return run
     if not (run / "final").is_dir():
         raise RecipeError(
-            f"{run} is a run that has no final/ yet; let it finish, or say lockstep export {run} "
-            "MODEL"
+            f"{run} is an unfinished run without final/; let it finish, or run lockstep export "
+            f"{run} MODEL"
         )
     require_final(run / "final")
     return run / "final"

@@ -47,29 +47,32 @@ class Schedule(Section):
     """Learning rate over optimizer steps: linear warmup, then constant, linear or cosine."""
 
     warmup_steps: NonNegativeInt = Field(
-        default=0, description="optimizer steps over which the rate rises to lr"
+        default=0, description="optimizer steps over which the learning rate rises to lr"
     )
     decay: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="what follows the warm-up"
+        default="constant", description="decay after the warm-up"
     )
     decay_steps: PositiveInt | None = Field(
-        default=None, description="optimizer steps until the end of the decay, warm-up included"
+        default=None,
+        description=("optimizer steps until the end of the decay, including the warm-up"),
     )
-    final_fraction: Probability = Field(default=0.0, description="the decay ends at lr times this")
+    final_fraction: Probability = Field(
+        default=0.0, description=("final learning rate as a fraction of lr")
+    )
 
     @rule
     def _decay_has_an_end(self) -> None:
         if (self.decay == "constant") != (self.decay_steps is None):
             raise ValueError(
-                "decay_steps goes with decay: linear and decay: cosine, and only with them"
+                "decay_steps requires decay: linear or decay: cosine; set both or neither"
             )
         if self.decay == "constant" and self.final_fraction:
             raise ValueError(
-                "final_fraction goes with decay: linear and decay: cosine, and only with them"
+                "final_fraction requires decay: linear or decay: cosine; set both or neither"
             )
         if self.decay_steps is not None and self.decay_steps < self.warmup_steps:
             raise ValueError(
-                "decay_steps includes the warm-up: it takes at least warmup_steps, "
+                "decay_steps includes the warm-up, so it must be at least warmup_steps = "
                 f"{self.warmup_steps}"
             )
 
@@ -87,17 +90,17 @@ class Optimizer(Section):
     lr: PositiveFloat = Field(description="learning rate after the warm-up")
     betas: tuple[_Decay, _Decay] = Field(
         default=(0.9, 0.999),
-        description="decay of the running means of the gradient and of its square",
+        description="decay rates of the running means of the gradient and its square",
     )
-    eps: PositiveFloat = Field(default=1e-8, description="added to the root of the mean square")
+    eps: PositiveFloat = Field(
+        default=1e-8, description=("added to the root mean square in the denominator")
+    )
     weight_decay: NonNegativeFloat = Field(
         default=0.0,
-        description=(
-            "a step of AdamW takes lr times this of each weight; of RMSprop it is an L2 penalty"
-        ),
+        description=("decoupled weight decay in AdamW, an L2 penalty in RMSprop"),
     )
     max_grad_norm: PositiveFloat | None = Field(
-        default=1.0, description="clip the gradient's norm; null: do not"
+        default=1.0, description="maximum gradient norm; null: no clipping"
     )
     schedule: Schedule = Schedule()
 

@@ -31,7 +31,7 @@ def explain(path: Sequence[str], known: Collection[str]) -> str | None:
         option = _find_option(options, known) if meant else None
         if option is not None:
             return (
-                f"{theirs} of {library} is {option}=… here; `lockstep convert` converts its files"
+                f"{theirs} in {library} is {option}=… here; `lockstep convert` converts its files"
             )
     return None
 

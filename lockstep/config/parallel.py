@@ -16,19 +16,28 @@ class Parallel(Section):
 
     dp: Ranks = Field(
         default=1,
-        description="data parallel: ranks that split the rows and shard the model (FSDP2)",
+        description=(
+            "data parallel: number of ranks that split the rows and shard the model (FSDP2)"
+        ),
     )
     tp: Ranks = Field(
         default=1,
-        description="tensor parallel: ranks that split heads, hidden units and the vocabulary",
+        description=(
+            "tensor parallel: number of ranks that split heads, hidden units and the vocabulary"
+        ),
     )
     cp: Ranks = Field(
-        default=1, description="context parallel: ranks that split the tokens of each sequence"
+        default=1,
+        description=("context parallel: number of ranks that split the tokens of each sequence"),
     )
-    pp: Ranks = Field(default=1, description="pipeline parallel: stages that split the layers")
+    pp: Ranks = Field(
+        default=1, description=("pipeline parallel: number of stages that split the layers")
+    )
     dp_replicate: Ranks = Field(
         default=1,
-        description="replicas of the model, which split the rows; dp, tp and cp shard each (HSDP)",
+        description=(
+            "number of model replicas, which split the rows; dp, tp and cp shard each (HSDP)"
+        ),
     )
 
     @property

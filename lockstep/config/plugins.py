@@ -54,7 +54,8 @@ class Plugins(Generic[T]):
         found = load(place, self._option, "class")
         if not isclass(found) or not issubclass(found, self._base):
             raise InputError(
-                f"{self._option} {name}: {place} is none; derive it from {self._derive_from}"
+                f"{self._option} {name}: {place} has the wrong base class; derive it from "
+                f"{self._derive_from}"
             )
         if isabstract(found):
             missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))

@@ -19,7 +19,7 @@ class Recipe(Section, ABC):
     """True if run.max_steps and run.max_epochs both apply; else max_steps overrides max_epochs."""
     placement: ClassVar[tuple[str, ...]] = ("timeout_s",)
     """Options of samplers that do not change results."""
-    algorithm: str = Field(description="what is run")
+    algorithm: str = Field(description="algorithm or command to run")
 
     @property
     @abstractmethod

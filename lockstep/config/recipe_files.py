@@ -52,7 +52,7 @@ def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
     close = get_close_matches(recipe, shipped, 1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise RecipeError(
-        f"{asker}there is no recipe {recipe}; {hint}give a name that `lockstep config` lists, or a "
+        f"{asker}recipe {recipe} not found; {hint}use a name that `lockstep config` lists, or a "
         "YAML file, such as a run's recipe.yaml"
     )
 
@@ -74,7 +74,7 @@ def read_layers(path: Path) -> list[Layer]:
         read.add(path.resolve())
         path = find_recipe(base, path.parent, f"{layer.source}: base: ")
         if path.resolve() in read:
-            raise RecipeError(f"{layer.source}: base: {base} leads back to itself")
+            raise RecipeError(f"{layer.source}: base: {base} is circular")
 
 
 def _read_layer(path: Path) -> Layer:
@@ -85,13 +85,14 @@ def _read_layer(path: Path) -> Layer:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise RecipeError(
-            f"{source}: byte {error.start + 1} is not UTF-8; save the recipe as UTF-8"
+            f"{source}: byte {error.start + 1} is invalid UTF-8; save the recipe as UTF-8"
         ) from None
     except (ValueError, OSError) as error:
         raise RecipeError(f"{source}: {error}") from None
     if not isinstance(tree, dict):
         raise RecipeError(
-            f"{source}: a recipe is a mapping of options, but this file holds {format_value(tree)}"
+            f"{source}: a recipe must be a mapping of options, but this file is "
+            f"{format_value(tree)}"
         )
     _find_first_recipe(tree, path.parent)
     return Layer(source, tree, ships=ships)

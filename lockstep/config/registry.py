@@ -100,5 +100,5 @@ def every() -> Iterator[tuple[str, type[Recipe]]]:
     """Yields all built-in algorithms with their classes."""
     for name in names():
         found = find(name)
-        assert found is not None, "a name stands for a class"
+        assert found is not None, "duplicate name"
         yield name, found

@@ -16,21 +16,21 @@ from lockstep.config.trackers import Trackers
 class Best(Section):
     """Checkpoints to keep by a metric's best value."""
 
-    metric: str = Field(description="as in metrics.jsonl, such as validation/accuracy")
+    metric: str = Field(description="metric in metrics.jsonl, such as validation/accuracy")
     mode: Literal["max", "min"] = Field(
         default="max", description="whether higher or lower is better"
     )
-    count: PositiveInt = Field(default=1, description="how many are kept")
+    count: PositiveInt = Field(default=1, description="number of best checkpoints to keep")
 
 
 class RunSection(Section):
     """Length of a run, intervals between its events, and its folder."""
 
     max_steps: int = Field(
-        default=-1, ge=-1, le=10**12, description="stop after so many steps; -1: after max_epochs"
+        default=-1, ge=-1, le=10**12, description="number of steps; -1: stop after max_epochs"
     )
     max_epochs: PositiveInt = Field(
-        default=1, description="passes over the training data, where max_steps is -1"
+        default=1, description="passes over the training data if max_steps is -1"
     )
     validate_every: NonNegativeInt = Field(
         default=0, description="steps between validations; 0: only first and last"
@@ -38,16 +38,16 @@ class RunSection(Section):
     save_every: PositiveInt = Field(
         default=10, description="steps between checkpoints; the last step is always saved"
     )
-    keep: PositiveInt = Field(default=2, description="newest checkpoints that are kept")
+    keep: PositiveInt = Field(default=2, description="number of newest checkpoints to keep")
     best: Best | None = Field(
-        default=None, description="checkpoints that are kept besides, by a metric"
+        default=None, description="also keep the best checkpoints by a metric"
     )
     max_time_s: PositiveFloat | None = Field(
         default=None,
-        description="save and stop before so many seconds are over; the same command resumes later",
+        description="save and stop before this many seconds; rerun the command to resume",
     )
     num_logged_samples: NonNegativeInt = Field(
-        default=8, description="responses a step writes to samples.jsonl"
+        default=8, description="responses per step written to samples.jsonl"
     )
     folder: LocalPath | None = Field(
         default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
@@ -60,8 +60,8 @@ class RunSection(Section):
         every = self.validate_every
         if not every or self.save_every % every:
             raise ValueError(
-                f"best.metric {self.best.metric} is known only where there is a validation, so "
-                f"save_every = {self.save_every} must be a multiple of validate_every = {every}"
+                f"best.metric {self.best.metric} is logged only at validations, so save_every = "
+                f"{self.save_every} must be a multiple of validate_every = {every}"
             )
 
 
@@ -80,7 +80,7 @@ class Bound(Section):
     steps: tuple[NonNegativeInt, NonNegativeInt] = Field(
         description="first and last step of the window, both included"
     )
-    statistic: Statistic = Field(default="mean", description="what is made of the window's rows")
+    statistic: Statistic = Field(default="mean", description="statistic over the window's rows")
     rows: PositiveInt | None = Field(
         default=None, description="steps of the window that must have the metric; null: all of them"
     )
@@ -102,19 +102,17 @@ class Bound(Section):
     @property
     def idle_options(self) -> dict[str, str]:
         if self.length == 1:
-            return {"statistic": "where the window is a single step"}
+            return {"statistic": "in a window of one step"}
         return {}
 
     @rule
     def _a_window_and_a_range(self) -> None:
         if self.length < 1:
             raise ValueError(
-                f"steps are the first and the last of a window, but are {list(self.steps)}"
+                f"steps must be [first, last] with first ≤ last, but are {list(self.steps)}"
             )
         if self.min is None and self.max is None:
-            raise ValueError(
-                f"a bound on {self.metric} needs min or max, or it would hold for any value"
-            )
+            raise ValueError(f"a bound on {self.metric} needs min or max")
 
 
 class Common(Recipe):
@@ -185,5 +183,5 @@ class Common(Recipe):
         names = [name for name, value in validated.items() if value]
         if names:
             raise ValueError(
-                f"rows to validate on are missing for {', '.join(names)}; set data.validation"
+                f"validation rows are missing for {', '.join(names)}; set data.validation"
             )

@@ -15,11 +15,12 @@ from lockstep.core.types import SamplingParams
 class ResponseEnd(Section):
     """Options that end a response."""
 
-    max_tokens: PositiveInt = Field(description="longest response")
+    max_tokens: PositiveInt = Field(description="maximum tokens per response")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(),
         description=(
-            "text that ends a response, and stays in it, besides the model's own stop tokens"
+            "texts that end a response, in addition to the model's stop tokens; they stay in the "
+            "response"
         ),
     )
 
@@ -32,13 +33,14 @@ class Filters(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=1.0,
         description=(
-            "sample from the fewest likeliest tokens that together have this probability; 1: all"
+            "sample from the smallest set of likeliest tokens with this total probability; 1: all"
         ),
     )
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         default=0.0,
         description=(
-            "keep tokens at least this times as likely as the likeliest, before top_k and top_p"
+            "keep only tokens at least this fraction as likely as the likeliest, before top_k and "
+            "top_p"
         ),
     )
 
@@ -46,8 +48,7 @@ class Filters(Section):
     def _greedy_takes_the_likeliest(self) -> None:
         if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
             raise ValueError(
-                "temperature 0 takes the likeliest token, so top_k, top_p and min_p must be left "
-                "at 0, 1 and 0"
+                "temperature 0 is greedy, so leave top_k, top_p and min_p at 0, 1 and 0"
             )
 
 
@@ -57,15 +58,16 @@ class Penalties(Section):
     repetition_penalty: PositiveFloat = Field(
         default=1.0,
         description=(
-            "divides positive logits of tokens in prompt or response, multiplies the "
-            "others; 1: none"
+            "divides positive logits of tokens in prompt or response, multiplies negative ones; "
+            "1: none"
         ),
     )
     presence_penalty: float = Field(
         default=0.0, description="subtracted from logits of tokens in the response"
     )
     frequency_penalty: float = Field(
-        default=0.0, description="subtracted for each time that the response has a token"
+        default=0.0,
+        description=("subtracted from a token's logit once per occurrence in the response"),
     )
 
 
@@ -95,7 +97,9 @@ class RepeatedSampling(Sampling):
     num_samples: PositiveInt = Field(default=1, description="responses per question")
     k: tuple[PositiveInt, ...] | None = Field(
         default=None,
-        description="the k of pass@k and maj@k, besides 1; null: 4, 16, … and num_samples",
+        description=(
+            "values of k for pass@k and maj@k, in addition to 1; null: 4, 16, … and num_samples"
+        ),
     )
 
     @property
@@ -116,6 +120,6 @@ class RepeatedSampling(Sampling):
             )
         if self.ks[-1] > self.num_samples:
             raise ValueError(
-                f"k is {self.ks[-1]}, but each question gets num_samples={self.num_samples} "
+                f"k is {self.ks[-1]}, but each question has only num_samples={self.num_samples} "
                 "responses"
             )

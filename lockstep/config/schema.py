@@ -16,7 +16,7 @@ from lockstep.config.loading import SHORT_FORMS
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _BASE: JsonSchemaValue = {
     "type": "string",
-    "description": "a recipe that ships or a file; this one says what differs",
+    "description": "a shipped recipe or a file whose options this recipe overrides",
 }
 
 

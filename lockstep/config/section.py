@@ -77,7 +77,7 @@ class Section(BaseModel):
         for key, reason in self.idle_options.items():
             value, default = self._value_and_default(key)
             if value != default:
-                wrong.append(f"{key} does nothing {reason}; leave it out")
+                wrong.append(f"{key} has no effect {reason}; remove it")
         if wrong:
             raise ValueError("; ".join(wrong))
 

@@ -26,10 +26,13 @@ class Scratch(Section):
     """
 
     config: dict[str, Any] = Field(
-        description="fields of a transformers config, `model_type` among them"
+        description="fields of a transformers config, including `model_type`"
     )
     tokenizer: Literal["words"] = Field(
-        default="words", description="one token per word, number, sign and newline of the data"
+        default="words",
+        description=(
+            "word-level tokenizer: one token per word, number, symbol and newline of the data"
+        ),
     )
 
 
@@ -43,8 +46,8 @@ class ModelSection(Section):
     from_recipe: LocalPath | None = Field(
         default=None,
         description=(
-            "a recipe that is trained first, with the same seed; a file is found from the "
-            "recipe's own folder"
+            "recipe to train first, with the same seed; a file path is relative to the recipe's "
+            "folder"
         ),
     )
     scratch: Scratch | None = Field(default=None, description="build a new model")
@@ -53,8 +56,7 @@ class ModelSection(Section):
     def _one_source(self) -> None:
         if sum(source is not None for source in (self.path, self.from_recipe, self.scratch)) != 1:
             raise ValueError(
-                "say exactly one of path, from_recipe and scratch (model.path=FOLDER names your "
-                "model)"
+                "set exactly one of path, from_recipe and scratch (such as model.path=FOLDER)"
             )
 
 
@@ -84,28 +86,35 @@ class PromptSection(Section):
 
     prompt: str = Field(
         default="{question}",
-        description="template of the prompt, or of the user's message where `chat` is on",
+        description="template of the prompt, or of the user message if `chat` is true",
     )
     messages: str | None = Field(
         default=None,
-        description="instead of `prompt`: the field with a list of {role, content}, which goes "
-        "through the tokenizer's "
-        "chat template; where the assistant has the last word, that is the answer and is left off",
+        description=(
+            "instead of `prompt`: field with a list of {role, content} for the "
+            "tokenizer's chat template; a final assistant message is the answer and not "
+            "part of the prompt"
+        ),
     )
     chat: bool = Field(
-        default=False, description="put the prompt through the tokenizer's chat template"
+        default=False, description="render the prompt with the tokenizer's chat template"
     )
-    system_prompt: str | None = Field(default=None, description="system message, with `chat`")
+    system_prompt: str | None = Field(default=None, description="system message; requires `chat`")
     template_args: TemplateArgs = Field(
-        default={}, description="arguments of the chat template, as {enable_thinking: false}"
+        default={}, description="arguments of the chat template, such as {enable_thinking: false}"
     )
-    max_prompt_tokens: PositiveInt = Field(description="a longer prompt is over-long")
+    max_prompt_tokens: PositiveInt = Field(
+        description=("maximum prompt tokens; longer prompts are over-long")
+    )
     overlong_prompts: Literal["error", "skip"] = Field(
-        default="error", description="what to do with them; skipped ones are counted"
+        default="error", description="raise an error for over-long prompts, or skip and count them"
     )
     bad_rows: Literal["error", "skip"] = Field(
         default="error",
-        description="what to do with a line that is no JSON object or lacks a field; likewise",
+        description=(
+            "raise an error for rows that are not JSON objects or lack a field, or skip "
+            "and count them"
+        ),
     )
 
     _tools: tuple[Mapping[str, Any], ...] = PrivateAttr(default=())
@@ -147,26 +156,26 @@ class PromptSection(Section):
     @rule
     def _one_way_to_ask(self) -> None:
         if self.messages is not None and self.prompt != type(self).model_fields["prompt"].default:
-            raise ValueError("say one of prompt and messages; a row's messages need no template")
+            raise ValueError("set only one of prompt and messages; messages need no template")
         if self.messages is not None and (self.chat or self.system_prompt is not None):
             raise ValueError(
-                "chat and system_prompt go with prompt; messages always go through the chat "
-                "template, as they are"
+                "chat and system_prompt require prompt; messages always use the chat template "
+                "unchanged"
             )
         if self.system_prompt is not None and not self.chat:
             raise ValueError("system_prompt needs chat: true")
         if self.template_args and not self.chat and self.messages is None:
-            raise ValueError("template_args are of a chat template; set chat: true, or messages")
+            raise ValueError("template_args require a chat template; set chat: true, or messages")
 
 
 class QuestionSection(PromptSection):
     """Prompts with a correct answer, and the number of them to validate on."""
 
     answer: str = Field(
-        default="{answer}", description="template of the right answer that a reward sees"
+        default="{answer}", description="template of the reference answer passed to the reward"
     )
     max_validation_samples: PositiveInt | None = Field(
-        default=None, description="validate on the first so many rows"
+        default=None, description="maximum number of validation rows"
     )
 
 
@@ -175,25 +184,28 @@ class DataSection(QuestionSection):
 
     train: Paths | None = Field(
         default=None,
-        description="file to train on, or a list of files: JSONL (also .gz), a JSON list, Parquet",
+        description="training file, or a list of files: JSONL (also .gz), a JSON list, Parquet",
     )
     validation: Paths | None = Field(
-        default=None, description="file to validate on, or a list of files"
+        default=None, description="validation file, or a list of files"
     )
     weights: tuple[PositiveFloat, ...] | None = Field(
         default=None,
-        description="how often each file of `train` is used, relative to the others; null: by rows",
+        description="relative sampling weight of each `train` file; null: number of rows",
     )
     task: SerializeAsAny[Annotated[Task, WrapValidator(validate_as_named)]] | None = Field(
         default=None,
-        description="make the rows instead of reading them: `name` says which task does",
+        description="generate rows by the task `name` instead of reading them",
     )
     completion: str | None = Field(
         default=None,
-        description="template of what SFT learns, or one field alone with a list of one message, "
-        "the assistant's; null: {answer}, or with `messages` the assistant's last word",
+        description=(
+            "template of the SFT completion, or a single field with a list of one "
+            "assistant message; null: {answer}, or with `messages` the final assistant "
+            "message"
+        ),
     )
-    shuffle: bool = Field(default=True, description="a new order each epoch, keyed by the seed")
+    shuffle: bool = Field(default=True, description="shuffle each epoch, keyed by the seed")
 
     @property
     def completion_templates(self) -> dict[str, str]:
@@ -210,13 +222,13 @@ class DataSection(QuestionSection):
     def _one_source(self) -> None:
         if (self.train is None) == (self.task is None):
             raise ValueError(
-                "say exactly one of train (a file of rows) and task (which makes them)"
+                "set exactly one of train (a file of rows) and task (which generates them)"
             )
         if self.task is not None and self.validation is not None:
-            raise ValueError("validation does not go with a task, which makes its own")
+            raise ValueError(
+                "validation cannot be set with task, which generates its own validation rows"
+            )
         if self.weights is not None and (
             isinstance(self.train, str | None) or len(self.weights) != len(self.train)
         ):
-            raise ValueError(
-                "weights needs a list of files in train, and one number for each of them"
-            )
+            raise ValueError("weights requires a list of files in train and one number per file")

@@ -60,7 +60,7 @@ class Task(Section, ABC):
     shared: ClassVar[tuple[str, ...]] = ()
     """Options that select the held-out rows; a warm start takes them from the next recipe."""
     name: str = Field(
-        description="the task, which has the other options: one that ships, or file.py:Class"
+        description="the task, which defines the other options: a shipped task, or file.py:Class"
     )
 
     @property
@@ -108,8 +108,8 @@ def find(said: object) -> type[Task]:
     if found is not None:
         return found
     raise InputError(
-        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.names())}, or name one of "
-        "yours as file.py:Class"
+        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.names())}, or name your own "
+        "as file.py:Class"
     )
 
 

@@ -21,7 +21,7 @@ class WandB(Section):
 
     project: str = Field(default="lockstep", min_length=1, description="W&B project")
     name: str | None = Field(
-        default=None, min_length=1, description="of the run; null: its folder's name"
+        default=None, min_length=1, description="W&B run name; null: the folder's name"
     )
     mode: Literal["offline", "online"] = Field(
         default="offline",

@@ -40,8 +40,9 @@ class UntrustedCode(InputError):
     def of(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:
         """The error for these files of a folder."""
         return cls(
-            f"{folder} computes its model type {model_type!r} by Python code of its own, which is "
-            f"not run: {', '.join(map(describe_file, files))}; if you have read it and trust it: "
+            f"{folder} implements its model type {model_type!r} in custom Python code, which is "
+            f"not trusted: {', '.join(map(describe_file, files))}; if you have read it and trust "
+            "it: "
             f"{describe_trust(files)}"
         )
 
@@ -58,9 +59,7 @@ def trust(*files: str | os.PathLike[str]) -> None:
     """
     for file in map(Path, files):
         if file.suffix != ".py" or not file.is_file():
-            raise InputError(
-                f"--trust {file}: there is no such Python file; overrides stand before --trust"
-            )
+            raise InputError(f"--trust {file}: no such Python file; put overrides before --trust")
     trust_content(Path(file).read_bytes() for file in files)
 
 
@@ -108,9 +107,9 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
     ]
     if unknown:
         raise InputError(
-            f"{recipe}: {option} {reference} runs code with which you have not trained on this "
-            f"machine: {', '.join(map(describe_file, unknown))}; a run may come from someone else, "
-            f"so read it, and if you trust it: {describe_trust(unknown)}"
+            f"{recipe}: {option} {reference} runs code that this machine has not trained with: "
+            f"{', '.join(map(describe_file, unknown))}; a run may come from someone else, so read "
+            f"the code, and if you trust it: {describe_trust(unknown)}"
         )
     trust_content(files.values())
     guard(root)

@@ -38,13 +38,13 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
     if place == PROGRAM:
         if reference not in _OBJECTS:
             raise InputError(
-                f"{option} {reference} is a Python object of the program that trained; run that "
-                "program again, or name code that lies in a file: file.py:name"
+                f"{option} {reference} is a Python object of the program that trained; rerun that "
+                "program, or use code in a file: file.py:name"
             )
         return _OBJECTS[reference]
     if not place or not name:
         raise InputError(
-            f"{option} {reference!r} is not of the form file.py:name or package.module:name"
+            f"{option} {reference!r} is not in the form file.py:name or package.module:name"
         )
     try:
         if place.endswith(".py"):
@@ -65,7 +65,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
             if callable(value) and not key.startswith("_")
         ]
         raise InputError(
-            f"{option} {reference}: no {kind} {name} in {place}; it has "
+            f"{option} {reference}: {kind} {name} not found in {place}; it has "
             f"{', '.join(names) or 'none'}"
         )
     return found
@@ -89,8 +89,8 @@ def refer(found: Callable[..., Any]) -> str:
     if not inspect.isfunction(found) and not inspect.isclass(found):
         kind = type(found).__name__
         raise InputError(
-            f"{found!r} is a {kind}, whose behavior cannot be told from its code; write a "
-            "function that calls it"
+            f"{found!r} is a {kind}, whose behavior its code does not determine; write a function "
+            "that calls it"
         )
     module = found.__module__
     name = found.__qualname__
@@ -171,7 +171,7 @@ def show(thing: object, write: Callable[[Any], str] = repr) -> str:
     try:
         return " ".join(shorten(write(thing)).split())
     except Exception as error:
-        return f"an object whose text cannot be had ({type(error).__name__})"
+        return f"an object that cannot be printed ({type(error).__name__})"
 
 
 def describe_error(error: Exception) -> str:
@@ -195,7 +195,7 @@ def import_file(path: Path) -> ModuleType:
     other that has loaded it.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"file not found: {path}")
     text = path.read_bytes()
     known = _MODULES.get(path)
     if known is not None and known[0] == text:

@@ -69,7 +69,7 @@ class Batch:
             )
         if len(self) % self.group_size:
             raise ValueError(
-                f"{len(self)} sequences do not divide into groups of {self.group_size}"
+                f"{len(self)} sequences are not divisible into groups of {self.group_size}"
             )
         for name, column in self.token.items():
             if column.shape[0] != self.tokens.numel():
@@ -92,8 +92,8 @@ class Batch:
             if name in columns:
                 return columns[name]
         raise KeyError(
-            f"no column '{name}'; there are {sorted(self.token)} per token and "
-            f"{sorted(self.sample)} per sample"
+            f"no column '{name}'; token columns: {sorted(self.token)}; sample columns: "
+            f"{sorted(self.sample)}"
         )
 
     @property
@@ -174,10 +174,7 @@ class Batch:
     def _require_whole_groups(self, rows_B: Tensor) -> None:
         whole = torch.tensor(self.rows_of((rows_B[:: self.group_size] // self.group_size).tolist()))
         if not torch.equal(rows_B, whole):
-            raise ValueError(
-                f"sequences that belong together, {self.group_size} by {self.group_size}, are "
-                "torn apart"
-            )
+            raise ValueError(f"groups of {self.group_size} sequences must stay together")
 
     def split(self, rows: int) -> list[Batch]:
         """Consecutive pieces of `rows` sequences; the last may be smaller."""

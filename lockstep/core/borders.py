@@ -17,7 +17,7 @@ from lockstep.core.types import Request, SamplingParams
 
 LARGEST_LOGPROB = 0.1
 """Nats above 0 that rounding explains in bf16 log-softmax; probabilities or losses exceed it."""
-_LOOK = "look at that model's weights and, if it learns, lower its learning rate"
+_LOOK = "check that model's weights and, if it trains, lower its learning rate"
 
 
 class NotFiniteError(RunError):
@@ -69,7 +69,7 @@ def require_responses(
     asked_B = torch.tensor([len(request.tokens) for request in requests])
     if len(batch) != len(asked_B):
         raise NotFiniteError(
-            f"{whose} gave {len(batch)} responses to {len(asked_B)} requests; start it anew", batch
+            f"{whose} gave {len(batch)} responses to {len(asked_B)} requests; restart it", batch
         )
     room_B = batch.lengths - asked_B
     low, high = (int(end) for end in room_B.aminmax())
@@ -84,7 +84,7 @@ def require_responses(
         raise NotFiniteError(
             f"{whose} gave {int(made_B[row])} tokens in a sequence of {int(batch.lengths[row])} "
             f"for row {row + 1} of {len(batch)}, whose prompt has {int(asked_B[row])} and whose "
-            f"response was to have 1 to {sampling.max_tokens}; look at the engine's version and "
+            f"response must have 1 to {sampling.max_tokens}; check the engine's version and "
             "settings",
             batch,
         )

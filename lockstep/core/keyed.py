@@ -59,7 +59,7 @@ def sample(length: int, count: int, *parts: int | str) -> list[int]:
         ValueError: `length` is less than `count`.
     """
     if count > length:
-        raise ValueError(f"{count} different numbers are wanted, but range({length}) has fewer")
+        raise ValueError(f"{count} distinct numbers requested, but range({length}) has fewer")
     moved: dict[int, int] = {}
     chosen = []
     for place, share in enumerate(

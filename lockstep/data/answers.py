@@ -53,8 +53,8 @@ class AnswerEncoder:
         end = tokenizer.eos_token_id
         if not isinstance(end, int):
             raise InputError(
-                "the model's tokenizer has no end-of-sequence token, and completions must end; "
-                "set eos_token"
+                "the model's tokenizer has no end-of-sequence token to end completions; set "
+                "eos_token"
             )
         self._tokenizer = tokenizer
         self._data = data
@@ -114,7 +114,7 @@ class AnswerEncoder:
             if calls and written == self.write(row, "row", {**answer, "tool_calls": None}):
                 return (
                     "has tool_calls in its answer, which the tokenizer's chat template does not "
-                    "write",
+                    "render",
                     written,
                 )
         except ChatTemplateError as error:
@@ -125,14 +125,14 @@ class AnswerEncoder:
         """Returns why an answer cannot be learned, if that shows before it is rendered."""
         weight = answer.get("weight")
         if weight is not None and weight not in (0, 1):
-            return f"has the weight {weight} on its answer; an answer is learned (1) or not (0)"
+            return f"has the weight {weight} on its answer; the weight must be 1 (learned) or 0"
         if weight is not None and not weight:
-            return "has weight 0 on its answer, so it teaches nothing"
+            return "has weight 0 on its answer, so nothing is learned from it"
         inside = next(
             (mark for mark in self._marks if mark in self._split(_text_of(answer))[0]), None
         )
         if inside is not None:
-            return f"has {inside} inside its answer, at which the model stops"
+            return f"has {inside}, a stop token of the model, inside its answer"
         if is_chat(self._data):
             return None
         unread = sorted(
@@ -151,8 +151,8 @@ class AnswerEncoder:
         if unread:
             names = ", ".join(f"{name} ({count})" for name, count in sorted(unread.items()))
             note(
-                f"the chat template of {self._tokenizer.name_or_path} does not write all of an "
-                f"answer; fields left out, and in how many of the first rows: {names}"
+                f"the chat template of {self._tokenizer.name_or_path} omits fields of answers; "
+                f"omitted fields and how many of the first rows have them: {names}"
             )
 
     def _find_unread(self, row: Row, answer: Message) -> Iterable[str]:
@@ -202,9 +202,9 @@ class AnswerEncoder:
         cut = _find_continuation(_text_of(talk[-1]).strip(), opening, before)
         if cut is None or not whole.startswith(before[:cut]):
             raise ChatTemplateError(
-                "the tokenizer's chat template writes its prompt in another way once it is "
-                "answered, as where a prompt opens a thought that the answer lacks; write the "
-                "answer as the template would, or use another template"
+                "the tokenizer's chat template renders the prompt differently once it has an "
+                "answer, such as when a prompt opens a thought that the answer lacks; write the "
+                "answer as the template would, or use a different template"
             )
         return whole[cut:]
 
@@ -300,7 +300,7 @@ def answer_fault(template: str, row: Row) -> str | None:
         return messages.answer_fault(row, talk)
     lists = [name for name in fields(template) if isinstance(read_field(row, name), list | dict)]
     if lists:
-        return f"has no text in the field {lists[0]!r}, which is an answer"
+        return f"has no text in the answer field {lists[0]!r}"
     return None
 
 

@@ -94,7 +94,7 @@ def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
     except OSError as error:
         raise InputError(
             f"{path}: cannot be written ({error}); set the environment variable LOCKSTEP_CACHE to "
-            "a folder with room"
+            "a folder with free space"
         ) from error
     return path
 

@@ -43,8 +43,8 @@ class Demonstrations(AnsweredRows):
             talk = find_messages(row, template)
             if talk is not None and len(read_field(row, talk)) > 1:
                 return (
-                    f"has several messages in the field {talk!r}, of which data.completion "
-                    "learns one, the answer"
+                    f"has several messages in the field {talk!r}, but data.completion needs "
+                    "exactly one, the answer"
                 )
             if talk is not None:
                 return answer_fault(template, row)

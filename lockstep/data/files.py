@@ -60,7 +60,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     for path in found:
         if found.count(path) > 1:
             raise DataError(
-                f"{path}: is named twice; name it once, and set data.weights to use it more often"
+                f"{path}: duplicate file; list it once, and set data.weights to use it more often"
             )
     named = [path.absolute() for path in paths]  # a Hub file links to a name of digits
     depths = range(1, max(len(path.parts) for path in named) + 1)

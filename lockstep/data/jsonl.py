@@ -31,7 +31,7 @@ from lockstep.system.strict_json import StrictJsonError, refuse_constant, refuse
 _START_BYTES = 1 << 10
 _UTF8_MARK = b"\xef\xbb\xbf"
 _DEEPEST = 100
-_TOO_DEEP = f"is nested more than {_DEEPEST} deep"
+_TOO_DEEP = f"is nested deeper than {_DEEPEST} levels"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -93,7 +93,7 @@ class JsonlIndex(Rows):
             return gzip.decompress(self.path.read_bytes())
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"{self.path}: is not a whole gzip file ({error}); pack it again"
+                f"{self.path}: is a damaged gzip file ({error}); compress it again"
             ) from error
 
     def _scan(self) -> Table:
@@ -124,12 +124,10 @@ class JsonlIndex(Rows):
         """Raises DataError for the two kinds of files that are most often mistaken for JSONL."""
         if start.startswith(lfs.MARK):
             raise DataError(
-                f"{self.path}: is only a pointer of Git LFS to the file; `git lfs pull` fetches it"
+                f"{self.path}: is only a Git LFS pointer; `git lfs pull` downloads the file"
             )
         if re.match(rb"\[\s*[\n{]", start):
-            raise DataError(
-                f"{self.path}: is one JSON list, not JSONL; give it a name that ends in .json"
-            )
+            raise DataError(f"{self.path}: is a JSON list, not JSONL; rename it to end in .json")
 
 
 class JsonList(Rows):
@@ -154,7 +152,7 @@ class JsonList(Rows):
             items = parse_any(content)
         except ValueError as error:
             raise DataError(
-                f"{path}: {error}; name a file with a JSON list, or one of JSONL that ends in "
+                f"{path}: {error}; use a file with a JSON list, or JSONL with a name ending in "
                 ".jsonl"
             ) from error
         if not isinstance(items, list):
@@ -218,17 +216,17 @@ def parse_any(text: bytes) -> Any:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"byte {error.start + 1} ({text[error.start]:#04x}) is not UTF-8"
+            f"byte {error.start + 1} ({text[error.start]:#04x}) is invalid UTF-8"
         ) from error
     except StrictJsonError as error:
         raise ValueError(str(error)) from error
     except json.JSONDecodeError as error:
         # Not `colno`, which counts from the last newline, and a list may have several.
-        raise ValueError(f"is not JSON ({error.msg} at character {error.pos + 1})") from error
+        raise ValueError(f"is invalid JSON ({error.msg} at character {error.pos + 1})") from error
     except RecursionError as error:
-        raise ValueError(f"is not JSON (it {_TOO_DEEP})") from error
+        raise ValueError(f"is invalid JSON (it {_TOO_DEEP})") from error
     except ValueError as error:  # from `int`
-        raise ValueError("is not JSON (it has a number of more digits than can be read)") from error
+        raise ValueError("is invalid JSON (a number has too many digits)") from error
     if text.count(b"[") + text.count(b"{") > _DEEPEST and _depth(value) > _DEEPEST:
         raise ValueError(_TOO_DEEP)
     if _SURROGATE_ESCAPE.search(text):
@@ -278,7 +276,7 @@ def _check_encodable(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            "escapes half a surrogate pair (as in \\ud83d alone), which is no text"
+            "escapes half a surrogate pair (as in \\ud83d alone), which is invalid text"
         ) from error
 
 

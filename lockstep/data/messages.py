@@ -115,8 +115,8 @@ def require_template(
         text = _text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
         if _QUESTION not in text:
             note(
-                f"the chat template of {tokenizer.name_or_path} leaves out what the user says, so "
-                "all prompts are alike; use one that takes content as text"
+                f"the chat template of {tokenizer.name_or_path} omits user messages, so all "
+                "prompts are the same; use one that takes content as text"
             )
     except ChatTemplateError as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
@@ -146,10 +146,10 @@ def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, args: TemplateArgs, opti
         return
     unknown = next((name for name in args if name not in known), None)
     if unknown is not None:
-        has = f"it knows {', '.join(known)}" if known else "it takes no arguments"
+        has = f"it uses {', '.join(known)}" if known else "it takes no arguments"
         raise InputError(
             f"{option} has {unknown}, which the chat template of {tokenizer.name_or_path} does "
-            f"not read; {has}"
+            f"not use; {has}"
         )
 
 
@@ -164,7 +164,7 @@ def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
         if "**" in operators:
             raise InputError(
                 f"the chat template of {tokenizer.name_or_path} computes a power (**), which may "
-                "never end; write the result in its place"
+                "never finish; replace it with its result"
             )
 
 
@@ -172,8 +172,8 @@ def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses a template that draws random numbers, since a row's prompt would vary."""
     if re.search(r"\|\s*random\b|\blipsum\b", str(tokenizer.chat_template)):
         raise InputError(
-            f"the chat template of {tokenizer.name_or_path} draws at random, so a row would have "
-            "another prompt each time; take that out of it"
+            f"the chat template of {tokenizer.name_or_path} uses random values, so prompts would "
+            "change each time; remove them"
         )
 
 
@@ -245,13 +245,12 @@ def _apply(
             return str(tokenizer.apply_chat_template(talk, tokenize=False, **options))
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
-            f"the chat template of {tokenizer.name_or_path} is no Jinja (line {error.lineno}: "
-            f"{first_line(error)}); copy the tokenizer's files again, or correct it"
+            f"the chat template of {tokenizer.name_or_path} is invalid Jinja (line "
+            f"{error.lineno}: {first_line(error)}); copy the tokenizer's files again, or correct "
+            "it"
         ) from error
     except MemoryError as error:
-        raise ChatTemplateError(
-            f"it asks for more than {MOST_BYTES >> 30} GiB of memory"
-        ) from error
+        raise ChatTemplateError(f"it needs more than {MOST_BYTES >> 30} GiB of memory") from error
     except Exception as error:  # templates are programs and may raise anything
         raise ChatTemplateError(first_line(error)) from error
 
@@ -303,7 +302,7 @@ def render_follow_up(
         _ANSWER
     )[2]
     if not follows:
-        raise ChatTemplateError("it leaves out what the assistant says")
+        raise ChatTemplateError("it omits assistant messages")
     return follows
 
 
@@ -315,12 +314,12 @@ def fault(
     if wrong is not None:
         return wrong
     if not read_question(row, field):
-        return f"has in the field {field!r} no message that could be answered"
+        return f"has no message to answer in the field {field!r}"
     try:
         render_prompt(read_question(row, field), tokenizer, args)
     except ChatTemplateError as error:
         return (
-            f"has in the field {field!r} messages that the tokenizer's chat template refuses "
+            f"has messages in the field {field!r} that the tokenizer's chat template rejects "
             f"({error})"
         )
     return None
@@ -331,7 +330,7 @@ def text_fault(row: Row, template: str, option: str) -> str | None:
     field = find_messages(row, template)
     if field is None:
         return None
-    cure = f"data.messages={field} reads them by the chat template, in place of {option}"
+    cure = f"data.messages={field} renders them with the chat template, instead of {option}"
     return (
         f"has messages in the field {field!r}, which {option}={template!r} would write as "
         f"JSON; {cure}"
@@ -344,7 +343,7 @@ def answer_fault(row: Row, field: str) -> str | None:
     if wrong is None and (
         not read_field(row, field) or read_field(row, field)[-1]["role"] != "assistant"
     ):
-        return f"has in the field {field!r} no answer by the assistant at the end"
+        return f"has no final assistant answer in the field {field!r}"
     return wrong
 
 

@@ -14,12 +14,12 @@ class PairSection(DataSection):
     chosen: str = Field(
         default="{chosen}",
         description=(
-            "template of the better answer; one field alone may also hold a conversation, "
-            "which ends with it"
+            "template of the better answer; a single field may also hold a conversation that ends "
+            "with it"
         ),
     )
     rejected: str = Field(
-        default="{rejected}", description="template of the worse answer, likewise"
+        default="{rejected}", description="template of the worse answer; same forms as `chosen`"
     )
     chosen_score: str | None = Field(
         default=None, description="field with the better answer's score"
@@ -40,11 +40,9 @@ class PairSection(DataSection):
     @rule
     def _nothing_else_is_learned(self) -> None:
         if self.completion is not None:
-            raise ValueError(
-                "completion is what SFT learns; the answers of a pair are chosen and rejected"
-            )
+            raise ValueError("completion is only for SFT; for pairs set chosen and rejected")
 
     @rule
     def _both_are_scored(self) -> None:
         if len(self.score_fields) == 1:
-            raise ValueError("chosen_score and rejected_score go together; say both, or none")
+            raise ValueError("chosen_score requires rejected_score; set both or neither")

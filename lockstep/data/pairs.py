@@ -49,19 +49,17 @@ class Pairs(AnsweredRows):
             return wrong
         better, worse = self._read_answers(row, "row")
         if is_empty(better):
-            return "has an empty answer as the chosen one"
+            return "has an empty chosen answer"
         wrong_better, chosen = self._answers.examine(row, better)
         wrong_worse, rejected = self._answers.examine(row, worse)
         if wrong_better or wrong_worse:
             return wrong_better or wrong_worse
         if chosen == rejected:
-            return (
-                "has the same answer twice, chosen and rejected, from which nothing can be learned"
-            )
+            return "has the same chosen and rejected answer, so nothing can be learned from it"
         scores = self._scores(row)
         if scores and scores[0] < scores[1]:
             worths = ", ".join(
                 f"{name!r} {score}" for name, score in zip(data.score_fields, scores, strict=True)
             )
-            return f"has a chosen answer that is worth less than the rejected one: {worths}"
+            return f"has a chosen answer with a lower score than the rejected answer: {worths}"
         return None

@@ -50,10 +50,7 @@ def prompts_of(
     empty = next((i for i, prompt in zip(numbers, prompts, strict=True) if not prompt.tokens), None)
     if empty is not None:
         where = rows.where(empty)
-        raise DataError(
-            f"{where}: its prompt is empty, and nothing cannot be continued; correct the row, or "
-            "remove it"
-        )
+        raise DataError(f"{where}: its prompt is empty; correct the row, or remove it")
     return prompts
 
 
@@ -95,8 +92,8 @@ def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[
     """
     if is_chat(data) and tokenizer.chat_template is None:
         raise InputError(
-            "data.chat and data.messages need a chat template, and the model's tokenizer has "
-            "none; use a model that has one, or write the whole prompt in data.prompt"
+            "data.chat and data.messages require a chat template, but the model's tokenizer has "
+            "none; use a model with one, or write the full prompt in data.prompt"
         )
     if is_chat(data):
         messages.require_template(tokenizer, data.template_args)
@@ -113,10 +110,10 @@ def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = tokenizer("a", add_special_tokens=True)["input_ids"]
     if ids and ids[-1] == tokenizer.eos_token_id:
         raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} ends every text with its end-of-sequence "
-            "token "
-            f"{tokenizer.eos_token}, so every prompt would have ended; say add_eos_token: false in "
-            "tokenizer_config.json, or take it out of the post_processor in tokenizer.json"
+            f"the tokenizer in {tokenizer.name_or_path} appends its end-of-sequence token "
+            f"{tokenizer.eos_token} to every text, so every prompt would already be ended; set "
+            "add_eos_token: false in tokenizer_config.json, or remove it from the post_processor "
+            "in tokenizer.json"
         )
 
 
@@ -141,7 +138,7 @@ def note_unread_tools(
     if messages.read_tools(row) is None:
         note(
             "the field 'tools' of the rows is not a list of JSON schemas, so the chat template "
-            "does not get it"
+            "does not receive it"
         )
         return
     talk = converse(row, "row", data)
@@ -150,8 +147,8 @@ def note_unread_tools(
         talk, tokenizer, data.template_values
     ):
         note(
-            f"the chat template of {tokenizer.name_or_path} does not write the tools of the rows, "
-            "so no model sees them"
+            f"the chat template of {tokenizer.name_or_path} does not render the tools of the "
+            "rows, so the model does not see them"
         )
 
 
@@ -173,8 +170,8 @@ def _render_prompt(
         return messages.render_prompt(talk, tokenizer, args)
     except messages.ChatTemplateError as error:
         raise DataError(
-            f"{where}: the tokenizer's chat template refuses its prompt ({error}); change "
-            "data.system_prompt or data.prompt, or use a model with another template"
+            f"{where}: the tokenizer's chat template rejects its prompt ({error}); change "
+            "data.system_prompt or data.prompt, or use a model with a different template"
         ) from error
 
 
@@ -195,10 +192,7 @@ def token_ids(
         return []
     for place, text in enumerate(texts):
         if len(text) > _MOST_CHARACTERS:
-            size = (
-                f"{len(text):,} characters, of which a tokenizer is given at most "
-                f"{_MOST_CHARACTERS:,}"
-            )
+            size = f"{len(text):,} characters, more than the limit of {_MOST_CHARACTERS:,}"
             raise DataError(
                 f"{_begin(names, place)}its text has {size}; shorten the row, or remove it"
             )
@@ -213,7 +207,8 @@ def token_ids(
         place, failure = _find_failure(tokenizer, texts, failure)
         raise DataError(
             f"{_begin(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text "
-            f"that begins {texts[place][:40]!r} ({failure}); use another, or remove the row"
+            f"starting with {texts[place][:40]!r} ({failure}); use a different tokenizer, or "
+            "remove the row"
         )
     opening = [tokenizer.bos_token_id] * 2
     if not add_special_tokens:

@@ -60,11 +60,9 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
     skipped = rows.skipped + Skipped(len(faults), tuple(faults[:NUM_NAMED]))
     usable = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
     if skipped.count:
-        note(
-            f"{skipped.count} bad rows skipped, the first of them:\n  " + "\n  ".join(skipped.first)
-        )
+        note(f"{skipped.count} bad rows skipped; the first:\n  " + "\n  ".join(skipped.first))
     if not usable:
-        raise DataError(f"{rows.name}: has no responses of which one is ranked above another")
+        raise DataError(f"{rows.name}: has no responses with different ranks")
     return usable, skipped
 
 
@@ -83,7 +81,7 @@ def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
         return tuple(_fill(template, row) for template in section.responses)
     responses = _field(row, section.responses, "list")
     if len(responses) < 2 or not all(isinstance(response, str) for response in responses):
-        raise DataError(f"has in the field {section.responses!r} no list of at least two texts")
+        raise DataError(f"needs a list of at least two texts in the field {section.responses!r}")
     return tuple(responses)
 
 
@@ -92,12 +90,12 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
         ranks = _field(row, section.ranks, "list")
         if len(ranks) != count or any(read_number(rank) is None for rank in ranks):
             raise DataError(
-                f"has in the field {section.ranks!r} not one number for each of {count} responses"
+                f"needs one number for each of {count} responses in the field {section.ranks!r}"
             )
         return tuple(map(float, ranks))
     best = _fill(section.best or "", row)
     if best not in map(str, range(1, count + 1)):
-        raise DataError(f"says {best!r} for the best response, and not a number from 1 to {count}")
+        raise DataError(f"says {best!r} for the best response, not a number from 1 to {count}")
     return tuple(0.0 if number == int(best) else 1.0 for number in range(1, count + 1))
 
 
@@ -111,7 +109,7 @@ def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
         talk = (*before, {"role": _role(message), "content": _field(message, "text", "text")})
         replies = _field(message, "replies", "list")
         if not all(isinstance(reply, dict) for reply in replies):
-            raise DataError("has in the field 'replies' something that is no message")
+            raise DataError("has an invalid message in the field 'replies'")
         ranked = [
             reply
             for reply in replies
@@ -131,7 +129,7 @@ def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
 def _role(message: Mapping[str, Any]) -> str:
     name = _field(message, "role", "text")
     if name not in _ROLES:
-        raise DataError(f"has in the field 'role' {name!r}, and neither 'prompter' nor 'assistant'")
+        raise DataError(f"has in the field 'role' {name!r}, not 'prompter' or 'assistant'")
     return _ROLES[name]
 
 

@@ -16,37 +16,37 @@ class RankedSection(Section):
     """Options that turn rows of data files into ranked responses."""
 
     ranked: Paths = Field(
-        description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet"
+        description="data file, or a list of files: JSONL (also .gz), a JSON list, Parquet"
     )
-    prompt: str = Field(default="{prompt}", description="template of what the user asked")
+    prompt: str = Field(default="{prompt}", description="template of the user's prompt")
     responses: Responses = Field(
         default="responses",
-        description="the field with a list of texts, or a template for each response",
+        description="field with a list of texts, or a template for each response",
     )
     ranks: str | None = Field(
         default=None,
-        description="the field with a list of numbers, one for each response, the best lowest",
+        description="field with a list of numbers, one per response, lowest is best",
     )
     best: str | None = Field(
         default=None,
         description=(
-            "instead of `ranks`: template of the number of the best response, counted from 1"
+            "instead of `ranks`: template of the number of the best response, starting at 1"
         ),
     )
     tree: bool = Field(
         default=False,
-        description="instead of all these: rows are conversation trees of OpenAssistant; each "
-        "message with ranked replies is a prompt",
+        description=(
+            "instead of these: rows are OpenAssistant conversation trees; each message "
+            "with ranked replies is a prompt"
+        ),
     )
     bad_rows: Literal["error", "skip"] = Field(
         default="error",
-        description="what to do with a row that lacks a field; skipped ones are counted",
+        description="raise an error for rows that lack a field, or skip and count them",
     )
-    max_prompts: PositiveInt | None = Field(
-        default=None, description="judge the responses to the first so many prompts"
-    )
+    max_prompts: PositiveInt | None = Field(default=None, description="maximum number of prompts")
 
     @rule
     def _one_way_to_rank(self) -> None:
         if sum((self.ranks is not None, self.best is not None, self.tree)) != 1:
-            raise ValueError("say exactly one of ranks, best and tree")
+            raise ValueError("set exactly one of ranks, best and tree")

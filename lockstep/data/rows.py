@@ -130,14 +130,15 @@ class Rows(ABC):
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:
-            raise DataError(f"{path}: there is no such file; name one that exists") from None
+            raise DataError(f"{path}: no such file; correct the path") from None
         except OSError as error:
             raise DataError(
-                f"{path}: cannot be opened ({error.strerror}); name another file"
+                f"{path}: cannot be opened ({error.strerror}); use a different file"
             ) from error
         if not stat.S_ISREG(mode):
             raise DataError(
-                f"{path}: is not a file, and rows are read more than once; name a file of rows"
+                f"{path}: is not a regular file, but rows are read more than once; use a regular "
+                "file"
             )
         self._stamp = Stamp.of(path)
 
@@ -185,14 +186,12 @@ class Rows(ABC):
             raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
         self.skipped = Skipped(bad, first)
         if not len(self):
-            raise DataError(
-                f"{self.path}: holds no rows ({bad} bad ones); name a file that has some"
-            )
+            raise DataError(f"{self.path}: has no valid rows ({bad} bad); use a file with rows")
 
     def _require_unchanged(self) -> None:
         if Stamp.of(self.path) != self._stamp:
             raise DataError(
-                f"{self.path}: has changed since it was opened; start again with a file that stays"
+                f"{self.path}: changed while in use; start over with a file that does not change"
             )
 
 

@@ -107,8 +107,7 @@ class Selection:
         for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
             if skipped.count:
                 note(
-                    f"{skipped.count} {reason} skipped, the first of them:\n  "
-                    + "\n  ".join(skipped.first)
+                    f"{skipped.count} {reason} skipped; the first:\n  " + "\n  ".join(skipped.first)
                 )
 
     def _require_filled(self, templates: Sequence[str]) -> None:
@@ -118,9 +117,8 @@ class Selection:
             name = find_doubled_braces(template, first)
             if name is not None:
                 raise DataError(
-                    f"template {template!r} writes {{{name}}} as it stands, since doubled braces "
-                    "stand for braces; "
-                    f"write {{{name}}} with single ones for what the rows hold there"
+                    f"template {template!r} writes {{{name}}} literally, since doubled braces are "
+                    f"escaped braces; write {{{name}}} with single braces for the row's field"
                 )
 
     def __len__(self) -> int:
@@ -167,7 +165,7 @@ class Selection:
                 first = next(
                     (fault for fault in self.bad.first if fault.startswith(part.name)), None
                 )
-                why = "" if first is None else f", the first of them: {first}"
+                why = "" if first is None else f"; the first: {first}"
                 raise DataError(
                     f"{part.name}: none of its {part.size} rows can be used ({self.account}{why}); "
                     "raise data.max_prompt_tokens, or correct the rows"
@@ -228,7 +226,7 @@ def _scan(
 ) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Yields each block's usable rows and the errors of the others: first bad, then over-long."""
     if len(rows) > _MANY_ROWS:
-        note(f"counts the tokens of {len(rows):,} rows of {rows.name}, once")
+        note(f"counting tokens of {len(rows):,} rows of {rows.name} (once)")
     asking = askers(needs.templates)
     wanted: dict[str, FieldType] = dict.fromkeys([*asking, *filter(None, [data.messages])], "any")
     for numbers in _blocks(rows):

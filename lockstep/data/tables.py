@@ -47,11 +47,9 @@ def _read(path: Path) -> Table:
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{path}: Parquet needs the library `pyarrow`; {install_command('datasets')}"
+            f"{path}: Parquet requires `pyarrow`; {install_command('datasets')}"
         ) from None
     try:
         return parquet.read_table(path)
     except Exception as error:  # from pyarrow and the libraries it uses
-        raise DataError(
-            f"{path}: cannot be read as Parquet ({first_line(error)}); save it again"
-        ) from error
+        raise DataError(f"{path}: invalid Parquet ({first_line(error)}); save it again") from error

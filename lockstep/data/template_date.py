@@ -62,8 +62,8 @@ def _read_date() -> datetime.date:
 
 def _choose(file: Path | None) -> datetime.date:
     today = datetime.date.today()
-    kept = f", kept in {file} for when this is resumed" if file is not None else ""
-    note(f"the chat template writes the date; it is {today}{kept}")
+    kept = f", saved in {file} for resuming" if file is not None else ""
+    note(f"the chat template includes the date; it is {today}{kept}")
     if file is not None:
         write_whole(file, [f"{today}\n".encode()])
     return today
@@ -73,4 +73,4 @@ def _parse(file: Path) -> datetime.date:
     try:
         return datetime.date.fromisoformat(file.read_text(encoding="utf-8").strip())
     except ValueError as error:
-        raise InputError(f"{file} holds no date ({error}); write one as 2026-01-31") from error
+        raise InputError(f"{file} has no valid date ({error}); write one as 2026-01-31") from error

@@ -90,7 +90,7 @@ def complaint(
             state = "null in the field" if name in row else "no field"
             there = shorten(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template or the reward")
-            return f"has {state} {name!r}, which {asker} asks for; its fields are {there}"
+            return f"has {state} {name!r}, which {asker} needs; its fields are {there}"
         fits = type(value) in _KINDS if kind == "any" else _kind(value) == kind
         if not fits:
             return (
@@ -157,8 +157,8 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
     for literal, name, spec, conversion in parsed:
         if name == "" or spec or conversion:
             raise InputError(
-                f"template {template!r}: only plain fields like {{question}} can be filled in; "
-                "write braces as {{ and }}"
+                f"template {template!r}: only plain fields like {{question}} are supported; write "
+                f"braces as {{{{ and }}}}"
             )
         parts.append((literal, name))
     return tuple(parts)
@@ -174,7 +174,7 @@ def _field(row: Row, name: str, where: str) -> str:
         return as_written(value)
     except TypeError as error:  # tables can hold dates and bytes inside lists
         raise DataError(
-            f"{where}: the field {name!r} cannot be put into a template ({error})"
+            f"{where}: the field {name!r} cannot be inserted into a template ({error})"
         ) from error
 
 

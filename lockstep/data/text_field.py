@@ -51,8 +51,8 @@ def text_field(data: DataSection) -> TextField:
     names = sorted(set(fields(data.prompt)))
     if len(names) != 1:
         raise InputError(
-            "self_rewarding.prompt_source=new has one text written for each prompt, but "
-            f"data.prompt has {len(names)} "
-            f"fields{': ' if names else ''}{', '.join(names)}; write a template with one"
+            "self_rewarding.prompt_source=new generates one text per prompt, but data.prompt has "
+            f"{len(names)} fields{': ' if names else ''}{', '.join(names)}; use a template with "
+            "one field"
         )
     return TextField(names[0], talk=False)

@@ -57,7 +57,7 @@ class ToolTemplate:
             self._require_all(whose)
         except ChatTemplateError as error:
             raise InputError(
-                f"{whose} takes no results of tools ({error}); use a model whose template does"
+                f"{whose} rejects tool results ({error}); use a model whose template supports them"
             ) from None
 
     def tokens(self, results: Sequence[Mapping[str, Any]], last: int) -> Sequence[int]:
@@ -73,15 +73,14 @@ class ToolTemplate:
             _REPLY
         )[2]
         if not follows:
-            raise ChatTemplateError("it leaves out what the assistant says, and its calls")
+            raise ChatTemplateError("it omits assistant messages and their calls")
         return follows
 
     def _require_all(self, whose: str) -> None:
         bare = {name: value for name, value in self._values.items() if name != "tools"}
         if self._opening == render_prompt([_QUESTION], self._tokenizer, bare):
             raise InputError(
-                f"{whose} ignores tools, so the model would not know of them; use one that writes "
-                "them"
+                f"{whose} ignores tools, so the model would not see them; use one that renders them"
             )
         results = [
             {
@@ -96,8 +95,7 @@ class ToolTemplate:
         places = [whole.find(text) for text in _PROBES]
         if not 0 <= places[0] < places[1]:
             raise InputError(
-                f"{whose} leaves out results of tools, or changes their order; use one that "
-                "writes them"
+                f"{whose} omits tool results or changes their order; use one that renders them"
             )
         said = render_prompt(
             [_QUESTION, {"role": "assistant", "content": "x"}, _QUESTION],
@@ -106,13 +104,13 @@ class ToolTemplate:
         )
         if not whole.startswith(self._opening) or not said.startswith(self._opening):
             raise InputError(
-                f"{whose} writes a prompt in another way once it is answered, and what was sampled "
-                "cannot be written anew; use one that only appends"
+                f"{whose} renders a prompt differently once it has an answer, but sampled tokens "
+                "cannot change; use one that only appends"
             )
         if not set(self._stops) & set(
             token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
         ):
             raise InputError(
-                f"{whose} ends a call with none of the model's stop tokens, so results cannot "
-                "follow it; name the token in eos_token_id of generation_config.json"
+                f"{whose} does not end a call with a stop token of the model, so results cannot "
+                "follow it; add the token to eos_token_id in generation_config.json"
             )

@@ -206,7 +206,7 @@ class _Running:
             try:
                 kind, text = json.loads(self._line(deadline))
             except (ValueError, TypeError, RecursionError):
-                raise ChildDied("it wrote into the connection of its process") from None
+                raise ChildDied("it wrote to its process's connection") from None
             if kind == "failed":
                 raise ChildError(text)
             if kind != "printed":
@@ -270,7 +270,7 @@ def _cut(text: str) -> str:
     """The beginning of what is printed at once, and how much is left out."""
     if len(text) <= _PRINTED:
         return text
-    return f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} characters more)"
+    return f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} more characters)"
 
 
 class _Printed(io.TextIOBase):

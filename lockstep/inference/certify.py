@@ -109,9 +109,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
         file = out
     place = find_standing(file.parent)
     if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise InputError(
-            f"{file} cannot be written, since {place} is not a folder that can be written to"
-        )
+        raise InputError(f"{file} cannot be written: {place} is not a writable folder")
     source = open_source(folder)
     reasons = [
         explain_inexact_sampler(folder, SamplerSection(), Computation(device="cpu", dtype=d))
@@ -170,9 +168,7 @@ def _try(
                 own.control = trial.score_control(progress)
         found.append(own)
         tokens = int(own.tally.tokens)
-        progress.note(
-            f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} not equal to the bit"
-        )
+        progress.note(f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} differ")
         progress.step(step, {}, tokens)
     return found
 
@@ -314,7 +310,9 @@ def _judge(found: Sequence[TypeFindings], again: dict[str, int], reason: str | N
     if again["changed"]:
         return replace(
             certificate,
-            reason=f"{again['changed']:,} of {again['tokens']:,} tokens change with their batch",
+            reason=(
+                f"{again['changed']:,} of {again['tokens']:,} tokens change with batch composition"
+            ),
         )
     return replace(certificate, level="E3")
 
@@ -328,8 +326,8 @@ def _conclude(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) 
     unseen = [own for own in found if own.control is not None and not own.control["seen"]]
     for own in unseen:
         print_text(
-            f"the comparison is blind in {own.dtype}: one weight was moved by one unit in the last "
-            "place, and no token differed; try more (--count)"
+            f"negative control failed in {own.dtype}: changing one weight by one unit in the last "
+            "place changed no token; raise --count"
         )
     if read.level not in ("E2", "E3"):
         return exit_codes.BROKEN

@@ -30,7 +30,7 @@ from lockstep.system.paths import expand
 class EvalData(QuestionSection):
     """The rows of an evaluation."""
 
-    validation: Paths = Field(description="file to evaluate on, or a list of files")
+    validation: Paths = Field(description="evaluation file, or a list of files")
 
     @property
     def in_order(self) -> DataSection:
@@ -55,10 +55,10 @@ class EvalRecipe(Recipe):
     model: ModelFolder
     data: EvalData
     reward: RewardSection | None = Field(
-        default=None, description="the reward of responses; null: the environment's"
+        default=None, description="reward of responses; null: the environment's reward"
     )
     environment: EnvironmentSection | None = Field(
-        default=None, description="answers each response, until an episode has ended"
+        default=None, description="environment that replies to responses until the episode ends"
     )
     greedy: Greedy | None = Field(default=None, description="null: no greedy responses")
     sampling: RepeatedSampling | None = Field(
@@ -76,29 +76,26 @@ class EvalRecipe(Recipe):
     @rule
     def _something_is_asked(self) -> None:
         if self.greedy is None and self.sampling is None:
-            raise ValueError(
-                "greedy and sampling are both null, so there is nothing to evaluate; set one of "
-                "them"
-            )
+            raise ValueError("greedy and sampling are both null; set at least one")
         if self.reward is None and self.environment is None:
             raise ValueError(
-                "say what responses are worth: set reward, or an environment that rewards"
+                "nothing scores the responses; set reward, or an environment with rewards"
             )
         penalizing = [name for name, one in self._settings() if one.params().counts_response]
         if self.environment is not None and penalizing:
             raise ValueError(
-                f"{penalizing[0]}.presence_penalty and frequency_penalty count the tokens of one "
-                "response, and an episode has several; leave them at 0 with an environment"
+                f"{penalizing[0]}.presence_penalty and frequency_penalty apply to one response, "
+                "but an episode has several; leave them at 0 with an environment"
             )
         for key, leaf in self.reward.leaves("reward") if self.reward is not None else ():
             if leaf.judge is not None and leaf.judge.path is None and leaf.judge.has_engine:
                 raise ValueError(
-                    f"{key}.judge: null is a run's initial model, and here is none; set "
-                    f"{key}.judge.path, or name a server by {key}.judge.sampler"
+                    f"{key}.judge: null means a run's initial model, which eval does not have; "
+                    f"set {key}.judge.path, or set {key}.judge.sampler to a server"
                 )
         if self.sampling is not None and self.sampling.temperature == 0:
             raise ValueError(
-                "sampling.temperature is 0; greedy responses have a section of their own, greedy"
+                "sampling.temperature is 0; use the section greedy for greedy responses"
             )
 
     def _settings(self) -> Iterator[tuple[str, Sampling]]:
@@ -118,9 +115,7 @@ class EvalJudgeRecipe(Recipe):
     judge: JudgeSection
     pairs: ComparisonSection | None = Field(
         default=None,
-        description=(
-            "let the judge compare responses, too, two at a time and in both orders; null: do not"
-        ),
+        description=("also compare responses in pairs, in both orders; null: no comparison"),
     )
     learner: Computation = Computation()
     cluster: ClusterSection = ClusterSection()
@@ -134,8 +129,7 @@ class EvalJudgeRecipe(Recipe):
     def _require_judge(self) -> None:
         if self.judge.path is None and self.judge.sampler is None:
             raise ValueError(
-                "there is no policy here that could judge; set judge.path, or name a server by "
-                "judge.sampler"
+                "no policy is available to judge; set judge.path, or set judge.sampler to a server"
             )
 
 

@@ -133,8 +133,8 @@ class SampleLog:
             }
 
     def _parse(self, shape: type[T], number: int, line: bytes) -> T:
-        refusal = f"{self._path}:{number} is no sample, but {line[:60]!r}"
-        return check_shape(line, shape, refusal, "remove the file to begin again")
+        refusal = f"{self._path}:{number} is not a sample: {line[:60]!r}"
+        return check_shape(line, shape, refusal, "remove the file to start over")
 
 
 def _write_sums(name: str, reduction: Reduction) -> list[float]:
@@ -144,7 +144,7 @@ def _write_sums(name: str, reduction: Reduction) -> list[float]:
         case Sum(total):
             return [float(total)]
         case _:
-            raise TypeError(f"{name} is no sum and no mean, and is not kept")
+            raise TypeError(f"{name} is neither a sum nor a mean, and is not saved")
 
 
 def _read_sums(sums: Sequence[float]) -> Mean | Sum:
@@ -236,8 +236,8 @@ def _examine(
         unknown = sum(source.tokenizer.unk_token_id in prompt.tokens for prompt in prompts)
         if unknown:
             progress.note(
-                f"{unknown} of {len(prompts)} questions have words that the model's tokenizer "
-                "does not know"
+                f"{unknown} of {len(prompts)} questions contain words unknown to the model's "
+                "tokenizer"
             )
         log = SampleLog(folder / SAMPLES, blocks)
         started()

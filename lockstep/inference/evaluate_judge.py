@@ -87,7 +87,7 @@ def _judge(
                 started()
                 progress.total(len(ranked), describe(ranked, skipped), unit="prompts")
                 _write(ranked, missing, log, (scorer, comparer), progress)
-    wrong = f"{log} is not as Lockstep writes it"
+    wrong = f"{log} is not a valid Lockstep file"
     found = [
         check_shape(line, Assessment, wrong, "remove it") for line in log.read_bytes().splitlines()
     ]
@@ -113,7 +113,7 @@ def _write(
     """
     stop = Stop(None)
     if missing[0].start:
-        progress.note(f"resumes: the responses to {missing[0].start} prompts are judged already")
+        progress.note(f"resumes: responses to {missing[0].start} prompts are already judged")
     with heed_signals(stop, progress.note):
         for places in missing:
             leave_on_stop(stop, f"{places.start} of {len(ranked)} prompts")

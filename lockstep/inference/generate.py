@@ -135,7 +135,7 @@ def _answer(
     stop = Stop(None)
     answered = missing[0].start
     if answered:
-        progress.note(f"resumes: {answered} prompts are answered already")
+        progress.note(f"resumes: {answered} prompts are already answered")
     under_way: dict[int, list[Prompt]] = {}
     waiting: dict[int, str] = {}
     written = 0
@@ -169,7 +169,7 @@ def _format_summary(summary: Path) -> str:
     numbers = json.loads(summary.read_text(encoding="utf-8"))
     return (
         f"{numbers['prompts']} prompts, {numbers['responses']} responses "
-        f"({numbers['unfinished_responses']} cut off by their length), {numbers['tokens']} tokens"
+        f"({numbers['unfinished_responses']} truncated), {numbers['tokens']} tokens"
     )
 
 
@@ -214,7 +214,7 @@ def lines_of(
             yield as_written(record) + "\n"
         except TypeError as error:  # a table can hold dates and bytes
             raise DataError(
-                f"{prompt.id}: cannot be written as JSON ({error}); leave such a field out"
+                f"{prompt.id}: cannot be written as JSON ({error}); remove that field"
             ) from error
 
 

@@ -21,11 +21,9 @@ class GenerateData(PromptSection):
     """The rows of a generation."""
 
     prompts: Paths = Field(
-        description="file of rows, or a list of files: JSONL (also .gz), a JSON list, Parquet"
+        description="data file, or a list of files: JSONL (also .gz), a JSON list, Parquet"
     )
-    max_prompts: PositiveInt | None = Field(
-        default=None, description="answer only the first so many rows"
-    )
+    max_prompts: PositiveInt | None = Field(default=None, description="maximum number of rows")
 
     @property
     def in_order(self) -> DataSection:
@@ -46,8 +44,10 @@ class GenerateRecipe(Recipe):
     num_generations: PositiveInt = Field(default=1, description="responses per prompt")
     logprobs: bool = Field(
         default=False,
-        description="write the log-probability of each sampled token under the distribution that "
-        "it was sampled from, after temperature, top_k and top_p",
+        description=(
+            "write the log-probability of each sampled token under its sampling "
+            "distribution, after temperature, top_k and top_p"
+        ),
     )
     sampler: EngineSection = SamplerSection()
     learner: Computation = Computation()
@@ -89,8 +89,8 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
     if environment is not None and environment["tool_format"] is not None:
         raise RecipeError(
             f"the run was trained with the tools of {environment['class_name']}, which generate "
-            "neither puts into its prompts nor calls; say lockstep eval, which plays its "
-            "episodes, or give the model in its final/"
+            "does not support; use lockstep eval, which runs its episodes, or pass the model in "
+            "its final/"
         )
     sampling = tree.get("sampling") or room
     if sampling is None:

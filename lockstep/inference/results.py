@@ -81,7 +81,7 @@ def results_of(
         raise ChangedError(
             f"{folder} holds {others}:\n  "
             + "\n  ".join(changed)
-            + "\nchoose another folder by --out, or remove it"
+            + "\nchoose a different folder with --out, or remove it"
         )
     return Results(loaded, folder, now)
 
@@ -121,11 +121,9 @@ def leave_on_stop(stop: Stop, done: str) -> None:
     why = stop.check_after_step()
     if why is not None:
         reason, code = why
-        raise Stopped(
-            f"stopped after {done}, because {reason}; the same command resumes from there", code
-        )
+        raise Stopped(f"stopped after {done}: {reason}; rerun the command to resume", code)
 
 
 def _differences(noted: Path, now: Identity) -> list[str]:
-    cure = "choose another folder by --out, or remove this one"
+    cure = "choose a different folder with --out, or remove this one"
     return differences(read_record(noted, dict[str, Any], cure), now)

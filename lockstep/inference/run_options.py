@@ -13,13 +13,13 @@ class ResultsRun(Section):
     folder: LocalPath | None = Field(
         default=None,
         description=(
-            "folder of the results; null: evals/ or generations/<model>-<data>-<hash of "
-            "all that matters>"
+            "results folder; null: evals/ or generations/<model>-<data>-<hash of all that matters>"
         ),
     )
     save_every: PositiveInt = Field(
         default=32,
         description=(
-            "rows of a block, which are answered and written together; a stop loses open blocks"
+            "rows per block, which are generated and written together; stopping loses unfinished "
+            "blocks"
         ),
     )

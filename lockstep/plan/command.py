@@ -46,12 +46,12 @@ def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Pl
     room = bytes_of(memory)
     recipe = loaded.expect(Algorithm)
     if not 1 <= gpus <= _MOST_GPUS:
-        raise InputError(f"--gpus is {gpus}; a plan needs at least 1, and at most {_MOST_GPUS:,}")
+        raise InputError(f"--gpus is {gpus}; set it to 1 to {_MOST_GPUS:,}")
     backend = find_backend(recipe.learner)
     if not backend.is_planned:
         raise InputError(
-            f"a plan is of learner.backend=torch; how {backend.title}'s ranks share memory is not "
-            "known here yet"
+            f"plan supports only learner.backend=torch; memory of {backend.title} ranks is not "
+            "estimated yet"
         )
     for option, section in recipe.rewards.items():
         require_sandbox(section, option)
@@ -82,7 +82,8 @@ def bytes_of(memory: str) -> int:
         size = 0
     if size <= 0:
         raise InputError(
-            f"--memory is {memory!r}; say how much a GPU has, such as 80GB (80·10⁹ bytes) or 80GiB"
+            f"--memory is {memory!r}; set it to the memory of one GPU, such as 80GB (80·10⁹ "
+            "bytes) or 80GiB"
         )
     return size
 
@@ -103,7 +104,7 @@ def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
         return read_config(str(recipe.model.path))
     except ModelError as error:
         raise ModelError(
-            f"{error}; a plan needs only a folder with its config.json: model.path=FOLDER"
+            f"{error}; plan needs only a folder with config.json: model.path=FOLDER"
         ) from None
 
 

@@ -315,7 +315,7 @@ class Rank:
         """Additional contents at the end of forward, with a recomputed layer's working memory."""
         copies = {
             "16-bit copies of weights": self._copies(),
-            "logits while they are shaped": self.logits * 5 // 4,
+            "logits during shaping": self.logits * 5 // 4,
         }
         if not self.learner.activation_checkpointing:
             return copies

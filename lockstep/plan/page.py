@@ -57,9 +57,9 @@ def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
     found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
     if not any(found):
         raise InputError(
-            f"no layout of {gpus} GPUs gives every rank something to do: data-parallel ranks "
-            "share the rows of an "
-            "optimizer step, tensor-parallel ranks the heads; take fewer GPUs, or a larger batch"
+            f"no layout of {gpus} GPUs gives every rank work: data-parallel ranks share the rows "
+            "of an optimizer step, tensor-parallel ranks the heads; use fewer GPUs, or a larger "
+            "batch"
         )
     return min((one for one in found if one is not None), key=lambda one: one.device)
 
@@ -80,7 +80,7 @@ def _model(search: Search, name: str, gpus: int) -> str:
             f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, "
             f"vocabulary {sizes.vocabulary:,}"
             + (
-                f"; {sizes.adapters:,} more in adapters, which alone learn"
+                f"; {sizes.adapters:,} more in adapters, the only trained parameters"
                 if sizes.adapters
                 else ""
             ),
@@ -101,7 +101,7 @@ def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
     lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items()]
     what = "response" if time.generate else "row"
     return summary_table(
-        [*lines, (f"a step, every {what} as long as it may be", f"{time.total:,.3g} s")]
+        [*lines, (f"a step, with every {what} at its maximum length", f"{time.total:,.3g} s")]
     )
 
 
@@ -139,14 +139,14 @@ def _memory(estimate: MemoryEstimate) -> str:
             lines.append(
                 (
                     "",
-                    f"{readable(rank.on_host):>9} weights, gradients, moments in the host's memory",
+                    f"{readable(rank.on_host):>9} weights, gradients, moments in host memory",
                 )
             )
     if estimate.sampler is not None:
         if estimate.sampler.weights:
             whose = "weights"
         else:
-            whose = "weights: they are the policy's"
+            whose = "weights (shared with the policy)"
         engines = _count(estimate.placement.processes.engines, "engine")
         lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {engines}:"))
         lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
@@ -156,7 +156,7 @@ def _memory(estimate: MemoryEstimate) -> str:
                 (
                     "",
                     (
-                        f"{readable(estimate.sampler.seen):>9} tokens that responses have had, for "
+                        f"{readable(estimate.sampler.seen):>9} token counts of responses, for "
                         "penalties"
                     ),
                 )
@@ -165,7 +165,7 @@ def _memory(estimate: MemoryEstimate) -> str:
         lines.append(
             ("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values")
         )
-    lines.append(("together", f"{readable(estimate.device)} on the fullest GPU"))
+    lines.append(("together", f"{readable(estimate.device)} on the most loaded GPU"))
     return summary_table(lines)
 
 
@@ -199,13 +199,13 @@ def _verdict(
         search.recipe.learner, {role.name: role.learner for role in search.recipe.own_layouts}
     )
     if own is not None:
-        begin = f"It does not fit as it is: {readable(own.device)} of {memory}."
+        begin = f"It does not fit: {readable(own.device)} of {memory}."
     else:
-        begin = f"The recipe says {asked}, which is not {_count(gpus, 'GPU')}."
+        begin = f"The recipe asks for {asked}, not {_count(gpus, 'GPU')}."
     if found is None:
         return (
-            f"{begin} Nothing fits on {_count(gpus, 'GPU')}, with any change: more GPUs or "
-            "more memory are needed."
+            f"{begin} No change makes it fit on {_count(gpus, 'GPU')}: use more GPUs or more "
+            "memory."
         )
     command = _command(said, overrides(search.recipe, found))
     return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"

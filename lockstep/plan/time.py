@@ -49,12 +49,10 @@ class Rates:
             InputError: The file is unreadable or lacks these rates.
         """
         found = read_record(
-            path, _GpuCheck, "name a file that `lockstep gpu-check` has written"
+            path, _GpuCheck, "use a file written by `lockstep gpu-check`"
         ).rates.get(dtype)
         if found is None:
-            raise InputError(
-                f"{path} has no rates in {dtype}, in which the recipe's learner computes"
-            )
+            raise InputError(f"{path} has no rates in {dtype}, the recipe's learner.dtype")
         return found
 
 

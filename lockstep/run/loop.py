@@ -53,7 +53,6 @@ def loop(
         if why is not None and not finished:
             reason, code = why
             raise Stopped(
-                f"stopped after step {number}, because {reason}; the same command resumes from "
-                "there",
+                f"stopped after step {number}: {reason}; rerun the command to resume",
                 code,
             )

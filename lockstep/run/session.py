@@ -56,9 +56,9 @@ def read_state(checkpoint: Checkpoint) -> _SavedState:
         return _SavedState.model_validate(checkpoint.state)
     except ValidationError as error:
         raise InputError(
-            f"{checkpoint.folder}/manifest.json has another state than this version of Lockstep "
-            f"saves ({first_fault(error)}); resume with the version that made it, or start another "
-            "run by run.folder"
+            f"{checkpoint.folder}/manifest.json was saved by a different version of Lockstep "
+            f"({first_fault(error)}); resume with that version, or set run.folder to start a new "
+            "run"
         ) from None
 
 
@@ -191,7 +191,7 @@ class Session:
             self._logs.metrics(step + 1, error.metrics.floats())
             self._save_now(step, position)
             raise Disagreement(
-                f"{error}; {saved}, and the same command resumes it", error.metrics
+                f"{error}; {saved}; rerun the command to resume", error.metrics
             ) from error
 
     def _save_now(self, step: int, position: int) -> None:
@@ -234,7 +234,7 @@ class Session:
                     return -value
                 case _:
                     assert_never(best.mode)
-        message = f"run.best.metric: this run logs no {best.metric} when it saves; "
+        message = f"run.best.metric: this run does not log {best.metric} at checkpoints; "
         message += suggest_metric(best.metric, event.values)
         if not event.leaving:
             raise InputError(message)
@@ -255,9 +255,9 @@ class Session:
         if changed and not self._allow_changes:
             diff = "\n  ".join(changed)
             raise ChangedError(
-                f"{newest.folder} was made with something else:\n  {diff}\nput it back as it was, "
-                "start another run by "
-                "run.folder, or continue with what is there now by --allow-changes"
+                f"{newest.folder} was saved with different inputs:\n  {diff}\nrestore them, set "
+                "run.folder to start a new run, or continue with the current inputs by "
+                "--allow-changes"
             )
         for line in changed:
             self._progress.note(f"resumes although {line}")
@@ -266,7 +266,7 @@ class Session:
         # None if nothing samples
         if self._job.agreement is not None and state.agreement is not None:
             self._job.agreement.restore(state.agreement)
-        self._progress.note(f"continues after step {newest.step}, the newest whole checkpoint")
+        self._progress.note(f"resumes after step {newest.step}, the newest valid checkpoint")
         return Start(newest.step, state.position)
 
     def _require_unsaved(self) -> None:
@@ -277,15 +277,15 @@ class Session:
         logged = max((int(row["step"]) for row in read_metrics(self._folder)), default=0)
         if logged > 2 * self._options.save_every:
             text = (
-                f"{self._folder} has logged {logged} steps, and {self._checkpoints.folder} "
-                "holds no checkpoint of them"
+                f"{self._folder} has logged {logged} steps, and {self._checkpoints.folder} has no "
+                "checkpoints for them"
             )
             if not self._allow_changes:
                 raise InputError(
-                    f"{text}; put them back (is the disk mounted?), choose another run.folder, or "
-                    "start from the beginning by --allow-changes"
+                    f"{text}; restore them (is the disk mounted?), choose a different run.folder, "
+                    "or start over by --allow-changes"
                 )
-            self._progress.note(f"{text}; the run starts from the beginning")
+            self._progress.note(f"{text}; the run starts over")
 
 
 @contextmanager
@@ -315,10 +315,12 @@ def require_same_files(loaded: Loaded) -> None:
     changed = differences(then, {name: now[name] for name in then})
     if changed:
         raise ChangedError(
-            f"{folder} is finished, and was made with something else:\n  "
+            f"{folder} is finished, and was trained with different inputs:\n  "
             + "\n  ".join(changed)
-            + "\nput it back as it was, choose another run.folder, remove this one, or leave it "
-            "as it is by --allow-changes"
+            + (
+                "\nrestore them, choose a different run.folder, remove this one, or keep it by "
+                "--allow-changes"
+            )
         )
 
 

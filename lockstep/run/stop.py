@@ -82,7 +82,7 @@ class Stop:
             and now + self._longest_s > self._deadline_s
         ):
             return (
-                "run.max_time_s would be over before the next step is done",
+                "the next step would exceed run.max_time_s",
                 exit_codes.OUT_OF_TIME,
             )
         return self._asked
@@ -116,8 +116,8 @@ def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
         for other, handler in usual.items():
             signal.signal(other, handler)
         text = (
-            f"{name}: finishing this step, then saving; once more ends at once, back to the "
-            "newest checkpoint"
+            f"{name}: finishing this step, then saving; press again to stop now and lose steps "
+            "since the newest checkpoint"
         )
         # In a thread: the interrupted code may itself be printing.
         threading.Thread(target=note, args=(text,)).start()
@@ -159,7 +159,7 @@ def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> i
         return stopped.code
     except KeyboardInterrupt:
         print_text(
-            "lockstep: interrupted; the same command resumes from the newest checkpoint",
+            "lockstep: interrupted; rerun the command to resume from the newest checkpoint",
             file=sys.stderr,
         )
         return exit_codes.INTERRUPTED

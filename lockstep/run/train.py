@@ -186,9 +186,9 @@ def describe_nothing_trained(folder: Path) -> str | None:
     first = {alarm.metric: alarm.sentence for alarm in reversed(find_alarms(read_metrics(folder)))}
     causes = "; ".join(first.values())
     return (
-        f"{folder} is finished, and no step of it trained on anything: {final} has learned "
-        f"nothing, since {causes or 'every gradient was 0, as from equal rewards, or overflowed'}; "
-        "read samples.jsonl"
+        f"{folder} is finished, but no step trained on anything: {final} learned nothing because "
+        f"{causes or 'every gradient was 0 (such as from equal rewards) or overflowed'}; read "
+        "samples.jsonl"
     )
 
 
@@ -214,7 +214,7 @@ def _run_with_restarts(
         gc.collect()  # free this process's learners on the device before opening new ones
         if not restarts.again(lost):
             raise WorkerDied(
-                f"{lost}; the run is not resumed, since cluster.max_restarts={restarts.limit}"
+                f"{lost}; the run is not restarted because cluster.max_restarts={restarts.limit}"
             )
 
 
@@ -261,9 +261,9 @@ def _warm_started(
             require_unaltered(first.run_folder)
         require_trained(first.run_folder)
         write_missing_page(first.run_folder)
-        print_text(f"{name} begins with {final}, trained before", file=sys.stderr)
+        print_text(f"{name} starts from {final}, trained earlier", file=sys.stderr)
         return final
-    print_text(f"stage 1 of 2: {first.name}; {name} begins with its model", file=sys.stderr)
+    print_text(f"stage 1 of 2: {first.name}; {name} starts from its model", file=sys.stderr)
     _run(first, allow_changes, deadline_s)
     require_trained(first.run_folder)
     print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {name}", file=sys.stderr)
@@ -291,6 +291,6 @@ def write_page(folder: Path, note: Callable[[str], None]) -> None:
         write_report([folder], folder / PAGE)
     except Exception as error:
         note(
-            f"the report was not written, but the run is whole: {error}; "
-            f"`{command('report', folder)}` tries again"
+            f"the run is complete, but its report was not written: {error}; to retry: "
+            f"`{command('report', folder)}`"
         )

@@ -70,7 +70,7 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
                 finally:
                     await response.aclose()
         except TimeoutError as error:
-            raise httpx2.ReadTimeout("the whole reply took too long", request=request) from error
+            raise httpx2.ReadTimeout("the reply took too long", request=request) from error
         return StrictReply(
             response.status_code, headers=response.headers, content=body, request=request
         )
@@ -87,14 +87,15 @@ def _read_authorities() -> ssl.SSLContext:
 async def _read(response: httpx2.Response) -> bytes:
     if response.is_redirect:
         where = response.headers.get("location", "an unknown address")
-        raise ReplyRefused(f"it sends requests on to {where}; name that address if it is right")
+        raise ReplyRefused(f"it redirects requests to {where}; use that address if it is correct")
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise ReplyRefused("it compresses its replies, though it was asked not to; switch that off")
+        raise ReplyRefused("it compresses replies despite the request headers; disable compression")
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > LARGEST_REPLY:
             raise ReplyRefused(
-                f"its reply is longer than {LARGEST_REPLY // 2**20} MiB; look at what serves there"
+                f"its reply is longer than {LARGEST_REPLY // 2**20} MiB; check the server at this "
+                "address"
             )
     return bytes(body)

@@ -28,8 +28,7 @@ try:
     from lockstep.servers.bounded import BoundedClient, ReplyRefused
 except ModuleNotFoundError as missing:
     raise InputError(
-        f"a client for servers needs the package {missing.name}, which is not installed; "
-        f"{install_command('openai')}"
+        f"a client for servers requires the package {missing.name}; {install_command('openai')}"
     ) from missing
 
 _CONNECT_S = 10.0
@@ -92,7 +91,8 @@ class JsonServer:
         self._key = os.environ.get(address.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(
-                f"the environment variable {address.api_key_env} holds characters that no key has"
+                f"the environment variable {address.api_key_env} has characters that a key cannot "
+                "contain"
             )
 
     def answers(
@@ -120,7 +120,7 @@ class JsonServer:
                 answered = await self.ask(client, shape, path, bodies[place])
             wrong = fault(place, answered)
             if wrong is not None:
-                raise ServerError(f"{self._address.url}: {wrong}; look at what serves there")
+                raise ServerError(f"{self._address.url}: {wrong}; check the server at this address")
             return answered
 
         with self.connection() as (portal, client):
@@ -196,7 +196,7 @@ class JsonServer:
                 return str(error)
             case openai.APITimeoutError():
                 return (
-                    f"no answer within {self._timeout_s:g} s, in {attempts}; look at its log, "
+                    f"no response within {self._timeout_s:g} s, in {attempts}; check its log, "
                     "or raise timeout_s"
                 )
             case openai.APIConnectionError():
@@ -205,25 +205,25 @@ class JsonServer:
                     f"option {option}"
                 )
             case openai.AuthenticationError() | openai.PermissionDeniedError():
-                return f"refuses access; put the right key into the environment variable {variable}"
+                return f"denies access; put the correct key in the environment variable {variable}"
             case openai.NotFoundError():
                 return (
-                    f"has nothing at this address ({_detail(error.body)}); correct the option "
+                    f"returns 404 at this address ({_detail(error.body)}); correct the option "
                     f"{option}"
                 )
             case openai.APIStatusError():
                 return (
-                    f"answers {error.status_code} after {attempts} ({_detail(error.body)}); "
-                    "look at its log"
+                    f"returns {error.status_code} after {attempts} ({_detail(error.body)}); check "
+                    "its log"
                 )
             case ValidationError():
                 problem = error.errors(include_url=False)[0]
                 where = ".".join(map(str, problem["loc"])) or "the whole"
                 return (
-                    f"its answer has another form ({where}: {problem['msg']}); correct the "
-                    f"option {option}"
+                    f"unexpected response format ({where}: {problem['msg']}); correct the option "
+                    f"{option}"
                 )
-        return f"its answer cannot be read ({error}); look at what serves there"
+        return f"its response cannot be parsed ({error}); check the server at this address"
 
 
 def _read(shape: type[_Shape], answer: object) -> _Shape:
@@ -232,7 +232,7 @@ def _read(shape: type[_Shape], answer: object) -> _Shape:
     """
     match answer:
         case {"error": error} if error:
-            raise ReplyRefused(f"it answers with an error ({_detail(error)}); look at its log")
+            raise ReplyRefused(f"it returns an error ({_detail(error)}); check its log")
         case _:
             return shape.model_validate(answer)
 
@@ -272,4 +272,4 @@ def _wait_for(future: Future[_Shape], lost: Lost | None, place: int) -> _Shape |
 def _detail(body: object) -> str:
     """Returns the server's own account of an error, in one line."""
     said = body.get("message") if isinstance(body, dict) else body
-    return " ".join(str(said or "no more is said").split())[:300]
+    return " ".join(str(said or "no details").split())[:300]

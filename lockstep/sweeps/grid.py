@@ -57,7 +57,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
         if len(values) < 2:
             fixed.append(word)
         elif key in grid:
-            raise InputError(f"{key} has values twice; name them together, as in {key}=1,2")
+            raise InputError(f"{key} is given twice; combine its values, as in {key}=1,2")
         else:
             grid[key] = values
     return fixed, grid
@@ -71,8 +71,8 @@ def combine(grid: Mapping[str, Sequence[Any]]) -> list[Combination]:
     combinations = [dict(zip(grid, chosen, strict=True)) for chosen in product(*grid.values())]
     if not grid or not combinations:
         raise InputError(
-            "a sweep needs an option with several values, such as seed=0..4; for a single run "
-            "there is lockstep train"
+            "a sweep needs an option with several values, such as seed=0..4; for a single run use "
+            "lockstep train"
         )
     return [
         Combination(values, [f"{key}={_spell(value)}" for key, value in values.items()])

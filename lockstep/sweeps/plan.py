@@ -60,7 +60,7 @@ class SweepPlan:
         missing = {run.folder.name for run in read_sweep(self.folder)} - {
             run.name for run in self.runs
         }
-        lines = [f"{name} is not one of its runs any more" for name in missing]
+        lines = [f"{name} is no longer one of its runs" for name in missing]
         for run in self.runs:
             if is_file(run.folder / "recipe.yaml"):
                 before = recipe_identity(load_run(run.folder))
@@ -71,8 +71,8 @@ class SweepPlan:
         if lines:
             differing = "\n  ".join(sorted(lines)[:20])
             raise InputError(
-                f"{self.folder} holds another sweep:\n  {differing}\nchoose another --name, or "
-                "restore the options; you may add values to a sweep"
+                f"{self.folder} holds a different sweep:\n  {differing}\nchoose a different "
+                "--name, or restore the options; a sweep accepts only added values"
             )
 
     def write(self) -> None:
@@ -106,7 +106,8 @@ def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: Resolve, name: str) ->
     """
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise InputError(
-            f"the sweep's name is {name!r}; use letters, digits and _ . + -, for it names a folder"
+            f"the sweep's name is {name!r}; use only letters, digits and _ . + - (it becomes a "
+            "folder name)"
         )
     folder = Path("sweeps") / name
     runs = [
@@ -119,7 +120,7 @@ def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: Resolve, name: str) ->
         text = json.dumps(options, sort_keys=True)
         if text in known:
             raise InputError(
-                f"{known[text]} and {run.name} have equal options; name each value once"
+                f"{known[text]} and {run.name} have equal options; give each value once"
             )
         known[text] = run.name
     return SweepPlan(folder, runs)
@@ -136,17 +137,17 @@ def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> Planne
         loaded.expect(Algorithm)
     except InputError as error:
         raise InputError(
-            f"{' '.join(combination.overrides)} is refused, so nothing is started:\n{error}"
+            f"{' '.join(combination.overrides)} is invalid, so no run was started:\n{error}"
         ) from error
     require_pinned(loaded, "a sweep")
     if loaded.run_folder != folder:
         raise InputError(
-            "run.folder: each run of a sweep has a folder in the sweep's; say --name to name that"
+            "run.folder: each run has its folder in the sweep's folder; set that with --name"
         )
     for keys, value in flat(loaded.identity()):
         if isinstance(value, str) and is_in_program(value):
             raise InputError(
-                f"{'.'.join(keys)} is a Python object of this program, and each run of a sweep is "
-                "a separate process; put it into a file: file.py:name"
+                f"{'.'.join(keys)} is a Python object of this program, but each run of a sweep is "
+                "a separate process; move it to a file: file.py:name"
             )
     return PlannedRun(combination.values, loaded)

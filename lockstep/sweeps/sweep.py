@@ -174,7 +174,7 @@ def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
         Stopped: An early end was requested; all runs were saved.
     """
     if jobs < 1:
-        raise InputError(f"--jobs is {jobs}; at least one run at a time is needed")
+        raise InputError(f"--jobs is {jobs}; set it to at least 1")
     plan.require_same()
     plan.folder.mkdir(parents=True, exist_ok=True)
     stop = Stop(None)
@@ -188,7 +188,5 @@ def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
     print_text(summarize_sweep(plan.folder))
     asked = stop.check_after_step()
     if asked is not None and any(code is None or code in _STOPPED for code in codes):
-        raise Stopped(
-            f"{plan.folder} stopped, because {asked[0]}; the same command resumes it", asked[1]
-        )
+        raise Stopped(f"{plan.folder} stopped: {asked[0]}; rerun the command to resume", asked[1])
     return next((code for code in codes if code), exit_codes.OK)

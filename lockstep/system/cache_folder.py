@@ -30,8 +30,8 @@ def _require_writable(chosen: str) -> Path:
             return path
     except OSError as error:
         text = (
-            f"the cache folder {path} cannot be written ({error.strerror}); nothing in it is "
-            "kept for later commands"
+            f"the cache folder {path} cannot be written ({error.strerror}); nothing is cached for "
+            "later commands"
         )
         note_once(text)
         return Path(_make_temporary().name)

@@ -97,8 +97,7 @@ def sync(path: Path) -> None:
             if not (path.is_dir() and error.errno in _NO_FOLDER_SYNC):
                 raise
             warnings.warn(
-                "the disk of this run cannot sync folders, so a power cut may take the name of "
-                "the newest file",
+                "this run's disk cannot sync folders, so a power failure may lose the newest file",
                 stacklevel=2,
             )
         finally:
@@ -128,4 +127,4 @@ def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
     try:
         retry(lambda: shutil.rmtree(folder))
     except OSError as error:
-        note(f"{folder} cannot be removed ({error.strerror}); it takes room until it is")
+        note(f"{folder} cannot be removed ({error.strerror}); it uses disk space until it is")

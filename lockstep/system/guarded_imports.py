@@ -150,8 +150,8 @@ def _refuse(path: str) -> InputError:
     It is not an ImportError, which the user's code may expect and ignore.
     """
     return InputError(
-        f"{path} would be imported by a run's code, and you have not trained with it on this "
-        f"machine; if you have read it and trust it, add --trust {path} to the command"
+        f"{path} would be imported by a run's code, but this machine has not trained with it; if "
+        f"you have read it and trust it, add --trust {path} to the command"
     )
 
 

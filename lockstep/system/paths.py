@@ -23,18 +23,16 @@ def expand(path: str) -> str:
         InputError: Unknown user or variable, or a text that cannot be a path.
     """
     if not path.strip() or "\0" in path:
-        raise InputError(f"{path!r} is no path")
+        raise InputError(f"{path!r} is not a valid path")
     if path.startswith(HUB) or "://" in path:
         raise InputError(
-            f"{path} is not a path on this machine; only models and data files may be names on "
-            "the hub, hf:owner/name"
+            f"{path} is not a local path; only models and data files may be hub names "
+            "(hf:owner/name)"
         )
     names = [match[1] or match[2] for match in _VARIABLE.finditer(path)]
     expanded = os.path.expanduser(os.path.expandvars(path))
     if expanded.startswith("~") or not all(map(os.environ.get, names)):
-        raise InputError(
-            f"{path} names a user or a variable that does not exist; write the path out"
-        )
+        raise InputError(f"{path} uses an unknown user or variable; write out the full path")
     return expanded
 
 

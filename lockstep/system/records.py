@@ -34,10 +34,8 @@ def refuse_other(path: Path) -> None:
         if path.is_dir():
             kind = "a folder"
         else:
-            kind = "no file, but a pipe, a device or a link that leads nowhere"
-        raise InputError(
-            f"{path} is {kind}, where a file of text belongs; remove it, or put the file back"
-        )
+            kind = "a pipe, a device or a broken link"
+        raise InputError(f"{path} is {kind}, not a text file; remove it, or restore the file")
 
 
 def read_record(path: Path, shape: type[T], cure: str) -> T:
@@ -52,7 +50,7 @@ def read_record(path: Path, shape: type[T], cure: str) -> T:
         InputError: It is not a file, not JSON, or has a different shape.
     """
     refuse_other(path)
-    return check_shape(path.read_bytes(), shape, f"{path} is not as Lockstep writes it", cure)
+    return check_shape(path.read_bytes(), shape, f"{path} is not a valid Lockstep file", cure)
 
 
 def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:

@@ -75,8 +75,8 @@ def find_altered(run: Path, part: str) -> Iterator[str]:
     for name, sum_ in noted.items():
         if name.startswith(part) and (why := _compare(run / name, sum_)):
             yield (
-                f"{run / name} {why}; put back what the run wrote, or remove {run / SUMS} to go "
-                "on with what is there"
+                f"{run / name} {why}; restore the file that the run wrote, or remove {run / SUMS} "
+                "to use the current one"
             )
 
 

@@ -26,9 +26,7 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
         RunError: The disk is full.
     """
     if path.exists() and not path.is_file():
-        raise InputError(
-            f"{path} is there and is no file, so it is not replaced; choose another name"
-        )
+        raise InputError(f"{path} exists but is not a regular file; choose a different name")
     try:
         with open_aside(path, path.with_name(f".{path.name}-aside")) as file:
             file.writelines(contents)
@@ -36,7 +34,7 @@ def write_whole(path: Path, contents: Iterable[bytes]) -> None:
         kind = RunError if error.errno in _NO_ROOM else InputError
         why = error.strerror or str(error)
         raise kind(
-            f"{path} cannot be written ({why}); make room, or choose another place"
+            f"{path} cannot be written ({why}); free space, or choose a different path"
         ) from error
 
 
@@ -79,6 +77,5 @@ def append(path: Path, lines: bytes) -> None:
         if written != len(lines):
             file.truncate(file.tell() - written)
             raise RunError(
-                f"{path} cannot be written to its end; make room; the same command then resumes "
-                "the run"
+                f"disk full while writing {path}; free space, and rerun the command to resume"
             )

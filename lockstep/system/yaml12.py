@@ -46,17 +46,15 @@ def parse(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputError(
-            f"{line}this is no YAML of one document: {error.problem or error.context}"
+            f"{line}invalid YAML (must be one document): {error.problem or error.context}"
         ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InputError(
-            f"line {line}: this is no YAML: it holds the character U+{error.character:04X}"
-        ) from None
+        raise InputError(f"line {line}: invalid YAML: character U+{error.character:04X}") from None
     except RecursionError:
-        raise InputError("this is nested too deeply to be read") from None
+        raise InputError("the YAML is nested too deeply") from None
     except ValueError as error:
-        raise InputError(f"this holds a number that cannot be read: {error}") from None
+        raise InputError(f"invalid number: {error}") from None
 
 
 def parse_or_text(text: str) -> Any:
@@ -167,12 +165,12 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             raise InputError(
-                f"line {event.start_mark.line + 1}: aliases are not followed; write the value out"
+                f"line {event.start_mark.line + 1}: YAML aliases are not supported; write out the "
+                "value"
             )
         if event.tag is not None:
             raise InputError(
-                f"line {event.start_mark.line + 1}: the tag {event.tag} is not followed; leave it "
-                "out"
+                f"line {event.start_mark.line + 1}: the tag {event.tag} is not supported; remove it"
             )
         return super().compose_node(parent, index)
 
@@ -184,7 +182,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str):
                 raise InputError(f"{line}a key must be text, but is {key!r}")
             if key in pairs:
-                raise InputError(f"{line}the key {key} is given twice")
+                raise InputError(f"{line}the key {key} is duplicated")
             pairs[key] = self.construct_object(value_node, deep=deep)
         return pairs
 

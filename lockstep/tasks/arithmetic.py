@@ -49,32 +49,31 @@ class Arithmetic(Task):
     """The task of generated word problems."""
 
     shared = ("train_questions", "validation_questions", "seed")
-    train_questions: PositiveInt = Field(description="distinct training questions")
+    train_questions: PositiveInt = Field(description="number of distinct training questions")
     validation_questions: PositiveInt = Field(
-        description="held-out questions, none of them a training question"
+        description="number of held-out questions, disjoint from training questions"
     )
     demonstrations: NonNegativeInt = Field(
-        default=0, description="solved rows for SFT, drawn from the training questions; 0: none"
+        default=0,
+        description=("number of solved rows for SFT, drawn from the training questions; 0: none"),
     )
     pairs: bool = Field(
         default=False,
-        description="rows for DPO: `chosen` is answered step by step, `rejected` directly",
+        description="number of DPO rows: `chosen` answers step by step, `rejected` directly",
     )
     labels: bool = Field(
         default=False,
         description=(
-            "rows for KTO: `completion` is answered step by step, with `label` true, or "
-            "directly, with false"
+            "number of KTO rows: `completion` answers step by step (`label` true) or directly "
+            "(false)"
         ),
     )
-    seed: int = Field(
-        default=0, description="of the questions; the run's seed does not change them"
-    )
+    seed: int = Field(default=0, description="seed of the questions, independent of the run's seed")
 
     @rule
     def _rows_are_of_one_kind(self) -> None:
         if self.pairs and self.labels:
-            raise ValueError("pairs and labels are two kinds of rows; say one of them")
+            raise ValueError("pairs and labels are different kinds of rows; set only one")
 
     def write(self, folder: Path) -> TaskFiles:
         problems = distinct_problems(self.train_questions + self.validation_questions, self.seed)

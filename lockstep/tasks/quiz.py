@@ -40,14 +40,14 @@ class Quiz(Task):
 
     shared = ("questions", "luck", "seed")
     questions: Annotated[int, Field(ge=1, le=32)] = Field(
-        default=4, description="questions of an episode"
+        default=4, description="number of questions per episode"
     )
     luck: NonNegativeInt = Field(
-        default=10, description="coins of the prize on average: none, these or twice"
+        default=10, description="mean prize in coins; each prize is 0, this or twice this"
     )
-    demonstrations: NonNegativeInt = Field(default=0, description="episodes for SFT; 0: none")
+    demonstrations: NonNegativeInt = Field(default=0, description="number of SFT episodes; 0: none")
     seed: int = Field(
-        default=0, description="of the demonstrations; the run's seed does not change them"
+        default=0, description="seed of the demonstrations, independent of the run's seed"
     )
 
     @property

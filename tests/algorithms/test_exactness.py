@@ -54,17 +54,17 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(
         (
             "llama",
             LearnerSection(device="cpu", compile=True),
-            "learner.compile writes kernels of its own",
+            "learner.compile generates different kernels",
         ),
         (
             "llama",
             LearnerSection(device="cpu", parallel=Parallel(dp=2)),
-            "learner.parallel cuts sums over ranks",
+            "learner.parallel splits sums across ranks",
         ),
         (
             "llama",
             LearnerSection(device="cpu", backend="megatron"),
-            "learner.backend=megatron has kernels of its own",
+            "learner.backend=megatron uses different kernels",
         ),
         ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora has adapters"),
     ],

@@ -191,7 +191,7 @@ def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
     shutil.copy("first/initial/model.safetensors", "first/final/model.safetensors")
     with pytest.raises(
         CheckpointError,
-        match=r"has adapters of another model than is in first/final now:\n  model\.model",
+        match=r"has adapters for a different model than first/final now holds:\n  model\.model",
     ):
         export(Path("second"), Path("merged"))
     assert export(Path("second"), Path("adapters"), adapter=True) == 1

@@ -351,7 +351,7 @@ def test_what_is_saved_is_there_and_comes_back(model: str, tmp_path: Path) -> No
     other = lockstep.open_learner(model, optimizer={"lr": 1e-2})
     lockstep.load(other, tmp_path / "kept")
     assert torch.equal(other.logprobs(batch), learner.logprobs(batch))
-    with pytest.raises(InputError, match="is there and is not an empty folder"):
+    with pytest.raises(InputError, match="already exists and is not an empty folder"):
         lockstep.save(learner, tmp_path / "kept")
-    with pytest.raises(InputError, match="holds no learner; name a folder that"):
+    with pytest.raises(InputError, match="has no learner; use a folder written by"):
         lockstep.load(learner, tmp_path / "absent")

@@ -234,7 +234,7 @@ def test_several_functions_are_a_sum_under_their_names_or_yours(assets: Path, in
     parts = grpo(assets, reward=[even, long])._loaded.dump()["reward"]["parts"]
     assert {name: part["weight"] for name, part in parts.items()} == {"even": 1.0, "long": 1.0}
     for wrong in ([long, long], [long, "math"]):
-        with pytest.raises(InputError, match="which has no name of its own; name each"):
+        with pytest.raises(InputError, match="which has no distinct name; name each"):
             grpo(assets, reward=wrong)
 
 

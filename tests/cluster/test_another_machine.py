@@ -57,4 +57,7 @@ def test_ranks_of_another_machine_give_the_bits_of_one_machine(runs: Path) -> No
 
 def test_a_run_folder_that_a_machine_does_not_have_is_refused(runs: Path) -> None:
     said = (runs / "said.txt").read_text(errors="replace")
-    assert "REFUSED run.folder is /mnt/unshared, which the machine of logits learner rank" in said
+    assert (
+        "REFUSED run.folder is /mnt/unshared, where ranks write checkpoints, but the machine "
+        "of logits learner rank"
+    ) in said

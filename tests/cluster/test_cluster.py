@@ -106,7 +106,7 @@ def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes
         killing("lost", [4], rank),
         pytest.raises(
             WorkerDied,
-            match=r"killed by SIGKILL; the run is not resumed, since cluster\.max_restarts=0$",
+            match=r"killed by SIGKILL; the run is not restarted because cluster\.max_restarts=0$",
         ),
     ):
         run("run.folder=lost", "cluster.max_restarts=0", *LONG)
@@ -162,7 +162,7 @@ def test_the_doctor_asks_an_actor(ray: None, in_tmp: Path) -> None:
 def test_no_room_is_said(ray: None, run: Run) -> None:
     with pytest.raises(
         ValueError,
-        match=r"has no room for 1 workers with 99 CPUs each \(it has 16 CPUs\) and none came",
+        match=r"has no room for 1 workers with 99 CPUs each \(it has 16 CPUs\), and none became",
     ):
         run(RAY, "cluster.ray.cpus_per_worker=99", "cluster.ray.timeout_s=1")
 

@@ -101,7 +101,7 @@ def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught(
 ) -> None:
     """What every such model did while states were packed like attention."""
     monkeypatch.setattr(heads, "carries_state", lambda _: False)
-    with pytest.raises(ModelError, match="is not computed as transformers does"):
+    with pytest.raises(ModelError, match="differs from transformers"):
         proof(fields, sampling=None)
 
 
@@ -113,7 +113,7 @@ def test_a_neighbor_that_is_seen_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     original = Packed.of
     monkeypatch.setattr(cut.Packed, "of", merged)
-    with pytest.raises(ModelError, match="is not computed as transformers does"):
+    with pytest.raises(ModelError, match="differs from transformers"):
         proof({"model_type": "llama"}, sampling=None)
 
 
@@ -123,7 +123,7 @@ def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
     original: Any = Packed.attend
     monkeypatch.setattr(Packed, "attend", blind)
-    with pytest.raises(ModelError, match="a mistral is not computed as transformers does"):
+    with pytest.raises(ModelError, match="mistral differs from transformers"):
         proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
 
 
@@ -143,7 +143,7 @@ def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(
 
 def test_what_keeps_a_state_of_its_own_is_refused_by_name() -> None:
     griffin = {"model_type": "recurrent_gemma", "num_hidden_layers": 3, "lru_width": 32}
-    with pytest.raises(ModelError, match="a recurrent_gemma is not computed as transformers does"):
+    with pytest.raises(ModelError, match="recurrent_gemma differs from transformers"):
         proof(griffin)
 
 

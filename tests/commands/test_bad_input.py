@@ -157,7 +157,9 @@ def test_a_dry_run_finds_another_recipe_in_the_folder(
     assert main(["train", "sft.yaml"]) == 0
     assert main(["train", "sft.yaml", "--dry-run"]) == 0
     assert main(["train", "sft.yaml", "seed=1", "--dry-run"]) == 2
-    assert "holds a run of another recipe:\n  recipe.seed was 0, is 1" in capsys.readouterr().err
+    assert (
+        "holds a run of a different recipe:\n  recipe.seed was 0, is 1" in capsys.readouterr().err
+    )
     assert main(["train", "sft.yaml", "seed=1", "--dry-run", "--allow-changes"]) == 0
 
 
@@ -189,7 +191,7 @@ def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(
         "base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\n"
     )
     assert main(["train", "later.yaml", "--dry-run"]) == 0
-    assert "sft is trained first" in capsys.readouterr().out
+    assert "sft trains first" in capsys.readouterr().out
     (here / "model/tokenizer.json").unlink()
     assert "sft: model: has no tokenizer" in refusal("train later.yaml --dry-run", capsys)
 
@@ -201,7 +203,7 @@ def test_only_arguments_that_must_be_said_are_asked_for(capsys: pytest.CaptureFi
 
 
 def test_traceback_may_stand_behind_the_command(here: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no recipe absent\.yaml"):
+    with pytest.raises(InputError, match=r"recipe absent\.yaml not found"):
         main(["train", "absent.yaml", "--traceback"])
 
 

@@ -57,8 +57,8 @@ def test_options_that_only_a_shipped_base_sets_give_way(
     assert recipe.data.max_validation_samples is None
     assert loaded.origin(("run", "validate_every")) == "default"
     notes = capsys.readouterr().err
-    assert "run.validate_every=1 of ppo_gsm8k gives way" in notes
-    assert "data.max_validation_samples=256 of ppo_gsm8k gives way" in notes
+    assert "run.validate_every=1 of ppo_gsm8k is dropped" in notes
+    assert "data.max_validation_samples=256 of ppo_gsm8k is dropped" in notes
 
 
 def test_what_a_user_wrote_does_not_give_way(tmp_path: Path) -> None:

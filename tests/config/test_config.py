@@ -133,7 +133,7 @@ def test_messages_take_the_place_of_a_prompt_and_a_prompt_that_of_messages(
     assert ppo(templated, "data.messages=talk").data.messages == "talk"
     (tmp_path / "talk.yaml").write_text(f"base: {Path(recipe).name}\ndata: {{messages: talk}}\n")
     assert ppo(str(tmp_path / "talk.yaml"), "data.prompt='A: {question}'").data.messages is None
-    assert "say one of prompt and messages" in refusal(
+    assert "set only one of prompt and messages" in refusal(
         recipe, "data.messages=talk", "data.prompt='A: {question}'"
     )
 
@@ -146,12 +146,12 @@ def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str)
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("clip=0.1", "override clip=0.1: there is no option clip; did you mean ppo.clip?"),
+        ("clip=0.1", "override clip=0.1: unknown option clip; did you mean ppo.clip?"),
         ("ppo.kl={coef: 0.1, placment: loss}", "override ppo.kl={coef: 0.1, placment: loss}: "
-                                               "there is no option "
+                                               "unknown option "
          "ppo.kl.placment; did you mean ppo.kl.placement?"),
         ("reward={type: sum, parts: {e: {type: math, markr: x}}}",
-         "override reward={type: sum, parts: {e: {type: math, markr: x}}}: there is no option "
+         "override reward={type: sum, parts: {e: {type: math, markr: x}}}: unknown option "
          "reward.parts.e.markr; did you mean reward.parts.e.marker?"),
         ("seed='3'", "override seed='3': seed is \"3\", but should be a whole number"),
         ("data.train=3", "override data.train=3: data.train is 3, but should be text or a list"),
@@ -159,11 +159,11 @@ def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str)
                               "text or a list of text")),
         ("data.train=[]", ("override data.train=[]: data.train is a list, but should be text or a "
                           "longer list")),
-        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; there are: sft, ppo, '
+        ("algorithm=pppo", 'override algorithm=pppo: algorithm is "pppo"; choose one of: sft, ppo, '
                            'grpo, dpo, '
          "kto, orpo, simpo, online_dpo, reward_model, distill, self_rewarding, eval, "
-         "generate, doctor, eval_judge; one of your own is named by its "
-         "place, file.py:Class or package.module:Class"),
+         "generate, doctor, eval_judge, or name your own as "
+         "file.py:Class or package.module:Class"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_refused_in_one_sentence(
@@ -254,7 +254,7 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
         (
             "critic.betas",
             (
-                "  betas:  # decay of the running means of the gradient and of its square\n  - "
+                "  betas:  # decay rates of the running means of the gradient and its square\n  - "
                 "0.9\n  - 0.99\n"
             ),
         ),

@@ -27,7 +27,7 @@ def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_neede
 ) -> None:
     server = "sampler={backend: openai, openai: {base_url: http://localhost:8000/v1, model: m}}"
     with pytest.raises(
-        RecipeError, match=r"sampler: a server takes no weights .* choose torch or vllm$"
+        RecipeError, match=r"sampler: a server cannot receive weights .* choose torch or vllm$"
     ):
         load(recipe, [server])
     with pytest.raises(
@@ -61,4 +61,7 @@ def test_a_server_may_move_and_be_asked_more_gently() -> None:
 )
 def test_an_address_holds_no_key(base_url: str) -> None:
     said = refusal(backend="openai", openai=SERVER | {"base_url": base_url})
-    assert "an address holds no key; put the key into the environment variable api_key_env" in said
+    assert (
+        "an address cannot contain a key; put the key in the environment variable named by "
+        "api_key_env"
+    ) in said

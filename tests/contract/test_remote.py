@@ -129,9 +129,7 @@ def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote, tmp_
 def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
     pending = shared.submit("sleep", 0.2)
     assert not pending.is_done()
-    with pytest.raises(
-        RuntimeError, match="worker abacus was asked for add while sleep is under way"
-    ):
+    with pytest.raises(RuntimeError, match="worker abacus received add while sleep is running"):
         shared.submit("add", 1)
     assert pending.result() == "rested"
 
@@ -197,9 +195,7 @@ def test_a_worker_that_takes_too_long_is_ended(workers: Workers) -> None:
     ):
         hasty.call("sleep", 60.0)
     assert gone(pid, 50.0), "before it has slept enough"
-    with pytest.raises(
-        WorkerDied, match="worker hasty died before add: it was ended by this process"
-    ):
+    with pytest.raises(WorkerDied, match="worker hasty died before add: this process ended it"):
         hasty.call("add", 1)
 
 
@@ -267,7 +263,7 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
             next(pieces)
         pid = own.call("pid")
         pending = own.submit("sleep", 60.0)
-        with pytest.raises(RuntimeError, match="was asked for add while sleep is under way"):
+        with pytest.raises(RuntimeError, match="received add while sleep is running"):
             own.submit("add", 1)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match=KILLED):

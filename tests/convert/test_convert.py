@@ -291,7 +291,7 @@ def test_the_command_writes_a_recipe_and_reports(
     assert main(["config", str(out)]) == 0
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "run.sh"), "--out", str(out)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "run.sh"), "trainer.total_training_steps=9"]) == 2
     assert "look at trainer.total_epochs" in capsys.readouterr().err
 

@@ -185,10 +185,14 @@ def test_an_answer_of_a_template_that_writes_no_stop_token_ends_with_the_end_of_
             assistant("4", tool_calls=CALL),
             "has tool_calls in its answer, which the tokenizer's chat template",
         ),
-        (CHATML, assistant("4", weight=0), "has weight 0 on its answer, so it teaches nothing"),
+        (
+            CHATML,
+            assistant("4", weight=0),
+            ("has weight 0 on its answer, so nothing is learned from it"),
+        ),
         (CHATML, assistant("4", weight=0.5), r"has the weight 0\.5 on its answer"),
         (CHATML, assistant("4<|im_end|>\nMore<|im_end|>"), r"has <\|im_end\|> inside its answer"),
-        (DROPS_THOUGHTS, assistant("4"), "writes its prompt in another way once it is answered"),
+        (DROPS_THOUGHTS, assistant("4"), "renders the prompt differently once it has an answer"),
         (CHATML, assistant(None, reasoning_content="two"), "message, number 2, that is not"),
     ],
 )
@@ -205,7 +209,7 @@ def test_a_thought_that_the_template_does_not_write_is_noted(tmp_path: Path, cap
         == "4<|im_end|>"
     )
     assert (
-        "fields left out, and in how many of the first rows: reasoning_content (1)"
+        "omitted fields and how many of the first rows have them: reasoning_content (1)"
         in capsys.readouterr().err
     )
 

@@ -49,7 +49,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     ("template", "why"),
     [
         (ENDLESS, r"it takes more than 0\.2 s"),
-        ("{{ 'a' * 10**10 }}", "it asks for more than 1 GiB of memory"),
+        ("{{ 'a' * 10**10 }}", "it needs more than 1 GiB of memory"),
     ],
 )
 @pytest.mark.usefixtures("short")
@@ -69,7 +69,7 @@ def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
     data = DataSection(train="rows.jsonl", max_prompt_tokens=99_999, prompt="{question}", answer="")
     with pytest.raises(
         DataError,
-        match=r"line 2: the tokenizer of .* fails on the text that begins 'aaa.*takes more",
+        match=r"line 2: the tokenizer of .* fails on the text starting with 'aaa.*takes more",
     ):
         Prompts(rows, build_tokenizer(), data)
 
@@ -89,6 +89,6 @@ def test_a_text_that_would_take_a_tokenizer_gigabytes_is_refused_by_row(
     }
     with pytest.raises(
         DataError,
-        match=r"2: its text has 1,001 characters, of which a tokenizer is given at most 1,000",
+        match=r"2: its text has 1,001 characters, more than the limit of 1,000",
     ):
         Demonstrations(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])

@@ -119,15 +119,18 @@ def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer
     ("change", "message"),
     [
         ({"chosen": None}, "has null in the field 'chosen'"),
-        ({"chosen": "way"}, "has the same answer twice"),
-        ({"chosen": TALK[:1]}, "has in the field 'chosen' no answer by the assistant at the end"),
-        ({"rejected": ["no"]}, "has in the field 'rejected' a message, number 1, that is not"),
-        ({"rejected": {"text": "no"}}, "has no text in the field 'rejected', which is an answer"),
+        ({"chosen": "way"}, "has the same chosen and rejected answer"),
+        ({"chosen": TALK[:1]}, "has no final assistant answer in the field 'chosen'"),
+        (
+            {"rejected": ["no"]},
+            ("has in the field 'rejected' a message, number 1, that is not"),
+        ),
+        ({"rejected": {"text": "no"}}, "has no text in the answer field 'rejected'"),
         ({"w": "4"}, "has text in the field 'w', which should be number"),
         ({"w": 10**400}, "has 1000+.* in the field 'w', which is not a finite number"),
         (
             {"w": 0.5},
-            "has a chosen answer that is worth less than the rejected one: 'w' 0.5, 'l' 1.0",
+            "has a chosen answer with a lower score than the rejected answer: 'w' 0.5, 'l' 1.0",
         ),
     ],
 )

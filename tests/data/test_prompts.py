@@ -109,7 +109,7 @@ def test_arguments_that_a_chat_template_does_not_read_are_refused(
     with pytest.raises(ValueError, match="does not read; it takes no arguments"):
         Prompts(index, tokenizer, section(chat=True, template_args={"style": "x"}))
     with pytest.raises(
-        ValueError, match="template_args are of a chat template; set chat: true, or messages"
+        ValueError, match="template_args require a chat template; set chat: true, or messages"
     ):
         section(template_args={"style": "x"})
 

@@ -82,16 +82,16 @@ def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path)
 
 BAD = (
     ({"responses": ["a", "b"], "ranks": [0, 1]}, FLAT, "has no field 'prompt'"),
-    ({"prompt": "p", "responses": ["a"], "ranks": [0]}, FLAT, "no list of at least two texts"),
+    ({"prompt": "p", "responses": ["a"], "ranks": [0]}, FLAT, "needs a list of at least two texts"),
     (
         {"prompt": "p", "responses": ["a", "b"], "ranks": [0]},
         FLAT,
-        "not one number for each of 2 responses",
+        "needs one number for each of 2 responses",
     ),
     (
         {"prompt": "p", "responses": ["a", "b"], "ranks": [0, "1"]},
         FLAT,
-        "not one number for each of 2 responses",
+        "needs one number for each of 2 responses",
     ),
     (
         {"prompt": "p", "responses": ["a", "b"], "best": 3},
@@ -102,7 +102,7 @@ BAD = (
     (
         {"prompt": said("system", "p")},
         TREE,
-        "has in the field 'role' 'system', and neither 'prompter' nor 'assistant'",
+        "has in the field 'role' 'system', not 'prompter' or 'assistant'",
     ),
 )
 

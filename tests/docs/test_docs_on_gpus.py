@@ -205,7 +205,7 @@ def test_a_run_that_has_too_few_gpus_is_refused_by_name(
             "sampler.replicas=9",
             "cluster=ray",
             "sampler.transfer=shared_memory",
-        ): "shared_memory for one machine",
+        ): "shared_memory a single machine",
         (
             "sampler.replicas=2",
             "sampler.transfer=cuda_ipc",
@@ -215,7 +215,7 @@ def test_a_run_that_has_too_few_gpus_is_refused_by_name(
             "learner.parallel.dp=8",
             "sampler.replicas=2",
             "cluster.placement=separate",
-        ): "lets them take turns",
+        ): "they take turns",
     }.items():
         assert (
             main(

@@ -60,7 +60,7 @@ def test_a_class_of_ones_own_is_trained_once_it_is_trusted(
     assert main(["train", "tiny.yaml"]) == 2
     refusal = capsys.readouterr().err
     assert (
-        f"'sandwich' by Python code of its own, which is not run: {made / FILE} (sha256 " in refusal
+        f"'sandwich' in custom Python code, which is not trusted: {made / FILE} (sha256 " in refusal
     )
     assert "if you have read it and trust it: " in refusal
     assert not (made / "run").exists()

@@ -80,5 +80,6 @@ def test_the_report_can_be_read_and_columns_may_be_named(
     )
     assert main([*named, "train"]) == exit_codes.INPUT
     assert (
-        "--columns train is not ROLE=NAME; roles are train, infer, ids" in capsys.readouterr().err
+        "--columns train is not ROLE=NAME; valid roles: train, infer, ids"
+        in capsys.readouterr().err
     )

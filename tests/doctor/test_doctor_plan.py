@@ -71,7 +71,7 @@ def test_methods_have_names(method: Method, name: str) -> None:
 
 
 def test_a_greedy_method_that_cuts_the_distribution_is_refused() -> None:
-    with pytest.raises(ValueError, match="temperature 0 takes the likeliest token"):
+    with pytest.raises(ValueError, match="temperature 0 is greedy"):
         Method(temperature=0.0, top_p=0.9)
 
 

@@ -131,4 +131,4 @@ def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, proce
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         told = process.stderr.read()
-    assert told.endswith("interrupted; the same command resumes from the newest checkpoint\n")
+    assert told.endswith("interrupted; rerun the command to resume from the newest checkpoint\n")

@@ -282,19 +282,19 @@ def test_results_follow_a_reply_as_the_template_writes_them(
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (CHAT, "ignores tools, so the model would not know of them"),
-        (CHAT + "{{ tools }}", "writes a prompt in another way once it is answered"),
+        (CHAT, "ignores tools, so the model would not see them"),
+        (CHAT + "{{ tools }}", "renders a prompt differently once it has an answer"),
         ("{{ tools }}" + CHAT.replace("{{ m.content }}", ("{% if m.role != 'tool' %}{{ m.content "
                                                          "}}{% endif %}")),
-         "leaves out results of tools, or changes their order"),
-        ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), ("ends a call with none of the "
-                                                              "model's stop tokens")),
+         "omits tool results or changes their order"),
+        ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), ("does not end a call with a stop token "
+                                                              "of the model")),
         ("{{ tools }}{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% "
          "endif %}" + CHAT,
-         r"takes no results of tools \(no tools\)"),
+         r"rejects tool results \(no tools\)"),
         ("{{ tools }}" + CHAT.replace("{{ m.content }}", ("{% if m.role != 'assistant' %}{{ "
                                                          "m.content }}{% endif %}")),
-         r"takes no results of tools \(it leaves out what the assistant says, and its calls\)"),
+         r"rejects tool results \(it omits assistant messages and their calls\)"),
     ],
 )  # fmt: skip
 def test_a_template_that_cannot_write_tools_is_refused(

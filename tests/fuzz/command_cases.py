@@ -53,7 +53,7 @@ COMMANDS: dict[str, Case] = {
         nothing, "config tiny.yaml $'x'", 2, "override"
     ),
     "report: into a pipe": Case(pipe("r.html"), "report run --out r.html", 2, "r.html"),
-    "report: a name with a NUL": Case(nothing, "report 'run\0x'", 2, "is no path"),
+    "report: a name with a NUL": Case(nothing, "report 'run\0x'", 2, "is not a valid path"),
     "doctor: a budget of NaN": Case(nothing, "doctor table model grid.budget_s=.nan", 2, "budget"),
     "doctor: results in a file": Case(
         nothing, "doctor table model --out tiny.yaml", 2, "tiny.yaml"
@@ -62,7 +62,7 @@ COMMANDS: dict[str, Case] = {
         ranked,
         "eval http:// ranked.jsonl --recipe eval_judge judge.sampler.openai.model=m",
         2,
-        "begins with http://",
+        "begin with http://",
     ),
     "nothing": Case(nothing, "''", 2, ""),
 }

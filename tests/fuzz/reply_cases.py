@@ -88,7 +88,7 @@ POSTS: dict[str, tuple[Reply, str]] = {
     ),
     "compressed though asked not to": (
         http(BODY, headers={"Content-Encoding": "gzip"}),
-        "compresses its replies",
+        "compresses replies",
     ),
     "a stream of events": (
         http(
@@ -102,17 +102,17 @@ POSTS: dict[str, tuple[Reply, str]] = {
     # statuses
     "moved to nowhere": (
         raw(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n"),
-        "sends requests on",
+        "redirects requests",
     ),
     "an error that obeys no one": (
         http({"error": {"message": "\x1b[2J\x1b]0;mine\x07gone\u202e"}}, "400 Bad"),
         "␛[2J",
     ),
     "an error that says success": (http({"error": {"message": "overloaded"}}), "overloaded"),
-    "busy for 50 s": (http({}, "429 Busy", {"Retry-After": "50"}), "answers 429"),
+    "busy for 50 s": (http({}, "429 Busy", {"Retry-After": "50"}), "returns 429"),
     # time
-    "never": (wait, "no answer within"),
-    "to go on, for ever": (interim, "no answer within"),
+    "never": (wait, "no response within"),
+    "to go on, for ever": (interim, "no response within"),
 }
 """Replies to a request of four tokens."""
 
@@ -123,7 +123,7 @@ GETS: dict[str, tuple[Reply, str]] = {
     "models: 20,000 others": (served(*({"id": f"model-{n}"} for n in range(20_000))), "and 19,99"),
     "models: a name that moves the cursor": (served({"id": "\x1b[2Jm"}), "␛[2J"),
     "models: none": (served(), "no model"),
-    "models: never": (wait, "no answer within"),
+    "models: never": (wait, "no response within"),
 }
 """Replies to the question which models are there."""
 

@@ -133,7 +133,7 @@ def begun(spoil: Spoil) -> Spoil:
 DEEP = b"[" * 100_000 + b"\n"
 METRICS, SAMPLES, TIMINGS = "run/metrics.jsonl", "run/samples.jsonl", "run/timings.jsonl"
 NO_LINE = "is not a valid log line"
-PASSED = "is not used"
+PASSED = "is skipped"
 
 CASES: dict[str, Case] = {
     # metrics.jsonl
@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
         line(METRICS, 1, DEEP), REPORT, 2, "metrics.jsonl:2 " + NO_LINE
     ),
     "metrics: NUL bytes at the end": Case(
-        unfinished(add(METRICS, b"\0" * 4096)), RUN, 0, "continues after step 2"
+        unfinished(add(METRICS, b"\0" * 4096)), RUN, 0, "resumes after step 2"
     ),
     "metrics: a word, resume": Case(
         unfinished(line(METRICS, 1, {"train/reward": "high"})),

@@ -81,7 +81,7 @@ def test_a_server_that_says_when_to_ask_again_is_told_of() -> None:
         client = OpenAIClient(
             OpenAI(base_url=url, model="m", max_retries=1), 5.0, note=notes.append
         )
-        with pytest.raises(LockstepError, match="answers 429 after 2 attempts"):
+        with pytest.raises(LockstepError, match="returns 429 after 2 attempts"):
             list(client.chat([TALK], SAMPLING, [7]))
     assert len(notes) == 1
 

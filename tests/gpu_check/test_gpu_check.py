@@ -113,7 +113,7 @@ def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
 
 def test_wrong_words_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="name a folder"):
+    with pytest.raises(InputError, match="give a folder"):
         cli.parse(["gpu-check", "--out", str(tmp_path / "file")]).command(
             cli.parse(["gpu-check", "--out", str(tmp_path / "file")])
         )

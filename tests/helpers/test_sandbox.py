@@ -261,5 +261,5 @@ def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, pr
     ],
 )
 def test_what_cannot_be_set_up_is_said_at_the_start(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(SandboxError, match=rf"programs cannot be run in a sandbox here \(.*{why}"):
+    with pytest.raises(SandboxError, match=rf"cannot run programs in a sandbox here \(.*{why}"):
         Sandbox(**{"limits": LIMITS, **options}).start()

@@ -192,7 +192,7 @@ def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error
     assert results(folder)["ways"]["scores"]["judgements"]["unreachable"] == 3
     assert lines(folder)[0]["scores"] == [5.0, 1.0, None]
     assert re.search(
-        r"3 of 21 questions got no answer; the last of them: .* answers 500 after 1 attempts",
+        r"3 of 21 questions got no answer; last failure: .* answers 500 after 1 attempts",
         capsys.readouterr().err,
     )
     server.judge = lambda question: (500, "out of memory")
@@ -279,9 +279,7 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
 
     with monkeypatch.context() as patch:
         patch.setattr("lockstep.inference.evaluate_judge.append", interrupted)
-        with pytest.raises(
-            Stopped, match="stopped after 2 of 5 prompts, because Ctrl-C was received"
-        ):
+        with pytest.raises(Stopped, match="stopped after 2 of 5 prompts: Ctrl-C was received"):
             ask("stopped")
     assert not (Path("stopped") / "results.json").exists()
     log = Path("stopped/judgements.jsonl")
@@ -289,7 +287,7 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
     marked = whole.replace("unfinished", "not_whole")
     log.write_text(marked + '{"torn')
     ask("stopped")
-    assert "resumes: the responses to 2 prompts are judged already" in capsys.readouterr().err
+    assert "resumes: responses to 2 prompts are already judged" in capsys.readouterr().err
     content = log.read_text()
     assert content.startswith(marked), "what was judged is not judged again"
     assert content.replace(marked, whole) == (plain / "judgements.jsonl").read_text()

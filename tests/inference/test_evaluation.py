@@ -119,9 +119,7 @@ def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(TorchSampler, "generate", interrupted)
-        with pytest.raises(
-            Stopped, match="stopped after step 1, because Ctrl-C was received"
-        ) as stopped:
+        with pytest.raises(Stopped, match="stopped after step 1: Ctrl-C was received") as stopped:
             ask("stopped")
     assert (stopped.value.code, len(asked)) == (130, 1)
     assert samples(ask("stopped")) == samples(plain)
@@ -200,17 +198,17 @@ def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
     [
         (
             ["MODEL", "DATA", "sampling.temperature=0", "sampling.num_samples=1"],
-            "a section of their own, greedy",
+            "use the section greedy",
         ),
         (
             ["MODEL", "DATA", "sampling.k=[32]"],
-            "k is 32, but each question gets num_samples=16 responses",
+            "k is 32, but each question has only num_samples=16 responses",
         ),
         (
             ["MODEL", "DATA", *SMALL, "sampling.k=[2]", UNRATED],
             "sampling.k requires a passing score",
         ),
-        (["MODEL", "DATA", "greedy=null", "sampling=null"], "nothing to evaluate"),
+        (["MODEL", "DATA", "greedy=null", "sampling=null"], "set at least one"),
         (["MODEL", "DATA", "reward.pass_score=1"], "pass_score requires type: python"),
     ],
 )

@@ -156,8 +156,7 @@ def test_what_is_cut_off_is_kept_flagged_and_counted(
              if why == "stop"]  # fmt: skip
     assert not any("</s>" in text or "<s>" in text for text in ended)
     assert (
-        f"6 prompts, 48 responses ({reasons.count('length')} cut off by their length)"
-        in capsys.readouterr().out
+        f"6 prompts, 48 responses ({reasons.count('length')} truncated)" in capsys.readouterr().out
     )
 
 
@@ -293,7 +292,7 @@ def test_a_run_says_how_its_model_is_asked(run: Callable[..., Any], in_tmp: Path
         ),
         (
             ["model", "rows.jsonl", *SMALL, "--out", "rows.jsonl/out"],
-            "rows.jsonl is not a folder that can be written to",
+            "rows.jsonl is not a writable folder",
         ),
     ],
 )
@@ -403,7 +402,7 @@ def test_a_signal_ends_it_after_the_blocks_under_way(
     told = capsys.readouterr().err
     answered = written(folder).count(b"\n")
     assert 0 < answered < 2 * BLOCKS - 1
-    assert f"stopped after {answered} of {2 * BLOCKS - 1} prompts, because" in told
+    assert f"stopped after {answered} of {2 * BLOCKS - 1} prompts: " in told
     assert whole.startswith(written(folder))
 
 
@@ -455,7 +454,7 @@ def test_killed_at_any_instant_it_makes_only_what_is_missing(
     after = killed_at_any_instant(data, kills, random.Random(kills))
     answered = 2 * blocks_written("killed")
     last = subprocess.run(command(data, "killed"), check=True, capture_output=True, text=True)
-    assert f"resumes: {answered} prompts are answered already" in last.stderr
+    assert f"resumes: {answered} prompts are already answered" in last.stderr
     assert content("killed") == undisturbed
     print(
         f"{kills} kills over {count} blocks, after which there were {', '.join(map(str, after))}: "

@@ -178,7 +178,7 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
         f"`{command('doctor', 'quick', 'run/initial')} backends=[hf,torch] learner.dtype=fp32`"
         in told
     )
-    assert told.endswith("the run was saved after step 0, and the same command resumes it")
+    assert told.endswith("the run was saved after step 0; rerun the command to resume")
     (row,) = (row for row in read_metrics(Path("run")) if "agreement/breach" in row)
     assert (row["step"], row["agreement/breach"]) == (1, 1.0)
     assert not any("train/reward" in row for row in read_metrics(Path("run"))), (

@@ -92,8 +92,8 @@ def test_a_plan_says_the_time_where_rates_are_known(
     (tmp_path / "rates.json").write_text(json.dumps({"rates": {"fp32": asdict(RATES)}}))
     words = ["plan", "ppo_arithmetic", "--gpus", "1", "--memory", "80GB"]
     assert main(words) == 0
-    assert "a step, every" not in capsys.readouterr().out
+    assert "a step, with every" not in capsys.readouterr().out
     assert main([*words, "--rates", str(tmp_path / "rates.json")]) == 0
     told = capsys.readouterr().out
-    assert "a step, every response as long as it may be" in told
+    assert "a step, with every response at its maximum length" in told
     assert "learn" in told

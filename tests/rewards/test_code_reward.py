@@ -191,7 +191,7 @@ def test_it_crosses_a_process_border() -> None:
     assert again([prompt(TESTS[:2])], [DOUBLE], [""]) == [1.0]
 
 
-REFUSED = "reward.code: programs cannot be run in a sandbox here ({}); see docs/guides/rewards.md; reward.code.isolation=none runs them with your user's permissions"
+REFUSED = "reward.code: cannot run programs in a sandbox here ({}); see docs/guides/rewards.md; reward.code.isolation=none runs them with your user's permissions"
 
 
 def build_text(isolation: str) -> str:
@@ -241,8 +241,8 @@ def test_a_container_that_forbids_namespaces_refuses_the_reward() -> None:
     assert "bubblewrap: bwrap: " in why[1]
     assert "ermi" in why[1]
     assert opened == (
-        "reward.code: programs run without isolation: they reach the network, and what you can "
-        "reach"
+        "reward.code: programs run without isolation: they can access the network and "
+        "everything you can access"
     )
 
 
@@ -325,6 +325,6 @@ def test_a_plan_refuses_programs_that_cannot_be_run(
     ]
     assert main(words) == 2
     assert (
-        "reward.code: programs cannot be run in a sandbox here (bubblewrap is not"
+        "reward.code: cannot run programs in a sandbox here (bubblewrap is not"
         in capsys.readouterr().err
     )

@@ -191,14 +191,14 @@ def test_a_server_is_asked_in_parts_and_null_is_no_verdict() -> None:
     ("reply", "says"),
     [
         ({"rewards": [1.0]}, "it gives 1 rewards for 6 responses"),
-        (b'{"rewards": [0, 0, NaN, 0, 0, 0]}', r"its answer cannot be read \(holds NaN"),
+        (b'{"rewards": [0, 0, NaN, 0, 0, 0]}', r"its response cannot be parsed \(holds NaN"),
         (
             {"rewards": ["1"] * 6},
-            r"another form \(rewards\.0\.?: Input should be a valid number",
+            r"unexpected response format \(rewards\.0\.?: Input should be a valid number",
         ),
         ({"scores": [1.0] * 6}, r"\(rewards: Field required\)"),
-        (500, "answers 500 after 2 attempts"),
-        (307, "sends requests on to"),
+        (500, "returns 500 after 2 attempts"),
+        (307, "redirects requests to"),
     ],
 )
 def test_a_server_that_does_not_keep_the_protocol_is_refused(
@@ -218,7 +218,7 @@ def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone
         section = RewardSection.model_validate({"type": "server", "server": server})
         assert build(section, told.append)(PROMPTS, RESPONSES, ANSWERS) == [1.0] * 6
     assert seen == [("/score", "Bearer sk-very-secret")] * 2
-    assert "answers 503" in told[0]
+    assert "returns 503" in told[0]
     assert "asking again" in told[0]
     assert "secret" not in "".join([*told, *capfd.readouterr()])
     seen.clear()

@@ -125,10 +125,10 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
     assert found is not None
     assert found.state == {"position": 1}
     assert len(told) == 1
-    assert "step_000020 is not used" in told[0]
+    assert "step_000020 is skipped" in told[0]
     assert Path(file).name in told[0]
     with pytest.raises(
-        CheckpointError, match=rf"no whole checkpoint of step 20 .*{re.escape(Path(file).name)}"
+        CheckpointError, match=rf"no valid checkpoint of step 20 .*{re.escape(Path(file).name)}"
     ):
         checkpoints.at(20)
 
@@ -169,7 +169,9 @@ def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
     assert newest(checkpoints).state == {"position": 30}
     assert checkpoints.at(20).state == {"position": 20}
     assert all((folder / "held.json").exists() for folder in left)
-    assert f"{left[0]} cannot be removed (Permission denied); it takes room until it is" in told
+    assert (
+        f"{left[0]} cannot be removed (Permission denied); it uses disk space until it is" in told
+    )
     save(checkpoints, 40, weights(40), {"position": 40})
     assert names(checkpoints) == ["step_000030", "step_000040"]
 
@@ -193,7 +195,7 @@ def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpo
     with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
         replace(checkpoints, note=told.append).latest()
     assert "extra.json" in told[0]
-    assert "that of step 10" in told[1]
+    assert "for step 10" in told[1]
 
 
 def test_going_on_before_a_damaged_one_replaces_it_and_keeps_the_good(

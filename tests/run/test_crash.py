@@ -68,11 +68,11 @@ def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
         assert "after step " in text
     newest = max(Path("run/checkpoints").glob("step_*"))
     assert "run/crash.txt" in shown
-    assert "resumes the run, with --allow-changes where code that it names has been mended" in shown
-    assert main(["train", "tiny.yaml", "run.max_steps=4", "run.folder=run"]) == exit_codes.OK
     assert (
-        f"continues after step {int(newest.name.removeprefix('step_'))}" in capsys.readouterr().err
+        "rerun the command to resume, with --allow-changes if you fixed code that it names" in shown
     )
+    assert main(["train", "tiny.yaml", "run.max_steps=4", "run.folder=run"]) == exit_codes.OK
+    assert f"resumes after step {int(newest.name.removeprefix('step_'))}" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -179,7 +179,7 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
     )
     told = capsys.readouterr().err.splitlines()[-1]
     assert "step 3: " in told
-    assert told.endswith("the run was saved after step 2, and the same command resumes it")
+    assert told.endswith("the run was saved after step 2; rerun the command to resume")
 
 
 @pytest.mark.usefixtures("recipes")
@@ -216,7 +216,7 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(
 ) -> None:
     will = " exact (E2): "
     reason = (
-        "note: agreement.exact: learner.compile writes kernels of its own, so sampler and "
+        "note: agreement.exact: learner.compile generates different kernels, so sampler and "
         "learner agree within"
     )
     compiled = dry_run(load("ppo.yaml", ["learner.compile=true"]))

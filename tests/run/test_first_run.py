@@ -26,7 +26,7 @@ def test_stages_are_named_with_what_they_are_for_and_only_the_last_is_summed_up(
     shown = capsys.readouterr()
     told = [line for line in shown.err.splitlines() if line.startswith("stage")]
     assert told == [
-        "stage 1 of 2: sft; later begins with its model",
+        "stage 1 of 2: sft; later starts from its model",
         "stage 1 of 2 is done: run/final",
         "stage 2 of 2: later",
     ]

@@ -87,7 +87,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
         assert process.stderr is not None
         told = process.stderr.read()
     last = steps_logged("run")
-    assert f"stopped after step {last}, because" in told
+    assert f"stopped after step {last}: " in told
     assert "Traceback" not in told
     assert [path.name for path in Path("run/checkpoints").iterdir()] == [f"step_{last:06d}"]
 
@@ -120,12 +120,12 @@ def test_two_interrupts_end_at_once(run: Run, in_tmp: Path) -> None:
         next(line for line in shown if "finishing this step" in line)
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 130
-        assert "the same command resumes" in "".join(shown)
+        assert "rerun the command to resume" in "".join(shown)
 
 
 def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=8")
-    with pytest.raises(Stopped, match=r"run\.max_time_s would be over") as stopped:
+    with pytest.raises(Stopped, match=r"the next step would exceed run\.max_time_s") as stopped:
         run("run.folder=short", "run.max_steps=8", "run.max_time_s=0.01", "run.save_every=100")
     assert stopped.value.code == 75
     assert [path.name for path in Path("short/checkpoints").iterdir()] == ["step_000001"]
@@ -150,8 +150,7 @@ def test_a_run_keeps_its_threads_when_it_is_resumed(
     torch.set_num_threads(1)
     assert run("run.folder=short", "run.max_steps=4") == whole
     assert (
-        "short keeps the 2 threads that it was begun with; it would have 1 now"
-        in capsys.readouterr().out
+        "short keeps the 2 threads it started with; the default is now 1" in capsys.readouterr().out
     )
     assert json.loads(Path("short/environment.json").read_text())["threads"] == 2
     assert torch.get_num_threads() == 1
@@ -311,7 +310,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tm
     failed = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
     assert failed.returncode == exit_codes.CRASH, failed.stderr
     assert "cannot save the checkpoint of step 2" in failed.stderr
-    assert "the newest before it is step_000001" in failed.stderr
+    assert "the newest checkpoint is step_000001" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert run("run.max_steps=4") == whole
 
@@ -347,7 +346,9 @@ def test_a_half_written_checkpoint_never_has_a_name(
 
 def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
     run()
-    with pytest.raises(ChangedError, match=r"holds a run of another recipe:\n  recipe\.model\."):
+    with pytest.raises(
+        ChangedError, match=r"holds a run of a different recipe:\n  recipe\.model\."
+    ):
         train(load("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
 
 
@@ -411,7 +412,7 @@ def test_a_log_that_was_altered_between_two_sessions_is_named(
     content = (Path("run") / name).read_text()
     (Path("run") / name).write_text(content.replace("0", "1", 1))
     with pytest.raises(
-        ChangedError, match=rf"run/{name} differs from what the run wrote\nput it back"
+        ChangedError, match=rf"run/{name} differs from what the run wrote\nrestore them"
     ):
         run("run.max_steps=3")
     (Path("run") / name).unlink()

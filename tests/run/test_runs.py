@@ -109,7 +109,7 @@ def test_a_finished_run_of_other_rows_or_another_reward_is_not_given_out_as_this
         before = Path(path).read_text()
         Path(path).write_text(text)
         with pytest.raises(
-            ChangedError, match="mine is finished, and was made with something else"
+            ChangedError, match="mine is finished, and was trained with different inputs"
         ):
             run(*options)
         Path(path).write_text(before)

@@ -71,7 +71,7 @@ def test_a_line_that_does_not_fit_is_an_error_and_leaves_none_of_itself(tmp_path
     append(path, b"whole\n")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(RunError, match="make room"):
+        with pytest.raises(RunError, match="free space"):
             append(path, b"x" * 2000 + b"\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -97,7 +97,7 @@ def test_wandb_online_without_a_key_is_refused_before_anything_is_done(
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(facts.folder / "netrc"))
-    with pytest.raises(ValueError, match="W&B does not know who you are; run `wandb login`"):
+    with pytest.raises(ValueError, match="you are not logged in to W&B; run `wandb login`"):
         views_of(Trackers(wandb=WandB(mode="online")), facts)
 
 

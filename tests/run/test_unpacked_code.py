@@ -96,10 +96,10 @@ def test_code_that_never_ran_on_this_machine_is_refused_until_it_is_trusted(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(ASKING) == 2
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if "have not trained" in line]
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "has not trained" in line]
     assert (
-        "recipe.yaml: reward.function mine.py:score runs code with which you have not trained"
-        in told
+        "recipe.yaml: reward.function mine.py:score runs code that this machine has not trained "
+        "with" in told
     )
     for file in ("mine.py", "helper.py"):
         assert str(elsewhere / "unpacked" / file) in told
@@ -154,7 +154,7 @@ def test_an_algorithm_is_refused_by_every_command_that_reads_a_run(
     Path("run/recipe.yaml").write_text(recipe.replace("algorithm: ppo", "algorithm: own.py:Mine"))
     assert main(command) == 2
     told = capsys.readouterr().err
-    assert "algorithm own.py:Mine runs code with which you have not trained on this machine" in told
+    assert "algorithm own.py:Mine runs code that this machine has not trained with" in told
     assert str(unpacked / "unpacked/own.py") in told
     assert str(unpacked / "unpacked/helper.py") not in told  # which ran
     assert not (unpacked / "mark").exists()

@@ -106,7 +106,7 @@ def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> No
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_refused_request_is_not_sent_again(script: Script, status: int) -> None:
     script.says = first((status, {"error": {"message": "no"}}), completed())
-    with pytest.raises(ServerError, match=f"answers {status} after 1 attempts"):
+    with pytest.raises(ServerError, match=f"returns {status} after 1 attempts"):
         script.reply()
     assert len(script.bodies) == 1
     assert not script.told
@@ -118,7 +118,7 @@ def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
         script.says = lambda n: (307, f"{other.url}/chat/completions")
         with pytest.raises(
             ServerError,
-            match=rf"it sends requests on to {other.url}/chat/completions; name that address",
+            match=rf"it redirects requests to {other.url}/chat/completions; name that address",
         ):
             script.reply()
     assert not other.bodies
@@ -140,7 +140,7 @@ def test_one_failure_ends_it_at_once(script: Script) -> None:
         late.append(script.held.wait(60)) if n else None,
         (400, {"error": {"message": "no"}}),
     )[1]
-    with pytest.raises(ServerError, match=r"answers 400 after 1 attempts \(no\)"):
+    with pytest.raises(ServerError, match=r"returns 400 after 1 attempts \(no\)"):
         list(script.client(timeout_s=60).chat([TALK] * 8, SAMPLING, [0] * 8))
     assert not late
 

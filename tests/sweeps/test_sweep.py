@@ -75,7 +75,7 @@ def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(fold
     assert (folder / "sweeps/s/report.html").is_file()
     changed = sweep(folder, "seed=0..1 policy.lr=0.002")
     assert changed.code == exit_codes.INPUT
-    assert "seed=2 is not one of its runs any more" in changed.said
+    assert "seed=2 is no longer one of its runs" in changed.said
     assert "seed=0: recipe.policy.lr was 0.001, is 0.002" in changed.said
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_fails_does_not_end_the_others(folder: Path) -> None:
 def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"(?s)^seed=0 policy\.lr=-1 is refused, so nothing is started:.*policy\.lr",
+        match=r"(?s)^seed=0 policy\.lr=-1 is invalid, so no run was started:.*policy\.lr",
     ):
         plan_words("own.yaml", ["seed=0,1", "policy.lr=0.1,-1"], None)
     for words in (["run=folder"], ["run={folder: a, max_steps: 3}"], ["run.folder=a,b"]):
@@ -104,7 +104,7 @@ def test_every_combination_is_checked_before_any_starts(folder: Path) -> None:
     )
     with pytest.raises(InputError, match=r"^policy\.lr=1 and policy\.lr=1\.0 have equal options"):
         plan_words("own.yaml", ["policy.lr=1,0.002,1.0"], "s")
-    with pytest.raises(InputError, match="at least one run at a time"):
+    with pytest.raises(InputError, match="set it to at least 1"):
         lockstep.sweep("own.yaml", {"seed": range(2)}, jobs=0)
     with pytest.raises(InputError, match=r"reward\.function is a Python object of this program"):
         lockstep.sweep(
@@ -125,7 +125,7 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
     said = process.communicate()[1]
     assert process.returncode == exit_codes.INTERRUPTED, said
     assert "seed=0 stopped" in said
-    assert "the same command resumes it" in said
+    assert "rerun the command to resume" in said
     assert "seed=2 starts" not in said
     assert all(Checkpoints(file.parent / "checkpoints", keep=1).find() for file in begun)
 

@@ -74,7 +74,7 @@ def test_a_task_of_ones_own_is_trained_on(here: Path, capsys: pytest.CaptureFixt
 def test_a_typo_in_its_options_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "own.yaml", "data.task.higest=9"]) == 2
     assert (
-        "there is no option data.task.higest; did you mean data.task.highest?"
+        "unknown option data.task.higest; did you mean data.task.highest?"
         in capsys.readouterr().err
     )
 

@@ -59,21 +59,23 @@ def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: st
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.task.train_question=3", "there is no option data.task.train_question; did you mean "
+        ("data.task.train_question=3", "unknown option data.task.train_question; did you mean "
          "data.task.train_questions?"),
         ("data.task.seed=x", 'data.task.seed is "x", but should be a whole number'),
         ("data.task.seed='1'", 'data.task.seed is "1", but should be a whole number'),
-        ("data.task=3", "data.task is 3, but should be a group of options"),
+        ("data.task=3", "data.task is 3, but should be a mapping of options"),
         ("data.task.name=arithmetc", 'data.task: name is "arithmetc"; choose one of '
                                      f'{", ".join(FILES)}, '
-         "or name one of yours as file.py:Class"),
+         "or name your own as file.py:Class"),
         ("data.task.name=absent.py:Own", "data.task: name absent.py:Own: absent.py cannot be "
                                          "imported "
-         f"(FileNotFoundError: there is no file {Path('absent.py').resolve()})"),
+         f"(FileNotFoundError: file not found: {Path('absent.py').resolve()})"),
         ("data.task.name=lockstep.system.paths:expand", "data.task: name "
                                                         "lockstep.system.paths:expand: "
-         "lockstep.system.paths:expand is none; derive it from lockstep.tasks.base.Task"),
-        ("data.task=null", ("data: say exactly one of train (a file of rows) and task (which makes "
+         "lockstep.system.paths:expand has the wrong base class; derive it from "
+         "lockstep.tasks.base.Task"),
+        ("data.task=null", ("data: set exactly one of train (a file of rows) and task (which "
+                            "generates "
                            "them)")),
     ],
 )  # fmt: skip

@@ -85,7 +85,7 @@ def _make_folder(folder: str) -> list[str]:
 def find_obstacle() -> str | None:
     """Says what bubblewrap lacks here; None if it lacks nothing."""
     if sys.platform != "linux":
-        return f"bubblewrap needs Linux, and this is {sys.platform}"
+        return f"bubblewrap requires Linux, but this is {sys.platform}"
     if shutil.which("bwrap") is None:
         return f"bubblewrap is not installed; {_INSTALL}"
     try:

@@ -94,14 +94,14 @@ class Sandbox:
         except SandboxError as error:
             why = f"{error}; {ALLOW}"
         if why is not None:
-            raise SandboxError(f"programs cannot be run in a sandbox here ({why})")
+            raise SandboxError(f"cannot run programs in a sandbox here ({why})")
 
     def strength(self) -> str:
         """Describes in a sentence what the sandbox stops, and what not."""
         if not self.is_isolated:
-            return "without isolation: they reach the network, and what you can reach"
+            return "without isolation: they can access the network and everything you can access"
         return (
-            "under bubblewrap: without network, rights and files of yours, in "
+            "under bubblewrap: without your network, permissions and files, in "
             f"{self.limits.memory_mb} MB each"
         )
 
@@ -267,7 +267,7 @@ class _RunningProgram:
             and b"exit-code" not in os.pread(self.status, 1 << 12, 0)
         ):
             raise SandboxError(
-                f"a program could not be begun under bubblewrap: {self.read_errors() or code}"
+                f"cannot start a program under bubblewrap: {self.read_errors() or code}"
             )
         return code
 

@@ -131,12 +131,12 @@ class Checkpoints:
             shutil.rmtree(aside, ignore_errors=True)
         found = self.find()
         if found:
-            fallback = f"the newest before it is {found[-1][1].name}"
+            fallback = f"the newest checkpoint is {found[-1][1].name}"
         else:
-            fallback = "there is none before it"
+            fallback = "no earlier checkpoint exists"
         return CheckpointError(
-            f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {fallback}; "
-            "where the disk is full, make room; the same command then resumes the run"
+            f"cannot save the checkpoint of step {step} in {self.folder}: {error}; {fallback}; if "
+            "the disk is full, free space; rerun the command to resume"
         )
 
     def latest(self) -> Checkpoint | None:
@@ -150,11 +150,11 @@ class Checkpoints:
             try:
                 return Checkpoint(path, step, _read_verified(path, step))
             except _DamagedError as damage:
-                self.note(f"checkpoint {path} is not used: {damage}")
+                self.note(f"checkpoint {path} is skipped: {damage}")
         if found:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged; put a whole one back, or remove "
-                "the run's folder to start from the beginning"
+                f"every checkpoint in {self.folder} is damaged; restore one, or remove the run "
+                "folder to start over"
             )
         return None
 
@@ -179,8 +179,7 @@ class Checkpoints:
         except _DamagedError as damage:
             have = ", ".join(str(step) for step, _ in self.find()) or "none"
             raise NoCheckpointError(
-                f"there is no whole checkpoint of step {step} in {self.folder}: {damage}; there "
-                f"are: {have}"
+                f"no valid checkpoint of step {step} in {self.folder}: {damage}; available: {have}"
             ) from None
 
     def find(self) -> list[tuple[int, Path]]:
@@ -229,10 +228,7 @@ def _seal(folder: Path, noted: dict[str, Any]) -> None:
     files = _files(folder)
     for name in files:
         if name == _MANIFEST or not name.endswith((".safetensors", ".json")):
-            raise ValueError(
-                "a checkpoint holds safetensors and JSON under names of their own, but not "
-                f"{name!r}"
-            )
+            raise ValueError(f"a checkpoint can hold only safetensors and JSON files, not {name!r}")
     manifest = {**noted, "files": {name: _sum(folder / name) for name in files}}
     with naming(folder / _MANIFEST):
         (folder / _MANIFEST).write_text(
@@ -251,15 +247,13 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
     if manifest.pop("sha256", None) != _digest(manifest):
         raise _DamagedError(f"its {_MANIFEST} is missing, truncated or altered")
     if not isinstance(manifest.get("state"), dict) or not isinstance(manifest.get("files"), dict):
-        raise _DamagedError(f"its {_MANIFEST} is that of another program")
+        raise _DamagedError(f"its {_MANIFEST} was written by a different program")
     if manifest.get("step") != step:
-        raise _DamagedError(f"its {_MANIFEST} is that of step {manifest.get('step')}")
+        raise _DamagedError(f"its {_MANIFEST} is for step {manifest.get('step')}")
     sums = manifest["files"]
     found = set(_files(folder)) - {_MANIFEST}
     if found != set(sums):
-        raise _DamagedError(
-            f"files are missing or were added: {', '.join(sorted(found ^ set(sums)))}"
-        )
+        raise _DamagedError(f"missing or extra files: {', '.join(sorted(found ^ set(sums)))}")
     for name, noted in sums.items():
         if _sum_readable(folder, name) != noted:
             raise _DamagedError(f"{name} was truncated or altered")
@@ -269,7 +263,7 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
 def _sum_readable(folder: Path, name: str) -> dict[str, Any]:
     """Size and digest of a file; raises _DamagedError if it is unreadable or not a file."""
     if not (folder / name).is_file():
-        raise _DamagedError(f"{name} is no file, or a link to what is not there")
+        raise _DamagedError(f"{name} is not a file, or is a broken link")
     try:
         return retry(lambda: _sum(folder / name))
     except OSError as error:

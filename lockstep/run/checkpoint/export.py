@@ -56,23 +56,20 @@ def export(
     """
     require_run(run)
     if out.exists():
-        raise InputError(f"{out} is there already; name a folder that is not")
+        raise InputError(f"{out} already exists; choose a new folder")
     loaded = load_run(run)
     recipe = loaded.expect(Algorithm)
     lora = recipe.learner.lora
     trained = recipe.models[0]
     if adapter and lora is None:
         raise InputError(
-            f"{run} learned all weights, since its recipe has no learner.lora; leave --adapter out"
+            f"{run} trained all weights (its recipe has no learner.lora); remove --adapter"
         )
     found = _choose(Checkpoints(run / "checkpoints", keep=1, note=print), which)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
     if not has_tokenizer(run / FRAME):
-        raise InputError(
-            f"{run / FRAME} has no tokenizer, and what is exported would have none; put the "
-            "folder back"
-        )
+        raise InputError(f"{run / FRAME} has no tokenizer to export; restore the folder")
     saved = found.folder / trained.name
     with Boxes(find_written(saved, "model")) as boxes:
         weights = {
@@ -116,9 +113,9 @@ def _merge_weights(
     changed = differences(then, model_files(require_folder(base)))
     if changed:
         raise NoCheckpointError(
-            f"{found.folder} has adapters of another model than is in {base} now:\n  "
+            f"{found.folder} has adapters for a different model than {base} now holds:\n  "
             + "\n  ".join(changed)
-            + "\nput it back as it was, or say --adapter to get the adapters alone"
+            + "\nrestore it, or pass --adapter to export only the adapters"
         )
     section = LearnerSection(device="cpu", lora=recipe.learner.lora)
     learner = LearnerSpec(str(base), head, section, None, recipe.seed).build()
@@ -130,7 +127,7 @@ def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
     if which == "latest":
         newest = checkpoints.latest()
         if newest is None:
-            raise NoCheckpointError(f"{checkpoints.folder} holds no checkpoint yet")
+            raise NoCheckpointError(f"{checkpoints.folder} has no checkpoint yet")
         return newest
     if which == "best":
         ranked = checkpoints.rank_by_score()
@@ -140,7 +137,5 @@ def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
             )
         return checkpoints.at(ranked[-1][1])
     if not re.fullmatch(r"[0-9]{1,18}", which):
-        raise InputError(
-            f"checkpoint {shorten(which)!r}: say latest, best, or the number of a step"
-        )
+        raise InputError(f"checkpoint {shorten(which)!r}: use latest, best, or a step number")
     return checkpoints.at(int(which))

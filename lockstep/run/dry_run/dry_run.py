@@ -133,7 +133,7 @@ def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> st
         if reason is None:
             found.say(
                 "agreement",
-                "exact (E2): a token's log-probability is the same sampled and trained, to the bit",
+                "exact (E2): log-probabilities of sampler and learner are bitwise equal",
             )
         return reason
     return "it is refused"
@@ -145,7 +145,7 @@ def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
         require_lengths(recipe, setup.source)
     with found.problem():
         job = recipe.open(setup)
-        found.say("data", f"{job.data} to train on, {job.held_out or 'none'} to validate on")
+        found.say("data", f"{job.data} for training, {job.held_out or 'none'} for validation")
         found.say("step", recipe.largest_step.description)
         found.say("run", _course(recipe, job))
         rest = job.run_length.describe_rest()
@@ -185,7 +185,7 @@ def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
     require_writable(folder)
     find_changed_options(loaded, allow_changes)
     if (folder / "recipe.yaml").is_file():
-        state = "exists; the run resumes there, or is finished"
+        state = "exists; the run resumes or is already finished"
     else:
         state = "new"
     found.say("run folder", f"{folder} ({state})")
@@ -215,11 +215,11 @@ def _model(
             return _open_model(loaded.training, files, made / FRAME, found)
         return None
     if (first.run_folder / "final").is_dir():
-        found.say("model", f"{first.name} has been trained: {first.run_folder}")
+        found.say("model", f"{first.name} is already trained: {first.run_folder}")
         with found.problem():
             return _of_folder(first.run_folder / "final")
         return None
-    found.say("model", f"{first.name} is trained first:")
+    found.say("model", f"{first.name} trains first:")
     inner = Findings()
     model = _check_parts(first, allow_changes, made / "first", inner)
     found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
@@ -271,7 +271,7 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     learner = recipe.learner
     trains = backend.find_backend(learner)
     if not trains.is_planned:
-        found.notes.append(f"what {trains.title}'s ranks hold is not planned yet; try a short run")
+        found.notes.append(f"memory of {trains.title} ranks is not estimated yet; try a short run")
         return
     on_gpu = resolve_device(learner.device).type == "cuda"
     if on_gpu:
@@ -284,12 +284,12 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
     needed = estimate.device + estimate.contexts if on_gpu else estimate.machine
     where = f"{'a GPU here' if on_gpu else 'this machine'} has {readable(int(available))}"
     found.say(
-        "memory", f"at most about {readable(needed)}; {where}; `lockstep plan` names its parts"
+        "memory", f"at most about {readable(needed)}; {where}; `lockstep plan` breaks it down"
     )
     if needed > available:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
         raise InputError(
-            f"the run needs about {readable(needed)} of memory, but {where}; take a smaller model, "
+            f"the run needs about {readable(needed)} of memory, but {where}; use a smaller model, "
             f"or lower learner.micro_batch_tokens{generates}"
         )
 
@@ -308,6 +308,6 @@ def _require_disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes) -> None:
     if needed > free:
         raise InputError(
             f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but "
-            f"{readable(free)} are free; "
-            "make room, lower run.keep, or set run.folder to another disk"
+            f"{readable(free)} are free; free space, lower run.keep, or set run.folder to a "
+            "different disk"
         )

@@ -19,14 +19,14 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
         else:
             what = "some of the rows"
         found.append(
-            f"data.validation holds {what} of data.train, so what it measures is memory; hold rows "
-            "out that are not trained on"
+            f"data.validation holds {what} of data.train, so it measures memorization; validate "
+            "on held-out rows"
         )
     data = recipe.data
     if data.prompt_templates and not fields(data.prompt):
         found.append(
-            f"data.prompt={data.prompt!r} names no {{field}} of the rows, so all prompts are the "
-            "same; a field stands in braces"
+            f"data.prompt={data.prompt!r} uses no {{field}} of the rows, so all prompts are the "
+            "same; write fields in braces"
         )
     return found
 

@@ -180,8 +180,8 @@ class DrySetup(LiveSetup):
             ]
             if wrong:
                 self.note(
-                    f"{wrong[0]}: its right answer, given as a response, is worth 0; is "
-                    f"{key}.marker in it?"
+                    f"{wrong[0]}: its correct answer scores 0 as a response; does it contain "
+                    f"{key}.marker?"
                 )
         self.found.say(key.replace("_", " "), section.type)
 
@@ -207,7 +207,7 @@ class Absent:
 
 
 def _refuse(*values: object) -> NoReturn:
-    raise AssertionError("a dry run computes nothing; `Algorithm.open` may not ask a model yet")
+    raise AssertionError("a dry run computes nothing; `Algorithm.open` must not call a model")
 
 
 ABSENT: Any = Absent()

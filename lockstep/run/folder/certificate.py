@@ -26,7 +26,7 @@ _EXACT = {
     "softmax": f"{TILE_COLUMNS:,} columns a sum, powers of e",
 }
 _EXACT_ON_GPUS = (
-    "instead of these, Triton's of lockstep/models/exact/fused and lockstep_logprobs/fused"
+    "replaced by the Triton kernels of lockstep/models/exact/fused and lockstep_logprobs/fused"
 )
 _FUSED = "scaled_dot_product_attention"
 _ON_GPUS = f"varlen_attn of packed sequences where `lockstep gpu-check` says so, else {_FUSED}"
@@ -37,7 +37,7 @@ def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, 
     attention = _ON_GPUS if torch.cuda.is_available() else _FUSED
     usual = {"attention": attention, "linear": "any number of rows", "softmax": "powers of 2"}
     exact = _EXACT | (
-        {"where learner.device is a GPU": _EXACT_ON_GPUS} if torch.cuda.is_available() else {}
+        {"if learner.device is a GPU": _EXACT_ON_GPUS} if torch.cuda.is_available() else {}
     )
     kernels = exact if certificate.exact_kernels else usual
     machine = {**describe_machine(), "cpu": torch.backends.cpu.get_cpu_capability()}

@@ -67,10 +67,13 @@ def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
     has_other_model = any(line.startswith("recipe.model.") for line in changed)
     if has_other_model or (changed and not allow_changes):
         raise ChangedError(
-            f"{folder} holds a run of another recipe:\n  "
+            f"{folder} holds a run of a different recipe:\n  "
             + "\n  ".join(changed)
-            + "\nchoose another run.folder, "
-            "remove it, or, with the same model, continue with this recipe by --allow-changes"
+            + (
+                "\nchoose a different run.folder, remove it, or, with the same model, continue "
+                "with "
+                "this recipe by --allow-changes"
+            )
         )
     return changed
 
@@ -81,9 +84,9 @@ def require_writable(folder: Path) -> None:
         _require_own(folder)
         standing = find_standing(folder)
     except OSError as error:
-        raise _unmakable(folder, f"the system refuses it ({error.strerror})") from error
+        raise _unmakable(folder, f"the system denied it ({error.strerror})") from error
     if not (standing.is_dir() and os.access(standing, os.W_OK)):
-        raise _unmakable(folder, f"{standing} is not a folder that can be written to")
+        raise _unmakable(folder, f"{standing} is not a writable folder")
 
 
 def find_standing(folder: Path) -> Path:
@@ -96,8 +99,8 @@ def find_standing(folder: Path) -> Path:
 
 def _unmakable(folder: Path, why: str) -> InputError:
     return InputError(
-        f"the run folder {shorten(str(folder))} cannot be made, because {why}; set run.folder to "
-        "another place"
+        f"the run folder {shorten(str(folder))} cannot be created: {why}; set run.folder to a "
+        "different path"
     )
 
 
@@ -113,8 +116,7 @@ def _require_own(folder: Path) -> None:
     )
     if foreign:
         raise InputError(
-            f"the folder {folder} holds {foreign[0]}, and no run; choose a new or an empty one to "
-            "write to"
+            f"the folder {folder} holds {foreign[0]} and is not a run; choose a new or empty folder"
         )
 
 
@@ -138,8 +140,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
             raise FolderInUseError(
-                f"{folder} is in use by another process; wait for it, end it, or set run.folder "
-                "to start another run"
+                f"{folder} is in use by another process; wait for it, stop it, or set run.folder "
+                "to start a new run"
             ) from None
         yield
 

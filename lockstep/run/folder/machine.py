@@ -51,12 +51,12 @@ def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
     threads = int(noted.get("threads", usual))
     if threads != usual:
         print_text(
-            f"note: {folder} keeps the {threads} threads that it was begun with; it would have "
-            f"{usual} now"
+            f"note: {folder} keeps the {threads} threads it started with; the default is now "
+            f"{usual}"
         )
     if {**noted, "threads": usual} != now:
         print_text(
-            f"note: {file} is not the environment of now; continued steps may differ in their "
+            f"note: {file} differs from the current environment; resumed steps may differ in the "
             "last bits"
         )
     torch.set_num_threads(threads)

@@ -92,10 +92,10 @@ def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
             raise
         _write_crash(error, folder)
         if isinstance(error, OSError):
-            raise RunError(f"{error}; where that was is in {folder / CRASH}") from error
+            raise RunError(f"{error}; the traceback is in {folder / CRASH}") from error
         error.add_note(
-            f"this is a crash, which {folder / CRASH} describes; the same command resumes the run, "
-            "with --allow-changes where code that it names has been mended since"
+            f"the run crashed; see {folder / CRASH}; rerun the command to resume, with "
+            "--allow-changes if you fixed code that it names"
         )
         raise
 

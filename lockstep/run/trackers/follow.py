@@ -50,9 +50,7 @@ class Tracker:
             except Exception as error:
                 sentence = f"trackers.{name} cannot be opened: {_describe_error(error)}"
                 if step < 0:
-                    raise InputError(
-                        f"{sentence}; mend that, or take it out of the recipe"
-                    ) from error
+                    raise InputError(f"{sentence}; fix it, or remove it from the recipe") from error
                 self._note(
                     f"{sentence}; the run continues without it, and its own files have everything"
                 )
@@ -150,8 +148,7 @@ def _package_of(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as missing:
         raise InputError(
-            f"trackers.{name} needs the package {missing.name}, which is not installed; "
-            f"{install_command(name)}"
+            f"trackers.{name} requires the package {missing.name}; {install_command(name)}"
         ) from missing
 
 

@@ -43,8 +43,7 @@ class WandBView(View):
         self._folder = facts.folder / "wandb"
         if section.is_online and not _has_login():
             raise InputError(
-                "trackers.wandb.mode is online, but W&B does not know who you are; run `wandb "
-                "login`"
+                "trackers.wandb.mode is online, but you are not logged in to W&B; run `wandb login`"
             )
 
     @property
