@@ -62,7 +62,7 @@ class Algorithm(Common, ABC):
     def idle_options(self) -> dict[str, str]:
         idle = super().idle_options
         if self.inference is None:
-            idle["cluster.offload_idle"] = "where nothing is sampled"
+            idle["cluster.offload_idle"] = "if nothing is sampled"
         elif self.inference.one_step_ahead:
             idle["cluster.offload_idle"] = (
                 "if engines sample one step ahead while the learner trains"

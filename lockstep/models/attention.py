@@ -127,7 +127,8 @@ def _attend(
             needs = "'softcap'" if s_aux is None else "'s_aux'"
             where = type(layout).__name__
             raise InputError(
-                f"{name} needs {needs} in its attention, which Lockstep does not have for {where}"
+                f"{name} needs {needs} in its attention, which Lockstep does not support with "
+                f"{where}"
             )
         kernel = Blockwise(softcap, s_aux)
     return layout.attend(kernel, int(module.layer_idx), query, key, value, scaling, window)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
         named = [module for name, module in linear.items() if _has_ending(name, ending)]
         if not named or not within.issuperset(named):
             raise InputError(
-                f"learner.lora.target_modules: {ending} does not match linear layers only; choose "
+                f"learner.lora.target_modules: {ending} must match only linear layers; choose "
                 f"from: {', '.join(there)}"
             )
     return endings

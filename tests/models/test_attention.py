@@ -124,6 +124,6 @@ def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, flo
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
     with pytest.raises(
         InputError,
-        match=r"needs '(softcap|s_aux)' in its attention, which Lockstep does not have for",
+        match=r"needs '(softcap|s_aux)' in its attention, which Lockstep does not support with",
     ):
         model(**inputs, layout=SideBySide())

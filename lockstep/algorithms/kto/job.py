@@ -180,7 +180,7 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
     def fault(row: Row) -> str | None:
         label = read_field(row, field)
         if label is None:
-            return f"lacks the field {field!r}, which data.label names"
+            return f"lacks the field {field!r} set in data.label"
         if isinstance(label, bool):
             return None
         return f"field {field!r} is {shorten(str(label))}, expected true or false"

@@ -56,7 +56,7 @@ class KTORecipe(Supervised):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        return super().idle_options | {"run.num_logged_samples": "where nothing is sampled"}
+        return super().idle_options | {"run.num_logged_samples": "if nothing is sampled"}
 
     @property
     def models(self) -> tuple[ModelRole, ...]:

@@ -62,7 +62,7 @@ class KL(Section):
     def idle_options(self) -> dict[str, str]:
         if self.coef:
             return {}
-        return dict.fromkeys(("placement", "adaptive"), "where coef is 0")
+        return dict.fromkeys(("placement", "adaptive"), "if coef is 0")
 
 
 class RewardScaling(Section):
