@@ -1,9 +1,8 @@
-"""Agreement of a judge with people on ranked responses, which are scored, or compared in pairs and
-in both orders.
+"""Agreement of a judge with people on ranked responses, by scores or by pairs in both orders.
 
-The outcome of a prompt is an `Assessment`, plain data that can be stored in a file; figures are
-computed from assessments alone, so also from the file. Judgements without a verdict are in no
-figure, and are counted.
+The result of a prompt is an `Assessment`, plain data that can be stored in a file; metrics are
+computed only from assessments, so also from the file. Judgments without a verdict are counted and
+left out of other metrics.
 """
 
 from __future__ import annotations
@@ -31,19 +30,21 @@ from lockstep.objectives.ranking import (
 
 Figures = dict[str, Estimate]
 Decision = tuple[float, int]
-"""The judge's decision on two responses that people rank differently: 1 if it agrees with them, 0
-if not, ½ for a tie; and the characters by which the response that people prefer is longer.
+"""The judge's decision on two responses that people rank differently.
+
+1 if it agrees with people, 0 if not, ½ for a tie; and the length difference, in characters, of the
+response that people prefer.
 """
 
 
 @dataclass(frozen=True)
 class Said:
-    """One judgement, as it is stored.
+    """One judgment in stored form.
 
     Attributes:
-        verdict: A score, or the number of the response that was preferred; None: no verdict.
+        verdict: A score, or the number of the preferred response; None: no verdict.
         cause: The cause of a missing verdict.
-        reply: Text of the judge's reply; None: it was not asked, or did not answer.
+        reply: Text of the judge's reply; None: not asked or not answered.
         shortened: True if the judge saw only the beginning of a response.
     """
 
@@ -55,7 +56,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two responses, by their numbers from 0, in the order in which the judge saw them."""
+    """Two responses, by number from 0, in the order shown to the judge."""
 
     first: int
     second: int
@@ -64,17 +65,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Assessment:
-    """A judge's judgements of the responses to one prompt.
+    """A judge's judgments of the responses to one prompt.
 
     Attributes:
-        id: Id of the prompt over runs.
+        id: Id of the prompt, stable across runs.
         conversation: The prompt.
         responses: The responses.
-        ranks: Their ranks by people, the best lowest.
+        ranks: Ranks by people, the best lowest.
         scores: The mean of each response's verdicts; None: no verdict.
-        judgements: Judgements of each response.
-        pairs: Comparisons of responses that people rank differently, each in both orders; may be
-            empty.
+        judgements: Judgments of each response.
+        pairs: Comparisons of responses that people rank differently, in both orders; can be empty.
     """
 
     id: str
@@ -86,7 +86,7 @@ class Assessment:
     pairs: tuple[Comparison, ...]
 
     def decide(self, pair: Comparison) -> Decision:
-        """The decision of a comparison that has a verdict."""
+        """The decision of a comparison with a verdict."""
         better, worse = sorted((pair.first, pair.second), key=self.ranks.__getitem__)
         return float(pair.said.verdict == better), len(self.responses[better]) - len(
             self.responses[worse]
@@ -96,7 +96,7 @@ class Assessment:
 def assess(
     ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Judge[Winner] | None
 ) -> list[Assessment]:
-    """Has a judge score all responses and, with a comparer, compare them."""
+    """Scores all responses with a judge and, with a comparer, compares them."""
     cases = [
         response_case(one.conversation, response, (one.id, number))
         for one in ranked
@@ -132,7 +132,7 @@ def assess(
 
 
 def _orders(ranks: Sequence[float]) -> list[tuple[int, int]]:
-    """Both orders of any two responses that people rank differently."""
+    """Both orders of every two responses that people rank differently."""
     pairs = [
         pair for pair in combinations(range(len(ranks)), 2) if ranks[pair[0]] != ranks[pair[1]]
     ]
@@ -153,7 +153,7 @@ def _build_said(judged: Judged[Any], judgement: Judgement[Any], verdict: float |
 
 
 def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
-    """Agreement of scores, each prompt weighing the same, with 95 % intervals over prompts.
+    """Agreement of scores, averaged over prompts, with 95 % intervals.
 
     Args:
         assessments: Assessments of all prompts.
@@ -186,12 +186,11 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
 
 
 def pair_figures(assessments: Sequence[Assessment]) -> Figures:
-    """Agreement of pairwise comparisons, likewise with intervals, and the influence of the order of
-    the responses.
+    """Agreement of pairwise comparisons with 95 % intervals, and the influence of order.
 
-    `first_preferred` is the share of verdicts for the response that is shown first; `consistent`
-    that of the pairs with two verdicts in which both are for the same response, and
-    `consistent_accuracy` how often it is then the right one.
+    `first_preferred` is the share of verdicts for the response shown first; `consistent` is the
+    share of pairs with two verdicts for the same response, and `consistent_accuracy` is the
+    accuracy on those pairs.
     """
     decisions: list[list[Decision]] = []
     firsts: list[list[bool]] = []
@@ -215,7 +214,7 @@ def pair_figures(assessments: Sequence[Assessment]) -> Figures:
 
 
 def _common(decisions: Sequence[Sequence[Decision]]) -> Figures:
-    """Accuracy, and its dependence on length."""
+    """Accuracy and its dependence on length."""
     judge = [longer_preferred(own) for own in decisions]
     people = [longer_preferred([(1.0, excess) for _, excess in own]) for own in decisions]
     both = [(a, b) for a, b in zip(judge, people, strict=True) if a is not None and b is not None]
@@ -243,16 +242,15 @@ def describe_agreement(
     top: float,
     compares: bool,
 ) -> dict[str, Any]:
-    """Collects the agreement of a judge with people as plain values (`report.evaluation` reads
-    them).
+    """Collects a judge's agreement with people as plain values for `report.evaluation`.
 
     Args:
-        judge: Names the judge.
-        data: Names the ranked responses.
+        judge: Name of the judge.
+        data: Name of the ranked responses.
         found: Assessments of all prompts.
-        skipped_rows: Rows that were left out.
+        skipped_rows: Number of skipped rows.
         top: The highest score of the scale.
-        compares: True if the judge compared responses, too.
+        compares: True if the judge also compared responses.
     """
     scored = [said for one in found for own in one.judgements for said in own]
     ways = {"scores": _way(score_figures(found, top), scored)}
@@ -272,9 +270,7 @@ def describe_agreement(
 
 
 def _way(figures: Figures, said: Sequence[Said]) -> dict[str, Any]:
-    """Figures, with None for NaN, since JSON has no NaN; and counts of judgements, also those
-    without a verdict.
-    """
+    """Metrics, with None for NaN (JSON has no NaN), and counts of judgments."""
     plain = {
         name: {key: value if value == value else None for key, value in asdict(figure).items()}
         for name, figure in figures.items()

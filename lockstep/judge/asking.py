@@ -1,4 +1,4 @@
-"""The protocol of models that answer a judge's questions, and its implementation by a sampler."""
+"""The protocol for answering a judge's questions, and its sampler implementation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.judge.templates import control_tokens, escaping
 Conversation = Sequence[Message]
 
 _TAIL = 16
-"""Tokens at the end of a question that may hold the mark of a thought."""
+"""Number of tokens at the end of a question that can hold the mark of a thought."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,11 @@ class Answer:
     """A reply to a question.
 
     Attributes:
-        text: Text without its stop token; it begins with the mark of a thought that the question's
-            template opens.
-        finished: True if it came to its end; else a limit cut it off.
-        prompt_tokens: Tokens of the question, as the model read it; None where they are not known
-            here.
-        tokens: Sampled tokens, with the stop token; None likewise.
+        text: Text without the stop token; starts with the mark of a thought if the question's
+            template opens one.
+        finished: True if the reply is complete; False if a limit truncated it.
+        prompt_tokens: Tokens of the question as the model read it; None if unknown.
+        tokens: Sampled tokens, including the stop token; None if unknown.
     """
 
     text: str
@@ -47,44 +46,42 @@ class Answering(Protocol):
     """Answers conversations: the policy, another model, or a server."""
 
     def escape(self, text: str) -> str:
-        """Escapes text from models and users, so that nothing in it is read as a control token."""
+        """Escapes control tokens in text from models and users."""
         ...
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        """Tokens by which each conversation is too long; 0 if it fits, or if that is not known
-        here.
-        """
+        """Number of excess tokens of each conversation; 0 if it fits or if unknown."""
         ...
 
     def answers(
         self, conversations: Sequence[Conversation], keys: Sequence[int]
     ) -> list[Answer | None]:
-        """Replies to each conversation; None where no reply can be had.
+        """Replies to each conversation; None if there is no reply.
 
         Args:
-            conversations: The questions, none of them too long.
+            conversations: The questions, none too long.
             keys: Key of the random numbers (`lockstep.core.keyed`) of each.
         """
         ...
 
 
 Generate = Callable[[Sequence[Request], SamplingParams], Batch]
-"""`generate` of a `Sampler` or of an open `SamplerSession`."""
+"""The method `generate` of a `Sampler` or an open `SamplerSession`."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The tokenizer and template by which a model reads conversations.
+    """The tokenizer and template that a model uses for conversations.
 
     Attributes:
         tokenizer: Tokenizer of the model.
-        chat: True to apply its chat template; else the messages are joined as they are.
-        max_prompt_tokens: The longest question.
+        chat: True to apply the chat template; else messages are joined unchanged.
+        max_prompt_tokens: Maximum length of a question, tokens.
         section: Section of the recipe, for messages.
         template_args: Arguments of the chat template.
 
     Raises:
-        ValueError: A chat template is wanted and missing.
+        ValueError: The required chat template is missing.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -110,7 +107,7 @@ class Reader:
         return token_ids(self.tokenizer, texts, add_special_tokens=not self.chat)
 
     def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        """Computes excess tokens, see `Answering`."""
+        """Counts excess tokens; see `Answering`."""
         return [max(0, len(ids) - self.max_prompt_tokens) for ids in self.tokens(conversations)]
 
     def _text(self, conversation: Conversation) -> str:
@@ -132,7 +129,7 @@ class SamplerAnswers:
     Attributes:
         generate: Samples the replies.
         reader: Reader of the sampler's model.
-        sampling: The distribution that replies are sampled from.
+        sampling: The sampling distribution of replies.
     """
 
     generate: Generate

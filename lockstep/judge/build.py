@@ -1,8 +1,6 @@
-"""Builders of judges from their options, and of the cases that they judge: answers, without their
-thoughts.
+"""Builders of judges from options, and of their cases: answers without thoughts.
 
-Where a response is judged, `prompt` is the text that it continues, if known; it may open the
-thought.
+`prompt` is the text that a judged response continues, if known; it can open the thought.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ def score_judge(
     """A judge that scores responses (`response_case`); `key` is its section's, for messages.
 
     Raises:
-        ValueError: The template has other fields than it must have.
+        ValueError: The template does not have the required fields.
     """
     template = Template(
         ADDITIVE if section.template is None else section.template, SCORE_FIELDS, f"{key}.template"
@@ -40,7 +38,7 @@ def score_judge(
 
 
 def score_parser(section: JudgeSection) -> ScoreParser:
-    """The parser of scores, as a recipe defines them."""
+    """The parser of scores that a recipe defines."""
     return ScoreParser(
         section.judge_score_low, section.judge_score_high, section.score_pattern, section.decimals
     )
@@ -49,8 +47,7 @@ def score_parser(section: JudgeSection) -> ScoreParser:
 def pair_judge(
     comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int
 ) -> Judge[Winner]:
-    """A judge that compares two responses (`pair_case`), with the settings of the section `judge`
-    (`asked`).
+    """A judge that compares two responses (`pair_case`), with the settings in `asked`.
 
     Raises:
         ValueError: As `score_judge`.
@@ -65,7 +62,7 @@ def pair_judge(
 
 
 def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Judge[Winner]:
-    """A judge that compares two judgements (`meta_case`).
+    """A judge that compares two judgments (`meta_case`).
 
     Raises:
         ValueError: As `score_judge`.
@@ -89,7 +86,7 @@ def response_case(
 def pair_case(
     conversation: Conversation, first: str, second: str, key: tuple[int | str, ...]
 ) -> Case:
-    """Two responses to compare, A and B in this order."""
+    """Two responses to compare, A first."""
     return Case(
         conversation,
         dict(zip(PAIR_FIELDS[1:], map(drop_thought, (first, second)), strict=True)),
@@ -105,8 +102,6 @@ def meta_case(
     key: tuple[int | str, ...],
     prompt: str = "",
 ) -> Case:
-    """Two judgements of a response to compare, A and B in this order; they come without thoughts
-    and scores.
-    """
+    """Two judgments of a response to compare, A first, without thoughts and scores."""
     texts = drop_thought(response, prompt), first, second
     return Case(conversation, dict(zip(META_FIELDS[1:], texts, strict=True)), key)

@@ -1,8 +1,7 @@
-"""The judge: each case becomes a question that is asked k times; each reply gives a verdict, or a
-cause for none.
+"""The judge: asks a question about each case k times and parses verdicts from the replies.
 
-A question that is too long is skipped, or the judged text is truncated, as the recipe says; both
-are counted. A case without a verdict has no score: nothing is ever made up in its place.
+If a question is too long, it is skipped or the judged text is truncated, as set in the recipe; both
+are counted. A case without a verdict has no score, and no default score is used.
 """
 
 from __future__ import annotations
@@ -23,18 +22,16 @@ from lockstep.judge.templates import Template, as_text
 from lockstep.judge.verdicts import CAUSES, UNANSWERED, Cause, Parser, V, Verdict
 
 CUT_OFF = " […]"
-"""Mark at the end of a shortened text."""
+"""Marker at the end of a truncated text."""
 
 _LEAST_KEPT = 0.5
-"""Least share of a text that must be left when it is shortened: with less, the score would be of
-another text.
-"""
+"""Minimum share of a text to keep; a shorter one would not represent the text."""
 
 _SHOWN = 80
 
 
 class JudgeError(InputError):
-    """Too few judgements have a verdict."""
+    """Too few judgments have a verdict."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,8 @@ class Case:
     Attributes:
         conversation: The `prompt` of the template, in its messages.
         texts: The other fields.
-        key: Key of the random numbers, besides seed, role and number of the judgement: it
-            identifies the case over runs, such as step, row and sample.
+        key: Key of the random numbers, in addition to seed, role and judgment number; it identifies
+            the case across runs, such as step, row and sample.
     """
 
     conversation: Conversation
@@ -55,9 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Judgement(Generic[V]):
-    """One reply of a judge, and its verdict; no reply if the judge was not asked or did not
-    answer.
-    """
+    """A judge's reply and its verdict; no reply if it was not asked or did not answer."""
 
     verdict: Verdict[V]
     answer: Answer | None = None
@@ -65,10 +60,10 @@ class Judgement(Generic[V]):
 
 @dataclass(frozen=True)
 class Judged(Generic[V]):
-    """All judgements of one case.
+    """All judgments of one case.
 
     Attributes:
-        judgements: Judgements in the order of their numbers.
+        judgements: Judgments in order of their numbers.
         shortened: True if the judge saw only the beginning of a text.
     """
 
@@ -103,15 +98,15 @@ class Judge(Generic[V]):
     """A judge of cases.
 
     Attributes:
-        answering: The model or server that is asked.
+        answering: The model or server to ask.
         template: Template of the question.
         parser: Parser of replies.
-        judged_fields: The fields that are shortened if a question is too long, all to one length.
+        judged_fields: The fields to truncate, to equal lengths, if a question is too long.
         options: Options of questions and replies.
-        draws: Number of judgements of each case.
+        draws: Number of judgments per case.
         seed: Seed of the random numbers.
-        role: Separates the random numbers of one kind of judge from those of another.
-        section: Section of the recipe with its limits, for messages.
+        role: Role that separates the random numbers of different kinds of judges.
+        section: Section of the recipe with the limits, for messages.
     """
 
     answering: Answering
@@ -125,10 +120,10 @@ class Judge(Generic[V]):
     section: str
 
     def __call__(self, cases: Sequence[Case]) -> list[Judged[V]]:
-        """Judges each case; random numbers depend on its key, and not on the other cases.
+        """Judges each case; random numbers depend on its key, not on other cases.
 
         Raises:
-            JudgeError: If more judgements than allowed have no verdict.
+            JudgeError: If more judgments than allowed have no verdict.
         """
         questions = self._questions(cases)
         asked = [
@@ -148,14 +143,12 @@ class Judge(Generic[V]):
         return judged
 
     def fits(self, cases: Sequence[Case]) -> bool:
-        """True if no question is too long, or too long ones are shortened."""
+        """True if no question is too long, or long ones are truncated."""
         whole = [self._conversation(self._fields(case)) for case in cases]
         return self.options.truncates_responses or not any(self.answering.excesses(whole))
 
     def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
-        """Builds the question about each case, None if it is too long; and True if it was
-        shortened.
-        """
+        """Builds each case's question, None if too long; and True if truncated."""
         filled = [self._fields(case) for case in cases]
         whole = [self._conversation(texts) for texts in filled]
         excesses = self.answering.excesses(whole)
@@ -195,7 +188,7 @@ class Judge(Generic[V]):
     def _judgement(
         self, question: Conversation | None, answers: Iterator[Answer | None]
     ) -> Judgement[V]:
-        """Takes the next reply, if the question was asked, and parses it."""
+        """Parses the next reply if the question was asked."""
         if question is None:
             return Judgement(Verdict(None, "prompt_too_long"))
         answer = next(answers)
@@ -220,9 +213,10 @@ class Judge(Generic[V]):
 
 
 def judge_metrics(judged: Sequence[Judged[V]]) -> Metrics:
-    """Metrics of judgements: missing verdicts, by cause; unreadable replies; shortened texts.
+    """Metrics of judgments: missing verdicts by cause, unreadable replies, truncated texts.
 
-    `parse_failures` is the share of replies without a verdict, `no_verdict` that of all judgements.
+    `parse_failures` is the share of replies without a verdict, `no_verdict` the share of judgments
+    without a verdict.
     """
     causes = Counter(_causes(judged))
     total = causes.total()
@@ -241,7 +235,7 @@ def _causes(judged: Sequence[Judged[V]]) -> Iterator[Cause | None]:
 
 
 def _example(judged: Sequence[Judged[V]]) -> str:
-    """The end of the first reply without a verdict, where the verdict should have been."""
+    """The end of the first reply without a verdict, where a verdict was expected."""
     replies = (
         judgement.answer.text
         for one in judged

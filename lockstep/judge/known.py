@@ -28,7 +28,7 @@ class Known(Generic[V]):
 
 
 def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
-    """Reads rows with `prompt`, `response` and `score`, which is from `low` to `high`."""
+    """Reads rows with `prompt`, `response` and `score` in `low` … `high`."""
     found: list[Known[float]] = []
     wanted: dict[str, FieldType] = {"prompt": "text", "response": "text", "score": "number"}
     for place, (where, row) in enumerate(_read(rows, wanted)):
@@ -43,15 +43,16 @@ def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
 
 
 def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner]]:
-    """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b`, and `winner`, which is A
-    or B.
+    """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b` and `winner`.
+
+    The winner is A or B.
 
     Args:
         rows: Rows of a file.
-        reasons: Strips the score from a judgement, as in training.
+        reasons: Strips the score from a judgment, as in training.
 
     Returns:
-        Each comparison in both orders, which are next to each other.
+        Each comparison in both orders, next to each other.
     """
     found: list[Known[Winner]] = []
     for place, (where, row) in enumerate(_read(rows, dict.fromkeys(_COMPARISON, "text"))):
@@ -69,9 +70,7 @@ def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner
 
 
 def measure_scores(known: Sequence[Known[float]], judge: Judge[float]) -> Metrics:
-    """Measures the share of right scores of a judge, and its mean bias; a missing verdict counts as
-    wrong.
-    """
+    """Measures a judge's accuracy and mean bias; a missing verdict counts as wrong."""
     found = list(zip(judge([one.case for one in known]), known, strict=True))
     off = [value - one.verdict for judged, one in found for value in judged.values]
     exact = share([judged.values.count(one.verdict) / judge.draws for judged, one in found])
@@ -81,9 +80,7 @@ def measure_scores(known: Sequence[Known[float]], judge: Judge[float]) -> Metric
 
 
 def measure_winners(known: Sequence[Known[Winner]], judge: Judge[Winner]) -> Metrics:
-    """Measures the share of right winners of a meta-judge over both orders; a missing verdict
-    counts as wrong.
-    """
+    """Measures a meta-judge's accuracy over both orders; no verdict counts as wrong."""
     judged = judge([one.case for one in known])
     right = [one.values == [wanted.verdict] for one, wanted in zip(judged, known, strict=True)]
     accuracy = share(
@@ -93,7 +90,7 @@ def measure_winners(known: Sequence[Known[Winner]], judge: Judge[Winner]) -> Met
 
 
 def _read(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
-    """Reads each row with its location; raises DataError where a field is missing."""
+    """Reads each row with its location; raises DataError if a field is missing."""
     found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
     for where, row in found:
         fault = complaint(row, wanted, dict.fromkeys(wanted, "a file of known judgments"))

@@ -1,4 +1,4 @@
-"""The options of a judge: its model, its question, and how a reply becomes a score."""
+"""The options of a judge: its model, its question, and how replies become scores."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lockstep.config.section import Probability, Section, rule
 from lockstep.config.sources import TemplateArgs
 
 SCALE = (0.0, 5.0)
-"""Scores of the rubric that ships, lowest and highest."""
+"""Lowest and highest score of the built-in rubric."""
 
 
 def _require_expression(pattern: str) -> str:
-    """Returns the pattern; raises ValueError where it is no regular expression."""
+    """Returns the pattern; raises ValueError for an invalid regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -30,7 +30,7 @@ Expression = Annotated[str, AfterValidator(_require_expression)]
 
 
 class AskedSection(Section):
-    """The model or server that is asked to judge, and how; for judges of every kind."""
+    """The model or server that judges, and its options; shared by all kinds of judges."""
 
     path: ModelPath | None = Field(
         default=None,
@@ -72,7 +72,7 @@ class AskedSection(Section):
 
     @property
     def truncates_responses(self) -> bool:
-        """True if a response is cut where the question is over-long."""
+        """True if a response is truncated when the question is too long."""
         match self.overlong_judge_prompts:
             case "drop":
                 return False
@@ -83,7 +83,7 @@ class AskedSection(Section):
 
     @property
     def reads_unfinished(self) -> bool:
-        """True if a reply that was cut off can have a verdict."""
+        """True if a truncated reply can have a verdict."""
         match self.unfinished_judgements:
             case "no_verdict":
                 return False
@@ -94,12 +94,12 @@ class AskedSection(Section):
 
     @property
     def is_policy(self) -> bool:
-        """True if the policy judges, where there is one."""
+        """True if the policy judges, if there is one."""
         return self.path is None and self.sampler is None
 
     @property
     def has_engine(self) -> bool:
-        """True if a model in a folder judges, in an engine of its own."""
+        """True if a model in a folder judges, in a separate engine."""
         return self.path is not None and not self.engine.is_server
 
     @property
@@ -170,7 +170,7 @@ class JudgeSection(AskedSection):
 
 
 class ComparisonSection(Section):
-    """An LLM that says which of two is better."""
+    """An LLM that decides which of two is better."""
 
     template: str | None = Field(
         default=None,
@@ -189,7 +189,7 @@ class ComparisonSection(Section):
 
 
 class MetaJudgeSection(AskedSection, ComparisonSection):
-    """An LLM that says which of two judgements is better."""
+    """An LLM that decides which of two judgments is better."""
 
     battles: Literal["order_consistency", "position"] = Field(
         default="order_consistency",

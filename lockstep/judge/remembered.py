@@ -1,6 +1,4 @@
-"""A cache file of a judge's replies: a question that was answered before is not asked again, also
-by a resumed run.
-"""
+"""A cache file of a judge's replies, so that no question is asked twice, even after resuming."""
 
 from __future__ import annotations
 
@@ -16,19 +14,17 @@ from lockstep.system.records import check_shape, is_file
 from lockstep.system.whole_files import append
 
 _AT_ONCE = 256
-"""Questions that are asked before their replies are written: a killed run asks no more than these
-again.
-"""
+"""Number of questions per write; a killed run repeats at most these."""
 
 
 @dataclass(frozen=True)
 class RepliedLine:
-    """A line of the file.
+    """A line of the cache file.
 
     Attributes:
-        question: Digest of a question and all that its reply depends on.
+        question: Digest of a question and everything that its reply depends on.
         text: Text of the reply.
-        finished: True if it came to its end.
+        finished: True if the reply is complete.
     """
 
     question: str
@@ -38,12 +34,12 @@ class RepliedLine:
 
 @dataclass(frozen=True)
 class RememberedAnswers:
-    """Answers by another `Answering`, which is asked each question once; implements `Answering`.
+    """Caches the answers of another `Answering`; implements `Answering`.
 
     Attributes:
-        answering: Answers questions that are new, and those that had no reply.
-        file: The replies; a half-written line at its end, left by a killed process, is cut off.
-        who: Identifies the model and its sampling distribution.
+        answering: Answers new questions and questions without a reply.
+        file: The replies; an incomplete last line, left by a killed process, is removed.
+        who: Identity of the model and its sampling distribution.
     """
 
     answering: Answering
@@ -72,7 +68,7 @@ class RememberedAnswers:
     def answers(
         self, conversations: Sequence[Conversation], keys: Sequence[int]
     ) -> list[Answer | None]:
-        """See `Answering`; a reply is the same whenever its question and its key are."""
+        """See `Answering`; equal questions and keys give equal replies."""
         names = [self._digest(*asked) for asked in zip(conversations, keys, strict=True)]
         missing = [(name, place) for place, name in enumerate(names) if name not in self._known]
         new = list(dict(missing).items())

@@ -1,9 +1,8 @@
-"""Questions to a judge: templates with fields, conversations as plain text, and the escaping of
-control tokens.
+"""A judge's questions: templates, plain-text conversations, and escaping of control tokens.
 
 The rubric of `ADDITIVE` counts one point for each of five demands, after Self-Rewarding (Yuan et
-al. 2024, arXiv 2401.10020); `META` compares two judgements, after Meta-Rewarding (Wu et al. 2024,
-arXiv 2407.19594). The words are ours.
+al. 2024, arXiv 2401.10020); `META` compares two judgments, after Meta-Rewarding (Wu et al. 2024,
+arXiv 2407.19594). The wording is ours.
 """
 
 from __future__ import annotations
@@ -122,22 +121,22 @@ COMMON_CONTROLS = (
     ),
     *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),
 )
-"""Control tokens of many models' tokenizers, for a server that does not name its model's."""
+"""Control tokens of common tokenizers, for a server with an unknown tokenizer."""
 
 _ROLES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 @dataclass(frozen=True)
 class Template:
-    """A template of a question to a judge, with `{field}` for the case; `{{` and `}}` are braces.
+    """The template of a judge's question, with `{field}`s for the case; `{{` and `}}` are braces.
 
     Attributes:
         text: The template.
-        fields: Its fields, all required.
-        option: Its name in messages.
+        fields: Required fields.
+        option: Name of the template's option, for messages.
 
     Raises:
-        ValueError: It is malformed, or has other fields.
+        ValueError: The template is malformed or has different fields.
     """
 
     text: str
@@ -166,7 +165,7 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def as_text(conversation: Sequence[Message]) -> str:
-    """A conversation as plain text: one user's message alone, several with their roles."""
+    """Formats a conversation as plain text; several messages have their roles."""
     if [message["role"] for message in conversation] == ["user"]:
         return render_plain(conversation[0])
     return "\n\n".join(
@@ -179,9 +178,7 @@ def _speaker(role: Any) -> str:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Strings that a tokenizer reads as one token anywhere: its special tokens, and added ones that
-    are no words.
-    """
+    """Strings that a tokenizer always reads as one token: special and non-word added tokens."""
     added = tokenizer.added_tokens_decoder.values()
     signs = (
         token.content for token in added if token.special or not token.content.strip().isalnum()
@@ -190,16 +187,14 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 def escaping(controls: Iterable[str]) -> Callable[[str], str]:
-    """Builds a function that breaks control tokens by a space, `< |im_end|>`, so they become text
-    but stay readable.
-    """
+    """Builds a function that breaks control tokens into readable text: `< |im_end|>`."""
     longest_first = sorted((token for token in controls if token.strip()), key=len, reverse=True)
     if not longest_first:
         return lambda text: text
     found = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
 
     def escape(text: str) -> str:
-        while found.search(text):  # more than once, where tokens overlap
+        while found.search(text):  # more than once if tokens overlap
             text = found.sub(lambda match: _break_token(match[0]), text)
         return text
 
@@ -207,9 +202,7 @@ def escaping(controls: Iterable[str]) -> Callable[[str], str]:
 
 
 def _break_token(token: str) -> str:
-    """Puts a space behind the first visible character, so that the result does not hold the token;
-    one alone goes.
-    """
+    """Breaks a token with a space after its first visible character; a single one is removed."""
     first = len(token) - len(token.lstrip()) + 1
     if len(token.strip()) > 1:
         return f"{token[:first]} {token[first:]}"

@@ -1,15 +1,13 @@
-"""Verdicts: the value that a judge's reply announces, or the cause of a missing one; a missing one
-is never a number.
+"""Verdicts: the value that a judge's reply announces, or the cause of a missing one.
 
-A reply is read where it announces its verdict (`Score:`, `Winner:`), at the last such place, since
-a judge thinks aloud before it decides. What follows may be dressed up (`**Score:** <4>/5.`);
-anything that could be read in two ways (`4-5`, `3 + 1`, `A and B`, `4, perhaps 5`) is no verdict,
-nor is a value that is taken back (`A. Actually B`). An announcement that the judge quotes (`it says
-"Score: 5"`) is not its own. A reply that is nothing but the value needs none. Only what follows the
-judge's thought is read (`lockstep.data.thoughts`).
+The parser reads the last announcement of a verdict (`Score:`, `Winner:`), since a judge thinks
+aloud before it decides. The value can have markup (`**Score:** <4>/5.`); an ambiguous value (`4-5`,
+`3 + 1`, `A and B`, `4, perhaps 5`) or a retracted one (`A. Actually B`) is not a verdict. An
+announcement that the judge quotes (`it says "Score: 5"`) does not count. A reply that is only the
+value needs no announcement. Only text after the judge's thought is read (`lockstep.data.thoughts`).
 
-Patterns are matched at one place each, and their quantifiers do not give back what they took
-(`*+`), so that the time grows with the length of the reply alone.
+Patterns are matched at one position each, with possessive quantifiers (`*+`), so that the time is
+linear in the length of the reply.
 """
 
 from __future__ import annotations
@@ -31,13 +29,14 @@ Cause = Literal[
     "prompt_too_long",
     "unreachable",
 ]
-"""The reason that there is no verdict: the reply announces none; announces something that is no
-number, none of the scale, or no name; was cut off; or there is no reply, because the question was
-too long or no answer came.
+"""The cause of a missing verdict.
+
+The reply announces none; announces something other than a number, a number outside the scale, or an
+invalid name; was truncated; or is missing because the question was too long or there was no answer.
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 UNANSWERED: tuple[Cause, ...] = ("prompt_too_long", "unreachable")
-"""The causes for which there is no reply."""
+"""The causes without a reply."""
 
 Winner = Literal["A", "B"]
 V = TypeVar("V", covariant=True)
@@ -72,7 +71,7 @@ _NAME = re.compile(
     r"(?=\s*+$|[^\S\n]*+\n|[.,;:!]|\s++(?i:because|since|is|wins)\b|\s*+[-–—(])(?!,?+\s*+(?:(?i:and|or)\b|[AB]\b))"
     r"(?!!=|\s*+[-–—]++\s*+>|\s++(?i:is\s++(?:\w++\s++){0,2}(?:not|worse|worst|loser|losing|wrong|weaker|inferior)\b))"
 )
-# Bounded, so that no reply takes long.
+# Bounded, so that every reply parses quickly.
 _FILLERS = (
     r"(?:[\s,;:(\[{*_~`&|/…–—.+-]|\binstead "
     r"of\b|\b(?:or|to|and|a|but|only|just|no|not|even|maybe|perhaps|possibly|"
@@ -98,7 +97,7 @@ _SECOND_NAME = re.compile(rf"(?:\s*+\([^()\n]{{0,40}}\))?(?i:{_FILLERS})(?-i:\b[
 _CORRECTED_NAME = re.compile(rf"(?i:{_TAKES_BACK}{_FILLERS})(?-i:\b[AB]\b)")
 _SENTENCE = re.compile(r"[^\n.!?]*(?:(?:(?<=vs)\.|[.!?](?!\s|$))[^\n.!?]*)*")
 _PAIRED = (("“", "”"), ("«", "»"), ("‘", "’"))
-# characters of a line that are looked at, so that a reply of one line takes no time in its square
+# maximum number of characters per line to search, to avoid quadratic time
 _LINE = 4000
 _LEADING = " \t>*_#\"'`“‘«"
 _DRESS = " *_`#\n"
@@ -107,7 +106,7 @@ _CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
 
 @dataclass(frozen=True)
 class Verdict(Generic[V]):
-    """A value, or the cause for which there is none."""
+    """A value, or the cause of a missing value."""
 
     value: V | None
     cause: Cause | None = None
@@ -124,7 +123,7 @@ class ScoreParser:
         low: The lowest score of the scale.
         high: The highest.
         word: Regular expression of the word before the colon that announces the score, in any case.
-        decimals: True if 3.5 is a score; 4.0 always is.
+        decimals: True if 3.5 is a valid score; 4.0 always is.
     """
 
     def __init__(self, low: float, high: float, word: str, decimals: bool) -> None:
@@ -151,16 +150,14 @@ class ScoreParser:
         return Verdict(score)
 
     def _parenthesis(self, reply: str) -> str:
-        """The text in parentheses of the score's announcement: its scale, if anything."""
+        """The parenthesized text in the score's announcement: its scale, if given."""
         own = _find_own(self._announced, reply)
         if own is None:
             return ""
         return own["parenthesis"] or ""
 
     def without_score(self, reply: str) -> str:
-        """A reply without thought, last score and its announcement: the reasons alone; empty if it
-        is only a score.
-        """
+        """The reasons in a reply, without thought, last score and announcement; may be empty."""
         scored = self(reply).value is not None
         reply = drop_thought(reply)
         last = _find_own(self._announced, reply)
@@ -194,9 +191,7 @@ class WinnerParser:
 
 
 def _announcement(word: str) -> re.Pattern[str]:
-    """The pattern of an announcement: the word, perhaps with markup, perhaps the scale in
-    parentheses, and a colon.
-    """
+    """The pattern of an announcement: the word, optional markup and scale, and a colon."""
     return re.compile(
         rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\((?P<parenthesis>[^()\n]{{0,40}})\))?{_AROUND}[:：=]",
         re.IGNORECASE,
@@ -210,15 +205,14 @@ def _find_value(
     second: re.Pattern[str],
     corrected: re.Pattern[str],
 ) -> re.Match[str] | Cause | None:
-    """Finds the value of the verdict; None if something else is there; a cause if nothing is
-    announced.
+    """Finds a verdict's value; None if it is invalid; a cause if nothing is announced.
 
     Args:
         announced: Pattern of an announcement.
         value: Pattern of a value.
         reply: The reply.
-        second: Pattern of another value in the sentence of the first.
-        corrected: Pattern of a value that replaces one said before.
+        second: Pattern of a second value in the same sentence.
+        corrected: Pattern of a value that replaces an earlier one.
     """
     own = _find_own(announced, reply)
     if own is not None:
@@ -241,9 +235,7 @@ def _find_value(
 
 
 def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
-    """Finds the judge's own announcement: the last that is not quoted, or else the last that begins
-    its line.
-    """
+    """Finds the last announcement that is not quoted, else the last at the start of a line."""
     unquoted: re.Match[str] | None = None
     leading: re.Match[str] | None = None
     for place in announced.finditer(reply):
@@ -256,7 +248,7 @@ def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
 
 
 def _opens_quotation(before: str) -> bool:
-    """True if what follows these characters of a line is quoted."""
+    """True if the text after this part of a line is quoted."""
     straight = any(before.count(mark) % 2 for mark in '"`') or before.endswith("'")
     paired = any(before.count(opening) > before.count(closing) for opening, closing in _PAIRED)
     return straight or paired or before.lstrip().startswith(">")

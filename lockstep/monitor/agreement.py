@@ -1,24 +1,23 @@
-"""Agreement of sampler and learner at every step: both must give the same tokens the same
-probability.
+"""Checks at every step that sampler and learner give tokens the same probability.
 
 Both sides are compared at the weights that sampled, before a step is trained on. If these are the
-learner's own, both have scored the same tokens with the same weights. If they are older, because
-the sampler is one step ahead, the learner has moved meanwhile. The sampler measures how far: it
-reads the tokens with the weights that sampled them, and once more with those that the learner has
-now:
+learner's current weights, both have scored the same tokens with the same weights. If they are
+older, because the sampler is one step ahead, the learner has changed in the meantime. The sampler
+measures the change: it rescores the tokens with the weights that sampled them, and again with the
+learner's current weights:
 
     Δ = (learner_now − sampler_sampled) − (sampler_reads_now − sampler_read_then)
 
-The second bracket is staleness and no fault. A sampler that decodes wrong differs from its own
-reading; one whose weights or kernels are wrong differs from the learner. A sampler reads at
-temperature 1 with all tokens. If it sampled otherwise, tokens are only read: Δ = learner_now −
-sampler_reads_now at temperature 1, and decoding is compared only in steps without staleness, such
+The second parenthesis is staleness, not an error. A sampler with a decoding error differs from its
+own rescoring; one with wrong weights or kernels differs from the learner. A sampler rescores at
+temperature 1 over all tokens. If it sampled differently, tokens are only rescored: Δ = learner_now
+− sampler_reads_now at temperature 1, and decoding is compared only in steps without staleness, such
 as the first.
 
-Where both sides are exact, the learner would say what the sampler said. So only a keyed share of a
-step's responses is recomputed before it is trained on (`score`). Its first minibatch is trained at
-the same weights, and other tokens in that are compared then (`compare_trained`). From the first
-token on that differs, all are recomputed.
+If both sides are exact, the learner's log-probabilities equal the sampler's. So only a keyed share
+of a step's responses is recomputed before training (`score`). The first minibatch is trained at the
+same weights, and its other tokens are compared then (`compare_trained`). After the first token that
+differs, all are recomputed.
 """
 
 from __future__ import annotations
@@ -43,20 +42,18 @@ from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.weight_sync.sync import Snapshot
 
 _LOOKED_AT = 64
-"""Number of responses of a step that are compared if scoring all of them would cost too much."""
+"""Number of responses per step to compare if scoring all would be too expensive."""
 
 SHARE = 8
 _FEWEST = 4
-"""One in `SHARE` responses of a step is recomputed if both sides are exact, but at least
-`_FEWEST`.
-"""
+"""One in `SHARE` responses per step, at least `_FEWEST`, is recomputed if both sides are exact."""
 
 
 class Disagreement(BrokenPromiseError):
     """Sampler and learner differ by more than the bound.
 
     Attributes:
-        metrics: Metrics of the step, which was not trained on.
+        metrics: Metrics of the step, which was not trained.
     """
 
     def __init__(self, message: str, metrics: Metrics) -> None:
@@ -66,14 +63,14 @@ class Disagreement(BrokenPromiseError):
 
 @dataclass(frozen=True)
 class Promise:
-    """The promised bound, and the reaction to a breach.
+    """The promised bound and the action on a violation.
 
     Attributes:
-        bound: Greatest mean of e^|Δ|.
-        stops: True if a breach ends the run.
+        bound: Maximum mean of e^|Δ|.
+        stops: True if a violation ends the run.
         command: Doctor command that locates the cause, for messages.
-        exact: True if both sides use the same kernels, so that not one token may differ.
-        stops_inexact: True if a token that differs ends the run, too.
+        exact: True if both sides use the same kernels, so that no token may differ.
+        stops_inexact: True if a differing token also ends the run.
         inexact: The reason why both sides use different kernels; None if they do not.
     """
 
@@ -87,12 +84,12 @@ class Promise:
 
 @dataclass(frozen=True)
 class State:
-    """State of the comparison in a checkpoint.
+    """Checkpointed state of the comparison.
 
     Attributes:
         total: Tally of all steps.
-        broken: True if the user was told of a breach.
-        not_recomputed: Tokens of these steps that were not compared.
+        broken: True if a violation was reported.
+        not_recomputed: Number of tokens that were not compared.
     """
 
     total: Tally = field(default_factory=Tally)
@@ -105,15 +102,16 @@ class Certificate:
     """The exactness of a run.
 
     Attributes:
-        level: E0, watched; E1, within the bound, or the run stops; E2, equal to the bit; E3, in any
-            batch as well, for which `lockstep certify` looks (docs/concepts/exactness.md); none,
-            where no token was compared.
-        tokens: Tokens that sampler and learner both scored.
-        not_recomputed: Tokens that only the sampler scored with the weights that sampled them.
-        mismatches: Compared tokens whose two log-probabilities are not the same to the bit.
+        level: E0: monitored; E1: within the bound, or the run stops; E2: bit-identical; E3:
+            bit-identical in any batch, as checked by `lockstep certify`
+            (docs/concepts/exactness.md); none: no token was compared.
+        tokens: Number of tokens scored by both sampler and learner.
+        not_recomputed: Number of tokens scored only by the sampler at the weights that sampled
+            them.
+        mismatches: Number of compared tokens whose log-probabilities are not bit-identical.
         largest_gap: Largest |Δ| of a compared token, nats.
         exact_kernels: True if both sides use the kernels of `models.exact`.
-        reason: Why the level is no higher; None: it is E2, or E3 where that was looked for.
+        reason: Reason why the level is not higher; None: the level is E2, or E3 if tested.
     """
 
     level: Literal["none", "E0", "E1", "E2", "E3"]
@@ -126,7 +124,7 @@ class Certificate:
 
     @classmethod
     def of(cls, total: Tally, promise: Promise, not_recomputed: int = 0) -> Certificate:
-        """The certificate of what was compared under a promise."""
+        """The certificate of a comparison under a promise."""
         reason = promise.inexact
         if not total.tokens:
             level = "none"
@@ -147,18 +145,18 @@ class Certificate:
 
 
 class Agreement:
-    """Compares sampler and learner at every step, before it is trained on.
+    """Compares sampler and learner at every step, before training.
 
     Args:
         policy: The learner whose weights sample.
         engine: The sampler's session.
         promise: The promised bound.
-        watch: Looks for drift as well; None: it is not watched, or any token that differs is seen.
-        note: Shows a line that stays.
+        watch: The drift monitor; None: not monitored, or exactness detects any differing token.
+        note: Shows a persistent line.
 
     Attributes:
         state: State for checkpoints; it changes only when a step has been compared completely.
-        watch: The watch, which has a state of its own.
+        watch: The drift monitor, which has its own state.
     """
 
     def __init__(
@@ -188,23 +186,22 @@ class Agreement:
         """Compares tokens of a step.
 
         Args:
-            step: Its number, from 1.
+            step: Number of the step, from 1.
             version: Version of the learner's weights.
-            batch: Responses with `sampler_logprob`, and `old_logprob` by the same weights. Those
-                that were not `recomputed` are left out; without `old_logprob` the learner scores
-                some of them here.
-            snapshot: Source of the learner's weights if the sampler is asked; None: the learner.
-            read_N: Result of `read`, if older weights may have sampled; call it outside of the
-                session then.
+            batch: Responses with `sampler_logprob`, and `old_logprob` by the same weights.
+                Responses that are not `recomputed` are left out; without `old_logprob` the learner
+                scores some of them here.
+            snapshot: Source of the learner's weights if the sampler rescores; None: the learner.
+            read_N: Result of `read`, if older weights may have sampled; then call this outside the
+                session.
 
         Returns:
             `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared,
-                `bound`, and `breach`, 1
-            if it is broken; where both sides are exact, `mismatches` and `not_recomputed`, the
-            number not compared; and the metrics of the watch.
+                `bound`, and `breach`, 1 if it is violated; if both sides are exact, `mismatches`
+                and `not_recomputed`, the number not compared; and the drift monitor's metrics.
 
         Raises:
-            Disagreement: If the bound is broken, and a breach stops the run.
+            Disagreement: If the bound is violated and a violation stops the run.
         """
         if "old_logprob" in batch.token:
             some = batch
@@ -225,18 +222,17 @@ class Agreement:
         return metrics
 
     def score(self, batch: Batch, seed: int, step: int) -> Batch:
-        """Adds the learner's log-probabilities of the masked tokens, with the weights that sampled
-        them.
+        """Adds the learner's log-probabilities at the weights that sampled.
 
         Args:
             batch: Responses with `sampler_logprob`.
-            seed: Of the run; with `step` it chooses the responses that are recomputed.
-            step: Steps done.
+            seed: Seed of the run; with `step` it chooses the responses to recompute.
+            step: Number of finished steps.
 
         Returns:
             The batch with `old_logprob` and, per response, `recomputed`. The sampler's
-            log-probabilities are taken for the learner's where both sides are exact, no token has
-            differed so far, and none does of the share that is recomputed.
+            log-probabilities are used as the learner's if both sides are exact, no token has
+            differed so far, and none differs in the recomputed share.
         """
         self._before = self.dump()
         if (
@@ -259,15 +255,14 @@ class Agreement:
         )
 
     def compare_trained(self, step: int, now: Tally) -> Metrics:
-        """Compares tokens that were not recomputed, as training computed them with the weights that
-        sampled.
+        """Compares tokens scored by training at the weights that sampled, not by `score`.
 
         Args:
-            step: Its number, from 1; `compare` came before.
-            now: Their tally, before the weights changed.
+            step: Number of the step, from 1; call `compare` first.
+            now: Tally of these tokens, from before the weights changed.
 
         Raises:
-            Disagreement: As by `compare`; the state is then as it was before the step.
+            Disagreement: As in `compare`; the state is reset to before the step.
         """
         mean = Mean(now.tokens + now.error, now.tokens)  # a token counts at most as 3 nats
         measured = Metrics(token_mult_prob_error=mean, max_abs_logprob_diff=Max(now.largest))
@@ -279,15 +274,11 @@ class Agreement:
         return metrics
 
     def read(self, batch: Batch) -> Tensor:
-        """Log-probabilities of some responses of a batch, read by the sampler with its current
-        weights, [N].
-        """
+        """Log-probabilities of some responses, rescored by the sampler's current weights, [N]."""
         return self._engine.logprobs(_plain(batch.select(_pick_responses(batch))))
 
     def _read_now(self, batch: Batch, snapshot: Snapshot, read_N: Tensor) -> Batch:
-        """The batch with what the sampler would say of its responses by the learner's weights, less
-        its own error.
-        """
+        """The batch with the sampler's log-probabilities corrected for staleness."""
         with self._engine.at(snapshot.version, snapshot):
             now_N = self._engine.logprobs(_plain(batch))
         if batch.sampling is None or batch.sampling.unshaped:
@@ -298,7 +289,7 @@ class Agreement:
 
     @property
     def certificate(self) -> Certificate:
-        """The level that the run has reached so far, and what it rests on."""
+        """The exactness level of the run so far, with its evidence."""
         return Certificate.of(self.state.total, self._promise, self.state.not_recomputed)
 
     def dump(self) -> dict[str, Any]:
@@ -314,9 +305,7 @@ class Agreement:
     def _judge(
         self, step: int, now: Tally, measured: Metrics, not_recomputed: int
     ) -> tuple[Metrics, State]:
-        """Metrics and state after more tokens; raises, or notes once, where they break a
-        promise.
-        """
+        """Metrics and state after more tokens; raises or notes once if a promise is broken."""
         total = self.state.total + now
         promise = self._promise
         broken = now.breaks(promise.bound) or total.breaks(promise.bound)
@@ -335,7 +324,7 @@ class Agreement:
         )
 
     def _check_bound(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
-        """Raises, or notes once, if the bound is broken."""
+        """Raises, or notes once, if the bound is violated."""
         over = now if now.breaks(self._promise.bound) else total
         sentence = (
             f"step {step}: sampler and learner disagree, "
@@ -386,12 +375,12 @@ def _figures(over: Tally, overall: bool, bound: float) -> str:
 
 
 def _pick_responses(batch: Batch) -> Tensor:
-    """Selects responses from all over a batch."""
+    """Selects responses evenly from a batch."""
     return torch.linspace(0, len(batch) - 1, min(_LOOKED_AT, len(batch))).long()
 
 
 def _choose_share(batch: Batch, seed: int, step: int) -> Tensor:
-    """True for the responses of a step that are recomputed, bool [B]."""
+    """True for the responses of a step to recompute, bool [B]."""
     count = min(len(batch), max(_FEWEST, len(batch) // SHARE))
     chosen_B = torch.zeros(len(batch), dtype=torch.bool)
     chosen_B[keyed.sample(len(batch), count, seed, "recomputed", step)] = True
@@ -403,5 +392,5 @@ def _select_recomputed(batch: Batch) -> Batch:
 
 
 def _plain(batch: Batch) -> Batch:
-    """The same tokens, to be scored at temperature 1, where every token has a probability."""
+    """The same tokens at temperature 1, at which every token has a probability."""
     return replace(batch, sampling=None)

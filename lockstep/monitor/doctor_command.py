@@ -1,4 +1,4 @@
-"""The doctor's command that compares what a run compares, for messages."""
+"""The doctor command that makes the same comparison as a run, for messages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from lockstep.config import LearnerSection, SamplerSection, Sampling
 def doctor_options(
     learner: LearnerSection, sampler: SamplerSection, sampling: Sampling | None
 ) -> str:
-    """Options for `lockstep doctor table MODEL` and its like, so that they compare what a run
-    compares.
+    """Options for doctor commands such as `table MODEL`, for the same comparison as a run.
 
     Args:
         learner: The learner of the run.

@@ -1,4 +1,4 @@
-"""The options of the comparison of sampler and learner while a run trains."""
+"""The options of the comparison of sampler and learner during training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ _CEILINGS: Mapping[DType, float] = {"fp32": 1.001, "bf16": 1.05, "fp16": 1.01}
 
 
 class DriftSection(Section):
-    """The drift monitor: an alarm when the mismatch of sampler and learner rises; see
-    docs/guides/add_a_model.md.
-    """
+    """The drift monitor: an alarm if the mismatch rises; see docs/guides/add_a_model.md."""
 
     false_alarm_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.01, description="bound on the probability that a healthy run ever raises an alarm"
@@ -33,9 +31,7 @@ class DriftSection(Section):
 
 
 class AgreementSection(Section):
-    """The promise that sampler and learner give the same tokens the same probability;
-    docs/guides/add_a_model.md.
-    """
+    """The promise that sampler and learner agree; see docs/guides/add_a_model.md."""
 
     exact: bool | Literal["require"] = Field(
         default=True,
@@ -65,19 +61,17 @@ class AgreementSection(Section):
 
     @property
     def wants_exact(self) -> bool:
-        """True if both sides compute exactly where they can."""
+        """True if both sides compute exactly when possible."""
         return self.exact is not False
 
     @property
     def requires_exact(self) -> bool:
-        """True if a recipe that cannot be exact is refused, and a run ends at the first token that
-        differs.
-        """
+        """True to reject inexact recipes and end a run at the first differing token."""
         return self.exact == "require"
 
     @property
     def stops(self) -> bool:
-        """True if a run ends where the bound is broken."""
+        """True if a violated bound ends the run."""
         match self.on_breach:
             case "stop":
                 return True
@@ -87,7 +81,7 @@ class AgreementSection(Section):
                 assert_never(self.on_breach)
 
     def bound(self, dtype: DType) -> float:
-        """The bound on the mean of e^|Δ|, for a run that computes in a type."""
+        """The bound on the mean of e^|Δ| for a run's dtype."""
         if self.max_mult_prob_error is not None:
             return self.max_mult_prob_error
         return _CEILINGS[dtype]

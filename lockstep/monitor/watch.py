@@ -1,13 +1,12 @@
-"""The doctor in training: an alarm when sampler and learner drift apart, with the cause of the
-drift.
+"""The drift monitor: an alarm with its cause if sampler and learner drift apart.
 
 Each step gives one number, z: the mean over its sequences of (mean of e^min(|Δ|, 3) over the
-tokens) − 1. It lies within [0, e³ − 1], so that no token decides alone. `monitor.sequential`
-defines the test and what it proves.
+tokens) − 1. It lies within [0, e³ − 1], so that no single token decides. `monitor.sequential`
+defines the test and its guarantee.
 
-An alarm means that z has risen. The cause is measured, while nothing is trained: the sampler reads
-the step's own tokens; it gets the same weights again, and reads them once more; and it scores
-sequences that were kept from the first steps. Four outcomes, the first that holds:
+An alarm means that z has risen. The cause is then measured without training: the sampler rescores
+the step's tokens; it receives the same weights again and rescores them once more; and it scores
+sequences that were kept from the first steps. The cause is the first that applies of four:
 
     decode    read, the tokens agree: decoding, or a cache that it uses, is wrong
     refit     they agree once the same weights were sent again: a weight sync did not take effect
@@ -15,9 +14,9 @@ sequences that were kept from the first steps. Four outcomes, the first that hol
     text      the kept sequences agree as ever: what is sampled has become harder to agree on
 
 "Agree" means nearer, by ratio, to the usual mismatch than to the one that raised the alarm. On kept
-sequences |Δ| grows as the policy comes to find their tokens less likely, although nothing is
-computed worse: with independent errors of one size in the logits, the error of log p grows as 1 −
-p. So their mismatch is rescaled to the mean 1 − p that they had when they were kept.
+sequences |Δ| grows as their tokens become less likely, although computation is no worse: with
+independent logit errors of constant size, the error of log p grows as 1 − p. So their mismatch is
+rescaled to their mean 1 − p at the time they were kept.
 """
 
 from __future__ import annotations
@@ -41,13 +40,11 @@ from lockstep.weight_sync.sync import Snapshot
 Outcome = Literal["decode", "refit", "weights", "text"]
 
 FLOOR = 1e-3
-"""A mismatch z that is healthy at any usual level; about half the difference of two sound fp32
-engines.
-"""
+"""A mismatch z that is always healthy; about half the difference of two correct fp32 engines."""
 
 _CAP = 3.0  # nats
 _KEPT = 16  # sequences
-_SURE = 1e-3  # a mean of 1 − p below which a ratio says nothing
+_SURE = 1e-3  # a mean of 1 − p below which a ratio is meaningless
 
 
 _MEANING: Mapping[Outcome, str] = {
@@ -76,9 +73,9 @@ class Kept:
 
     Attributes:
         tokens: Tokens of each sequence.
-        mask: Mask of each sequence, 1 where the policy chose the token.
-        mismatch: z when they were kept, read by the sampler at temperature 1.
-        uncertainty: Mean of 1 − p over the chosen tokens when they were kept.
+        mask: Mask of each sequence, 1 for tokens that the policy sampled.
+        mismatch: z when kept, scored by the sampler at temperature 1.
+        uncertainty: Mean of 1 − p over the sampled tokens when kept.
     """
 
     tokens: list[list[int]]
@@ -87,7 +84,7 @@ class Kept:
     uncertainty: float
 
     def batch(self) -> Batch:
-        """The sequences as a batch, to be scored at temperature 1."""
+        """The sequences as a batch for scoring at temperature 1."""
         flat = [
             torch.tensor([value for row in rows for value in row])
             for rows in (self.tokens, self.mask)
@@ -99,7 +96,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class WatchState:
-    """State of a watch in a checkpoint."""
+    """Checkpointed state of the drift monitor."""
 
     drift: DriftState = field(default_factory=DriftState)
     kept: Kept | None = None
@@ -107,15 +104,15 @@ class WatchState:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements at an alarm; all are z.
+    """Measurements of z at an alarm.
 
     Attributes:
         usual: Mean of the first steps.
         now: z of this step.
-        rescored: z of this step's tokens, read by the sampler.
-        resent: The same, after the same weights were sent again.
-        kept_then: z of the kept sequences, read by the sampler when they were kept.
-        kept_now: The same now, rescaled to the uncertainty that they had when they were kept.
+        rescored: z of this step's tokens, rescored by the sampler.
+        resent: `rescored` after the same weights were sent again.
+        kept_then: z of the kept sequences, scored by the sampler when they were kept.
+        kept_now: z of the kept sequences now, rescaled to their uncertainty when kept.
     """
 
     usual: float
@@ -159,17 +156,17 @@ class Evidence:
 
 
 class Watch:
-    """Watches every step for drift before it is trained on.
+    """Monitors every step for drift before training.
 
     Args:
-        policy: The learner whose log-probabilities count.
+        policy: The learner.
         engine: The sampler's session, closed.
         test: The test for drift.
-        note: Shows a line that stays.
-        cure: Option of the recipe for text that is hard to agree on; empty: there is none.
+        note: Shows a persistent line.
+        cure: Recipe option to set if the text is the cause; empty: none.
 
     Attributes:
-        state: State for checkpoints; it changes only when a step has been watched completely.
+        state: State for checkpoints; it changes only after a complete measurement of a step.
     """
 
     def __init__(
@@ -190,13 +187,13 @@ class Watch:
     def __call__(
         self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None
     ) -> Metrics:
-        """Takes a step's responses into account.
+        """Measures a step's responses.
 
         Args:
-            step: Its number, from 1.
-            version: Version of the weights that sampled the responses, and that the learner has.
+            step: Number of the step, from 1.
+            version: Version of the weights of both sampler and learner.
             batch: Responses with `sampler_logprob` and `old_logprob`.
-            snapshot: Source of these weights if the sampler is asked; None: the learner.
+            snapshot: Source of these weights if the sampler rescores; None: the learner.
 
         Returns:
             `watch/mismatch`, `watch/e_value` and `watch/alarm` (1 from the alarm on); `watch/bound`
@@ -237,9 +234,7 @@ class Watch:
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 
     def _keep(self, version: int, batch: Batch, snapshot: Snapshot | None) -> Kept:
-        """Keeps sequences from all over a batch, with the agreement of sampler and learner on
-        them.
-        """
+        """Keeps sequences from a batch, with their mismatch."""
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
         kept = replace(batch.select(rows), sampling=None)
         learner_N = self._policy.logprobs(kept)
@@ -261,9 +256,7 @@ class Watch:
         usual: float,
         kept: Kept,
     ) -> Evidence:
-        """Measures the evidence: asks the sampler for the same tokens in other ways, with the same
-        weights.
-        """
+        """Measures the evidence by rescoring with the sampler at the same weights."""
         own = replace(batch, sampling=None)
         old = kept.batch()
         own_N = self._policy.logprobs(own)
@@ -289,9 +282,9 @@ def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
 
 
 def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:
-    """z of a batch; None if the policy chose no token.
+    """z of a batch; None without sampled tokens.
 
-    A value that is not finite counts as the largest.
+    A value that is not finite counts as the maximum.
     """
     chose = batch.per_sample(batch.mask.long()) > 0
     if not chose.any():
@@ -301,5 +294,5 @@ def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | Non
 
 
 def _uncertainty(batch: Batch, logprob_N: Tensor) -> float:
-    """Mean of 1 − p over the chosen tokens."""
+    """Mean of 1 − p over the sampled tokens."""
     return float(-torch.expm1(logprob_N[batch.mask].double()).mean())

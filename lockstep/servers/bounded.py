@@ -1,6 +1,4 @@
-"""A connection with bounds: an attempt ends by its deadline and a reply at a size, however slowly a
-server sends.
-"""
+"""HTTP with limits on total time per attempt and reply size, even for slow servers."""
 
 from __future__ import annotations
 
@@ -15,32 +13,32 @@ import openai
 from lockstep.system.strict_json import HOOKS
 
 LARGEST_REPLY = 64 * 2**20
-"""Most bytes of a reply, far more than tokens with their log-probabilities take."""
+"""Maximum number of bytes in a reply, far more than tokens and log-probabilities need."""
 
 
 class ReplyRefused(openai.OpenAIError):
-    """A reply that is not read to its end; asking again would not help."""
+    """A reply that was rejected before its end; a retry would not help."""
 
 
 class StrictReply(httpx2.Response):
-    """A reply whose JSON has each key once, and only finite numbers."""
+    """A reply in strict JSON: unique keys and finite numbers."""
 
     def json(self, **options: Any) -> Any:
-        """The value; raises StrictJsonError where only Python's parser would take it."""
+        """Returns the value; raises StrictJsonError if the JSON is not strict."""
         return super().json(**HOOKS | options)
 
 
 class BoundedClient(openai.DefaultAsyncHttpxClient):
-    """An HTTP client for one server; it follows no redirects.
+    """An HTTP client for one server, without redirects.
 
     Args:
         timeout_s: Deadline of an attempt, from the request to the last byte of the reply.
         connect_s: Timeout of the connection.
-        anonymous: Sends no `Authorization`: openai's client has one even without a key.
+        anonymous: True to omit `Authorization`, which the openai client sends even without a key.
     """
 
     def __init__(self, timeout_s: float, connect_s: float, anonymous: bool = False) -> None:
-        # Uncompressed, so that the bytes that are counted are those that fill the memory.
+        # Uncompressed, so that the counted bytes are the bytes in memory.
         super().__init__(
             timeout=httpx2.Timeout(timeout_s, connect=connect_s),
             headers={"accept-encoding": "identity"},
@@ -56,8 +54,8 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
         """Sends a request and reads the whole reply.
 
         Raises:
-            httpx2.ReadTimeout: After the deadline; openai's client then tries again.
-            ReplyRefused: If the reply is too long, compressed, or sends the client elsewhere.
+            httpx2.ReadTimeout: After the deadline; the openai client then retries.
+            ReplyRefused: If the reply is too long, compressed, or a redirect.
         """
         options["follow_redirects"] = False
         if self._anonymous:
@@ -78,9 +76,7 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
 
 @cache
 def _read_authorities() -> ssl.SSLContext:
-    """The certificates of authorities, read once: that is three quarters of the cost of a
-    client.
-    """
+    """The CA certificates, read once, which is three quarters of the cost of a client."""
     return httpx2.create_ssl_context()
 
 

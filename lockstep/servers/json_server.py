@@ -1,8 +1,6 @@
-"""JSON requests to a server that is running already: concurrent, with deadlines, retried by the
-fault policy.
+"""Concurrent JSON requests to a running server, with deadlines and retries.
 
-Imports openai's HTTP client, for any server: it reads what speaks OpenAI's protocol and what does
-not.
+Uses the openai HTTP client for all servers, including ones with a different protocol.
 """
 
 from __future__ import annotations
@@ -32,13 +30,11 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _CONNECT_S = 10.0
-"""Timeout of a connection; an answer may take longer."""
+"""Timeout of a connection; an answer can take longer."""
 
 _PASSING = {408, 409, 429}
 _OF_SERVERS = 500
-"""Status codes after which the same request may succeed; and the first of those that are the
-server's own fault.
-"""
+"""Retryable status codes, and the first status code that is the server's fault."""
 
 _LONGEST_WAIT_S = 60.0
 
@@ -46,23 +42,23 @@ _Shape = TypeVar("_Shape", bound=BaseModel)
 
 
 class ServerError(RunError):
-    """A server cannot be reached, refuses, or answers wrongly; one sentence."""
+    """A server is unreachable, refuses, or returns a wrong answer; one sentence."""
 
 
 Lost = Callable[[int, ServerError], object]
-"""Callback with the place of a request, and why there is no answer to it."""
+"""Callback with a request's index and the reason for its missing answer."""
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """A server, and how a recipe speaks of it.
+    """A server and its recipe options.
 
     Attributes:
-        url: Its address, before the path of a request.
+        url: Base address, without the path of a request.
         option: The option with the address, for messages.
-        api_key_env: The environment variable with its key.
-        max_concurrency: Requests that are under way at once.
-        max_retries: How often a request goes out again.
+        api_key_env: The environment variable with the key.
+        max_concurrency: Maximum number of concurrent requests.
+        max_retries: Maximum number of retries per request.
     """
 
     url: str
@@ -73,15 +69,15 @@ class ServerAddress:
 
 
 class JsonServer:
-    """Connections to a server, with error sentences for their failures.
+    """Connections to a server, with error messages for failures.
 
     Args:
         address: The server.
-        timeout_s: A request that is not answered within this is sent again.
-        note: Shows the user a line.
+        timeout_s: Time limit of a request before a retry, seconds.
+        note: Shows a line.
 
     Raises:
-        ServerError: The key cannot be one.
+        ServerError: The key is invalid.
     """
 
     def __init__(
@@ -103,14 +99,13 @@ class JsonServer:
         fault: Callable[[int, _Shape], str | None],
         lost: Lost | None = None,
     ) -> Iterator[tuple[int, _Shape]]:
-        """Sends all requests, `max_concurrency` at once; those under way when the caller leaves are
-        canceled.
+        """Sends all requests concurrently; cancels open ones if the caller leaves.
 
         Args:
             shape: The type of an answer.
-            path: Where requests go.
+            path: Path of the requests.
             bodies: The requests.
-            fault: Says what is wrong with an answer, given the place of its request; None: nothing.
+            fault: Returns the error in an answer, given its request's index; None if valid.
             lost: See `OpenAIClient.chat`.
         """
         gate = Semaphore(self._address.max_concurrency)
@@ -134,7 +129,7 @@ class JsonServer:
 
     @contextmanager
     def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
-        """Opens a thread with an event loop, and a client in it."""
+        """Starts a thread with an event loop and a client."""
         client = openai.AsyncOpenAI(
             base_url=self._address.url,
             api_key=self._key or "none",
@@ -153,9 +148,7 @@ class JsonServer:
         path: str,
         body: Mapping[str, object] | None = None,
     ) -> _Shape:
-        """Returns the server's answer, asking again where the fault may pass; without a body it is
-        a plain GET.
-        """
+        """Returns the server's answer, retrying temporary failures; a GET without a body."""
         attempts = Attempts("server", self._seldom, self._address.max_retries)
         while True:
             try:
@@ -227,9 +220,7 @@ class JsonServer:
 
 
 def _read(shape: type[_Shape], answer: object) -> _Shape:
-    """Reads a reply as one of its kind; some servers report an error with the status of a
-    success.
-    """
+    """Parses a reply by its type; some servers report errors with a success status."""
     match answer:
         case {"error": error} if error:
             raise ReplyRefused(f"it returns an error ({_detail(error)}); check its log")
@@ -238,18 +229,14 @@ def _read(shape: type[_Shape], answer: object) -> _Shape:
 
 
 def _may_pass(error: Exception) -> bool:
-    """True if a retry may succeed: the connection failed, the server was late or busy, or its reply
-    was malformed.
-    """
+    """True if a retry may succeed: connection failure, timeout, busy server, malformed reply."""
     if isinstance(error, openai.APIStatusError):
         return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
     return not isinstance(error, ReplyRefused)
 
 
 def _find_retry_after(error: Exception) -> float:
-    """Seconds that a busy server asks to wait (`Retry-After`), at most a minute; 0 where it does
-    not ask.
-    """
+    """Seconds to wait by a busy server's `Retry-After`, at most a minute; 0 if not given."""
     if isinstance(error, openai.APIStatusError):
         asked = error.response.headers.get("retry-after", "")
     else:
@@ -270,6 +257,6 @@ def _wait_for(future: Future[_Shape], lost: Lost | None, place: int) -> _Shape |
 
 
 def _detail(body: object) -> str:
-    """Returns the server's own account of an error, in one line."""
+    """Returns the server's error description in one line."""
     said = body.get("message") if isinstance(body, dict) else body
     return " ".join(str(said or "no details").split())[:300]
