@@ -107,15 +107,12 @@ class TokenColumns:
 
     def compare(self) -> Compared:
         """Both sides on the generated tokens."""
-        lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, self.mask.long())
         prompt = self.facts.get("prompt")
-        return Compared(
-            self.train[self.mask].double(),
-            self.infer[self.mask].double(),
-            lengths,
-            self.position[self.mask],
-            None if prompt is None else prompt.long(),
+        cluster = None if prompt is None else prompt.long()
+        every = Compared(
+            self.train.double(), self.infer.double(), self.lengths, self.position, cluster
         )
+        return every.select(self.mask)
 
     def take(self, rows: int) -> TokenColumns:
         """The first `rows` rows."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lockstep_doctor.columns import SIDES, TokenColumns, examine_columns
-from lockstep_doctor.locate import FaultPlace, Location, find_gap, locate, pick_logprobs
+from lockstep_doctor.locate import FaultPlace, Location, locate, pick_logprobs
 from lockstep_doctor.measures import measure
+from lockstep_doctor.statistics import find_gap
 from lockstep_doctor.tap import Tap
 
 _DELIVERED = 1e-3

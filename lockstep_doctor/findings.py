@@ -140,15 +140,6 @@ def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
 
 
 def _tree_of_segment(one: Segment) -> dict[str, Any]:
-    if one.start is None:
-        start = None
-    else:
-        start = str(one.start)
+    start = None if one.start is None else str(one.start)
     missing = list(map(str, one.missing))
-    return {
-        "start": start,
-        "end": str(one.end),
-        "error": one.error,
-        "first": one.first,
-        "missing": missing,
-    }
+    return asdict(one) | {"start": start, "end": str(one.end), "missing": missing}

@@ -121,25 +121,6 @@ def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     return [(model, rest), *((layer, list(layer.parameters())) for layer in outer)]
 
 
-class _Cast:
-    """Casts the weights of a block while it computes."""
-
-    def __init__(self, weights: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
-        self._weights = weights
-        self._dtype = dtype
-        self._kept: list[Tensor] = []
-
-    def begin(self, *_: Any) -> None:
-        self._kept = [weight.data for weight in self._weights]
-        for weight in self._weights:
-            weight.data = weight.data.to(self._dtype)
-
-    def end(self, *_: Any) -> None:
-        for weight, data in zip(self._weights, self._kept, strict=True):
-            weight.data = data
-        self._kept = []
-
-
 @contextmanager
 def cast_by_block(
     model: nn.Module, dtype: torch.dtype, beside: Sequence[str] = ()
@@ -150,11 +131,24 @@ def cast_by_block(
     left = {
         weight for name, weight in model.named_parameters() if any(part in name for part in beside)
     }
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def cast(own: Sequence[nn.Parameter], *_: Any) -> None:
+        for weight in own:
+            kept[weight] = weight.data
+            weight.data = weight.data.to(dtype)
+
+    def restore(own: Sequence[nn.Parameter], *_: Any) -> None:
+        for weight in own:
+            weight.data = kept.pop(weight)
+
     with ExitStack() as hooks:
         for module, weights in find_blocks(model):
-            cast = _Cast([weight for weight in weights if weight not in left], dtype)
-            hooks.callback(module.register_forward_pre_hook(cast.begin).remove)
-            hooks.callback(module.register_forward_hook(cast.end, always_call=True).remove)
+            own = [weight for weight in weights if weight not in left]
+            before = module.register_forward_pre_hook(partial(cast, own))
+            after = module.register_forward_hook(partial(restore, own), always_call=True)
+            hooks.callback(before.remove)
+            hooks.callback(after.remove)
         yield
 
 

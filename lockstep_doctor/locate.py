@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
 from lockstep_doctor.measures import BROKEN, find_error
 from lockstep_doctor.operators import Operator
-from lockstep_doctor.statistics import CAP, score_tokens
+from lockstep_doctor.statistics import CAP, find_gap, score_tokens
 from lockstep_doctor.suspects import (
     find_caller,
     find_makers,
@@ -291,12 +291,6 @@ def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     return find_gap(pick_logprobs(a_TV, tokens_T), pick_logprobs(b_TV, tokens_T))
 
 
-def find_gap(first: Tensor, second: Tensor) -> float:
-    """Returns the root mean square difference of log-probabilities, each at most 3 nats."""
-    off = (first - second).nan_to_num(CAP).clamp(-CAP, CAP)
-    return float(off.square().mean().sqrt())
-
-
 def _compare(right: Capture, replayed: Capture) -> list[Segment]:
     """Returns the segments between cuts that both engines have, in the reference's order."""
     found: list[Segment] = []
@@ -406,7 +400,11 @@ def _open(
             [find_caller(one, less) if segment.missing or one.early else one for one in some]
             for some in (here, there)
         )
-    found = _in_turn((other, here), (reference, there), segment.missing)
+    sides = [(other, here), (reference, there)]
+    if segment.missing:  # the reference's come first
+        sides.reverse()
+    lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
+    found = [one for pair in zip_longest(*lists) for one in pair if one]
     # one engine skips what the other one runs
     if segment.missing or (found and not here and own.around):
         return [*around[:1], *found]
@@ -448,19 +446,3 @@ def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
         (cut for cut in earlier if cut.stage in TRUNK and cut.layer == segment.start.layer),
         segment.start,
     )
-
-
-def _in_turn(
-    own: tuple[Tap, Sequence[Operator]],
-    reference: tuple[Tap, Sequence[Operator]],
-    missing: Sequence[CutPoint],
-) -> list[Suspect]:
-    """Returns suspects of both engines alternately; the reference's come first if the other engine
-    skips cuts.
-    """
-    if missing:
-        sides = (reference, own)
-    else:
-        sides = (own, reference)
-    lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
-    return [one for pair in zip_longest(*lists) for one in pair if one]

@@ -25,16 +25,18 @@ def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
     """Returns the relative error and the first position that differs; equal infinities, or NaN in
     both, count as equal.
     """
-    if right.ndim > 1:
-        width = right.shape[-1]
-    else:
-        width = 1
-    first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
+    first, second = _as_rows(right, own)
     off = (first - second).masked_fill((first == second) | (first.isnan() & second.isnan()), 0.0)
     scale = float(first.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) or 1.0
     rows = (~(off.square().mean(-1).sqrt() <= _ROW * scale)).nonzero()
     error = float(off.square().mean().sqrt()) / scale
     return error if isfinite(error) else BROKEN, int(rows[0, 0]) if len(rows) else 0
+
+
+def _as_rows(*values: Tensor) -> list[Tensor]:
+    """Values as float64 matrices with one row per position; a vector has rows of one number."""
+    width = values[0].shape[-1] if values[0].ndim > 1 else 1
+    return [x.detach().double().cpu().reshape(-1, width) for x in values]
 
 
 def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
@@ -50,11 +52,7 @@ def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
     if right.numel() != own.numel():
         yield f"it has {own.numel()} numbers, and should have {right.numel()}"
         return
-    if right.ndim > 1:
-        width = right.shape[-1]
-    else:
-        width = 1
-    first, second = (x.detach().double().cpu().reshape(-1, width) for x in (right, own))
+    first, second = _as_rows(right, own)
     if not bool(second.isfinite().all()):
         rows = (~second.isfinite()).any(-1).nonzero()[:, 0]
         yield f"it is not finite at {name_places(rows.tolist(), len(second), 'position')}"

@@ -116,7 +116,7 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Recorder:
         self._entered += 1
         if self._entered == 1:
-            self._outside = list(_active())
+            self._outside = list(list_active())
         super().__enter__()
         return self
 
@@ -173,15 +173,7 @@ class Recorder(TorchDispatchMode):
         if self.on:
             with self.pause():
                 self._note_writes([value])
-                given = Operator(
-                    "doctor.given.default",
-                    tuple(find_frames()),
-                    (),
-                    (self._add(value),),
-                    (),
-                    self.early,
-                )
-            self._calls[-1].operators.append(given)
+                self._record("doctor.given.default", (), (self._add(value),))
 
     def start(self) -> None:
         """Notes that the segment starts."""
@@ -203,7 +195,7 @@ class Recorder(TorchDispatchMode):
 
     def _inside(self) -> list[FrameType]:
         """Active functions inside the model call."""
-        return [frame for frame in _active(2) if frame not in self._outside]
+        return [frame for frame in list_active() if frame not in self._outside]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -221,10 +213,20 @@ class Recorder(TorchDispatchMode):
         self._note_writes(written)
         outputs = tuple(map(self._add, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
-        self._calls[-1].operators.append(
-            Operator(str(func), tuple(find_frames()), inputs, outputs, scalars, self.early)
-        )
+        self._record(str(func), inputs, outputs, scalars)
         return outcome
+
+    def _record(
+        self,
+        name: str,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        scalars: tuple[Any, ...] = (),
+    ) -> None:
+        frames = tuple(map(frame_of, list_active()))
+        self._calls[-1].operators.append(
+            Operator(name, frames, inputs, outputs, scalars, self.early)
+        )
 
     def _note_writes(self, written: list[Tensor]) -> None:
         """Notes a write to memory by the next operator."""
@@ -241,16 +243,7 @@ class Recorder(TorchDispatchMode):
             return known
         value = self._add(tensor)
         if writes:
-            self._calls[-1].operators.append(
-                Operator(
-                    "aten.alias.default",
-                    tuple(find_frames(3)),
-                    (written,),
-                    (value,),
-                    (),
-                    self.early,
-                )
-            )
+            self._record("aten.alias.default", (written,), (value,))
         return value
 
     def _add(self, tensor: Tensor) -> int:
@@ -263,7 +256,7 @@ class Recorder(TorchDispatchMode):
 
 def _copy(tensor: Tensor) -> Tensor:
     """A CPU copy of a tensor's current numbers."""
-    own = _local(tensor).cpu()
+    own = find_own_part(tensor).cpu()
     # torch cannot compare or sort 8-bit floats
     is_tiny = own.is_floating_point() and own.itemsize == 1
     if is_tiny:
@@ -271,19 +264,18 @@ def _copy(tensor: Tensor) -> Tensor:
     return own.clone()
 
 
-def _local(tensor: Tensor) -> Tensor:
+def find_own_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor on this process, detached."""
     own = tensor.detach()
     if isinstance(own, DTensor):
         own = own.to_local()
-    else:
-        own = own
     if isinstance(own, AsyncCollectiveTensor):
         return own.trigger_wait()
     return own
 
 
 def _memory(tensor: Tensor) -> int:
-    return _local(tensor).untyped_storage().data_ptr()
+    return find_own_part(tensor).untyped_storage().data_ptr()
 
 
 def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -298,20 +290,9 @@ def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     return [x for x in written if isinstance(x, Tensor)]
 
 
-def find_frames(depth: int = 2) -> Iterator[Frame]:
-    """Yields the active lines of model code, innermost first; skips `depth` frames of the
-    recorder.
-    """
-    yield from map(frame_of, _active(depth + 1))
-
-
-def _active(depth: int = 1) -> Iterator[FrameType]:
+def list_active() -> Iterator[FrameType]:
     """Yields the active frames of model code, innermost first."""
-    yield from callers(sys._getframe(depth))
-
-
-def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields a frame and its callers, innermost first, that are in model code."""
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if is_model_file(frame.f_code.co_filename):
             yield frame

@@ -175,11 +175,10 @@ def cap(delta_M: Tensor) -> Tensor:
     return delta_M.abs().clamp(max=CAP).exp()
 
 
-def difference_up_to_cap(a: Tensor, b: Tensor) -> Tensor:
-    """|a − b| in float64, at most `CAP`; NaN counts as `CAP`, equal infinities as 0."""
-    a = a.double()
-    b = b.double()
-    return torch.where(a == b, 0.0, (a - b).abs().nan_to_num(CAP)).clamp(max=CAP)
+def find_gap(a: Tensor, b: Tensor) -> float:
+    """Root mean square of a − b, each at most `CAP`; NaN counts as `CAP`, equal infinities as 0."""
+    off = torch.where(a == b, 0.0, (a - b).nan_to_num(CAP).clamp(-CAP, CAP))
+    return float(off.square().mean().sqrt())
 
 
 def score_tokens(logits_MV: Tensor, ids_M: Tensor) -> Tensor:

@@ -70,8 +70,6 @@ def trace_segment(
     )
     if start in before:
         before = before[: before.index(start) + 1]
-    else:
-        before = before
     for begin in reversed(before):
         found = trace(begin)
         if not all(one.early for one in found.operators):

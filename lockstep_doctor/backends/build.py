@@ -99,13 +99,11 @@ def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
 
 def explain_missing(name: BackendName, device: torch.device, dtype: DType = "fp32") -> str | None:
     """Explains why this machine cannot run a backend; None if no reason is known in advance."""
-    if name.startswith("megatron") and TORCH_TYPES[dtype] == torch.float16:
+    if not name.startswith("megatron"):
+        return None
+    if TORCH_TYPES[dtype] == torch.float16:
         return "Megatron does not compute in fp16"
-    if (
-        name.startswith("megatron")
-        and TORCH_TYPES[dtype] == torch.bfloat16
-        and device.type == "cpu"
-    ):
+    if TORCH_TYPES[dtype] == torch.bfloat16 and device.type == "cpu":
         return "Megatron computes bf16 only on GPUs"
     return None
 

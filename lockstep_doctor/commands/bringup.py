@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -175,28 +176,19 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
         limit = backend.context
     else:
         limit = asked
+    row = partial(Observation, "context", name)
     if name == "hf":
-        return Observation(
-            "context",
-            name,
-            "SKIPPED",
-            f"transformers sets no limit; the model's is {limit}",
-        )
+        return row("SKIPPED", f"transformers sets no limit; the model's is {limit}")
     full, over = (_count_drawn(backend, limit - 2, tokens) for tokens in (2, 3))
     if full != 2:
-        return Observation(
-            "context",
-            name,
-            "FAIL",
-            f"takes fewer than {limit} tokens: {full}",
-        )
+        return row("FAIL", f"takes fewer than {limit} tokens: {full}")
     if over == 3:
-        return Observation("context", name, "FAIL", f"takes more than {limit} tokens")
+        return row("FAIL", f"takes more than {limit} tokens")
     if isinstance(over, int):
         end = f"response cut to {over}"
     else:
         end = f"refused: {over}"
-    return Observation("context", name, "PASS", f"{limit} tokens; one more: {end}")
+    return row("PASS", f"{limit} tokens; one more: {end}")
 
 
 def check_decode(
@@ -333,8 +325,6 @@ def record_experts(
         ids = next((part for part in parts if not part.is_floating_point()), None)
         if ids is None:
             ids = parts[0].topk(each, -1).indices
-        else:
-            ids = ids
         found.setdefault(name, []).append(ids.reshape(-1, ids.shape[-1]).cpu())
 
     with ExitStack() as hooks:

@@ -59,10 +59,7 @@ def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
     except DumpError as error:
         raise DataError(str(error)) from error
     if dump.train is None or dump.infer is None:
-        if dump.train is None:
-            missing = "train"
-        else:
-            missing = "infer"
+        missing = "train" if dump.train is None else "infer"
         raise DataError(
             f"{file}: analyze needs two sides, but the dump has only {dump.train or dump.infer}; "
             f"name the other column with --columns {missing}=…, or run lockstep doctor locate "

@@ -90,6 +90,14 @@ class EngineChoice:
         if self.engine in _SAMPLERS and not self.options.parallel:
             yield replace(self, engine=_SAMPLERS[self.engine]).but(prompt=prompt)
 
+    def reproduce(self, folder: Path, tap: Tap, found: PairExamination) -> Path:
+        """Writes the reproduction script of this engine's fault."""
+        if isinstance(tap, ModuleTap) and tap.builder:
+            return write_reproduction(folder, tap, found.location, found.tokens)
+        return write_engine_reproduction(
+            folder, self.engine, self.folder, self.options, found.location, found.tokens
+        )
+
 
 @dataclass(frozen=True)
 class Located:
@@ -116,14 +124,7 @@ def locate_model(loaded: Loaded) -> list[PairExamination]:
         with shown.phase("draw requests"):
             drawn = draw_requests(recipe, PromptSource(recipe))
         started()
-        with shown.phase("open float64"):
-            computed = EngineChoice.of(recipe, "hf").options
-            witness, rounded = open_witnesses(
-                Path(recipe.model.path), computed.device, torch.float64, computed.dtype
-            )
-        found = list(
-            _Locator(recipe, drawn, witness, rounded, results.folder / REPRODUCTION, shown).locate()
-        )
+        found = list(_locate_pairs(recipe, drawn, results.folder / REPRODUCTION, shown))
     trees = [tree_of(one.found) | {"reproduction": one.script and str(one.script)} for one in found]
     write_whole(results.folder / LOCATION, [json.dumps(trees, indent=1).encode(), b"\n"])
     for one in found:
@@ -146,67 +147,37 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
     return backend.generate(requests, cell.sampling)
 
 
-@dataclass(frozen=True)
-class _Locator:
-    """Examines the engines of a recipe.
+def _locate_pairs(
+    recipe: DoctorRecipe, drawn: Batch, folder: Path, shown: Progress
+) -> Iterator[Located]:
+    """Examines pairs of engines, then the variants of engines that agree with a different one."""
+    with shown.phase("open float64"):
+        computed = EngineChoice.of(recipe, "hf").options
+        witness, rounded = open_witnesses(
+            Path(recipe.model.path), computed.device, torch.float64, computed.dtype
+        )
 
-    Attributes:
-        drawn: The requests with responses.
-        witness: The model in float64.
-        rounded: The model in the type of the engines.
-        folder: Folder of the scripts.
-    """
-
-    recipe: DoctorRecipe
-    drawn: Batch
-    witness: Tap
-    rounded: Tap
-    folder: Path
-    shown: Progress
-
-    def locate(self) -> Iterator[Located]:
-        """Examines pairs of engines, then the variants of engines that agree with a different
-        one.
-        """
-        engines = [EngineChoice.of(self.recipe, name) for name in self.recipe.backends]
-        sound = set[str]()
-        for pair in combinations(engines, 2):
-            one = self._examine(*pair)
-            sound |= set(map(str, pair)) if one.found.agrees else set()
-            yield one
-        prompt = int(self.drawn.per_sample((~self.drawn.mask).long()).min())
-        for engine in (engine for engine in engines if str(engine) in sound):
-            beside = (self._examine(engine, variant) for variant in engine.variants(prompt))
-            yield from (one for one in beside if not one.found.agrees)
-
-    def _examine(self, reference: EngineChoice, other: EngineChoice) -> Located:
+    def compare(reference: EngineChoice, other: EngineChoice) -> Located:
+        name = f"{reference}-{other}".replace(" ", "-")
         with (
-            self.shown.phase(f"{reference} vs {other}"),
+            shown.phase(f"{reference} vs {other}"),
             reference.open() as right,
             other.open() as own,
         ):
-            found = examine(
-                right, own, list(self.drawn.sequences()), self.witness, [self.rounded] * 2
-            )
-            return Located(found, self._reproduce(reference, other, right, own, found))
+            found = examine(right, own, list(drawn.sequences()), witness, [rounded] * 2)
+            if not found.location.places:
+                return Located(found, None)
+            if found.location.places[0].wrong == [right.name]:
+                return Located(found, reference.reproduce(folder / name, right, found))
+            return Located(found, other.reproduce(folder / name, own, found))
 
-    def _reproduce(
-        self,
-        reference: EngineChoice,
-        other: EngineChoice,
-        right: Tap,
-        own: Tap,
-        found: PairExamination,
-    ) -> Path | None:
-        """Writes the reproduction script; returns None if no place was found."""
-        if not found.location.places:
-            return None
-        tap, choice = (
-            (right, reference) if found.location.places[0].wrong == [right.name] else (own, other)
-        )
-        folder = self.folder / f"{reference}-{other}".replace(" ", "-")
-        if isinstance(tap, ModuleTap) and tap.builder:
-            return write_reproduction(folder, tap, found.location, found.tokens)
-        return write_engine_reproduction(
-            folder, choice.engine, choice.folder, choice.options, found.location, found.tokens
-        )
+    engines = [EngineChoice.of(recipe, name) for name in recipe.backends]
+    sound = set[str]()
+    for pair in combinations(engines, 2):
+        one = compare(*pair)
+        sound |= set(map(str, pair)) if one.found.agrees else set()
+        yield one
+    prompt = int(drawn.per_sample((~drawn.mask).long()).min())
+    for engine in (engine for engine in engines if str(engine) in sound):
+        variants = (compare(engine, variant) for variant in engine.variants(prompt))
+        yield from (one for one in variants if not one.found.agrees)

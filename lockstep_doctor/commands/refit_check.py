@@ -222,14 +222,12 @@ class _Check:
             self._probe.mask
         ].abs()
         if bool(gap.mean() <= self._bound) != equal and not found:
-            same = (
-                "returns different log-probabilities with equal weights: its positions, masks or "
-                "tables differ"
-            )
+            what = "returns equal log-probabilities with different weights"
             if equal:
-                what = same
-            else:
-                what = "returns equal log-probabilities with different weights"
+                what = (
+                    "returns different log-probabilities with equal weights: its positions, masks "
+                    "or tables differ"
+                )
             what = f"{what} (mean |Δ| {gap.mean():.2g} nats, the limit is {self._bound:g})"
             found.append(RefitFinding("the engine", what))
         names = set(tensors)
@@ -274,8 +272,6 @@ class _Check:
         held = self._engine.show(name).cpu()
         if tensor.is_floating_point():
             tensor = tensor.to(self._engine.dtype)
-        else:
-            tensor = tensor
         if tensor.shape != held.shape:
             return f"has the shape {tuple(held.shape)} instead of {tuple(tensor.shape)}"
         gap = (tensor.double() - held.double()).abs()

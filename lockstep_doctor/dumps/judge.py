@@ -17,7 +17,7 @@ from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.hf import load
 from lockstep_doctor.locate import FLOORS
-from lockstep_doctor.statistics import CAP, difference_up_to_cap, score_tokens
+from lockstep_doctor.statistics import CAP, find_gap, score_tokens
 
 Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
 """The stage at which a side deviates from the model: the input ids, the forward pass, the division
@@ -120,9 +120,7 @@ def locate_dump(
         DumpError: The dump or the model cannot be read, the dump has no ids, or an id is not in the
             model's vocabulary.
     """
-    if isinstance(dump, Dump):
-        dump = dump
-    else:
+    if not isinstance(dump, Dump):
         dump = read_dump(dump, names)
     if dump.columns.ids is None:
         raise DumpError("the dump has no token ids; write the ids of prompt and response into it")
@@ -142,7 +140,7 @@ def locate_dump(
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
     sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
     if len(sides) > 1:
-        gap = _rms(own.train, own.infer, judge.compared)
+        gap = find_gap(own.train[judge.compared], own.infer[judge.compared])
     else:
         gap = None
     rows = own.lengths.numel()
@@ -216,10 +214,6 @@ def _score(
     return found
 
 
-def _rms(a: Tensor, b: Tensor, mask: Tensor) -> float:
-    return float(difference_up_to_cap(a, b)[mask].square().mean().sqrt())
-
-
 def _says_stage(finding: Finding) -> bool:
     """True for a finding about the dump's side that is a fault.
 
@@ -238,15 +232,12 @@ class _Judge:
     def __init__(self, model: Any, columns: TokenColumns) -> None:
         self._model = model
         self._columns = columns
+        self._told = ""
+        self._temperature: Tensor | float = 1.0
         told = columns.facts.get("temperature")
-        if told is None or bool(((told == 1) | (told == 0)).all()):
-            self._told = ""
-        else:
+        if told is not None and not bool(((told == 1) | (told == 0)).all()):
             self._told = _TOLD
-        if self._told and told is not None:
             self._temperature = told.clamp(min=1e-6)
-        else:
-            self._temperature = 1.0
         temperatures: dict[str, Tensor | float] = {"": 1.0, self._told: self._temperature}
         temperatures |= {f"at temperature {one:g}": one for one in TEMPERATURES}
         self._by = _score(model, columns, temperatures)
@@ -291,18 +282,12 @@ class _Judge:
             (_STAGES[one.kind] for one in findings if _says_stage(one)), None
         )
         if stage is None and left > FLOORS * floor:
-            if change != self._told:
-                front = ""
-            else:
-                front = self._find_front(column, left)
-            if front:
-                change = front[0]
-                left = front[1]
+            stage = "model"
+            front = self._find_front(column, left) if change == self._told else None
+            if front is not None:
+                change, left = front
                 findings = []
-            if front:
                 stage = "ids"
-            else:
-                stage = "model"
         elif stage is None and change != self._told and off[self._told] > FLOORS * floor:
             stage = "temperature"
         return SideVerdict(side, name, off[""], change, left, stage, findings)
@@ -317,9 +302,10 @@ class _Judge:
 
     def _measure(self, column: Tensor, own: Tensor) -> float:
         """The difference between a column and the model's, on entries that the model scored."""
-        return _rms(column, own, self.compared & ~own.isnan())
+        there = self.compared & ~own.isnan()
+        return find_gap(column[there], own[there])
 
-    def _find_front(self, column: Tensor, left: float) -> tuple[str, float] | Literal[""]:
+    def _find_front(self, column: Tensor, left: float) -> tuple[str, float] | None:
         """The change of first ids that fits the first rows better, and the difference left after
         it.
         """
@@ -334,7 +320,7 @@ class _Judge:
             off = self._measure(column, own)
             if off < _CLOSER * left:
                 return what, off
-        return ""
+        return None
 
 
 def describe_dump(found: DumpLocation) -> Iterator[str]:

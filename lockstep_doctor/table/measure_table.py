@@ -135,9 +135,8 @@ class Measurement:
     def _row(self, cell: Cell) -> TableRow:
         begun = time.monotonic()
         grid = self._recipe.grid
-        if grid.budget_s is not None and not self._fits(
-            cell, grid.budget_s - (begun - self._begun)
-        ):
+        left_s = math.inf if grid.budget_s is None else grid.budget_s - (begun - self._begun)
+        if left_s <= 0 or self._expect_s(cell) > left_s:
             return TableRow(cell, "cut by budget")
         prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
@@ -151,10 +150,6 @@ class Measurement:
                     self._bench.repeat(cell, name, requests) for name in self._bench.generating
                 ]
         return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
-
-    def _fits(self, cell: Cell, left_s: float) -> bool:
-        """True if a cell is expected to fit the budget."""
-        return left_s > 0 and self._expect_s(cell) <= left_s
 
     def _notes(self, cut: Sequence[str]) -> list[str]:
         notes = [

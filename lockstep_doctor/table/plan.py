@@ -146,12 +146,13 @@ class PromptSource:
         Raises:
             ValueError: There are none, or a token is not in the model's vocabulary.
         """
+        longest = min(room, self.recipe.data.max_prompt_tokens)
         if self.tokenizer is None:
-            return self._random(data, room)
+            return self._random(data, longest)
         if data == "real":
-            found = self._real(self.tokenizer, room)
+            found = self._real(self.tokenizer, longest)
         else:
-            found = self._counting(self.tokenizer, room)
+            found = self._counting(self.tokenizer, longest)
         if not found:
             raise InputError(f"{self.rows} holds no prompt; set data.prompts to a file with rows")
         largest = max(max(prompt.tokens, default=0) for prompt in found)
@@ -167,11 +168,10 @@ class PromptSource:
     def _vocabulary(self) -> int:
         return int(read_config(self.recipe.model.path).get_text_config().vocab_size)
 
-    def _real(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
+    def _real(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Prompt]:
         """Prompts of the data; long ones are cut to their last tokens, after the BOS token if they
         have one.
         """
-        longest = min(room, self.recipe.data.max_prompt_tokens)
         prompts = open_prompts(files_of(self.rows), self.recipe.data.uncut(self.rows), tokenizer)
         cut = []
         for prompt in prompts.first(_MOST):
@@ -185,18 +185,16 @@ class PromptSource:
             )
         return cut
 
-    def _counting(self, tokenizer: PreTrainedTokenizerBase, room: int) -> list[Prompt]:
+    def _counting(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Prompt]:
         """Counting numbers with varied starts and lengths, so that a batch is ragged."""
         texts = [" ".join(str(i + k) for k in range(1, 5 + i % 12)) for i in range(COUNT)]
         tokens = token_ids(tokenizer, texts, add_special_tokens=True)
-        longest = min(room, self.recipe.data.max_prompt_tokens)
         return [
             Prompt(f"counting:{i}", text, tuple(own[:longest]), {})
             for i, (text, own) in enumerate(zip(texts, tokens, strict=True))
         ]
 
-    def _random(self, data: str, room: int) -> list[Prompt]:
-        longest = min(room, self.recipe.data.max_prompt_tokens)
+    def _random(self, data: str, longest: int) -> list[Prompt]:
         keys = torch.tensor(
             [keyed.key(self.recipe.seed, "random prompt", data, i) for i in range(COUNT)]
         )

@@ -28,6 +28,7 @@ from torch import Tensor
 from lockstep.core.errors import InputError
 from lockstep.core.exit_codes import BROKEN, INCONCLUSIVE, OK
 from lockstep.core.types import SamplingParams
+from lockstep_doctor.columns import SIDES
 from lockstep_doctor.statistics import (
     CAP,
     Compared,
@@ -97,13 +98,9 @@ class Clause:
             bounds = f" ({self.low:.5g} to {self.high:.5g})"
         else:
             bounds = ""
-        if self.side == "infer":
-            drawn = "inference"
-        else:
-            drawn = "training"
         return (
-            f"tokens of the {drawn} side: {self.what} is {self.value:.5g}{bounds}, {relation} the "
-            f"limit {self.limit:.5g}"
+            f"tokens of the {SIDES[self.side]} side: {self.what} is {self.value:.5g}{bounds}, "
+            f"{relation} the limit {self.limit:.5g}"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -79,20 +78,6 @@ def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int
     return RankTap(learner, paths, values, gather_head, frozenset(), name, neighbors)
 
 
-@dataclass(frozen=True)
-class TapSpec:
-    """Builds the tap of one rank."""
-
-    rank: RankSpec
-    attach: Attach
-    name: str
-    neighbors: int
-
-    def build(self) -> RankTap:
-        """Joins the other ranks; returns when all have joined."""
-        return self.attach(self.rank.build, self.name, self.neighbors)
-
-
 class RanksTap:
     """Implements `lockstep_doctor.Tap` over ranks in separate processes.
 
@@ -156,7 +141,7 @@ def open_learner(
     with Workers() as workers:
 
         def make(meeting: Meeting) -> Callable[[], RankTap]:
-            return TapSpec(RankSpec(spec, meeting), attach_rank, name, options.neighbors).build
+            return partial(attach_rank, RankSpec(spec, meeting).build, name, options.neighbors)
 
         ranks, _host = start_ranks(section, f"tap of {name},", make, _TIMEOUT_S, workers)
         for rank in ranks:

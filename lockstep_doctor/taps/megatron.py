@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.learners.megatron.model import Stage
 from lockstep.learners.rank import RankLearner
 from lockstep_doctor.cuts import CutPoint, End
-from lockstep_doctor.taps.rank import LAST, RankTap
+from lockstep_doctor.taps.rank import LAST, RankTap, gather_parts
 
 _OUTSIDE: Mapping[tuple[str, End], CutPoint] = {
     ("gpt.embedding.word_embeddings", "out"): CutPoint("embed"),
@@ -71,14 +70,7 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
             yield CutPoint(stage_name, stage.first_layer + int(found[1])), x
 
     def gather_head() -> Tensor:
-        own = stage.head_weight.detach()
-        group = ranks.group("tp")
-        if group:
-            parts = [torch.empty_like(own) for _ in range(ranks.size("tp"))]
-        else:
-            parts = [own]
-        if group is not None:
-            dist.all_gather(parts, own, group=group)
+        parts = gather_parts(ranks, stage.head_weight.detach())
         return torch.cat(parts)[: stage.vocabulary]
 
     paths = [

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from lockstep.core.batch import Batch
@@ -26,7 +25,7 @@ from lockstep.models.heads import LogitsHead
 from lockstep.models.laid_out import LaidOut, Read
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
 from lockstep_doctor.modules import Pass, Share, Values, count_functions, visit_cuts
-from lockstep_doctor.operators import OperatorTrace, Recorder
+from lockstep_doctor.operators import OperatorTrace, Recorder, find_own_part
 
 LOGITS = CutPoint("logits")
 LAST = CutPoint("final_norm")
@@ -79,7 +78,7 @@ class RankShare(Share):
         return cls(ranks, len(cut.tokens), here, place_T[here], count)
 
     def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
-        found = self._row(cut, _local(value))
+        found = self._row(cut, find_own_part(value))
         if found is None:
             return None
         own_mD = found[self._places(len(found))]
@@ -90,7 +89,7 @@ class RankShare(Share):
         return whole_TD
 
     def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
-        local = _local(value)
+        local = find_own_part(value)
         row = self._row(cut, local)
         assert row is not None, "only what was gathered is scattered"
         row[self._places(len(row))] = whole[self.here].to(row)
@@ -109,11 +108,11 @@ class RankShare(Share):
         tokens = _tokens_of(local)
         flat = local.reshape(tokens, -1).clone()
         if self._is_by_tokens(tokens):
-            return torch.cat(self._of_ranks(flat))
+            return torch.cat(gather_parts(self.ranks, flat))
         if not len(self.here) <= tokens <= self.row:
             return None
         if self._is_divided(cut):
-            return torch.cat(self._of_ranks(flat), 1)
+            return torch.cat(gather_parts(self.ranks, flat), 1)
         return flat
 
     def _places(self, tokens: int) -> Tensor:
@@ -128,19 +127,15 @@ class RankShare(Share):
     def _is_divided(self, cut: CutPoint) -> bool:
         return self.ranks.size("tp") > 1 and cut.stage in _DIVIDED
 
-    def _of_ranks(self, own: Tensor) -> list[Tensor]:
-        group = self.ranks.group("tp")
-        if group is None:
-            return [own]
-        parts = [torch.empty_like(own) for _ in range(self.ranks.size("tp"))]
-        dist.all_gather(parts, own, group=group)
-        return parts
 
-
-def _local(value: Tensor) -> Tensor:
-    if isinstance(value, DTensor):
-        return value.to_local()
-    return value
+def gather_parts(ranks: Ranks, own: Tensor) -> list[Tensor]:
+    """Gathers the parts of all tensor-parallel ranks."""
+    group = ranks.group("tp")
+    if group is None:
+        return [own]
+    parts = [torch.empty_like(own) for _ in range(ranks.size("tp"))]
+    dist.all_gather(parts, own, group=group)
+    return parts
 
 
 def _tokens_of(value: Tensor) -> int:

@@ -52,11 +52,8 @@ class Site:
             for x in (value if isinstance(value, tuple) else (value,))
             if isinstance(x, Tensor)
         ]
-        if self.is_sum:
-            if len(tensors) > 1:
-                tensors = [torch.stack(tensors).sum(0)]
-            else:
-                tensors = tensors
+        if self.is_sum and len(tensors) > 1:
+            tensors = [torch.stack(tensors).sum(0)]
         if self.sizes:
             tensors = list(tensors[0].split(list(self.sizes), -1))
         return list(zip(self.cuts, tensors, strict=False))
