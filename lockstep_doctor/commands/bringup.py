@@ -293,7 +293,7 @@ def check_experts(
             for layer, ids in chosen[one].items()
         }
         allowed = max(_FLIPS[backends[name].settings()["dtype"]] for name in (one, other))
-        said = "tokens with other experts: " + ", ".join(
+        said = "tokens with different experts: " + ", ".join(
             f"{layer} {share:.2%}" for layer, share in flips.items()
         )
         yield Observation(

@@ -42,7 +42,7 @@ _REQUESTS = 8
 _LEARNERS = ("torch", "megatron")
 _SAMPLERS = {"torch": "torch_sampler", "hf": "hf"}
 _NEIGHBORS = 2
-"""Engines that pack sequences into a row, and the engine that decodes what one reads."""
+"""Number of sequences packed before the one that is read."""
 
 
 @dataclass(frozen=True)

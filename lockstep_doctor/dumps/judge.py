@@ -345,7 +345,7 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
             how = "rounding explains it"
         else:
             how = f"it deviates at {_WORDS[one.stage]}"
-        yield f"{one.side} ({one.name}) is {one.rms:.2g} from the model{near}: {how}"
+        yield f"{one.side} ({one.name}) differs from the model by {one.rms:.2g}{near}: {how}"
         for finding in one.findings:
             yield f"  {finding.kind}: {finding.what}"
             yield (

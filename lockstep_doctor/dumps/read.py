@@ -399,8 +399,7 @@ def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     with safe_globals(_ARRAYS):
         if unsafe := get_unsafe_globals_in_checkpoint(str(path)):
             raise DumpError(
-                f"{path}: holds {', '.join(sorted(unsafe))}, which only running code could read; "
-                f"{_ADVICE}"
+                f"{path}: contains {', '.join(sorted(unsafe))}, which would run code; {_ADVICE}"
             )
         content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     match content:

@@ -129,7 +129,7 @@ def measure_scores(trial: Trial, dtype: DType) -> Measured:
     token_M = logits_MV.argmax(-1)
     logprob_M, entropy_M = token_scores(here, token_M.to(trial.device), SamplingParams(1))
     logprob_M.sum().backward()
-    assert entropy_M is not None, "it is asked for"
+    assert entropy_M is not None, "entropy is computed by default"
     assert here.grad is not None, "logits are a leaf"
     true_MV = logits_MV.double().log_softmax(-1)
     gradient_MV = torch.nn.functional.one_hot(token_M, logits_MV.shape[1]) - true_MV.exp()

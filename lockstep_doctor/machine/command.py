@@ -80,7 +80,7 @@ def check_machine(device: str, out: Path) -> int:
                 Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_memory(chosen))
             )
         checks = list_checks(trial)
-        progress.total(len(checks), "it takes some minutes", unit="check")
+        progress.total(len(checks), "takes a few minutes", unit="check")
         for number, (name, measure) in enumerate(checks.items(), start=1):
             with progress.phase(name):
                 outcomes.append(_make(name, measure))

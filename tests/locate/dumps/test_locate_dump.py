@@ -226,7 +226,8 @@ def test_what_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert said[0] == f"420 generated tokens of 10 of 16 rows, compared with {folder} in float32"
     assert said[-1] == "wrong: infer"
     assert any(
-        line.startswith("infer (generation_logprobs) is 1.") and "it deviates at the column" in line
+        line.startswith("infer (generation_logprobs) differs from the model by 1.")
+        and ("it deviates at the column") in line
         for line in said
     )
     assert any("rows have another row's values" in line for line in said)

@@ -268,8 +268,7 @@ ONE = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.0], "respon
 @pytest.mark.parametrize(
     ("write", "sentence"),
     [
-        (_save({"samples": [Evil()]}), (r"d\.pt: holds builtins\.eval, which only running code "
-                                       r"could read")),
+        (_save({"samples": [Evil()]}), r"d\.pt: contains builtins\.eval, which would run code"),
         (_write("d.pt", b"PK\x03\x04" + b"\0" * 99), r"d\.pt: not a file written by torch\.save"),
         (_save([1, 2]), "expected a dict of columns, got list"),
         (_save({"old_log_probs": torch.zeros(2, 3), "input_ids": torch.zeros(3, 3)}), ("one row of "
