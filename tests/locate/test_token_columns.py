@@ -59,7 +59,7 @@ def _values(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Te
     [
         (_values(torch.zeros_like), "exactly 0", "exactly 0"),
         (_values(lambda x: torch.full_like(x, -1.25)), "constant", "exactly -1.25"),
-        (_values(lambda x: torch.full_like(x, -math.inf)), "not finite", "minus infinity"),
+        (_values(lambda x: torch.full_like(x, -math.inf)), "not finite", "infinite or NaN"),
         (_values(lambda x: x - 0.5), "offset", "-0.5"),
         (_values(lambda x: 0.8 * x), "scaled", "0.8 times"),
         (_values(lambda x: x.roll(-2)), "positions moved", "+2 positions"),
