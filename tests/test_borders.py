@@ -213,7 +213,7 @@ def test_a_reward_that_32_bits_do_not_hold_is_not_taken_for_no_verdict(
                 ]
                 continue
             with pytest.raises(
-                NotFiniteError, match=r"^rewards are (nan|inf) for row 2 of 3; let the reward be"
+                NotFiniteError, match=r"^rewards are (nan|inf) for row 2 of 3; return a reward"
             ):
                 collector.collect(0, 1, SAMPLING, 3)
 

@@ -66,7 +66,7 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(
             LearnerSection(device="cpu", backend="megatron"),
             "learner.backend=megatron uses different kernels",
         ),
-        ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora has adapters"),
+        ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora adapters"),
     ],
 )
 def test_a_learner_is_exact_or_a_line_says_why_not(

@@ -112,7 +112,7 @@ class Undivided:
             Returning("sum"),
             "loss Returning returned Tensor; return a pair: the sum over the batch",
         ),
-        (Returning("tokens"), "loss Returning returned tuple; return two things"),
+        (Returning("tokens"), "loss Returning returned tuple; return a pair"),
         (
             Returning("detached"),
             "returned tuple; return a pair: .* scalar tensor with a gradient",
@@ -218,7 +218,7 @@ def test_a_loop_that_is_not_exact_says_why(model: str, capsys: pytest.CaptureFix
     assert "exact" not in capsys.readouterr().err
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-2}, lora={"rank": 2})
     told = capsys.readouterr().err
-    assert "not exact: learner.lora has adapters" in told
+    assert "not exact: learner.lora adapters" in told
     assert "so samplers agree with this learner up to rounding (E1), not bitwise (E2)" in told
     sampler = lockstep.open_sampler(model)  # has no place for adapters, and gets them merged
     assert not lockstep.sync(learner, sampler).exact

@@ -228,7 +228,7 @@ def test_equal_rewards_are_noted(here: Path, capsys: pytest.CaptureFixture[str])
     reward = "reward.type=python reward.marker=null reward.function=rewards.py:constant"
     assert main(shlex.split(f"train tiny.yaml {reward} run.max_steps=6")) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert [is_said("note: equal rewards", line) for line in lines if "every reward" in line] == [
+    assert [is_said("note: equal rewards", line) for line in lines if "all rewards" in line] == [
         True
     ]
 

@@ -155,6 +155,6 @@ def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(
     ):
         dry_run(load("tiny.yaml", ["distill.top_k=9999"]))
     with pytest.raises(
-        ValueError, match=r"no folder runs/teacher; .* machine, or train that run first"
+        ValueError, match=r"folder runs/teacher does not exist; .* machine, or train that run first"
     ):
         dry_run(load("tiny.yaml", ["teacher.path=runs/teacher"]))
