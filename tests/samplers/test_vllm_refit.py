@@ -191,5 +191,7 @@ def test_tables_of_the_engine_s_own_are_rescored(
     outgoing = Outgoing(learner.weights, torch.float32)
     (held,) = sampler.load_weights(outgoing, 2)
     assert not differing(outgoing.sent, held)
-    with pytest.raises(WeightSyncError, match=r"weights are equal, but .* disagree on log-probabilities"):
+    with pytest.raises(
+        WeightSyncError, match=r"weights are equal, but .* disagree on log-probabilities"
+    ):
         refitted(learner, sampler)
