@@ -191,7 +191,7 @@ def test_a_worker_that_takes_too_long_is_ended(workers: Workers) -> None:
     hasty.timeout_s = 0.5
     pid = hasty.call("pid")
     with pytest.raises(
-        WorkerDied, match=r"worker hasty took longer than 0\.5 s over sleep and was ended"
+        WorkerDied, match=r"worker hasty took longer than 0\.5 s for sleep and was ended"
     ):
         hasty.call("sleep", 60.0)
     assert gone(pid, 50.0), "before it has slept enough"
@@ -202,7 +202,7 @@ def test_a_worker_that_takes_too_long_is_ended(workers: Workers) -> None:
 def test_a_worker_that_takes_no_message_in_time_is_ended(own: Remote) -> None:
     own.timeout_s = 0.5
     os.kill(own.call("pid"), signal.SIGSTOP)
-    with pytest.raises(WorkerDied, match=r"over echo and was ended"):
+    with pytest.raises(WorkerDied, match=r"for echo and was ended"):
         own.call("echo", torch.zeros(10_000_000))
 
 
@@ -271,7 +271,7 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
         own = abacus(workers)
         own.ready()
         own.timeout_s = 0.5
-        with pytest.raises(WorkerDied, match=r"took longer than 0\.5 s over sleep and was ended"):
+        with pytest.raises(WorkerDied, match=r"took longer than 0\.5 s for sleep and was ended"):
             own.call("sleep", 60.0)
         assert not own.alive()
 

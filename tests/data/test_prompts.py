@@ -102,11 +102,11 @@ def test_arguments_that_a_chat_template_does_not_read_are_refused(
     for name in ("enable_thinking", "messages", "bos_token"):
         with pytest.raises(
             ValueError,
-            match=rf"data\.template_args has {name}, which .* not read; it knows loud, style",
+            match=rf"data\.template_args has {name}, which .* not use; it uses loud, style",
         ):
             Prompts(index, tokenizer, section(chat=True, template_args={"style": "x", name: True}))
     tokenizer.chat_template = CHAT
-    with pytest.raises(ValueError, match="does not read; it takes no arguments"):
+    with pytest.raises(ValueError, match="does not use; it takes no arguments"):
         Prompts(index, tokenizer, section(chat=True, template_args={"style": "x"}))
     with pytest.raises(
         ValueError, match="template_args require a chat template; set chat: true, or messages"

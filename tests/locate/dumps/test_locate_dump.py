@@ -326,9 +326,9 @@ def test_the_command_reads_the_model_of_a_finished_run(
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (["--model", "m", "backends=[hf,torch]"], "locate with --model does not read key=value"),
-        (["--model", "m", "--out", "o"], "locate with --model does not read --out"),
-        (["--columns", "mask=p"], "locate with a model does not read --columns"),
+        (["--model", "m", "backends=[hf,torch]"], "locate with --model does not use key=value"),
+        (["--model", "m", "--out", "o"], "locate with --model does not use --out"),
+        (["--columns", "mask=p"], "locate with a model does not use --columns"),
     ],
 )
 def test_what_would_not_be_read_is_refused(
