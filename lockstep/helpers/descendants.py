@@ -1,4 +1,4 @@
-"""The processes that a helper has started, and theirs, found and ended; on Linux."""
+"""Finds and ends the descendant processes of a helper, on Linux."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SET_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants that lose theirs, on Linux."""
+    """Makes this process the parent of orphaned descendants, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1, 0, 0, 0)
 
@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
 def find_children(process: int) -> list[int]:
     """Finds the processes that a process has started or adopted."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # it may have ended
+    with contextlib.suppress(OSError):  # the process may have ended
         for thread in os.listdir(f"/proc/{process}/task"):
             found += map(
                 int,
@@ -34,16 +34,14 @@ def find_children(process: int) -> list[int]:
 
 
 def find_descendants(process: int) -> Iterator[int]:
-    """Finds all that a process has started, and what these have, and so on."""
+    """Finds all descendants of a process."""
     for child in find_children(process):
         yield child
         yield from find_descendants(child)
 
 
 def end_children() -> None:
-    """Kills the processes that this one has started until none is left; orphans must become its
-    children.
-    """
+    """Kills descendants until none is left; orphans must become this process's children."""
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -55,7 +53,7 @@ def end_children() -> None:
 
 
 def kill_all(processes: Iterable[int]) -> None:
-    """Kills processes; some may have ended meanwhile."""
+    """Kills processes; some may already have ended."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

@@ -1,6 +1,4 @@
-"""The user's code by one interface: in a child process, or in this one for objects that only this
-program has.
-"""
+"""Runs user code in a child process, or in this one for objects that exist only here."""
 
 from __future__ import annotations
 
@@ -15,10 +13,9 @@ from lockstep.helpers.process import Answers, Child, ChildError
 
 
 class InProcess(Child):
-    """A `Child` for code that no other process can import: it runs in this process, without a
-    timeout.
+    """A `Child` for code that only this process can import; it runs here, without a timeout.
 
-    Questions and replies pass through JSON as they do for a child, so that both answer alike.
+    Questions and replies pass through JSON as for a child, so that both answer the same.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -45,13 +42,12 @@ class InProcess(Child):
 
 
 def build_child(module: str, reference: str, *options: str) -> Child:
-    """Builds the child that runs the user's code: a process, or this one for an object that only
-    this program has.
+    """Builds the child that runs user code: a process, or this one for an object only here.
 
     Args:
-        module: Holds `answers`, see `Child`.
-        reference: The place of the code, the first argument of `answers`.
-        options: The other arguments of `answers`.
+        module: Module with `answers`, see `Child`.
+        reference: Location of the code, the first argument of `answers`.
+        options: Remaining arguments of `answers`.
     """
     kind = InProcess if is_in_program(reference) else Child
     return kind(module, reference, *options)

@@ -1,9 +1,8 @@
-"""A child process that answers lines of JSON: code that may hang, crash or print runs over there.
+"""A child process that answers JSON lines, for code that may hang, crash or print.
 
 `Child` is the asking side. The other side is this file run as a program: it imports a module, calls
-its `answers(*arguments)` once, passes every question to the function that this returns, and sends
-back every reply that it yields. Nothing heavy is imported here, so that a child starts without
-torch.
+its `answers(*arguments)` once, passes every question to the returned function, and sends back every
+reply that it yields. This file has no heavy imports, so that a child starts without torch.
 """
 
 from __future__ import annotations
@@ -32,23 +31,21 @@ from lockstep.system.guarded_imports import split_path
 from lockstep.system.printable import make_printable
 from lockstep.system.process_defaults import spare_modules
 
-_START_S = 120.0  # importing what a user's module imports may take long on a busy disk
-_LOST = 75  # exit status of a child whose connection is gone
-_PRINTED = 20_000  # characters at once that are shown
-_GRACE_S = 0.5  # for a child to leave by itself when there are no more questions
+_START_S = 120.0  # a user's module can import slowly on a busy disk
+_LOST = 75  # exit status of a child with a lost connection
+_PRINTED = 20_000  # maximum number of characters to show per print
+_GRACE_S = 0.5  # for a child to exit when there are no more questions
 
 
 Answers = Callable[[Any], Iterator[Any]]
-"""The function that answers questions in the child; `answers(*arguments)` of the child's module
-returns it.
-"""
+"""The function returned by `answers(*arguments)`, which answers questions in the child."""
 
 
 class ChildError(Exception):
-    """The child could not begin; the text says why, such as its module's error.
+    """The child could not start; the text is the reason, such as its module's error.
 
     Attributes:
-        may_pass: As of `ChildDied`.
+        may_pass: As in `ChildDied`.
     """
 
     def __init__(self, why: str, may_pass: bool = False) -> None:
@@ -57,12 +54,12 @@ class ChildError(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended before it answered; the text says how.
+    """The child ended before it answered; the text describes how.
 
     Attributes:
-        signal: The system's signal that ended it; None where it ended otherwise.
-        may_pass: True if the machine seems to have ended it, and not the question, so that asking
-            again may help.
+        signal: The signal that ended the child; None if it was not a signal.
+        may_pass: True if the machine, not the question, seems to be the cause, so that a retry may
+            help.
     """
 
     def __init__(self, how: str, signal: int | None = None, may_pass: bool = False) -> None:
@@ -72,14 +69,14 @@ class ChildDied(Exception):
 
 
 class ChildHangs(Exception):
-    """The child took longer than its timeout."""
+    """The child exceeded its timeout."""
 
 
 class Child:
-    """A child process, started when first needed and again after it ended; usable from any thread.
+    """A child process that starts and restarts on demand; usable from any thread.
 
     Args:
-        module: Holds `answers`; is imported in the child only.
+        module: Module with `answers`; imported only in the child.
         arguments: Arguments of `answers`.
     """
 
@@ -94,24 +91,24 @@ class Child:
         return type(self), (self._module, *self._arguments)
 
     def start(self) -> None:
-        """Starts the process, if it does not run, and waits until it is ready.
+        """Starts the process if it is not running, and waits until it is ready.
 
         Raises:
-            ChildError: If its module or `answers` raised, ended the process, or took two minutes.
+            ChildError: If the module or `answers` raised, ended the process, or took two minutes.
         """
         with self._lock:
             self._start()
 
     @contextmanager
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
-        """Sends a question; yields a function that waits so many seconds for the next reply.
+        """Sends a question; yields a function that waits for the next reply with a timeout.
 
-        An exception in the block leaves replies behind, so it ends the child: they must not answer
+        An exception in the block leaves unread replies, so it ends the child: they must not answer
         the next question.
 
         Raises:
             ChildDied, ChildHangs: Also from that function.
-            ChildError: As `start`.
+            ChildError: As in `start`.
         """
         with self._lock:
             running = self._start()
@@ -123,7 +120,7 @@ class Child:
                 raise
 
     def kill(self) -> None:
-        """Ends the process at once and for good; a thread that starts or uses it gets ChildDied."""
+        """Ends the process permanently; a thread that starts or uses it gets ChildDied."""
         self._killed = True
         if self._running is not None and self._running.usable():
             self._running.kill()
@@ -154,9 +151,10 @@ class Child:
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(descriptor,),
-                # The child finds the modules that this process finds, in the same order.
+                # The child has the same module search path as this process.
                 env={**os.environ, **split_path()},
-                start_new_session=True,  # so that Ctrl-C does not reach it before it ignores that
+                # so that Ctrl-C does not reach it before it ignores the signal
+                start_new_session=True,
             )
             running = _Running(process, ours, os.getpid())
         try:
@@ -176,9 +174,7 @@ class Child:
 
 @dataclass
 class _Running:
-    """One life of a child: its process, the connection to it, and what has been read and not yet
-    used.
-    """
+    """One instance of a child: its process, its connection, and unused input."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -200,7 +196,7 @@ class _Running:
             raise self._death() from None
 
     def reply(self, timeout_s: float) -> Any:
-        """The next reply; what the child printed before it is printed here."""
+        """Returns the next reply; prints the child's output before it."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -220,15 +216,15 @@ class _Running:
         if self.process.returncode is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.0 if at_once else _GRACE_S)
-                return  # by itself, after all that it had started
+                return  # by itself, after its descendants
         self.kill()
         self.process.wait()
 
     def kill(self) -> None:
-        """Kills the process and all that it has started."""
+        """Kills the process and its descendants."""
         if self.process.returncode is not None:
             return
-        self.process.send_signal(signal.SIGSTOP)  # so that it starts no more
+        self.process.send_signal(signal.SIGSTOP)  # so that it starts no more processes
         kill_all(find_descendants(self.process.pid))
         self.process.kill()
 
@@ -257,7 +253,7 @@ class _Running:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return ChildDied("it closed its connection", may_pass=True)
-        with contextlib.suppress(OSError):  # what it had started has its group
+        with contextlib.suppress(OSError):  # its descendants have its process group
             os.killpg(self.process.pid, signal.SIGKILL)
         if code >= 0:
             return ChildDied(f"exit status {code}", may_pass=code == _LOST)
@@ -267,16 +263,14 @@ class _Running:
 
 
 def _cut(text: str) -> str:
-    """The beginning of what is printed at once, and how much is left out."""
+    """Truncates a long print and appends the number of omitted characters."""
     if len(text) <= _PRINTED:
         return text
     return f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} more characters)"
 
 
 class _Printed(io.TextIOBase):
-    """Output of a child, sent to the parent line by line, since its display knows where lines
-    belong.
-    """
+    """Output of a child, sent to the parent line by line for its display."""
 
     def __init__(self, say: Callable[[str, Any], None]) -> None:
         self._say = say
@@ -293,7 +287,7 @@ class _Printed(io.TextIOBase):
 def serve(descriptor: str, module: str, *arguments: str) -> None:
     """Main loop of the child.
 
-    Signals that end a run are the parent's to handle, which ends its children.
+    The parent handles signals that end a run, and ends its children.
 
     Args:
         descriptor: Number of the connection's descriptor.
@@ -326,18 +320,14 @@ def serve(descriptor: str, module: str, *arguments: str) -> None:
         for line in connection.makefile("rb"):
             for reply in answers(json.loads(line)):
                 say("reply", reply)
-    except (
-        OSError
-    ):  # the connection is closed: the parent has left, and nothing would read a traceback
+    except OSError:  # the connection is closed: the parent has ended and would not read a traceback
         end_children()
         os._exit(_LOST)
     end_children()
 
 
 def _catch_output(say: Callable[[str, Any], None]) -> None:
-    """Sends on what is written to the descriptors of the output, by libraries and by processes that
-    are started.
-    """
+    """Forwards output that libraries and subprocesses write to the output descriptors."""
     reads, writes = os.pipe()
     for descriptor in (1, 2):
         os.dup2(writes, descriptor)
@@ -352,14 +342,12 @@ def _catch_output(say: Callable[[str, Any], None]) -> None:
 
 
 def _watch_parent(parent: int, connection: socket.socket) -> None:
-    """Ends this process with its parent: a child that hangs in an answer does not see its
-    connection close.
-    """
+    """Ends this process with its parent, even if an answer hangs."""
     closed = select.poll()
     closed.register(connection, 0)
     while os.getppid() == parent and not closed.poll(1000):
         pass
-    time.sleep(1.0)  # in which it may end by itself
+    time.sleep(1.0)  # for it to exit by itself
     end_children()
     os._exit(1)
 

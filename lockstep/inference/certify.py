@@ -1,5 +1,4 @@
-"""`lockstep certify`: tests on this machine how exactly the torch sampler and learner agree on a
-model.
+"""`lockstep certify`: tests how exactly the torch sampler and learner agree on this machine.
 
 Responses are sampled in fp32 and bf16, at temperature 1 and with temperature, top-k and top-p. The
 learner's head scores them in micro-batches of several sizes, with and without gradients, on one
@@ -51,7 +50,7 @@ from lockstep.system.printable import print_text
 _DTYPES: tuple[DType, ...] = ("fp32", "bf16")
 _SHAPES = (SamplingParams(1), SamplingParams(1, temperature=0.8, top_k=20, top_p=0.9))
 _LENGTHS = (1, 17, 130, 5, 64, 2, 31, 200, 16, 9, 128, 65, 3, 15, 100, 33)
-"""Lengths of random prompts, in turn: on both sides of every block of keys and rows."""
+"""Lengths of random prompts, cyclically: around every block size of keys and rows."""
 _ALL_TOKENS = 1 << 20
 _SEED = 0
 
@@ -61,8 +60,8 @@ class Asked:
     """The extent of the trial.
 
     Attributes:
-        count: Prompts of random tokens.
-        max_tokens: Longest response.
+        count: Number of prompts of random tokens.
+        max_tokens: Maximum response length, tokens.
     """
 
     count: int
@@ -71,14 +70,14 @@ class Asked:
 
 @dataclass
 class TypeFindings:
-    """The findings in one type.
+    """The findings for one dtype.
 
     Attributes:
         tally: Compares sampled log-probabilities with those of the learner's head.
-        again: The `tokens` that were sampled again in other batches, and those that `changed` in id
-            or log-probability.
-        control: The negative control: the `weight` that was moved, the `tokens` scored with it, and
-            how many are `seen` to differ; None: it was not made.
+        again: Number of `tokens` sampled again in different batches, and number that `changed` in
+            id or log-probability.
+        control: The negative control: the `weight` that was changed, the number of `tokens` scored
+            with it, and how many are `seen` to differ; None: not run.
     """
 
     dtype: DType
@@ -88,16 +87,16 @@ class TypeFindings:
 
 
 def certify(model: str, asked: Asked, out: Path | None) -> int:
-    """Certifies a model: writes the certificate, and prints a line.
+    """Certifies a model: writes the certificate and prints a line.
 
     Args:
         model: A Hugging Face folder, or the folder of a finished run.
-        asked: The extent of the trial.
-        out: The certificate; None: `certificates/<model>.json`.
+        asked: The size of the test.
+        out: Path of the certificate; None: `certificates/<model>.json`.
 
     Returns:
-        The exit code: 0 where the model is exact, 4 where it is not, 3 where the negative control
-            was not seen.
+        The exit code: 0 if the model is exact, 4 if not, 3 if the negative control was not
+            detected.
 
     Raises:
         InputError: The model cannot be found, or the certificate cannot be written.
@@ -143,7 +142,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
 def _try(
     folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress
 ) -> list[TypeFindings]:
-    """Samples and scores in every way, and reports each type's tokens."""
+    """Samples and scores in every way, and reports each dtype's tokens."""
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
@@ -174,9 +173,7 @@ def _try(
 
 
 class _Trial:
-    """The comparisons in one type, for one distribution; all responses are first sampled at once on
-    one thread.
-    """
+    """Makes the comparisons of one dtype and distribution; samples on one thread first."""
 
     def __init__(
         self,
@@ -192,9 +189,7 @@ class _Trial:
         self._batch = self._sample(range(len(requests)), len(requests), 1)
 
     def compare(self, found: TypeFindings, progress: Progress) -> None:
-        """Makes all comparisons: micro-batches of several sizes, and batches of other sizes in
-        another order.
-        """
+        """Makes all comparisons: several micro-batch sizes, batch sizes and orders."""
         many = max(2, torch.get_num_threads())
         for budget, threads, gradient in (
             (1, 1, False),
@@ -215,7 +210,7 @@ class _Trial:
                 )
 
     def score_control(self, progress: Progress) -> dict[str, Any]:
-        """Scores with one weight moved by one unit in the last place of the type."""
+        """Scores with one weight changed by one unit in the last place."""
         with progress.phase("control"), _nudge(self._lm, self._computation.dtype) as weight:
             tally = self._score(_ALL_TOKENS, 1, gradient=False)
         return {"weight": weight, "tokens": int(tally.tokens), "seen": tally.mismatches}
@@ -229,7 +224,7 @@ class _Trial:
             return sampler.generate([self._requests[row] for row in rows], self._sampling)
 
     def _score(self, budget: int, threads: int, gradient: bool) -> Tally:
-        """Compares what was sampled with its scores in micro-batches of so many tokens."""
+        """Compares samples with their scores for a micro-batch size in tokens."""
         batch = self._batch
         head = LogitsHead(self._lm)
         parts = list[Tensor]()
@@ -249,7 +244,7 @@ class _Trial:
 
 
 def _requests(source: ModelSource, asked: Asked) -> list[Request]:
-    """Prompts of random tokens, of uneven lengths, that leave room for a response."""
+    """Builds random prompts of uneven lengths that leave room for a response."""
     source.require_room("--max-tokens", asked.max_tokens + 1)
     room = source.context - asked.max_tokens
     lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(asked.count)]
@@ -281,9 +276,7 @@ def _responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
-    """Moves the largest weight of the last norm by one unit in the last place, inside the block;
-    yields its name.
-    """
+    """Changes the last norm's largest weight by one ulp inside the block; yields its name."""
     name, weight = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1][
         -1
     ]

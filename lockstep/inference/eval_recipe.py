@@ -1,6 +1,4 @@
-"""The recipes of `lockstep eval MODEL DATA`, for the answers of a model and for a judge, and their
-options.
-"""
+"""The recipes and options of `lockstep eval MODEL DATA`, for models and judges."""
 
 from __future__ import annotations
 
@@ -39,11 +37,11 @@ class EvalData(QuestionSection):
 
 
 class Greedy(Penalties, ResponseEnd):
-    """One response per question, each token the likeliest."""
+    """Greedy decoding: one response per question."""
 
     @property
     def sampling(self) -> Sampling:
-        """The same as a distribution."""
+        """Greedy decoding as a sampling distribution."""
         return Sampling(temperature=0.0, **self.model_dump())
 
 
@@ -99,7 +97,7 @@ class EvalRecipe(Recipe):
             )
 
     def _settings(self) -> Iterator[tuple[str, Sampling]]:
-        """Yields the settings' names and distributions."""
+        """Yields the names and distributions of the settings."""
         if self.greedy is not None:
             yield "greedy", self.greedy.sampling
         if self.sampling is not None:
@@ -140,10 +138,10 @@ def eval_recipe(
     recipe: str | None = None,
     folder: str | None = None,
 ) -> Loaded:
-    """Resolves an evaluation of a model's answers, or of a judge where the recipe has its options.
+    """Resolves an evaluation of a model's answers, or of a judge if the recipe has one.
 
-    The reward, or the judge, may come from a run. Arguments and errors: `Command.resolve`; a
-    judge's model may have a server's address, `http://…/v1`.
+    The reward or judge can come from a run. Arguments and errors: `Command.resolve`; a judge's
+    model can be a server's address, `http://…/v1`.
     """
     if (
         recipe is None
@@ -152,7 +150,7 @@ def eval_recipe(
         if _is_address(model):
             expand(model)  # raises
         return _EVAL.resolve(model, data, overrides, recipe, folder)
-    # with the judge of a run, where the model is one
+    # with the judge of a run if the model is a run
     begin = None if recipe == _EVAL_JUDGE.recipe else recipe
     loaded = _EVAL_JUDGE.resolve(model, data, overrides, begin, folder)
     sampler = loaded.expect(EvalJudgeRecipe).judge.sampler
@@ -163,9 +161,7 @@ def eval_recipe(
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution of a run's validation, or as much room for an answer as its demonstrations
-    had.
-    """
+    """The distribution of a run's validation, else with its demonstrations' maximum length."""
     validation = tree.get("validation_sampling")
     if validation is not None:
         sampled, greedy = (

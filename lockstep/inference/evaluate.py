@@ -1,13 +1,13 @@
-"""`lockstep eval`: runs a resolved evaluation, into a folder with every response and the figures.
+"""`lockstep eval`: runs an evaluation and writes a folder with responses and metrics.
 
     samples.jsonl   one graded response per line, with its setting (`rollouts.evaluation.Sample`)
-    results.json    figures with intervals, made of the samples alone
+    results.json    metrics with intervals, computed only from the samples
     recipe.yaml     every option
     inputs.json, environment.json   digests of model and data, versions and machine
 
 Questions are answered in blocks, and a block is written when it is graded. A stopped evaluation
-resumes after the last complete one, with the same numbers, since random numbers are keyed by
-question and number.
+resumes after the last complete block with the same results, since random numbers are keyed by
+question and sample number.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Setting:
 
     Attributes:
         name: `greedy` or `sampled`.
-        sampling: The distribution that responses are sampled from.
-        num_samples: Responses per question.
+        sampling: The sampling distribution of responses.
+        num_samples: Number of responses per question.
         ks: The k of pass@k and maj@k.
     """
 
@@ -88,14 +88,14 @@ class _BlockEnd:
 
 
 class SampleLog:
-    """A file with one sample per line, and the samples that are in it.
+    """A file with one sample per line, and its samples.
 
     Args:
-        path: The file. Complete blocks at its beginning are read, and the rest is cut off.
+        path: The file. Its complete blocks are read, and the rest is removed.
         blocks: All blocks of the evaluation, in order.
 
     Raises:
-        ValueError: A line is no sample.
+        ValueError: A line is not a sample.
     """
 
     def __init__(self, path: Path, blocks: Sequence[Block]) -> None:
@@ -108,7 +108,7 @@ class SampleLog:
             self._read()
 
     def add(self, samples: Sequence[Sample], judging: Metrics) -> None:
-        """Appends the next block, whole, with the metrics of judges that were asked."""
+        """Appends the next complete block with metrics of judges."""
         setting = self.blocks[self.done].setting.name
         rows = [{"setting": setting, **asdict(sample)} for sample in samples]
         if judging:
@@ -154,14 +154,14 @@ def _read_sums(sums: Sequence[float]) -> Mean | Sum:
 
 
 def evaluate(loaded: Loaded) -> Path:
-    """Answers and grades every question that is not done yet, and prints the figures.
+    """Answers and grades all remaining questions, and prints the metrics.
 
     Returns:
         The folder of the results.
 
     Raises:
-        Stopped: If it was asked to end early.
-        ChangedError: If the folder holds another evaluation.
+        Stopped: If a stop was requested.
+        ChangedError: If the folder holds a different evaluation.
     """
     loaded = fetch_names(loaded)
     recipe = loaded.expect(EvalRecipe)
@@ -178,7 +178,7 @@ def evaluate(loaded: Loaded) -> Path:
 
 
 def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
-    """Yields the recipe's settings, if the model has room for them."""
+    """Yields the recipe's settings if the model supports their lengths."""
     greedy = recipe.greedy
     sampled = recipe.sampling
     longest = recipe.data.max_prompt_tokens
@@ -253,7 +253,7 @@ def _examine(
 
 
 def _judges(recipe: EvalRecipe, folder: Path, progress: Progress, workers: Workers) -> OpenJudge:
-    """Opens judges, which keep their replies in the folder of the results."""
+    """Opens judges that cache their replies in the results folder."""
 
     def answer(section: RewardJudge, key: str) -> Answering:
         return judge_answers(section, recipe.learner, progress, workers, key)
@@ -274,7 +274,7 @@ def _answer(
     graded: Grading,
     progress: Progress,
 ) -> None:
-    """Answers the blocks that are not in the log yet."""
+    """Answers the blocks that are missing in the log."""
     stop = Stop(None)
     if log.done:
         progress.note(f"resumes after step {log.done}")
@@ -309,5 +309,5 @@ def _results(setting: Setting, log: SampleLog, graded: Grading) -> dict[str, Any
 
 
 def _plain(figure: dict[str, float]) -> dict[str, float | None]:
-    """Replaces NaN by None, since JSON has no NaN."""
+    """Replaces NaN with None, since JSON has no NaN."""
     return {name: value if value == value else None for name, value in figure.items()}

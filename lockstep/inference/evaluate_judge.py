@@ -1,8 +1,7 @@
-"""`lockstep eval` of a judge: judges ranked responses, into a folder with judgements and the
-agreement with people.
+"""`lockstep eval` of a judge: judges ranked responses and measures agreement with people.
 
     judgements.jsonl   one prompt per line: its responses, their ranks, the judge's replies
-    results.json       figures with intervals, made of the judgements alone
+    results.json       metrics with intervals, computed only from the judgments
     recipe.yaml        every option
     inputs.json, environment.json   digests of model and data, versions and machine
 
@@ -42,15 +41,15 @@ from lockstep.system.whole_files import append
 
 
 def evaluate_judge(loaded: Loaded) -> Path:
-    """Judges all prompts that are not done yet, and prints the judge's agreement with people.
+    """Judges all remaining prompts, and prints the judge's agreement with people.
 
     Returns:
         The folder of the results.
 
     Raises:
-        Stopped: If it was asked to end early.
-        ChangedError: If the folder holds another evaluation.
-        JudgeError: If too few judgements have a verdict.
+        Stopped: If a stop was requested.
+        ChangedError: If the folder holds a different evaluation.
+        JudgeError: If too few judgments have a verdict.
     """
     loaded = fetch_names(loaded)
     recipe = loaded.expect(EvalJudgeRecipe)
@@ -106,7 +105,7 @@ def _write(
     judges: tuple[Judge[float], Judge[Winner] | None],
     progress: Progress,
 ) -> None:
-    """Judges the missing blocks, given by the places of their prompts.
+    """Judges the missing blocks, given by prompt indices.
 
     Raises:
         Stopped: If a stop was requested; the current block is finished first.

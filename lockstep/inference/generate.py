@@ -1,13 +1,13 @@
-"""`lockstep generate`: writes a file with responses to every prompt, in the order of the rows.
+"""`lockstep generate`: writes a file with responses to every prompt, in row order.
 
     generations.jsonl    one prompt per line, with its responses
-    summary.json         their totals, once there are all
+    summary.json         totals, once all prompts are answered
     recipe.yaml   every option
     inputs.json, environment.json   digests of model and data, versions and machine
 
-Prompts are cut into fixed blocks. A block goes to one sampler whole, and blocks are written whole
-and in order; so responses do not depend on how many samplers there are, and a killed run resumes
-after the last complete block.
+Prompts are cut into fixed blocks. A block goes to one sampler, and blocks are written completely
+and in order; so responses do not depend on the number of samplers, and a killed run resumes after
+the last complete block.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ SUMMARY = "summary.json"
 
 
 def generate(loaded: Loaded) -> Path:
-    """Answers every prompt that has not been answered yet.
+    """Answers all remaining prompts.
 
     Returns:
         The folder of the results.
 
     Raises:
-        Stopped: If it was asked to end early.
-        ChangedError: If the folder holds generations of something else.
-        SamplerLost: If a sampler dies; what was written is kept.
+        Stopped: If a stop was requested.
+        ChangedError: If the folder holds different generations.
+        SamplerLost: If a sampler dies; written blocks are kept.
     """
     loaded = fetch_names(loaded)
     recipe = loaded.expect(GenerateRecipe)
@@ -72,7 +72,7 @@ def generate(loaded: Loaded) -> Path:
 def _make(
     recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Callable[[], None]
 ) -> None:
-    """Answers the missing blocks, and writes the summary."""
+    """Answers the missing blocks and writes the summary."""
     log = folder / GENERATIONS
     size = recipe.run.save_every
     with show_progress(f"{recipe.model.path} → {folder}") as progress:
@@ -109,9 +109,7 @@ def _make(
 def _open_samplers(
     recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers
 ) -> SamplerPool:
-    """Opens samplers in separate processes, even a single one, so that bits do not depend on their
-    number.
-    """
+    """Opens samplers in separate processes, so that bits do not depend on their number."""
     computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
     spec = SamplerSpec(source.folder, recipe.sampler, computation)
     return processes(spec, progress, workers)
@@ -126,8 +124,7 @@ def _answer(
     log: Path,
     progress: Progress,
 ) -> None:
-    """Answers the missing blocks, given by the places of their prompts, and appends them to the log
-    in order.
+    """Answers the missing blocks, given by prompt indices, and logs them in order.
 
     Raises:
         Stopped: If a stop was requested; the blocks in flight are finished first.
@@ -144,7 +141,7 @@ def _answer(
         for number, places in enumerate(missing):
             if stop.check_after_step() is not None:
                 return
-            own = prompts.at(places.start, len(places), seed=0)  # in the file's order, for any seed
+            own = prompts.at(places.start, len(places), seed=0)  # in file order, for any seed
             under_way[number] = own
             yield (
                 number,
@@ -165,7 +162,7 @@ def _answer(
 
 
 def _format_summary(summary: Path) -> str:
-    """A summary as text."""
+    """Formats a summary as text."""
     numbers = json.loads(summary.read_text(encoding="utf-8"))
     return (
         f"{numbers['prompts']} prompts, {numbers['responses']} responses "
@@ -176,16 +173,16 @@ def _format_summary(summary: Path) -> str:
 def lines_of(
     prompts: Sequence[Prompt], batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: bool
 ) -> Iterator[str]:
-    """Yields a line of JSON for each prompt with its responses, which are neighbors in the batch.
+    """Yields a JSON line per prompt with its responses, which are neighbors in the batch.
 
     Args:
         prompts: The prompts.
         batch: See `Sampler.generate`.
         decode: Converts a response's tokens to text.
-        logprobs: True if lines have the log-probabilities of the sampled tokens.
+        logprobs: True to include the log-probabilities of the sampled tokens.
 
     Raises:
-        DataError: A row holds a type that JSON does not have.
+        DataError: A row has a type that JSON does not support.
     """
     masks = batch.sequences("mask")
     tokens = [own[mask].tolist() for own, mask in zip(batch.sequences(), masks, strict=True)]
@@ -212,7 +209,7 @@ def lines_of(
         record["metadata"] = dict(prompt.row)
         try:
             yield as_written(record) + "\n"
-        except TypeError as error:  # a table can hold dates and bytes
+        except TypeError as error:  # a table can contain dates and bytes
             raise DataError(
                 f"{prompt.id}: cannot be written as JSON ({error}); remove that field"
             ) from error

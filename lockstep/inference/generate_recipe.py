@@ -1,4 +1,4 @@
-"""The recipe of `lockstep generate MODEL DATA`, and its options."""
+"""The recipe and options of `lockstep generate MODEL DATA`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GenerateRecipe(Recipe):
     """`algorithm: generate`"""
 
     command = "generate MODEL DATA --recipe {recipe}"
-    # blocks are answered whole, so bits do not depend on it
+    # a block has one sampler, so bits do not depend on it
     placement = (*Recipe.placement, "replicas")
     seed: int = Field(default=0, description="key of every random number")
     model: ModelFolder
@@ -79,11 +79,10 @@ def generate_recipe(
 
 
 def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution of a run's rollouts, or as much room for a response as its demonstrations
-    had.
+    """The distribution of a run's rollouts, else with its demonstrations' maximum length.
 
     Raises:
-        RecipeError: The run's prompts named tools, and these would not.
+        RecipeError: The run's prompts listed tools, which these prompts would not.
     """
     environment = tree.get("environment")
     if environment is not None and environment["tool_format"] is not None:

@@ -1,6 +1,4 @@
-"""The folder of an inference command's results, named by a hash of all that they depend on, so
-results never mix.
-"""
+"""The results folder of an inference command, named by a hash of all its inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class Results:
     Attributes:
         loaded: The recipe.
         folder: Folder of the results.
-        inputs: All that the results depend on.
+        inputs: Everything that the results depend on.
     """
 
     loaded: Loaded
@@ -39,13 +37,13 @@ class Results:
 
     @contextmanager
     def open(self) -> Iterator[Callable[[], None]]:
-        """Makes and locks the folder.
+        """Creates and locks the folder.
 
-        The block gets a function that it calls once work has started; if it fails before, what was
-        made is removed.
+        The block receives a function to call once work has started; if it fails before, the created
+        folder is removed.
 
         Raises:
-            ValueError: If the folder cannot be made, or another process has it.
+            ValueError: If the folder cannot be created or is locked by another process.
         """
         require_writable(self.folder)
         with open_run(self.loaded, self.folder) as started:
@@ -56,18 +54,17 @@ class Results:
 def results_of(
     loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str
 ) -> Results:
-    """Chooses the folder of a recipe's results: `run.folder`, or a folder in `root`, named by a
-    hash.
+    """Chooses the results folder: `run.folder`, or a folder in `root` named by a hash.
 
     Args:
         loaded: The recipe.
         model: Folder of the model. None: the model is on a server, and its name is in the recipe.
         rows: Files of rows, by name.
-        root: Folder of all such results.
-        others: Name of results of other options, weights or rows, for messages.
+        root: Parent folder of such results.
+        others: Name of results of different options, weights or rows, for messages.
 
     Raises:
-        ChangedError: If the folder holds such results.
+        ChangedError: If the folder holds results of different inputs.
     """
     digests = {name: open_rows(files, "skip").digest[:16] for name, files in rows.items()}
     place = None if model is None else Path(model)
@@ -87,8 +84,7 @@ def results_of(
 
 
 def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
-    """Cuts off what follows the last complete block of a log, which grows by blocks of these
-    numbers of lines.
+    """Truncates a log after its last complete block, given the line count of each block.
 
     Returns:
         The number of complete blocks.
@@ -109,15 +105,13 @@ def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
 
 
 def find_missing(log: Path, count: int, size: int) -> list[range]:
-    """Cuts off what follows the last complete block of a log of so many lines; returns the blocks
-    that are missing.
-    """
+    """Truncates a log after its last complete block; returns the missing blocks."""
     blocks = [range(count)[start : start + size] for start in range(0, count, size)]
     return blocks[cut_to_blocks(log, map(len, blocks)) :]
 
 
 def leave_on_stop(stop: Stop, done: str) -> None:
-    """Raises Stopped if a stop was requested; `done` is what was finished before."""
+    """Raises Stopped if a stop was requested; `done` describes the finished work."""
     why = stop.check_after_step()
     if why is not None:
         reason, code = why

@@ -1,4 +1,4 @@
-"""The section `run` of commands that write results, but train nothing."""
+"""The section `run` of commands that write results without training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lockstep.config.section import LocalPath, Section
 
 
 class ResultsRun(Section):
-    """Folder of the results, and block size."""
+    """Results folder and block size."""
 
     folder: LocalPath | None = Field(
         default=None,

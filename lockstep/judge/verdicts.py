@@ -113,7 +113,7 @@ class Verdict(Generic[V]):
 
 
 Parser = Callable[[str], Verdict[V]]
-"""The verdict of a finished reply."""
+"""Returns the verdict of a finished reply."""
 
 
 class ScoreParser:
@@ -133,7 +133,7 @@ class ScoreParser:
         self._announced = _announcement(word)
 
     def __call__(self, reply: str) -> Verdict[float]:
-        """The verdict of a finished reply."""
+        """Returns the verdict of a finished reply."""
         reply = drop_thought(reply)
         said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
@@ -181,7 +181,7 @@ class WinnerParser:
         self._announced = _announcement(word)
 
     def __call__(self, reply: str) -> Verdict[Winner]:
-        """The verdict of a finished reply."""
+        """Returns the verdict of a finished reply."""
         said = _find_value(
             self._announced, _NAME, drop_thought(reply), _SECOND_NAME, _CORRECTED_NAME
         )

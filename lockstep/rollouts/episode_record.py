@@ -1,4 +1,4 @@
-"""One episode while it runs, and the batch of finished ones."""
+"""A running episode, and the batch of finished episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.data.thoughts import opening_mark
 
 Observation = str | Sequence[Mapping[str, str]]
-"""The text that the policy reads next, or the messages of the tools that it called."""
+"""The text that the policy reads next, or the messages of its tool calls."""
 
 PART = "reward/"
 """Prefix of the columns with the parts of a summed reward."""
@@ -26,7 +26,7 @@ UNKNOWN = float("nan")
 
 @dataclass
 class Episode:
-    """One episode: its tokens so far in pieces, its responses and observations."""
+    """An episode: its tokens so far in pieces, its responses and observations."""
 
     number: int
     prompt: Prompt
@@ -49,7 +49,7 @@ class Episode:
 
     @property
     def cut_off(self) -> bool:
-        """True if a limit ended it before its environment did."""
+        """True if a limit ended the episode before its environment did."""
         return self.truncated and not self.done
 
     @property
@@ -59,7 +59,7 @@ class Episode:
 
     @property
     def move(self) -> dict[str, Any]:
-        """The message to the environment's process."""
+        """The message to the environment process."""
         content = {
             "row": dict(self.prompt.row),
             "seed": self.seed,
@@ -69,7 +69,7 @@ class Episode:
         return {"episode": self.number, "opened": opening_mark(self.prompt.text), **content}
 
     def next_request(self) -> Request:
-        """The request for the next turn; each turn has random numbers of its own."""
+        """The request for the next turn; each turn has its own random numbers."""
         turn = len(self.said)
         if turn:
             key = keyed.key(self.request.key, "turn", turn)
@@ -84,7 +84,7 @@ class Episode:
         self.logprobs.append(torch.zeros(tokens_T.shape) if logprob_T is None else logprob_T)
 
     def take_reply(self, reply: dict[str, Any]) -> None:
-        """Applies the reply of the environment's process."""
+        """Applies the reply of the environment process."""
         if "wrong" in reply:
             self.fail(reply["wrong"])
             return
@@ -113,7 +113,7 @@ class Episode:
 
 
 def begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> Episode:
-    """An episode that holds its prompt alone."""
+    """Creates an episode that holds only its prompt."""
     tokens = torch.tensor(request.tokens, dtype=torch.int64)
     mask = torch.zeros_like(tokens).bool()
     logprobs = torch.zeros(len(tokens))
@@ -129,9 +129,7 @@ def count_calls(episodes: Sequence[Episode]) -> dict[str, Tensor]:
 
 
 def make_part_columns(episodes: Sequence[Episode]) -> dict[str, Tensor]:
-    """Named rewards of the environment, fp32 [B] each; NaN where an episode failed, or has no
-    verdict on it.
-    """
+    """The environment's named rewards, fp32 [B] each; NaN for a failure or no verdict."""
     named = [{} if episode.fault is not None else episode.parts for episode in episodes]
     names = sorted({name for episode in episodes for name in episode.parts})
     return {
@@ -146,7 +144,7 @@ def make_batch(
     sampling: SamplingParams,
     rewards: Sequence[float],
 ) -> Batch:
-    """The batch of finished episodes, of which `rewards` has one number each."""
+    """Builds the batch of finished episodes; `rewards` has one number per episode."""
     return Batch(
         torch.cat([piece for episode in episodes for piece in episode.tokens]),
         torch.tensor([episode.length for episode in episodes]),

@@ -1,10 +1,9 @@
-"""Multi-turn episodes: responses and observations in turns, until the environment or a limit ends
-them.
+"""Multi-turn episodes: responses and observations until the environment or a limit ends them.
 
 Token ids are only appended, never re-tokenized: the policy continues from exactly the tokens that
-it sampled, an observation is tokenized by itself, and its tokens are masked. An environment that
-raises, hangs, ends its process or returns an invalid value costs its own episode, which then has no
-verdict; it is counted, and named.
+it sampled, an observation is tokenized separately, and its tokens are masked. An environment that
+raises, hangs, ends its process or returns an invalid value fails only its own episode, which then
+has no verdict; the failure is counted and reported.
 """
 
 from __future__ import annotations
@@ -39,44 +38,41 @@ from lockstep.rollouts.episode_record import (
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.system.background import run_in_background, wait_for_all
 
-_ENDING_S = 5.0  # seconds for threads to notice that their processes were killed
+_ENDING_S = 5.0  # seconds for threads to notice killed processes
 
 
 Observed = Callable[[Observation, int], Sequence[int]]
-"""Converts an observation, and the token that ended the turn before it, to tokens."""
+"""Converts an observation, and the token that ended the previous turn, to tokens."""
 
 _Ask = Callable[[Child, Sequence[Episode]], None]
-"""Asks a process for the answers to its episodes, and applies them."""
+"""Asks a process for the answers to its episodes and applies them."""
 
 
 class EnvironmentFault(InputError):
-    """An environment that cannot be created, or fails too often; the message says which, and
-    how.
-    """
+    """An environment cannot be created or fails too often; the message names it."""
 
 
 class Episodes:
-    """Runs episodes with environments in processes of their own, several at a time.
+    """Runs episodes concurrently with environments in separate processes.
 
     Args:
         section: The environment and its limits.
         stops: The tokens of `section.stop`.
         decode: Converts a response to text.
-        observed: Builds the conversion of an observation to tokens, from the schemas of the
-            environment's tools.
-        note: Shows the user failures.
+        observed: Builds the conversion of observations to tokens from the tools' schemas.
+        note: Shows a line about failures.
 
     Attributes:
-        tools: JSON schemas of the environment's tools; prompts have to name them
+        tools: JSON schemas of the environment's tools; prompts must list them
             (`DataSection.with_tools`).
         cut_off_reward: The reward of an episode that a limit ends; AS_IS: the sum so far; None: no
             verdict.
-        is_declared: True if the class declares that; otherwise it is 0, and no reward may be
-            negative.
-        best_reward: What the best policy earns on average; None: the class does not say.
+        is_declared: True if the class declares `cut_off_reward`; otherwise it is 0, and no reward
+            may be negative.
+        best_reward: Mean reward of the best policy; None: not declared.
 
     Raises:
-        EnvironmentFault: There is no such environment.
+        EnvironmentFault: The environment cannot be found.
     """
 
     def __init__(
@@ -117,7 +113,7 @@ class Episodes:
         return self.cut_off_reward == environment.AS_IS
 
     def describe_cut_off(self) -> str:
-        """Says what an episode that a limit ends is worth."""
+        """Describes the reward of an episode that a limit ends."""
         if self.keeps_rewards:
             return "a truncated episode keeps its rewards so far"
         if self.cut_off_reward is None:
@@ -125,9 +121,7 @@ class Episodes:
         return f"the reward of a truncated episode is {self.cut_off_reward:g}"
 
     def require_declared(self) -> None:
-        """Raises EnvironmentFault if a reward was negative, and the class does not declare
-        `cut_off_reward`.
-        """
+        """Raises EnvironmentFault for a negative reward without a declared `cut_off_reward`."""
         if self._negative:
             raise EnvironmentFault(
                 f"{self._negative}, so a truncated episode could earn more than a finished one; "
@@ -146,21 +140,20 @@ class Episodes:
         sampling: SamplingParams,
         group_size: int = 1,
     ) -> Batch:
-        """Runs an episode from each request to its end.
+        """Runs an episode for each request.
 
         Args:
             engine: Open session that samples responses.
             prompts: The prompt of each request.
-            requests: The first turns.
-            sampling: The distribution of each turn; `max_tokens` is that of one response.
-            group_size: Requests that answer one prompt, and are neighbors.
+            requests: Requests for the first turns.
+            sampling: The sampling distribution of each turn; `max_tokens` is per response.
+            group_size: Number of requests per prompt, which are neighbors.
 
         Returns:
-            See `Sampler.generate`; `mask` is off at observations, and `truncated` is on where a
-            limit ended an episode.
-            Besides, per sample, `environment_reward` (NaN: no verdict), `environment_fault` and
-                `turns`; with tools,
-            `tool_calls` and `malformed_calls`; `reward/…` of named rewards.
+            See `Sampler.generate`; `mask` is off at observations, and `truncated` is on if a limit
+                ended an episode. Also, per sample, `environment_reward` (NaN: no verdict),
+                `environment_fault` and `turns`; with tools,
+            `tool_calls` and `malformed_calls`; `reward/…` for named rewards.
 
         Raises:
             EnvironmentFault: More episodes failed than the recipe allows.
@@ -254,9 +247,9 @@ class Episodes:
         return batch["version"]
 
     def _ask_all(self, episodes: Sequence[Episode], ask: _Ask) -> None:
-        """Asks all processes at the same time.
+        """Asks all processes concurrently.
 
-        On an error, such as Ctrl-C, they are killed and not waited for.
+        On an error, such as Ctrl-C, they are killed without waiting.
         """
         answers: list[Future[None]] = []
         try:
@@ -271,9 +264,7 @@ class Episodes:
             raise
 
     def _observe(self, episode: Episode, room: int) -> None:
-        """Appends the observation, if the episode continues and has room for it and `room` more
-        tokens.
-        """
+        """Appends the observation if the episode continues and `room` more tokens would fit."""
         episode.ended |= episode.truncated
         if episode.ended:
             return
@@ -287,19 +278,18 @@ class Episodes:
             episode.append(observation)
 
     def _shares(self, episodes: Sequence[Episode]) -> list[list[Episode]]:
-        """Assigns episodes to processes; an episode always goes to the same one."""
+        """Assigns episodes to processes; an episode always has the same one."""
         count = len(self._children)
         return [
             [episode for episode in episodes if episode.number % count == k] for k in range(count)
         ]
 
     def _ask(self, everyone: Sequence[Episode], child: Child, episodes: Sequence[Episode]) -> None:
-        """Asks a process for its answers; an episode that makes it hang or die fails, and a new one
-        takes the rest.
+        """Asks a process for answers; restarts it without the episode that hung or crashed.
 
         Raises:
-            EnvironmentFault: More of `everyone` failed than the recipe allows; checked after each
-                loss of the process, since each episode that hangs takes the whole timeout.
+            EnvironmentFault: More episodes of `everyone` failed than the recipe allows; checked
+                after each lost process, since each hang takes the full timeout.
         """
         groups = [episodes] if episodes else []
         while groups:
@@ -312,9 +302,8 @@ class Episodes:
         """Asks a process once for the answers to these episodes.
 
         Returns:
-            The episodes that still have no answer because the process was lost; and False if it is
-            not known which of them lost it, because they ran at the same time, so that each has to
-            be asked alone.
+            The episodes without an answer because the process was lost; and False if the cause is
+            unknown because they ran concurrently, so that each has to be asked separately.
         """
         left = list(episodes)
         try:
@@ -350,10 +339,10 @@ class Episodes:
             raise EnvironmentFault(str(error)) from None
 
     def _failures(self, episodes: Sequence[Episode]) -> str:
-        """Describes how many episodes failed, and the first of them; empty if none did.
+        """Describes the number of failed episodes and the first failure; empty without failures.
 
         Raises:
-            EnvironmentFault: More failed than the recipe allows.
+            EnvironmentFault: More episodes failed than the recipe allows.
         """
         failed = [episode for episode in episodes if episode.fault is not None]
         limit = self._section.max_no_verdict_rate

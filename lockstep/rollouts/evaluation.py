@@ -1,11 +1,10 @@
-"""Evaluation: every question is answered a number of times, every response graded, and the grades
-counted.
+"""Evaluation: samples responses to every question, grades them and computes metrics.
 
 The trainer's validation and `lockstep eval` share this code. A graded response is a `Sample`, plain
-data that can be stored in a file; figures are computed from samples alone, so also from the file.
+data that can be stored in a file; metrics are computed only from samples, so also from the file.
 
-A response without a verdict is neither right nor wrong. It is counted, and left out: a question's
-figures are computed over its graded responses, and a question with fewer than k of them is left out
+A response without a verdict is neither right nor wrong. It is counted and left out: a question's
+metrics are computed over its graded responses, and a question with fewer than k of them is left out
 of pass@k and maj@k.
 """
 
@@ -35,9 +34,7 @@ from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.rollout import PART, RolloutCollector
 
 Figures = dict[str, Estimate]
-"""Estimates by name, in the order in which they are shown: `reward`, `pass@1`, `pass@4`,
-`maj@4`, …
-"""
+"""Estimates by name, in display order: `reward`, `pass@1`, `pass@4`, `maj@4`, …"""
 
 
 @dataclass(frozen=True)
@@ -45,18 +42,18 @@ class Sample:
     """One graded response to one question.
 
     Attributes:
-        question: Row of the data, counted from 0 over the rows that are used.
+        question: Index of the data row, from 0 over the rows in use.
         id: Id of the row, `file:line`.
         draw: Number of this response among the question's, from 0.
         prompt: The prompt as the model reads it.
         response: The response as text.
         answer: The right answer, as `data.answer` renders it.
         score: The reward; None: no verdict.
-        vote: The answer that it gives, by a name that equal answers to this question share; None:
-            no valid answer.
-        tokens: Length of the response.
-        truncated: True if it was cut off.
-        parts: Rewards by the names of a sum's parts; None: no verdict.
+        vote: Name of the response's answer, shared by equal answers to this question; None: no
+            valid answer.
+        tokens: Length of the response, tokens.
+        truncated: True if the response was truncated.
+        parts: Rewards of a sum's parts, by name; None: no verdict.
     """
 
     question: int
@@ -81,17 +78,18 @@ def sample_answers(
 ) -> tuple[list[Sample], Metrics]:
     """Samples and grades `num_samples` responses to each prompt.
 
-    Random numbers are keyed by question and number, not by batch: 4 samples are the first 4 of 16.
+    Random numbers are keyed by question and sample number, not by batch: 4 samples are the first 4
+    of 16.
 
     Args:
         collector: Samples and grades.
         prompts: The questions.
         position: Row of the first prompt.
-        sampling: The distribution that responses are sampled from.
-        num_samples: Responses per question, next to each other in the result.
+        sampling: The sampling distribution of responses.
+        num_samples: Number of responses per question, which are neighbors in the result.
 
     Returns:
-        The samples, and metrics of judges that were asked.
+        The samples, and metrics of judges.
     """
     rollouts = collector.validate(prompts, position, sampling, num_samples)
     tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
@@ -140,7 +138,7 @@ def name_votes(
     scores: Sequence[float | None],
     num_samples: int,
 ) -> list[str | None]:
-    """Names the answer of each response; equal answers to a question have one name.
+    """Names the answer of each response; equal answers to a question share a name.
 
     None: no vote, or no answers.
     """
@@ -158,9 +156,7 @@ def name_votes(
 def _group_answers(
     answers: Sequence[str | None], scores: Sequence[float | None]
 ) -> list[str | None]:
-    """Names answers by the first that math-verify finds equal; right ones are one group, all equal
-    the right answer.
-    """
+    """Names answers by the first equal answer (math-verify); right answers share one name."""
     right = next((text for text, score in zip(answers, scores, strict=True) if score), None)
     names: dict[str, str | None] = {}
     votes: list[str | None] = []
@@ -184,13 +180,12 @@ def _group_answers(
 
 @dataclass(frozen=True)
 class Grading:
-    """The figures that a recipe's reward allows.
+    """The metrics that a recipe's reward supports.
 
     Attributes:
-        pass_score: A response passes with this reward or more; None: there is no pass@k.
+        pass_score: Minimum reward of a passing response; None: no pass@k.
         majority: True if responses have votes.
-        graded: True if rewards are more than right and wrong, so that their mean is a figure of its
-            own.
+        graded: True if rewards have partial credit, so that their mean is a separate metric.
     """
 
     pass_score: float | None
@@ -198,9 +193,7 @@ class Grading:
     graded: bool
 
     def require_passes(self, asked: RepeatedSampling, option: str) -> None:
-        """Raises InputError if the k of pass@k are named, by the section `option`, and no response
-        can pass.
-        """
+        """Raises InputError if the section `option` sets k of pass@k without a pass score."""
         if asked.k is not None and self.pass_score is None:
             raise InputError(
                 f"{option}.k requires a passing score; set the reward's pass_score, or leave "
@@ -208,10 +201,10 @@ class Grading:
             )
 
     def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:
-        """Computes figures from samples, with 95 % intervals over questions.
+        """Computes metrics from samples, with 95 % intervals over questions.
 
         Args:
-            samples: Samples, those of a question next to each other.
+            samples: Samples; samples of one question are neighbors.
             ks: The k of pass@k and, from 2 on, of maj@k.
         """
         figures: Figures = {}
@@ -233,11 +226,11 @@ class Grading:
         return figures
 
     def metrics(self, samples: Sequence[Sample], ks: Sequence[int]) -> Metrics:
-        """Computes the figures as metrics of a run.
+        """Computes the metrics of a run.
 
-        `accuracy`, or `reward` where rewards are graded, is the headline.
+        `accuracy`, or `reward` if rewards are graded, is the main metric.
 
-        Each figure has the ends of its interval beside it, `accuracy_low` and `accuracy_high`.
+        Each metric has the ends of its interval, such as `accuracy_low` and `accuracy_high`.
         """
         figures = self.figures(samples, ks)
         if not self.graded:
@@ -263,9 +256,7 @@ class Grading:
 def grading(
     section: RewardSection | None, environment: EnvironmentSection | None = None
 ) -> Grading:
-    """The grading of responses by a recipe's reward; without one, by the environment or a reward
-    model.
-    """
+    """The grading of responses by the recipe's reward, environment or reward model."""
     if section is None:
         return _build_grading(None if environment is None else environment.pass_score)
     match section.type:
@@ -288,19 +279,19 @@ def grading(
 
 
 def _build_grading(pass_score: float | None) -> Grading:
-    # Scores are fp32, so the bound is too: else 0.7 would not pass at 0.7.
+    # Scores are fp32, so the threshold is too; otherwise 0.7 would not pass at 0.7.
     return Grading(
         None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True
     )
 
 
 def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
-    """True if a verifier gives 1 or 0 instead of partial credit."""
+    """True if a verifier gives only 1 or 0, without partial credit."""
     return options is not None and options.all_or_nothing
 
 
 def lengths(samples: Sequence[Sample]) -> Metrics:
-    """Metrics of lengths, truncation, and missing verdicts."""
+    """Metrics of lengths, truncation and missing verdicts."""
     tokens = [sample.tokens for sample in samples]
     return Metrics(
         no_verdict=Sum(sum(sample.score is None for sample in samples)),
@@ -311,7 +302,7 @@ def lengths(samples: Sequence[Sample]) -> Metrics:
 
 
 def _mean_parts(samples: Sequence[Sample], name: str) -> list[float]:
-    """The mean reward of a sum's part for each question on which it has a verdict."""
+    """The mean reward of a sum's part for each question with a verdict."""
     groups = (
         [sample.parts.get(name) for sample in own]
         for _, own in groupby(samples, key=attrgetter("question"))

@@ -1,6 +1,6 @@
-"""Rollouts: prompts become responses, responses become scores.
+"""Rollouts: samples responses to prompts and scores them.
 
-Random numbers are keyed, not bound to batches.
+Random numbers are keyed and do not depend on batches.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RewardTerms:
     """A task's declarations about its rewards.
 
     Attributes:
-        as_is: True if a response that is cut off keeps its reward, False if it gets a declared one;
-            None: undeclared.
+        as_is: True if a truncated response keeps its reward, False if it gets a declared one; None:
+            undeclared.
         best: The mean reward of the best policy; None: unknown.
     """
 
@@ -45,16 +45,16 @@ class RewardTerms:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Scored responses, one per row of the batch.
+    """Scored responses, one per batch row.
 
     Attributes:
         batch: The sampler's batch, with per-sample `score` (NaN: no verdict). Responses to one
             prompt are neighbors.
         prompts: The prompt of each row.
-        responses: Text of each response; of an episode, all that follows the prompt.
-        judging: Metrics of judges that were asked for rewards.
-        terms: What the task declares of its rewards.
-        group_size: Responses to one prompt.
+        responses: Text of each response; for an episode, everything after the prompt.
+        judging: Metrics of judges.
+        terms: The task's declarations about its rewards.
+        group_size: Number of responses per prompt.
     """
 
     batch: Batch
@@ -65,9 +65,7 @@ class Rollouts:
     group_size: int = 1
 
     def metrics(self) -> Metrics:
-        """Metrics of rewards, lengths and truncation; a response without a verdict is counted and
-        not averaged.
-        """
+        """Metrics of rewards, lengths and truncation; missing verdicts are not averaged."""
         judged = self.batch["score"].isfinite()
         score = self.batch["score"][judged]
         if len(score):
@@ -87,9 +85,7 @@ class Rollouts:
         )
 
     def _cut_off(self, judged_B: Tensor) -> Metrics:
-        """The mean score of responses that were cut off, and whether the task declares it
-        (`RewardTerms.as_is`).
-        """
+        """The mean score of truncated responses, and its declaration (`RewardTerms.as_is`)."""
         cut_B = judged_B & self.batch["truncated"].bool()
         metrics = Metrics()
         if bool(cut_B.any()):
@@ -99,10 +95,9 @@ class Rollouts:
         return metrics
 
     def _best(self) -> Metrics:
-        """The reward of the best policy, if the task declares it, and the standard error of this
-        step's mean.
+        """The best policy's reward, if declared, and the standard error of this step's mean.
 
-        Responses to one prompt may share their luck, so the error is that of the mean over prompts.
+        Responses to one prompt can be correlated, so the standard error is over prompts.
         """
         if self.terms.best is None:
             return Metrics()
@@ -114,7 +109,7 @@ class Rollouts:
         return Metrics(best_reward=Last(self.terms.best), reward_error=Last(error))
 
     def rewards(self) -> Metrics:
-        """Metrics of a sum's parts and of judges."""
+        """Metrics of a sum's parts and judges."""
         metrics = self.judging.with_prefix("judge")
         for name, reward_B in self.batch.sample.items():
             if name.startswith(PART):
@@ -149,30 +144,28 @@ class Rollouts:
 
 
 class PromptStream(Protocol):
-    """An endless stream of training prompts; `lockstep.data.prompts.Prompts` reads it from a
-    file.
-    """
+    """An infinite stream of training prompts; `lockstep.data.prompts.Prompts` reads files."""
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run."""
         ...
 
     def answer(self, prompt: Prompt) -> str:
-        """The right answer of a prompt; empty where the data has none."""
+        """The right answer of a prompt; empty if the data has none."""
         ...
 
 
 @dataclass(frozen=True)
 class RolloutCollector:
-    """Collects rollouts: from a position in the data to scored responses.
+    """Collects rollouts: scored responses for positions in the data.
 
     Attributes:
         engine: Samples responses.
         prompts: The prompts.
-        reward: Scores responses; `NoReward` where the environment does.
+        reward: Scores responses; `NoReward` if the environment does.
         decode: Converts tokens to text.
         seed: Seed of the random numbers.
-        environment: Answers each response, until an episode has ended; None: single-turn.
+        environment: Answers responses until the episode ends; None: single-turn.
         best_reward: The mean reward of the best policy, if the task declares it.
     """
 
@@ -186,9 +179,7 @@ class RolloutCollector:
 
     @property
     def terms(self) -> RewardTerms:
-        """The declarations of the environment, if it rewards, or else of the reward's section and
-        the task.
-        """
+        """The reward declarations of the environment if it rewards, else of reward and task."""
         if self.environment is not None and isinstance(self.reward, NoReward):
             declared = self.environment.is_declared
             best = self.environment.best_reward
@@ -203,18 +194,14 @@ class RolloutCollector:
     def collect(
         self, position: int, count: int, sampling: SamplingParams, num_generations: int
     ) -> Rollouts:
-        """Collects `num_generations` responses to each training prompt `position` … `position +
-        count − 1`.
-        """
+        """Collects `num_generations` responses per training prompt from `position` on."""
         prompts = self.prompts.at(position, count, self.seed)
         return self._sample_rollouts(prompts, position, sampling, num_generations, "train")
 
     def validate(
         self, prompts: Sequence[Prompt], position: int, sampling: SamplingParams, num_samples: int
     ) -> Rollouts:
-        """Collects responses to held-out prompts from row `position` on, with the same random
-        numbers each time.
-        """
+        """Collects responses to held-out prompts from `position` on, with fixed random numbers."""
         return self._sample_rollouts(prompts, position, sampling, num_samples, "validation")
 
     def collect_mixed(
@@ -225,15 +212,13 @@ class RolloutCollector:
         num_generations: int,
         max_batches: int,
     ) -> tuple[Rollouts, int]:
-        """Samples until `count` prompts have responses of different scores (DAPO, Yu et al. 2025,
-        §3.2).
+        """Samples until `count` prompts have differing scores (DAPO, Yu et al. 2025, §3.2).
 
         Returns:
-            Rollouts of exactly `count` such prompts, and the position after the last prompt that
-            was taken.
+            Rollouts of exactly `count` such prompts, and the position after the last prompt used.
 
         Raises:
-            InputError: If `max_batches` batches do not give enough.
+            InputError: If `max_batches` batches do not give enough prompts.
         """
         parts: list[Rollouts] = []
         found = 0
@@ -280,7 +265,7 @@ class RolloutCollector:
     def _scores(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
     ) -> tuple[dict[str, Tensor], Metrics]:
-        """Scores responses. Returns their columns, and metrics of judges.
+        """Scores responses; returns their columns and metrics of judges.
 
         The columns are `score`, and `reward/…` for the parts of a sum, fp32 [B], NaN: no verdict.
         """
@@ -316,9 +301,7 @@ class RolloutCollector:
 
 
 def _to_column(batch: Batch, rewards: Sequence[float | None]) -> Tensor:
-    """Rewards as a column, fp32 [B], NaN: no verdict; raises NotFiniteError for one that fp32 does
-    not hold.
-    """
+    """Rewards as a column, fp32 [B], NaN: no verdict; raises NotFiniteError on overflow."""
     known = [_UNKNOWN if reward is None else reward for reward in rewards]
     reward_B = torch.tensor(known, dtype=torch.float32)
     unknown_B = torch.tensor([reward is None for reward in rewards])
@@ -329,15 +312,14 @@ def _to_column(batch: Batch, rewards: Sequence[float | None]) -> Tensor:
 def requests_of(
     prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str
 ) -> list[Request]:
-    """Requests for `num_generations` responses to each prompt, next to each other, keyed by prompt
-    and number.
+    """Builds `num_generations` neighboring requests per prompt, keyed by prompt and number.
 
     Args:
         prompts: The prompts.
         position: Row of the first prompt.
-        num_generations: Responses per prompt.
+        num_generations: Number of responses per prompt.
         seed: Seed of the random numbers.
-        role: Use of the responses, which separates their random numbers from others.
+        role: Use of the responses, which separates their random numbers.
     """
     return [
         Request(prompt.tokens, keyed.key(seed, role, position + i, prompt.id, draw))
@@ -347,7 +329,7 @@ def requests_of(
 
 
 def _find_mixed_groups(score_PG: Tensor) -> Tensor:
-    """Prompts whose responses have different scores, bool [P]; missing verdicts are ignored."""
+    """True for prompts with differing scores, ignoring missing verdicts, bool [P]."""
     highest = score_PG.nan_to_num(float("-inf")).amax(-1)
     lowest = score_PG.nan_to_num(float("inf")).amin(-1)
     return highest > lowest
@@ -366,9 +348,7 @@ def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollout
 
 
 def _join(parts: Sequence[Rollouts]) -> Rollouts:
-    """One set of rollouts of several; a reward that an environment names in some of them has no
-    verdict in others.
-    """
+    """Joins rollouts; a named reward that is missing in some of them has no verdict there."""
     named = {name for part in parts for name in part.batch.sample if name.startswith(PART)}
     lacking = [
         {

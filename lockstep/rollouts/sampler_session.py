@@ -1,6 +1,6 @@
-"""The session around generation: wake, weight sync, generate, sleep.
+"""The session for generation: wake, weight sync, generate, sleep.
 
-All generation for a learner is inside one.
+All generation for a learner runs inside a session.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from lockstep.samplers.base import Sampler
 from lockstep.weight_sync.sync import Probe, Snapshot, WeightSource, sync_weights
 
 PROBE_EVERY = 10
-"""Versions of the weights from one scored probe to the next; on a toy of .34 CPU s a step, a probe
-takes 7 %.
-"""
+"""Number of weight versions between probes; a probe takes 7 % of a toy's .34 CPU s per step."""
 
 
 class SamplerSession:
-    """A sampler that is awake, with weights of a known version, only inside a `with` block.
+    """A sampler that is awake, at a known weight version, only inside a `with` block.
 
     Args:
         sampler: The sampler.
-        learner: Its weights are synced; None: the sampler keeps its own.
-        probe: Scored at the first weight sync, at every `PROBE_EVERY`-th version, and always if an
-            engine has tensors that cannot be read back whole; None: never.
+        learner: The learner whose weights are synced; None: the sampler keeps its own.
+        probe: Batch scored at the first weight sync, at every `PROBE_EVERY`-th version, and always
+            if an engine has tensors that cannot be read back completely; None: never.
         phase: Times the weight sync.
     """
 
@@ -54,8 +52,7 @@ class SamplerSession:
 
     @contextmanager
     def at(self, version: int = 0, snapshot: Snapshot | None = None) -> Iterator[Metrics]:
-        """Opens the session, with a weight sync if the sampler holds another version of the
-        weights.
+        """Opens the session, with a weight sync if the sampler has a different version.
 
         Args:
             version: Version of the weights.
@@ -63,7 +60,7 @@ class SamplerSession:
                 has changed.
 
         Yields:
-            The metrics of the newest weight sync.
+            The metrics of the latest weight sync.
 
         Raises:
             RuntimeError: If the session is open.
@@ -82,12 +79,12 @@ class SamplerSession:
             if source is not None and not self._holds(source, version):
                 self._sync_weights(source, version, probe or self._score_probe(source, version))
             yield self._record
-            self._sampler.sleep()  # not after an error, which matters more
+            self._sampler.sleep()  # not after an error, which takes precedence
         finally:
             self._open = False
 
     def snapshot(self, version: int) -> Snapshot:
-        """Copies the learner's current weights, which are of this version.
+        """Copies the learner's current weights, which have this version.
 
         Raises:
             RuntimeError: If there is no learner.
@@ -101,7 +98,7 @@ class SamplerSession:
 
         Raises:
             RuntimeError: Outside the session.
-            NotFiniteError: What the sampler gave is not what was asked, or not finite.
+            NotFiniteError: The sampler's result does not match the request or is not finite.
         """
         self._require_open()
         batch = self._sampler.generate(requests, sampling)
@@ -123,10 +120,10 @@ class SamplerSession:
         return self._sampler.logprobs(batch)
 
     def send_again(self) -> None:
-        """Repeats the weight sync, with the weights and the version that the sampler has.
+        """Repeats the weight sync with the sampler's current weights and version.
 
         Raises:
-            RuntimeError: Outside the session, or without a weight sync before.
+            RuntimeError: Outside the session, or without a previous weight sync.
             WeightSyncError: If the weights did not arrive.
         """
         self._require_open()
@@ -138,9 +135,7 @@ class SamplerSession:
         return self._sampler.version == version and self._attested == (source, version)
 
     def _score_probe(self, source: WeightSource, version: int) -> Probe | None:
-        """The probe, scored by the learner, which may need memory that a waking engine takes; None
-        if not due.
-        """
+        """The probe, scored by the learner before the engine takes memory; None if not due."""
         is_due = not self._is_proven or self._is_told(version)
         if self._probe is None or not is_due:
             return None
@@ -148,9 +143,7 @@ class SamplerSession:
             return self._probe.score(source)
 
     def _is_told(self, version: int) -> bool:
-        """True if metrics have the probe: not the one of a session that opens in between, since
-        runs resume.
-        """
+        """True if metrics include the probe, but not for sessions in between, since runs resume."""
         return not self._is_whole or version % PROBE_EVERY == 0
 
     def _sync_weights(self, source: WeightSource, version: int, probe: Probe | None) -> None:

@@ -1,6 +1,4 @@
-"""Rollouts for the sample log: one row per response, with what the algorithm computed for each of
-its tokens.
-"""
+"""Rollouts for the sample log: one row per response, with the algorithm's per-token values."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ Reason = Literal[
     "most different scores", "best score", "worst score", "cut off", "no verdict", "next in order"
 ]
 
-# Columns of the batch that are logged, and their names there.
+# Batch columns to log, and their names in the log.
 _SHOWN = {
     "logprob": "old_logprob",
     "gap": "gap",
@@ -39,18 +37,18 @@ def sample_rows(
 
     NaN scores: no verdict.
 
-    `logged_as` in a row is the reason for which it was chosen, so means over logged rows are not
-    those of the step. Parts of a summed reward are `reward/<name>`. `token` in a row has columns
-    over the response, from the first token that the policy chose: `text`, `mask` (1: trained on),
-    `logprob` (of the learner before the update), `gap` (that minus the sampler's log-probability,
-    before rounding), and `value`, `advantage`, `reward`, `return`, `kl` if the batch has them.
-    Per-token numbers have five significant digits.
+    `logged_as` in a row is the reason for choosing it; means over logged rows are not the step's
+    means. Parts of a summed reward are `reward/<name>`. `token` in a row has columns over the
+    response, from the first token that the policy chose: `text`, `mask` (1: trained on), `logprob`
+    (of the learner before the update), `gap` (that minus the sampler's log-probability, before
+    rounding), and `value`, `advantage`, `reward`, `return`, `kl` if the batch has them. Per-token
+    numbers have five significant digits.
 
     Args:
         rollouts: The rollouts as sampled.
-        batch: The same sequences with the algorithm's columns, and with the mask of training.
+        batch: The same sequences with the algorithm's columns and the training mask.
         collector: The collector that sampled them.
-        count: Number of rows, or fewer if there are fewer.
+        count: Maximum number of rows.
     """
     chosen = choose_rows(
         round_significant(rollouts.batch["score"]),
@@ -86,12 +84,12 @@ def sample_rows(
 
 
 def round_significant(values: Tensor) -> list[float]:
-    """Rounds to five significant digits, also in print."""
+    """Rounds to five significant digits, including in print."""
     return [float(f"{value:.5g}") + 0.0 for value in values.tolist()]  # no −0
 
 
 def _responses(sampled: Batch) -> tuple[Tensor, Tensor]:
-    """Start of each response in the flat tokens, and its length, [B] each."""
+    """Start of each response in the flat tokens and its length, [B] each."""
     end_B = sampled.starts + sampled.lengths
     first_B = end_B.clone()
     chosen_M = sampled.mask.nonzero().squeeze(-1)
@@ -127,9 +125,7 @@ def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
 def _texts(
     responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
 ) -> list[list[str]]:
-    """The text that each token adds to its response; a token with only part of a character becomes
-    U+FFFD.
-    """
+    """The text that each token adds to its response; partial characters become U+FFFD."""
     text = cache(lambda token: decode([token]))
     return [[text(token) for token in response] for response in responses]
 
@@ -137,24 +133,23 @@ def _texts(
 def choose_rows(
     scores: Sequence[float], truncated: Sequence[bool], prompts: Sequence[str], count: int
 ) -> dict[int, Reason]:
-    """Chooses rows from the responses alone, so that every parallel layout of a run logs the same
-    ones.
+    """Chooses rows by responses only, so that every parallel layout logs the same ones.
 
     Whole groups (responses to one prompt) are chosen, in this order: the group whose scores differ
-    most, which is what the update learns from, or, if scores differ in no group, those with the
-    best and the worst score; one with a truncated response, and one with a response without a
-    verdict, unless a group before has them; then groups from the first of the step on. If a group
-    does not fit, its best, worst, truncated and unjudged responses come first.
+    most, which contributes most to the update, or, if no group has differing scores, the groups
+    with the best and the worst score; one with a truncated response, and one with a response
+    without a verdict, unless an earlier group has them; then groups in the order of the step. If a
+    group does not fit, its best, worst, truncated and unjudged responses come first.
 
     Args:
-        scores: A score for each row; NaN: no verdict. Round them first, so that noise in the last
-            bits decides nothing.
-        truncated: True where a response was cut off.
-        prompts: The name of each row's prompt; rows of one prompt are neighbors.
-        count: Number of rows, or fewer if there are fewer.
+        scores: Score of each row; NaN: no verdict. Round them first, so that noise in the last bits
+            has no effect.
+        truncated: True for truncated responses.
+        prompts: Name of each row's prompt; rows of one prompt are neighbors.
+        count: Maximum number of rows.
 
     Returns:
-        Rows in their order, each with the reason for which its group was chosen.
+        Rows in order, each with the reason for choosing its group.
     """
     groups = [
         [row for row, _ in own] for _, own in groupby(enumerate(prompts), key=lambda pair: pair[1])
@@ -171,7 +166,7 @@ def choose_rows(
 def _rank_groups(
     groups: Sequence[list[int]], known: Mapping[int, float], cut: set[int]
 ) -> Iterator[tuple[list[int], Reason]]:
-    """Yields groups, the most informative first, with the reason; a group can come again."""
+    """Yields groups with the reason, most informative first; a group can repeat."""
     shown: list[int] = []
     for group, reason in _find_extremes(groups, known):
         shown += group
@@ -190,9 +185,7 @@ def _rank_groups(
 def _find_extremes(
     groups: Sequence[list[int]], known: Mapping[int, float]
 ) -> Iterator[tuple[list[int], Reason]]:
-    """Yields the group whose scores differ most, or those with the best and the worst score, as far
-    as any differ.
-    """
+    """Yields the group whose scores differ most, else the groups with best and worst score."""
     if not known:
         return
 

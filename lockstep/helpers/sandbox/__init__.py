@@ -1,3 +1,1 @@
-"""A sandbox for untrusted programs: those that a model writes, run with limits and apart from
-everything else.
-"""
+"""A sandbox for untrusted programs written by models: isolated and with limits."""

@@ -1,6 +1,4 @@
-"""Commands under bubblewrap (`bwrap`): without network, rights and other processes, with a few
-files to be read.
-"""
+"""Commands under bubblewrap (`bwrap`): no network, privileges or processes; few files."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ ALLOW = (
     "kernel.unprivileged_userns_clone=1 (Debian) may allow it"
 )
 _SYSTEM_FILES = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
-# a shared map of /dev/zero would be memory that no limit counts
+# a shared map of /dev/zero would be memory outside the limits
 _DEVICES = ("/dev/null", "/dev/urandom")
 _NOBODY = "65534"
-_USERS = range(1 << 30, 1 << 31)  # ids that a system gives to none
+_USERS = range(1 << 30, 1 << 31)  # unused ids
 _INSTALL = (
     "apt-get install bubblewrap libseccomp2 installs it on Debian and Ubuntu, dnf install "
     "bubblewrap on Fedora"
@@ -29,13 +27,13 @@ _INSTALL = (
 
 
 def wrap(readable: Mapping[str, str], tmp_mb: int, filtered: int, status: int) -> list[str]:
-    """Returns the beginning of a command, which the confined command follows; its folder is /tmp.
+    """Returns the prefix for a confined command, whose working folder is /tmp.
 
     Args:
-        readable: Files and folders that it may read besides the system's, by the paths at which it
-            sees them.
+        readable: Files and folders that it can read in addition to the system's, by their path in
+            the sandbox.
         tmp_mb: Size of /tmp, MB.
-        filtered: A descriptor from which the filter of system calls is read.
+        filtered: A descriptor to read the system call filter from.
         status: A descriptor for bubblewrap's report.
     """
     command = [
@@ -59,14 +57,14 @@ def wrap(readable: Mapping[str, str], tmp_mb: int, filtered: int, status: int) -
     command += ["--remount-ro", "/", "--chdir", "/tmp"]
     if not _is_root():
         return [*command, "--unshare-user", "--uid", _NOBODY, "--gid", _NOBODY]
-    # The limit on processes does not hold for root, so each program runs as a separate user.
+    # The process limit does not apply to root, so each program runs as a separate user.
     user = str(SystemRandom().choice(_USERS))
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     return [*command, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", *become]
 
 
 def _is_root() -> bool:
-    """True if this is the system's own root, and not that of a container with a user namespace."""
+    """True if this is the system's root, not the root of a container's user namespace."""
     whole = ["0", "0", str((1 << 32) - 1)]
     return (
         os.geteuid() == 0
@@ -75,7 +73,7 @@ def _is_root() -> bool:
 
 
 def _make_folder(folder: str) -> list[str]:
-    """Options that make a folder and those above it, so that every user may pass them."""
+    """Options that create a folder and its parents, accessible to every user."""
     folders = [str(path) for path in (*reversed(Path(folder).parents), Path(folder))][1:]
     return [
         word for path in folders if path != "/tmp" for word in ("--perms", "0755", "--dir", path)
@@ -83,7 +81,7 @@ def _make_folder(folder: str) -> list[str]:
 
 
 def find_obstacle() -> str | None:
-    """Says what bubblewrap lacks here; None if it lacks nothing."""
+    """Returns the reason why bubblewrap does not work here; None if it works."""
     if sys.platform != "linux":
         return f"bubblewrap requires Linux, but this is {sys.platform}"
     if shutil.which("bwrap") is None:

@@ -1,8 +1,7 @@
-"""The memory of a program and all its processes, polled: the pages of each process, and the number
-of files in /tmp.
+"""Polls the memory of a program's processes and the number of its files in /tmp.
 
-System calls that could hold other memory are refused (see `seccomp`), and the size of /tmp is
-bounded.
+System calls that could hold other memory are blocked (see `seccomp`), and the size of /tmp is
+limited.
 """
 
 from __future__ import annotations
@@ -16,18 +15,16 @@ _TMP_FILES = 1024
 
 
 def exceeds(process: int, limit_mb: int) -> bool:
-    """True if a process and all that it has started hold more memory than they may, or too many
-    files in /tmp.
-    """
+    """True if a process and its descendants exceed the limits on memory or files in /tmp."""
     found = [process, *find_descendants(process)]
     return sum(map(_count_kb, found)) > limit_mb << 10 or any(map(_has_many_files, found))
 
 
 def _count_kb(process: int) -> int:
-    """Memory that a process holds, in the swap too, without that of files on a disk."""
+    """Memory of a process, including swap, without file-backed memory."""
     try:
         status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
     fields = dict(line.split(":", 1) for line in status.splitlines())
     return sum(
@@ -42,6 +39,6 @@ def _has_many_files(process: int) -> bool:
         if os.stat(tmp).st_dev == os.stat("/tmp").st_dev:
             return False
         found = os.statvfs(tmp)
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
     return found.f_files - found.f_ffree > _TMP_FILES

@@ -1,8 +1,8 @@
-"""Plain values as JSON and back: all that a program under test and its test may hand to each other.
+"""Plain values as JSON: all that a program under test and its test can exchange.
 
-Runs inside of jails, with the standard library alone. A whole number, a text, None and a boolean
-are themselves; anything else is a list that begins with its kind. A value that is not plain stays
-where it is: the other side gets a reference, whose meaning the two sides agree on.
+Runs inside sandboxes with only the standard library. Integers, texts, None and booleans are encoded
+as themselves; anything else is a list that starts with its kind. A value that is not plain stays in
+its process: the other side gets a reference, whose meaning both sides agree on.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _WRITTEN = {
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
 }
-_TABLES = ("OrderedDict", "defaultdict", "Counter")  # of `collections`
+_TABLES = ("OrderedDict", "defaultdict", "Counter")  # from `collections`
 
 
 class NoPlainValue(Exception):
-    """A value, or a message, from which no plain value can be built."""
+    """A value or message that cannot be converted to a plain value."""
 
 
 def loads(line: bytes) -> Any:
     """Reads a line of JSON.
 
     Raises:
-        NoPlainValue: It is not JSON.
+        NoPlainValue: The line is not JSON.
     """
     try:
         return json.loads(line)
@@ -46,14 +46,14 @@ def dumps(value: Any) -> bytes:
 
 
 def encode(value: Any, refer: Refer) -> Any:
-    """Writes a value as something that `dumps` takes.
+    """Encodes a value for `dumps`.
 
     Args:
         value: The value.
-        refer: Makes a reference, a list that begins with its kind, to what is not plain.
+        refer: Makes a reference, a list that starts with its kind, to a value that is not plain.
 
     Raises:
-        RecursionError: It is nested too deeply, or holds itself.
+        RecursionError: The value is nested too deeply or contains itself.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -70,15 +70,15 @@ def encode(value: Any, refer: Refer) -> Any:
 
 
 def decode(item: Any, resolve: Resolve) -> Any:
-    """Rebuilds a value from what `encode` wrote, or an attacker in its place.
+    """Decodes a value from `encode` or from an attacker.
 
     Args:
-        item: What was written.
-        resolve: Finds what a reference means; raises `NoPlainValue` for nonsense.
+        item: The encoded value.
+        resolve: Resolves a reference; raises `NoPlainValue` for an invalid one.
 
     Raises:
-        NoPlainValue, TypeError, ValueError, OverflowError, RecursionError: It is nothing that
-        `encode` writes.
+        NoPlainValue, TypeError, ValueError, OverflowError, RecursionError: The value is not a
+        result of `encode`.
     """
     if item is None or type(item) in (bool, int, str):
         return item
@@ -96,11 +96,10 @@ def decode(item: Any, resolve: Resolve) -> Any:
 
 
 def base_of(value: Any) -> Any:
-    """The plain value within one of a class of its own that is derived from a plain one, such as a
-    named tuple.
+    """The plain value of an instance of a derived class, such as a named tuple.
 
     Raises:
-        NoPlainValue: There is none.
+        NoPlainValue: It has no plain value.
     """
     for kind in (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict):
         if issubclass(type(value), kind):

@@ -1,6 +1,4 @@
-"""Untrusted Python programs, run under bubblewrap: the output of one, and whether test code passes
-with it.
-"""
+"""Runs untrusted Python programs and their tests under bubblewrap."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ from lockstep.helpers.sandbox.bubblewrap import ALLOW, find_obstacle, wrap
 from lockstep.helpers.sandbox.seccomp import build_filter
 
 PROCESSES = 8
-"""Processes of a program at a time, threads counted."""
+"""Maximum number of concurrent processes and threads of a program."""
 
 _VERSION = ".".join(map(str, sys.version_info[:2]))
 _INTERPRETER = os.path.realpath(f"{sys.base_exec_prefix}/bin/python{_VERSION}")
 
-_FILE_MB = 8  # of each file, the output among them
+_FILE_MB = 8  # of each file, including the output
 _TMP_MB = 24
 _OPEN_FILES = 64
-_WATCH_S = 0.02  # in which a program can take some tens of MB more than it may
-_SHOWN = 400  # characters of an error
+_WATCH_S = 0.02  # within which a program can exceed its limit by some tens of MB
+_SHOWN = 400  # maximum number of characters of an error
 
 _INSIDE = "/sandbox"
 _OWN = str(Path(__file__).parent)
@@ -41,11 +39,11 @@ _BEGIN = (
     "side.{}({})"
 )
 _FIRST_TO_DIE = ("choom", "-n", "1000", "--")
-"""Begins a command that goes first if memory runs out."""
+"""Prefix of a command that is killed first if memory runs out."""
 
 
 class SandboxError(InputError):
-    """Programs cannot be run in a sandbox; the message says why."""
+    """Programs cannot run in a sandbox; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,9 @@ class Limits:
     """The limits of a program.
 
     Attributes:
-        cpu_s: Seconds of CPU time of each process.
-        wall_s: Seconds on the clock.
-        memory_mb: Memory (address space) of each process, and memory of all together, MB.
+        cpu_s: CPU time of each process, seconds.
+        wall_s: Wall-clock time, seconds.
+        memory_mb: Memory (address space) of each process, and total memory of all, MB.
     """
 
     cpu_s: int
@@ -65,12 +63,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs untrusted Python programs; usable from several threads at a time.
+    """Runs untrusted Python programs; thread-safe.
 
     Attributes:
         limits: Limits of each program.
-        is_isolated: True if they run under bubblewrap; otherwise they reach what this user can.
-        interpreter: The Python that runs them, with its standard library and no other packages.
+        is_isolated: True if programs run under bubblewrap; otherwise they have this user's access.
+        interpreter: The Python interpreter for programs, with only its standard library.
     """
 
     limits: Limits
@@ -81,7 +79,7 @@ class Sandbox:
         """Runs a trial program.
 
         Raises:
-            SandboxError: Programs cannot be run here.
+            SandboxError: Programs cannot run on this machine.
         """
         try:
             why = find_obstacle() if self.is_isolated else None
@@ -97,7 +95,7 @@ class Sandbox:
             raise SandboxError(f"cannot run programs in a sandbox here ({why})")
 
     def strength(self) -> str:
-        """Describes in a sentence what the sandbox stops, and what not."""
+        """Describes in one sentence what the sandbox blocks and allows."""
         if not self.is_isolated:
             return "without isolation: they can access the network and everything you can access"
         return (
@@ -106,15 +104,15 @@ class Sandbox:
         )
 
     def output(self, program: str, given: str) -> str | None:
-        """Returns what a program prints that reads `given`; None where it fails or reaches a limit.
+        """Returns a program's output for the input `given`; None if it fails or reaches a limit.
 
         Raises:
-            SandboxError: It could not be run.
+            SandboxError: The program could not be started.
         """
         return self._run(program, given)[0]
 
     def _run(self, program: str, given: str) -> tuple[str | None, str]:
-        """Returns what a program prints, as `output`, and the end of what it prints as errors."""
+        """Returns a program's `output` and the end of its standard error."""
         with _OpenFiles() as files:
             stdin = files.add(given)
             stdout = files.add()
@@ -124,9 +122,7 @@ class Sandbox:
             return files.read(stdout) if code == 0 else None, running.read_errors()
 
     def passes(self, program: str, test: str) -> bool:
-        """True if test code passes, which runs in one process and calls the program in another;
-        errors as `output`.
-        """
+        """True if test code, in a separate process from the program, passes; errors as `output`."""
         with _OpenFiles() as files:
             with _OpenFiles() as pipes:
                 (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()
@@ -141,7 +137,7 @@ class Sandbox:
     def _start(
         self, files: _OpenFiles, side: ModuleType, begin: str, streams: tuple[int, int], file: int
     ) -> _RunningProgram:
-        """Starts a function of one of the sides' modules, which gets the number of a file."""
+        """Starts a function of a side's module with the descriptor of a file."""
         errors = files.add()
         status = files.add()
         passed = [file]
@@ -186,7 +182,7 @@ class Sandbox:
             "msgqueue": 0,
         }
         if self.is_isolated:
-            bounds["nproc"] = PROCESSES + 1  # one may be bubblewrap's own
+            bounds["nproc"] = PROCESSES + 1  # one may belong to bubblewrap
         return ["prlimit", *(f"--{name}={bound}" for name, bound in bounds.items())]
 
 
@@ -194,7 +190,7 @@ class _OpenFiles(contextlib.ExitStack):
     """Descriptors that are closed at the end of the block."""
 
     def add(self, content: str | bytes = "") -> int:
-        """Makes a file that lies in memory and has no name."""
+        """Creates an anonymous file in memory."""
         file = os.memfd_create("program")
         self.callback(os.close, file)
         os.write(file, content.encode(errors="replace") if isinstance(content, str) else content)
@@ -202,14 +198,14 @@ class _OpenFiles(contextlib.ExitStack):
         return file
 
     def add_pipe(self) -> tuple[int, int]:
-        """Makes a pipe; returns its ends to read and to write."""
+        """Creates a pipe; returns its read and write ends."""
         ends = os.pipe()
         for end in ends:
             self.callback(os.close, end)
         return ends
 
     def add_folder(self) -> str:
-        """Makes a folder in which the sides' modules can be imported."""
+        """Creates a folder from which the sides' modules can be imported."""
         folder = tempfile.mkdtemp(prefix="lockstep-program-")
         self.callback(
             subprocess.run, ["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL
@@ -219,19 +215,19 @@ class _OpenFiles(contextlib.ExitStack):
         return folder
 
     def read(self, file: int) -> str:
-        """Reads a file from its beginning."""
+        """Reads a file from the start."""
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class _RunningProgram:
-    """A program that runs.
+    """A running program.
 
     Attributes:
-        process: The process to wait for, of a group of its own.
-        memory_mb: The memory that it and what it starts may hold, MB.
-        status: Bubblewrap's report, which names an exit code if the program was begun; None:
-            without bubblewrap.
+        process: The process to wait for, in its own group.
+        memory_mb: Memory limit of the process and its descendants, MB.
+        status: Bubblewrap's report, with an exit code if the program started; None: without
+            bubblewrap.
         errors: The standard error of both.
     """
 
@@ -241,14 +237,14 @@ class _RunningProgram:
     errors: int
 
     def wait(self, deadline: float, *others: _RunningProgram) -> int | None:
-        """Returns the exit code, or None if the program or one of the others reached a limit.
+        """Returns the exit code; None if the program or one of `others` reached a limit.
 
         Args:
-            deadline: The limit on the clock, of `time.monotonic`.
-            others: Programs whose memory is watched, too.
+            deadline: Wall-clock limit, by `time.monotonic`.
+            others: Other programs whose memory is monitored.
 
         Raises:
-            SandboxError: The program could not be begun.
+            SandboxError: The program could not be started.
         """
         watched = [self, *others]
         with open(os.pidfd_open(self.process.pid), "rb", buffering=0) as ended:
@@ -272,12 +268,12 @@ class _RunningProgram:
         return code
 
     def read_errors(self) -> str:
-        """The end of what it has printed as errors, in one line."""
+        """The end of the standard error, in one line."""
         start = max(0, os.fstat(self.errors).st_size - _SHOWN)
         return " ".join(os.pread(self.errors, _SHOWN, start).decode(errors="replace").split())
 
     def end(self) -> None:
-        """Kills what still runs."""
+        """Kills remaining processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

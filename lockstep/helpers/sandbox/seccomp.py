@@ -1,7 +1,6 @@
-"""A filter of system calls, built by libseccomp: what lets a program hold memory that no limit
-counts, and sockets.
+"""A libseccomp filter of system calls for sockets and for memory outside the limits.
 
-A refused call fails as if it were not permitted. Bubblewrap puts the filter on a program.
+A blocked call fails as not permitted. Bubblewrap applies the filter to a program.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ _PARTLY_REFUSED = (
     ("fcntl", 1, _MASKED_EQUAL, 0xFFFFFFFF, _SET_PIPE_SIZE),
     ("prlimit64", 0, _NOT_EQUAL, 0, 0),
 )
-"""Calls that are refused by the value of an argument: name, argument, comparison, and its two
-numbers.
-"""
+"""Calls blocked by an argument's value: name, argument, comparison, and its two numbers."""
 
 _LIBRARY = "libseccomp.so.2"
 _ALLOW = 0x7FFF0000
@@ -91,7 +88,7 @@ def build_filter() -> bytes:
         refuse(name, errno.EPERM)
     for name, *comparison in _PARTLY_REFUSED:
         refuse(name, errno.EPERM, _Comparison(*comparison))
-    refuse("clone3", errno.ENOSYS)  # its flags cannot be read; the C library falls back to `clone`
+    refuse("clone3", errno.ENOSYS)  # its flags are unreadable; the C library falls back to `clone`
     file = os.memfd_create("filter")
     try:
         library.seccomp_export_bpf(rules, file)

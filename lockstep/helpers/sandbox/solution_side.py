@@ -1,9 +1,7 @@
-"""The side of a program under test: it defines things, and answers what its test asks of them (see
-`tester_side`).
+"""The side of a program under test, which answers its test's questions (`tester_side`).
 
-Runs inside of a jail of its own, with the standard library alone. The program may do anything to
-this side, and still can only answer: the test, the values that it compares with and the verdict are
-in another process.
+Runs inside its own sandbox with only the standard library. The program can do anything to this side
+and still can only answer: the test, its expected values and the verdict are in a different process.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ from lockstep.helpers.sandbox.plain_values import base_of, decode, dumps, encode
 
 
 def read_source(file: int) -> bytes:
-    """Reads a file to its end, and closes it."""
+    """Reads a file to its end and closes it."""
     source = os.pread(file, os.fstat(file).st_size, 0)
     os.close(file)
     return source
 
 
 def take_pipes() -> tuple[Any, Any]:
-    """Takes the pipes that are this process's input and output away from what runs in it."""
+    """Hides the pipes of this process's input and output from the program."""
     builtins.exit = builtins.quit = sys.exit
-    sys.set_int_max_str_digits(0)  # the limit on CPU time is enough
+    sys.set_int_max_str_digits(0)  # the CPU time limit is sufficient
     received = os.fdopen(os.dup(0), "rb")
     sent = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -45,7 +43,7 @@ def run_program(file: int) -> None:
 
 
 def serve(file: int) -> NoReturn:
-    """Answers over two pipes, the input and the output, about the program in a file."""
+    """Answers questions about the program in a file over standard input and output."""
     program = _Program(*take_pipes(), file)
     while line := program.questions.readline():
         program.answer(*loads(line))
@@ -53,9 +51,7 @@ def serve(file: int) -> NoReturn:
 
 
 class _Program:
-    """The program's side: what it has defined, and the objects and functions that references
-    mean.
-    """
+    """The program's definitions, and the objects and functions of references."""
 
     def __init__(self, questions: Any, answers: Any, file: int) -> None:
         self.questions = questions
@@ -122,11 +118,11 @@ class _Program:
             return self._call_back(number, (arguments, named))
 
         self._functions[id(function)] = number
-        self._objects.append(function)  # so that no other object gets its id
+        self._objects.append(function)  # so that no other object reuses its id
         return function
 
     def _call_back(self, number: int, call: Any) -> Any:
-        """Calls a function of the test's, which may ask something in between."""
+        """Calls a function of the test, which may ask questions in between."""
         self._say(["callback", number, self._encode(call)])
         while line := self.questions.readline():
             verb, *given = loads(line)

@@ -1,10 +1,9 @@
-"""The side of a test: it runs in a process of its own and asks a program under test for plain
-values.
+"""The side of a test, in a separate process, which asks a program for plain values.
 
-Runs inside of a jail of its own, with the standard library alone. Names that the program defines
-stand for things in the program's process: calling one sends arguments as plain values and builds
-the result anew from plain data, so nothing of the program's own making takes part in a comparison.
-No message from that process is trusted.
+Runs inside its own sandbox with only the standard library. Names that the program defines refer to
+things in the program's process: a call sends arguments as plain values and builds the result from
+plain data, so comparisons involve no objects of the program. No message from that process is
+trusted.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from lockstep.helpers.sandbox.plain_values import NoPlainValue, decode, dumps, e
 from lockstep.helpers.sandbox.solution_side import read_source, take_pipes
 
 PASSED = 42
-"""Exit status of a test that was passed; one that ends its process has another."""
+"""Exit status of a passed test; a test that ends its process has a different one."""
 
 
 class Failed(BaseException):
-    """The test cannot be passed any more, even if it catches this."""
+    """The test has failed, even if it catches this."""
 
 
 def run_test(file: int) -> NoReturn:
-    """Runs the test in a file, over the pipes that are its standard input and output."""
+    """Runs the test in a file over its standard input and output."""
     side = _Side(*take_pipes())
     os._exit(PASSED if side.passes(read_source(file).decode()) else 1)
 
@@ -45,7 +44,7 @@ class _Side:
         self._failed = False
 
     def passes(self, test: str) -> bool:
-        """True if a test runs to its end."""
+        """True if a test completes."""
         try:
             names = _TestNames(self, test)
             sys.modules["solution"] = _Module(names)  # type: ignore[assignment]
@@ -55,9 +54,7 @@ class _Side:
         return not self._failed
 
     def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
-        """Asks the program to do something with what it has; returns a plain value, or a
-        `Thing`.
-        """
+        """Asks the program for an operation; returns a plain value or a `Thing`."""
         if self._failed:
             raise Failed
         self._say([verb, encode((arguments, named), self._refer)])
@@ -75,12 +72,12 @@ class _Side:
                     raise self._fail()
 
     def _fail(self) -> Failed:
-        """Fails the test, even if it catches this; to be raised."""
+        """Returns an exception that fails the test even if caught."""
         self._failed = True
         return Failed()
 
     def _call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Calls a function of the test's for the program."""
+        """Calls a function of the test for the program."""
         try:
             said = ["returned", encode(function(*arguments, **named), self._refer)]
         except Exception as error:
@@ -132,12 +129,10 @@ class _Side:
 
 
 class Thing:
-    """Something of the program's that is no plain value: a function, a class, an object, an
-    iterator.
+    """A program's value that is not plain: a function, class, object or iterator.
 
-    It can be called, its attributes and items read and set, and it can be iterated over; each gives
-    plain values or things. It is compared by the plain value that it is derived from, and where
-    there is none that raises an error.
+    It supports calls, attributes, items and iteration, which give plain values or things. It is
+    compared by the plain value that it is derived from; without one, comparison raises an error.
     """
 
     _side: _Side
@@ -147,7 +142,8 @@ class Thing:
         vars(self).update(_side=side, _number=number)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Python itself asks for these, and they decide what others mean
+        # Python itself asks for these, and they change the meaning of others
+        if name.startswith("_"):
             raise AttributeError(name)
         return self._side.ask("get", self, name)
 
@@ -155,7 +151,7 @@ class Thing:
         self._side.ask("set", self, name, value)
 
     def __hash__(self) -> int:
-        """The number by which both sides refer to it."""
+        """The number of this thing on both sides."""
         return self._number
 
     def __eq__(self, other: object) -> bool:
@@ -165,7 +161,7 @@ class Thing:
 
 
 def _define(method: str, verb: str) -> None:
-    """Defines a method of things that asks the program."""
+    """Defines a method of `Thing` that asks the program."""
 
     def ask(self: Thing, *arguments: Any, **named: Any) -> Any:
         return self._side.ask(verb, self, *arguments, **named)
@@ -180,10 +176,10 @@ for _verb in ("call", "getitem", "setitem", "iter", "next", "len", "str", "repr"
 class _TestNames(dict):
     """The names of a test: its own, then Python's, then the program's.
 
-    The test alone decides which, so that a program cannot change what its test means: `sorted` in a
-    test is Python's, even if the program defines one. Only a test that uses no names but Python's
-    is about a function of the program that has such a name. The name of a standard module means the
-    module, if it has the attributes that the test uses.
+    Only the test determines the meaning of names, so that a program cannot change its test:
+    `sorted` in a test is Python's, even if the program defines one. Only if a test uses no other
+    names can such a name refer to the program's function. The name of a standard module refers to
+    the module if it has the attributes that the test uses.
     """
 
     def __init__(self, side: _Side, test: str) -> None:
@@ -212,7 +208,7 @@ class _TestNames(dict):
 
 
 def _find_globals(table: SymbolTable) -> Iterator[str]:
-    """Finds the names of modules and functions in it that are not their local variables."""
+    """Finds the nonlocal names of a module and its functions."""
     yield from (symbol.get_name() for symbol in table.get_symbols() if symbol.is_global())
     for inner in table.get_children():
         yield from _find_globals(inner)
@@ -232,9 +228,7 @@ class _Module:
 
 
 def _error(verb: str, kinds: list[Any], text: str) -> Exception:
-    """An error of Python's own class that the program raised; RuntimeError for one that would only
-    end a loop.
-    """
+    """The program's error as a built-in class; RuntimeError for one that would end a loop."""
     known = (vars(builtins).get(kind) for kind in kinds if type(kind) is str)
     found = next(
         (kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)),
@@ -251,9 +245,7 @@ def _replace_all(
     changed: tuple[Any, ...],
     changed_named: dict[str, Any],
 ) -> None:
-    """Gives lists, dicts, sets and bytearrays of the test's new contents, as the program changed
-    them.
-    """
+    """Updates the test's lists, dicts, sets and bytearrays as the program changed them."""
     changes = [
         *zip(arguments, changed, strict=True),
         *((named[name], new) for name, new in changed_named.items()),
