@@ -95,7 +95,7 @@ def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
 
 
 def _read_marked(answer: str, start: int) -> tuple[ToolCall | Malformed, int]:
-    """Returns the call that starts here and the index after it, also if it is malformed."""
+    """Returns the call that starts here, which may be malformed, and the index after it."""
     closing = answer.find(_CLOSING, start)
     if closing < 0:
         return Malformed(f"the call is not closed by {_CLOSING}"), len(answer)

@@ -57,7 +57,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Asked:
-    """The extent of the trial.
+    """The size of the test.
 
     Attributes:
         count: Number of prompts of random tokens.

@@ -168,7 +168,7 @@ class ClippedValue:
 
 
 def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
-    """Gives each trainable token of a response the mean over them [N]."""
+    """Gives each trainable token the mean over its response's trainable tokens [N]."""
     mean_B = batch.per_sample(x_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
     return trainable(mean_B[batch.row], batch.mask)
 

@@ -18,7 +18,10 @@ def scale_reward(
 
 
 def overlong_penalty(length_B: Tensor, max_tokens: int, buffer: int, penalty: float) -> Tensor:
-    """A penalty of up to `penalty`, linear over the last `buffer` tokens (DAPO, eq. 13)."""
+    """A length penalty, linear up to `penalty` over the last `buffer` tokens before `max_tokens`.
+
+    DAPO (Yu et al. 2025), eq. 13.
+    """
     over_B = (length_B - (max_tokens - buffer)) / buffer
     return penalty * over_B.clamp(0.0, 1.0)
 

@@ -143,7 +143,7 @@ class SamplerSession:
             return self._probe.score(source)
 
     def _is_told(self, version: int) -> bool:
-        """True if metrics include the probe, but not for sessions in between, since runs resume."""
+        """True if metrics include the probe; depends only on the version, since runs resume."""
         return not self._is_whole or version % PROBE_EVERY == 0
 
     def _sync_weights(self, source: WeightSource, version: int, probe: Probe | None) -> None:

@@ -34,7 +34,7 @@ _CONNECT_S = 10.0
 
 _PASSING = {408, 409, 429}
 _OF_SERVERS = 500
-"""Retryable status codes, and the first status code that is the server's fault."""
+"""Retryable client-error codes, and the first server-error code; all of those are retryable."""
 
 _LONGEST_WAIT_S = 60.0
 

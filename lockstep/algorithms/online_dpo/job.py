@@ -1,7 +1,5 @@
 """Online DPO (Guo et al. 2024, Algorithm 1): DPO on pairs sampled in the same step.
 
-The policy learns by DPO from pairs of its own answers of this very step.
-
 Several answers to each prompt are sampled from the current policy and scored; the best and the
 worst form a pair. A prompt whose answers have equal scores gives no pair and is counted.
 """
