@@ -377,16 +377,16 @@ class Rank:
             units = 2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type
         else:
             units = 0
-        return {"gradients on their way": table + states + units}
+        return {"gradients in flight": table + states + units}
 
     def _outside(self, several: bool) -> dict[str, int]:
         """The embedding's gradient, as large as the embedding, and a copy for a sum over ranks."""
         frozen = self.sizes.adapters > 0
         if self.shares == 1:
-            return {"gradients on their way": self._vocabulary if several and not frozen else 0}
+            return {"gradients in flight": self._vocabulary if several and not frozen else 0}
         return {
             "gathered weights": self.root,
-            "gradients on their way": 0 if frozen else 2 * self.root,
+            "gradients in flight": 0 if frozen else 2 * self.root,
         }
 
     def _count_scoring(self) -> int:
