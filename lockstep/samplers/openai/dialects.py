@@ -147,5 +147,5 @@ class Completion(ServerWords):
             return f"it returned {self.num_tokens} tokens, more than max_tokens={max_tokens}"
         characters = len(choice.message.content or "")
         if characters > _LONGEST_TOKEN * (self.num_tokens + 1):
-            return f"it answers with {characters:,} characters in {self.num_tokens} tokens"
+            return f"it returned {characters:,} characters in {self.num_tokens} tokens"
         return None
