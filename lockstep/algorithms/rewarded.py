@@ -60,8 +60,8 @@ class RewardedRecipe(SampledRecipe):
     validation_reward: RewardSection | None = Field(
         default=None, description="reward of held-out responses; null: as in training"
     )
-    sampling: Sampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
-    validation_sampling: RepeatedSampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    sampling: Sampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so safe to narrow
+    validation_sampling: RepeatedSampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so safe to narrow
 
     @property
     def idle_options(self) -> dict[str, str]:

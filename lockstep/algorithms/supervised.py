@@ -39,7 +39,7 @@ class PairsRecipe(Supervised):
 
     section: ClassVar[str]
     """The key of the algorithm's own section."""
-    data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    data: PairSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so safe to narrow
 
     @property
     def pairs(self) -> LearnedPairs:

@@ -60,8 +60,8 @@ def kl_loss(logprob_N: Tensor, old_logprob_N: Tensor, ref_logprob_N: Tensor) -> 
         ref_logprob_N: log π_ref of the same.
 
     Returns:
-        [N], differentiable with respect to log π alone. Its value is no estimate of the divergence
-        where ρ ≠ 1.
+        [N], differentiable with respect to log π alone. Its value does not estimate the divergence
+        if ρ ≠ 1.
     """
     ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
     return ratio_N * k2(logprob_N, ref_logprob_N)

@@ -200,7 +200,7 @@ class SelfRewardingRecipe(SampledRecipe):
     new_prompts: NewPromptsSection | None = Field(
         default=None, description="writing of new prompts, with self_rewarding.prompt_source=new"
     )
-    sampling: Sampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so nothing else can come there
+    sampling: Sampling  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so safe to narrow
     optimizer: Optimizer
     validation_reward: RewardSection | None = Field(
         default=None,

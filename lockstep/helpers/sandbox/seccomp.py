@@ -11,8 +11,8 @@ import os
 from functools import cache
 
 _REFUSED = (
-    # Memory outside of a process: System V, message queues, files without a name, files in flight,
-    # large buffers.
+    # Memory outside processes: System V, message queues, anonymous files, files in flight, large
+    # buffers.
     *(
         "shmget",
         "shmat",
@@ -25,10 +25,9 @@ _REFUSED = (
         "memfd_secret",
     ),
     *("sendmsg", "sendmmsg", "setsockopt", "vmsplice", "io_uring_setup"),
-    # The network also of kinds that no namespace separates; a pair of sockets within the program is
-    # left.
+    # All networking, even kinds without a namespace; socket pairs within the program stay allowed.
     "socket",
-    # Rights in new namespaces, and parts of the kernel that a Python program has no use for.
+    # Privileges in new namespaces, and kernel features that Python programs do not need.
     *(
         "unshare",
         "setns",
