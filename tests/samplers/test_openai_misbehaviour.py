@@ -118,7 +118,7 @@ def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
         script.says = lambda n: (307, f"{other.url}/chat/completions")
         with pytest.raises(
             ServerError,
-            match=rf"it redirects requests to {other.url}/chat/completions; name that address",
+            match=rf"it redirects requests to {other.url}/chat/completions; use that address",
         ):
             script.reply()
     assert not other.bodies
