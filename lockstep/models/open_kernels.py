@@ -50,4 +50,4 @@ def describe_attention(config: PreTrainedConfig, device: torch.device, dtype: DT
     reason = explain_padding(config, device, dtype)
     if reason is None:
         return "varlen_attn"
-    return f"padded scaled_dot_product_attention: {reason}"
+    return f"scaled_dot_product_attention, padded: {reason}"
