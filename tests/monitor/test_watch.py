@@ -140,7 +140,7 @@ def test_a_fault_that_attestation_cannot_see_is_named(
     rows = [row for row in run(*WATCHED) if "watch/alarm" in row]
     first = next((row for row in rows if row["watch/alarm"]), None)
     assert first is not None, f"mismatch {[row['watch/mismatch'] for row in rows]}"
-    told = [line for line in capsys.readouterr().err.splitlines() if "drift apart" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "drifting apart" in line]
     print(
         f"{outcome}: alarm in step {first['step']}, {first['step'] - SOUND} after the first "
         f"faulty refit; {told}"
@@ -224,7 +224,7 @@ def test_a_healthy_run_has_no_alarm(
     assert [row["watch/alarm"] for row in rows] == [0.0] * STEPS
     assert all(row["watch/e_value"] <= 1.0 for row in rows)
     assert ["watch/bound" in row for row in rows] == [step >= 6 for step in range(1, STEPS + 1)]
-    assert "drift apart" not in capsys.readouterr().err
+    assert "drifting apart" not in capsys.readouterr().err
 
 
 def test_switched_off_it_is_gone_and_trains_the_same(run: Run) -> None:

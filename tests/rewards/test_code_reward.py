@@ -115,7 +115,7 @@ def test_the_program_stands_in_the_last_block(response: str, program: str | None
     ],
 )
 def test_tests_that_are_none_are_told_when_rows_are_read(tests: Any, wrong: str | None) -> None:
-    said = find_fault_in_list({"tests": tests}, "tests", "a test", code_reward.fault)
+    said = find_fault_in_list({"tests": tests}, "tests", "test", code_reward.fault)
     assert said is None if wrong is None else said is not None and wrong in said
 
 

@@ -190,7 +190,7 @@ def test_a_server_is_asked_in_parts_and_null_is_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        ({"rewards": [1.0]}, "it gives 1 rewards for 6 responses"),
+        ({"rewards": [1.0]}, "it returned 1 rewards for 6 responses"),
         (b'{"rewards": [0, 0, NaN, 0, 0, 0]}', r"its response cannot be parsed \(holds NaN"),
         (
             {"rewards": ["1"] * 6},
