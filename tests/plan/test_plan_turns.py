@@ -100,7 +100,7 @@ def test_each_further_process_on_a_gpu_takes_memory_of_it(seven_billion: Path) -
     assert int(told * 2**30) == found.sampler.cache, "the plan and the engine have the same number"
     tight = int((budget.beside + budget.least) / 0.92) + 3 * 2**30
     replace(budget, processes=3).apply(SamplerSection(), tight)
-    with pytest.raises(InputError, match="have no room"):
+    with pytest.raises(InputError, match="no room"):
         budget.apply(SamplerSection(), tight)
     alone = estimated(seven_billion, "cluster.placement=separate")
     assert alone.processes == 3, "the ranks; an engine has a GPU of its own"
