@@ -119,7 +119,7 @@ class Undivided:
         ),
         (
             Returning("number"),
-            r"its metric loss is a Tensor; say how .* lockstep\.losses\.Mean\(total, count\)",
+            r"its metric loss is a Tensor; use a type .* lockstep\.losses\.Mean\(total, count\)",
         ),
         (
             Returning("right", "token"),
