@@ -11,7 +11,6 @@ is compared with its pace alone.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness import Row, environment, peak_rss_mb, save, table
+from benchmarks.harness import Row, environment, parser_of, peak_rss_mb, save, table
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.core.batch import Batch
@@ -127,12 +126,7 @@ def measure(folder: Path) -> tuple[list[Row], dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/checkpoint.json"
-    )
+    parser = parser_of(__doc__, "checkpoint")
     options = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="lockstep-checkpoint-"))

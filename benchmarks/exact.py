@@ -16,7 +16,6 @@ and of about 100 M parameters.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.families import FAMILIES
-from benchmarks.harness import Row, environment, measure_interleaved, save, table
+from benchmarks.harness import Row, environment, measure_interleaved, parser_of, save, table
 from benchmarks.lockstep_ppo import arguments, step_of
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 from lockstep.config import DType
@@ -215,10 +214,7 @@ def show(cells: list[Cell]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/exact.json")
+    parser = parser_of(__doc__, "exact")
     args = parser.parse_args()
     cells: list[Cell] = []
     for family in EXACT_TYPES:

@@ -10,7 +10,6 @@ sequence alone, fp32), or that the model is refused, and why. Nothing else may s
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.family_vllm import RIGHT, Cell, vllm_with_refit
+from benchmarks.harness import parser_of
 from lockstep.cluster.self_check import prove
 from lockstep.core.errors import LockstepError
 from lockstep.core.types import SamplingParams
@@ -56,6 +56,7 @@ _GPT2 = {
     "n_head": 2,
     "n_positions": 64,
     "initializer_range": 0.1,
+    **_TOKENS,
 }
 _MAMBA = {
     "vocab_size": 256,
@@ -99,22 +100,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "apertus": _USUAL,
     "hunyuan_v1_dense": _USUAL,
     "starcoder2": _USUAL,
-    "gpt2": {**_GPT2, **_TOKENS},
-    "gpt_bigcode": {**_GPT2, **_TOKENS},
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
     "gpt_neox": _EVERY_HEAD,
     "opt": {**_EVERY_HEAD, "ffn_dim": 96, "word_embed_proj_dim": 64},
     "persimmon": _EVERY_HEAD,
     "stablelm": _EVERY_HEAD,
     "nemotron": _USUAL,
     "falcon": {"num_attention_heads": 2, "num_kv_heads": 2, **_MAMBA},
-    "bloom": {
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "n_layer": 2,
-        "n_head": 2,
-        "max_position_embeddings": 64,
-        **_TOKENS,
-    },
+    "bloom": {**_MAMBA, "n_head": 2},
     "mixtral": {**_EXPERTS, "sliding_window": None},
     "qwen2_moe": _EXPERTS,
     "qwen3_moe": _EXPERTS,
@@ -219,9 +213,7 @@ def _reasons(rows: dict[str, list[Cell]]) -> dict[str, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("families", nargs="*", default=list(FAMILIES), help="default: all")
     parser.add_argument("--save", action="store_true", help=f"write the table into {PAGE.name}")
     options = parser.parse_args()

@@ -37,7 +37,7 @@ from benchmarks.generate_sides import (
     prepare,
     vllm_sampler,
 )
-from benchmarks.harness import Row, environment, measure_interleaved, save, table
+from benchmarks.harness import Row, environment, measure_interleaved, parser_of, save, table
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -133,15 +133,10 @@ def measure_size(size: str, args: argparse.Namespace) -> list[Cell]:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "generate")
     parser.add_argument("--sizes", nargs="+", default=list(LOADS), choices=LOADS)
     parser.add_argument(
         "--repeats", type=int, default=7, help="interleaved pairs; of the largest model at most 3"
-    )
-    parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/generate.json"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ of the machine.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import datetime
 import gc
@@ -24,11 +25,28 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RESULTS = Path(__file__).parent / "results"
-CPU = torch.device("cpu")
 WARMUP = 3
 """Steps of a process that do not count, on either side of a comparison."""
 
 _FORGET_PEAK = Path("/proc/self/clear_refs")
+
+
+def parser_of(doc: str | None, saves: str = "") -> argparse.ArgumentParser:
+    """A parser of options that shows a description as it is written.
+
+    Args:
+        doc: What the benchmark is.
+        saves: The file of `benchmarks/results` that the option --save writes; empty: no such
+            option.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if saves:
+        parser.add_argument(
+            "--save", action="store_true", help=f"write benchmarks/results/{saves}.json"
+        )
+    return parser
 
 
 def measure_interleaved(
@@ -87,19 +105,14 @@ def peak_rss_mb() -> float:
 class MemoryGrowth:
     """Bytes held at the peak beyond those held at its creation.
 
-    On a CPU: resident memory of this process. What was freed before is handed back to the system
-    first, or it would be used again unseen. Run the work once before, so that the code it loads
-    does not count.
+    Resident memory of this process. What was freed before is handed back to the system first, or it
+    would be used again unseen. Run the work once before, so that the code it loads does not count.
     """
 
-    def __init__(self, device: torch.device = CPU) -> None:
-        self._device = device
+    def __init__(self) -> None:
         gc.collect()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        else:
-            ctypes.CDLL(None).malloc_trim(0)
-            _FORGET_PEAK.write_text("5")
+        ctypes.CDLL(None).malloc_trim(0)
+        _FORGET_PEAK.write_text("5")
         self._before = self._bytes("VmRSS")
 
     def peak(self) -> float:
@@ -107,11 +120,6 @@ class MemoryGrowth:
         return self._bytes("VmHWM") - self._before
 
     def _bytes(self, field: str) -> float:
-        if self._device.type == "cuda":
-            seen = (
-                torch.cuda.max_memory_allocated if field == "VmHWM" else torch.cuda.memory_allocated
-            )
-            return seen(self._device)
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024.0
 

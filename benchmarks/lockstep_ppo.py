@@ -25,7 +25,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.harness import WARMUP, peak_rss_mb
+from benchmarks.harness import WARMUP, parser_of, peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.algorithms.policy_gradient.step import sample_step
@@ -164,9 +164,7 @@ def _decoded(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(doc)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=32)

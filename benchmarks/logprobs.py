@@ -9,14 +9,11 @@ RL that you fetched, its own functions are two more sides of the same run: as th
 and with chunks of 256 positions.
 
 Seconds are CPU seconds of a rank, medians of interleaved runs; memory is what a process holds above
-the inputs and the upstream gradients at the peak, and has a run of its own. With `--device cuda`
-there are as many ranks as GPUs, two at most, over NCCL; seconds are the GPU's and memory is that of
-PyTorch's allocator. This has not run to its end yet.
+the inputs and the upstream gradients at the peak, and has a run of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib
 import json
@@ -32,12 +29,13 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from benchmarks.harness import environment, save
+from benchmarks.harness import environment, parser_of, save
 from benchmarks.logprobs_kernels import KERNELS, Kernel, Place
 from benchmarks.logprobs_measure import Figures, measure_work
 
 SHAPE = (4, 1024, 32_768)
 """B, S, V."""
+RANKS = 2
 MIB = 2**20
 
 
@@ -46,16 +44,12 @@ class Setting:
     """The setting that all ranks share.
 
     Attributes:
-        device: "cpu" or "cuda".
-        ranks: Number of ranks.
         repeats: Repetitions of the timing; slow kernels have half as many.
         folder: Folder of the ranks' meeting, and of rank 0's results.
         peer: A checkout of NeMo RL; empty: none.
         shape: B, S, V.
     """
 
-    device: str
-    ranks: int
     repeats: int
     folder: str
     peer: str = ""
@@ -73,15 +67,14 @@ def run_rank(rank: int, setting: Setting) -> None:
     `figures.json`.
     """
     torch.set_num_threads(1)
-    device = torch.device(setting.device, rank) if setting.device == "cuda" else torch.device("cpu")
     dist.init_process_group(
-        "nccl" if setting.device == "cuda" else "gloo",
+        "gloo",
         init_method=f"file://{setting.folder}/store",
         rank=rank,
-        world_size=setting.ranks,
+        world_size=RANKS,
         timeout=timedelta(minutes=10),
     )
-    place = Place(rank, dist.group.WORLD, device, *setting.shape, setting.load_peer())  # pyright: ignore[reportArgumentType]
+    place = Place(rank, dist.group.WORLD, *setting.shape, setting.load_peer())  # pyright: ignore[reportArgumentType]
     results: dict[str, dict[str, Any]] = {}
     for kernel in KERNELS:
         figures = _measure(kernel, place, setting.repeats)
@@ -101,12 +94,10 @@ def _measure(kernel: Kernel, place: Place, repeats: int) -> dict[str, Figures]:
     """
     work = kernel.build(place)
     repeats = max(1, repeats // 2) if kernel.slow else repeats
-    figures = measure_work(work, place.device, repeats, lambda: dist.barrier(place.group))
+    figures = measure_work(work, repeats, lambda: dist.barrier(place.group))
     for figure in figures.values():
-        seconds = torch.tensor(
-            [figure.forward_s, figure.backward_s], dtype=torch.float64, device=place.device
-        )
-        held = torch.tensor(figure.total_bytes, dtype=torch.float64, device=place.device)
+        seconds = torch.tensor([figure.forward_s, figure.backward_s], dtype=torch.float64)
+        held = torch.tensor(figure.total_bytes, dtype=torch.float64)
         dist.all_reduce(seconds, group=place.group)
         dist.all_reduce(held, dist.ReduceOp.MAX, place.group)
         figure.forward_s, figure.backward_s = (seconds / place.size).tolist()
@@ -116,7 +107,7 @@ def _measure(kernel: Kernel, place: Place, repeats: int) -> dict[str, Figures]:
 
 def over_ranks(setting: Setting) -> dict[str, dict[str, Figures]]:
     """Starts the ranks and returns each kernel's figures by way."""
-    start_processes(run_rank, (setting,), setting.ranks)
+    start_processes(run_rank, (setting,), RANKS)
     results = json.loads(Path(setting.folder, "figures.json").read_text())
     return {
         kernel: {way: Figures(**figure) for way, figure in ways.items()}
@@ -142,23 +133,16 @@ def _cell(own: Figures, ours: Figures) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser = parser_of(__doc__, "logprobs")
     parser.add_argument(
         "--repeats", type=int, default=4, help="interleaved runs; slow kernels have half as many"
     )
     parser.add_argument(
         "--peer", default="", help="a checkout of NeMo RL, whose functions are measured too"
     )
-    parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/logprobs.json"
-    )
     args = parser.parse_args()
-    ranks = min(2, torch.cuda.device_count()) if args.device == "cuda" else 2
     with tempfile.TemporaryDirectory() as folder:
-        figures = over_ranks(Setting(args.device, ranks, args.repeats, folder, args.peer))
+        figures = over_ranks(Setting(args.repeats, folder, args.peer))
     print(environment(1), show(figures), sep="\n\n")
     if args.save:
         plain = {

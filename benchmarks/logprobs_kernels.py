@@ -36,7 +36,6 @@ class Place:
     Attributes:
         rank: Rank in the group.
         group: All ranks.
-        device: Device of this rank.
         batch: B.
         sequence: S.
         vocab: V.
@@ -45,21 +44,23 @@ class Place:
 
     rank: int
     group: dist.ProcessGroup
-    device: torch.device
     batch: int
     sequence: int
     vocab: int
     peer: ModuleType | None = None
 
-    def ways(self, chunked: Call, plain: Call | None = None) -> dict[str, Forward]:
-        """The same call of Lockstep and of the peer: with chunks, and as the peer does it by
-        default, without.
+    def ways(
+        self, naively: Forward, chunked: Call, plain: Call | None = None
+    ) -> dict[str, Forward]:
+        """What one writes first, and the same call of Lockstep and of the peer: with chunks, and as
+        the peer does it by default, without.
         """
         found: dict[str, Forward] = {"Lockstep": partial(chunked, ours)}
         if self.peer is not None and plain is not None:
             found["NeMo RL"] = partial(plain, self.peer)
             if chunked is not plain:
                 found["NeMo RL, chunked"] = partial(chunked, self.peer)
+        found["naive"] = naively
         return found
 
     @property
@@ -74,13 +75,17 @@ class Place:
     def start(self) -> int:
         return self.rank * self.columns
 
+    @property
+    def end(self) -> int:
+        return self.start + self.columns
+
     def tokens(self, *shape: int) -> Tensor:
-        generator = torch.Generator(self.device).manual_seed(1)
-        return torch.randint(self.vocab, shape, generator=generator, device=self.device)
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(self.vocab, shape, generator=generator)
 
     def normal(self, *shape: int, seed: int, scale: float = 1.0) -> Tensor:
-        generator = torch.Generator(self.device).manual_seed(seed)
-        return torch.randn(shape, generator=generator, device=self.device).mul_(scale)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator).mul_(scale)
 
     def logits(self, target: Tensor, columns: int, start: int, dtype: torch.dtype) -> Tensor:
         """Logits of this rank, the target's raised so that any sampling keeps it; they receive a
@@ -116,29 +121,29 @@ class Kernel:
 
 def logprob(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, target = place.shard(dtype)
-    start = place.start
-    end = place.start + place.columns
+    span = (place.start, place.end)
     group = place.group
     ways = place.ways(
+        lambda: [naive.logprobs(logits, target, place.start, group)],
         lambda library: [
-            library.ChunkedDistributedLogprob.apply(logits, target, start, end, CHUNK, group)
+            library.ChunkedDistributedLogprob.apply(logits, target, *span, CHUNK, group)
         ],
-        lambda library: [library.DistributedLogprob.apply(logits, target, start, end, group)],
+        lambda library: [library.DistributedLogprob.apply(logits, target, *span, group)],
     )
-    ways["naive"] = lambda: [naive.logprobs(logits, target, start, group)]
     return Work([logits], ways, _tolerance(dtype))
 
 
 def gather(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     logits, _ = place.shard(dtype)
     index = place.tokens(place.batch, place.sequence, K)
-    span = (place.start, place.start + place.columns, CHUNK, place.group)
+    span = (place.start, place.end, CHUNK, place.group)
 
     def call(library: Any) -> list[Tensor]:
         return [library.ChunkedDistributedGatherLogprob.apply(logits, index, *span)]
 
-    ways = place.ways(call, call)
-    ways["naive"] = lambda: [naive.gather_logprobs(logits, index, place.start, place.group)]
+    ways = place.ways(
+        lambda: [naive.gather_logprobs(logits, index, place.start, place.group)], call, call
+    )
     return Work([logits], ways, _tolerance(dtype))
 
 
@@ -148,8 +153,7 @@ def entropy(place: Place, dtype: torch.dtype = torch.float32) -> Work:
     def call(library: Any) -> list[Tensor]:
         return [library.ChunkedDistributedEntropy.apply(logits, CHUNK, place.group)]
 
-    ways = place.ways(call, call)
-    ways["naive"] = lambda: [naive.negative_entropy(logits, place.group)]
+    ways = place.ways(lambda: [naive.negative_entropy(logits, place.group)], call, call)
     return Work([logits], ways, _tolerance(dtype))
 
 
@@ -160,8 +164,7 @@ def cross_entropy(place: Place) -> Work:
     def call(library: Any) -> list[Tensor]:
         return [library.DistributedCrossEntropy.apply(student, teacher, place.group)]
 
-    ways = place.ways(call, call)
-    ways["naive"] = lambda: [naive.cross_entropy(student, teacher, place.group)]
+    ways = place.ways(lambda: [naive.cross_entropy(student, teacher, place.group)], call, call)
     return Work([student], ways)
 
 
@@ -174,14 +177,15 @@ def hidden(place: Place, dtype: torch.dtype = torch.float32) -> Work:
         .to(dtype)
         .requires_grad_()
     )
-    span = (place.start, place.start + place.columns, CHUNK, place.group)
+    span = (place.start, place.end, CHUNK, place.group)
     call: Call = lambda library: [  # noqa: E731
         library.ChunkedDistributedHiddenStatesToLogprobs.apply(states, target, weight, *span)
     ]
-    ways = place.ways(call, call)
-    ways["naive"] = lambda: [
-        naive.hidden_logprobs(states, target, weight, place.start, place.group)
-    ]
+    ways = place.ways(
+        lambda: [naive.hidden_logprobs(states, target, weight, place.start, place.group)],
+        call,
+        call,
+    )
     return Work([states, weight], ways, 10 * _tolerance(dtype))
 
 
@@ -189,6 +193,7 @@ def sampled(place: Place, top_k: int | None = None, top_p: float = 1.0) -> Work:
     logits, target = place.shard()
     group = place.group
     ways = place.ways(
+        lambda: [naive.sampled_logprobs(logits, target, place.group, top_k, top_p)],
         lambda library: [
             library.ChunkedDistributedLogprobWithSampling.apply(
                 logits, target, group, top_k, top_p, CHUNK
@@ -198,7 +203,6 @@ def sampled(place: Place, top_k: int | None = None, top_p: float = 1.0) -> Work:
             library.DistributedLogprobWithSampling.apply(logits, target, group, top_k, top_p)
         ],
     )
-    ways["naive"] = lambda: [naive.sampled_logprobs(logits, target, place.group, top_k, top_p)]
     return Work([logits], ways)
 
 
@@ -208,31 +212,33 @@ def distillation(place: Place) -> Work:
     teacher = place.normal(*target.shape, K, seed=20)
     args = (student, teacher, index, True, True, place.rank, place.group)
     call: Call = lambda library: _some(library.get_distillation_topk_logprobs_from_logits(*args))  # noqa: E731
-    ways = place.ways(call, call)
-    ways["naive"] = lambda: naive.distillation(student, teacher, index, place.start, place.group)
+    ways = place.ways(
+        lambda: naive.distillation(student, teacher, index, place.start, place.group), call, call
+    )
     return Work([student], ways)
 
 
 def topk(place: Place) -> Work:
     logits, _ = place.shard()
     logits = logits.detach()
-    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    span = {"vocab_start_index": place.start, "vocab_end_index": place.end}
     # the values: which of equal logits comes first is not defined
     ways = place.ways(
+        lambda: naive.topk(logits, K, place.group)[:1],
         lambda library: list(
             library.distributed_vocab_topk(logits, K, place.group, **span, chunk_size=CHUNK)
         )[:1],
         lambda library: list(library.distributed_vocab_topk(logits, K, place.group, **span))[:1],
     )
-    ways["naive"] = lambda: naive.topk(logits, K, place.group)[:1]
     return Work([], ways)
 
 
 def gather_logits(place: Place) -> Work:
     logits, target = place.shard()
     index = place.tokens(*target.shape, K)
-    span = {"vocab_start_index": place.start, "vocab_end_index": place.start + place.columns}
+    span = {"vocab_start_index": place.start, "vocab_end_index": place.end}
     ways = place.ways(
+        lambda: [naive.columns(logits.float(), index, place.start, place.group)],
         lambda library: [
             library.gather_logits_at_global_indices(
                 logits, index, place.group, **span, chunk_size=CHUNK
@@ -242,7 +248,6 @@ def gather_logits(place: Place) -> Work:
             library.gather_logits_at_global_indices(logits, index, place.group, **span)
         ],
     )
-    ways["naive"] = lambda: [naive.columns(logits.float(), index, place.start, place.group)]
     return Work([logits], ways)
 
 
@@ -252,7 +257,7 @@ def packed(place: Place, context_parallel: bool) -> Work:
     """
     tokens = place.batch * place.sequence
     target = place.tokens(1, tokens)
-    bounds = torch.arange(0, tokens + 1, tokens // PACKED, device=place.device)
+    bounds = torch.arange(0, tokens + 1, tokens // PACKED)
     vocab, context = (None, place.group) if context_parallel else (place.group, None)
     start, columns = (0, place.vocab) if context_parallel else (place.start, place.columns)
     share = place.size if context_parallel else 1
@@ -261,14 +266,12 @@ def packed(place: Place, context_parallel: bool) -> Work:
     args = (logits, target, bounds, width, start, start + columns, vocab, False, context)
     name = "from_parallel_logits_to_logprobs_packed_sequences"
     ways = place.ways(
+        lambda: [naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)],
         lambda library: [vars(library)[name](*args, CHUNK)],
         None
         if context_parallel
         else lambda library: [vars(library)[name](*args)],  # the peer's wants CUDA
     )
-    ways["naive"] = lambda: [
-        naive.packed_logprobs(logits, target, bounds, width, start, vocab, context)
-    ]
     return Work([logits], ways)
 
 

@@ -39,7 +39,7 @@ class Figures:
     """Figures of one way. Seconds are medians; bytes are those above inputs and upstream gradients.
 
     Attributes:
-        forward_s: CPU seconds of forward; on a GPU its own seconds.
+        forward_s: CPU seconds of forward.
         backward_s: The same of backward.
         total_bytes: Peak during forward and backward, with the inputs' gradients.
     """
@@ -54,13 +54,12 @@ class Figures:
 
 
 def measure_work(
-    work: Work, device: torch.device, repeats: int, together: Callable[[], object] = lambda: None
+    work: Work, repeats: int, together: Callable[[], object] = lambda: None
 ) -> dict[str, Figures]:
     """Measures all ways in turn.
 
     Args:
         work: The work to measure.
-        device: Device of the work.
         repeats: Repetitions of the timing; memory has a run of its own.
         together: Waits for the other ranks.
 
@@ -71,14 +70,14 @@ def measure_work(
     seconds: dict[str, list[tuple[float, float]]] = {}
     for _ in range(repeats):
         for name, forward in work.ways.items():
-            seconds.setdefault(name, []).append(_timed(work, forward, upstream, device, together))
+            seconds.setdefault(name, []).append(_timed(work, forward, upstream, together))
     figures = {
         name: Figures(*map(statistics.median, zip(*seen, strict=True)))
         for name, seen in seconds.items()
     }
     for name, forward in work.ways.items():
         together()
-        memory = MemoryGrowth(device)
+        memory = MemoryGrowth()
         _backward(forward(), upstream)
         figures[name].total_bytes = memory.peak()
         _forget(work)
@@ -121,28 +120,19 @@ def _timed(
     work: Work,
     forward: Forward,
     upstream: list[Tensor],
-    device: torch.device,
     together: Callable[[], object],
 ) -> tuple[float, float]:
     """Seconds of one forward and one backward pass."""
     together()
-    out, forward_s = _clocked(forward, device)
+    out, forward_s = _clocked(forward)
     together()
-    _, backward_s = _clocked(lambda: _backward(out, upstream), device)
+    _, backward_s = _clocked(lambda: _backward(out, upstream))
     _forget(work)
     return forward_s, backward_s
 
 
-def _clocked(fn: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """The result of `fn`, and its seconds: CPU time of this process, or time of the GPU."""
-    if device.type == "cuda":
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        start.record()
-        out = fn()
-        end.record()
-        torch.cuda.synchronize(device)
-        return out, start.elapsed_time(end) / 1e3
+def _clocked(fn: Callable[[], Any]) -> tuple[Any, float]:
+    """The result of `fn`, and the CPU seconds of this process."""
     start_s = time.process_time()
     out = fn()
     return out, time.process_time() - start_s

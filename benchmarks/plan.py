@@ -11,13 +11,12 @@ give memory back at once.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, environment, save
+from benchmarks.harness import Row, environment, parser_of, save
 from benchmarks.plan_measure import TINY, measured, model_folder
 from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, LoRA, Parallel
@@ -86,10 +85,7 @@ def compared(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan.json")
+    parser = parser_of(__doc__, "plan")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = []

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, environment, save, side, table
+from benchmarks.harness import Row, environment, parser_of, save, side, table
 from benchmarks.small_llama import SIZES
 
 Round = list[dict[str, Any]]
@@ -32,9 +32,7 @@ def parse(doc: str | None, release: str, python: Path) -> argparse.Namespace:
         release: That of TRL.
         python: Where its interpreter is, unless said otherwise.
     """
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(doc)
     parser.add_argument(
         "--trl-python", type=Path, default=python, help=f"an interpreter that has TRL {release}"
     )

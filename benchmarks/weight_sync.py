@@ -11,7 +11,6 @@ by CPU seconds of the busiest process: where each has a core, it bounds the rati
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import cpu_clock, environment, save
+from benchmarks.harness import cpu_clock, environment, parser_of, save
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.sampler_pool import SamplerPool
@@ -176,12 +175,7 @@ def measure_way(folder: Path, name: str, way: Way) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/weight_sync.json"
-    )
+    parser = parser_of(__doc__, "weight_sync")
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(environment(), HEAD, sep="\n")

@@ -20,7 +20,6 @@ formulas are executed, in a process for each library, with stand-ins for what el
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from benchmarks.formulas.cases import Outcome, judge
 from benchmarks.formulas.catalog import FORMULAS
 from benchmarks.formulas.rollouts import draw_rollouts
 from benchmarks.formulas.tables import LEGEND, PEERS, commits, differences, matrix
-from benchmarks.harness import environment, save, side
+from benchmarks.harness import environment, parser_of, save, side
 
 
 @dataclass
@@ -85,15 +84,9 @@ def _commands() -> str:
 
 
 def main() -> None:
-    description = f"{__doc__}{_commands()}"
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(f"{__doc__}{_commands()}", "formulas")
     parser.add_argument(
         "--peers", type=Path, metavar="FOLDER", help="checkouts of the other libraries"
-    )
-    parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/formulas.json"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)

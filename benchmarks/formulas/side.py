@@ -8,7 +8,6 @@ It prints one JSON object: commit, and an outcome for each case.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 from dataclasses import asdict
@@ -19,12 +18,11 @@ import torch
 from benchmarks.formulas.cases import judge
 from benchmarks.formulas.catalog import FORMULAS
 from benchmarks.formulas.rollouts import draw_rollouts
+from benchmarks.harness import parser_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("library")
     parser.add_argument("checkout", type=Path)
     args = parser.parse_args()

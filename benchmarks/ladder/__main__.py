@@ -12,19 +12,17 @@ again, and a run that was interrupted resumes.
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
+from benchmarks.harness import parser_of
 from benchmarks.ladder.rung import list_rungs, open_rung
 from benchmarks.ladder.runs import Ladder
 from benchmarks.ladder.tables import table, write_page
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument(
         "rungs", nargs="*", choices=[*list_rungs(), []], help="rungs; none: all of them"
     )

@@ -60,14 +60,13 @@ def main() -> int:
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     peer = sys.argv[2] if len(sys.argv) > 2 else ""
-    device = torch.device("cpu")
     torch.manual_seed(0)
     found = {
-        "log p, one process": measure_work(from_logits(), device, REPEATS),
-        "log p from hidden states, one process": measure_work(from_hidden(), device, REPEATS),
+        "log p, one process": measure_work(from_logits(), REPEATS),
+        "log p from hidden states, one process": measure_work(from_hidden(), REPEATS),
     }
     with tempfile.TemporaryDirectory(prefix="lockstep-speed-") as folder:
-        found |= over_ranks(Setting("cpu", 2, REPEATS, folder, peer, SHAPE))
+        found |= over_ranks(Setting(REPEATS, folder, peer, SHAPE))
     plain = {
         kernel: {way: dataclasses.asdict(own) for way, own in ways.items()}
         for kernel, ways in found.items()

@@ -263,7 +263,7 @@ def _without_gpus() -> None:
     held = SimpleNamespace(growth=None)
 
     def reset() -> None:
-        held.growth = MemoryGrowth(torch.device("cpu"))
+        held.growth = MemoryGrowth()
 
     dist.init_process_group = join
     torch.cuda.is_available = lambda: True
