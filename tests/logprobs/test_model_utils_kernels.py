@@ -161,7 +161,16 @@ CASES = [
 ]
 
 
-def check(ranks: Ranks, kernel: Kernel, logits: Tensor, cut: Cut, chunk: int | None = 2) -> None:
+def check(
+    ranks: Ranks,
+    kernel: Kernel,
+    logits: Tensor,
+    cut: Cut,
+    chunk: int | None = 2,
+    *,
+    of_value: dict[str, float] = VALUE,
+    of_gradient: dict[str, float] = GRADIENT,
+) -> None:
     """Values and gradients on shards are those of float64, and nothing is sent that all would wait
     for.
     """
@@ -170,10 +179,12 @@ def check(ranks: Ranks, kernel: Kernel, logits: Tensor, cut: Cut, chunk: int | N
     together = run(ranks, kernel.function, cut, logits, argument, chunk, upstream=upstream)
     (value,), gradient = dense_of(kernel.reference, logits, argument, upstream=upstream)
     assert together.result.dtype == torch.float32
-    close(together.result, value, **VALUE)
-    close(together.gradient, gradient, **GRADIENT)
+    assert together.gradient_dtype == logits.dtype
+    close(together.result, value, **of_value)
+    close(together.gradient, gradient, **of_gradient)
     assert together.backward.total() == 0, f"backward needs no collective: {together.backward}"
     assert together.forward.total() <= kernel.most_collectives, together.forward
+    assert not any("alltoall" in kind for kind in together.forward), "the vocabulary moves"
 
 
 @pytest.mark.parametrize(("name", "tp", "chunk"), CASES)
@@ -186,30 +197,21 @@ def test_large_logits_do_not_overflow(ranks: Ranks, name: str) -> None:
     """exp(300) is no fp32 number; the maximum has to be taken off, and it has to be that of all
     shards.
     """
-    kernel = KERNELS[name]
     logits = random(B, S, V) + 300.0
     logits[..., V // 2 :] -= 280.0
-    argument, upstream = kernel.argument(logits), [torch.ones(kernel.shape)]
-    together = run(ranks, kernel.function, Cut(even(V, 2)), logits, argument, 2, upstream=upstream)
-    (value,), gradient = dense_of(kernel.reference, logits, argument, upstream=upstream)
     ulp_of_300 = 2.0**-15
-    close(together.result, value, atol=2 * ulp_of_300, rtol=1e-6)
-    close(together.gradient, gradient, atol=2 * ulp_of_300, rtol=1e-6)
+    fine = {"atol": 2 * ulp_of_300, "rtol": 1e-6}
+    check(ranks, KERNELS[name], logits, Cut(even(V, 2)), of_value=fine, of_gradient=fine)
 
 
 @BY_NAME
 def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(
     ranks: Ranks, name: str
 ) -> None:
-    kernel, logits = KERNELS[name], random(B, S, V).bfloat16()
-    argument, upstream = kernel.argument(logits), [random(*kernel.shape, seed=3, scale=1.0)]
-    together = run(ranks, kernel.function, Cut(even(V, 2)), logits, argument, 2, upstream=upstream)
-    (value,), gradient = dense_of(kernel.reference, logits, argument, upstream=upstream)
-    assert together.result.dtype == torch.float32
-    assert together.gradient_dtype == torch.bfloat16
-    close(together.result, value, **VALUE)
     # bf16 has 8 significant bits: rounding once errs by at most 2^-9 of the number.
-    close(together.gradient, gradient, atol=2e-6, rtol=2.0**-8)
+    rounded = {"atol": 2e-6, "rtol": 2.0**-8}
+    logits = random(B, S, V).bfloat16()
+    check(ranks, KERNELS[name], logits, Cut(even(V, 2)), of_gradient=rounded)
 
 
 # What is kept and sent.
@@ -247,20 +249,6 @@ def test_inference_only_keeps_nothing(ranks: Ranks, name: str) -> None:
     for kept, ending in ranks.run(counted, name, cut, logits, argument, False, tp=2):
         assert kept > 0
         assert ending == "a gradient"
-
-
-@BY_NAME
-def test_collectives_do_not_depend_on_the_chunk_size(ranks: Ranks, name: str) -> None:
-    kernel, logits = KERNELS[name], random(B, S, V)
-    argument, upstream = kernel.argument(logits), [torch.ones(kernel.shape)]
-    counts = [
-        run(
-            ranks, kernel.function, Cut(even(V, 2)), logits, argument, chunk, upstream=upstream
-        ).forward
-        for chunk in (1, None)
-    ]
-    assert counts[0] == counts[1]
-    assert not any("alltoall" in kind for kind in counts[0]), "the vocabulary moves"
 
 
 # The two functions that have no gradient, and refusals.

@@ -116,11 +116,9 @@ RANGE = {"vocab_start_index": 0, "vocab_end_index": V, "tp_group": None}
     ("args", "keywords"),
     [
         ((HIDDEN, WEIGHT, False, TARGET, 0, V, None), {}),
-        ((HIDDEN, WEIGHT, None, TARGET, 0, V, None), {}),
         ((HIDDEN, WEIGHT, None, TARGET, 0, V, None, True), {"chunk_size": 2}),
         ((HIDDEN, WEIGHT, None), {"target": TARGET, **RANGE}),
         ((HIDDEN, WEIGHT), {"runtime_gather_output": False, "target": TARGET, **RANGE}),
-        ((HIDDEN, WEIGHT, None), {"runtime_gather_output": None, "target": TARGET, **RANGE}),
         ((HIDDEN, -WEIGHT, WEIGHT, None, TARGET, 0, V, None), {}),
         (
             (HIDDEN, -WEIGHT),

@@ -231,6 +231,35 @@ def dense_from_hidden(
     return [result.detach() for result in results], of_states, of_head
 
 
+def check_alone(
+    case: Case,
+    hidden: Tensor,
+    weight: Tensor,
+    token: Tensor,
+    *,
+    autocast: bool = False,
+    **tolerance: float,
+) -> tuple[Tensor, Tensor]:
+    """In one process; returns the log-probabilities, and those in float64."""
+    upstream = [
+        random(len(hidden), token.shape[-1], seed=3, scale=1.0),
+        random(len(hidden), seed=4, scale=1.0),
+    ]
+    states, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = hidden_logprobs(states, head, token, case.scoring(Shard()))
+    results = [result for result in found if result is not None]
+    torch.autograd.backward(results, upstream)
+    values, of_hidden, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
+    for actual, expected in zip(
+        [*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True
+    ):
+        assert actual is not None
+        close(actual, expected, **tolerance)
+    assert all(result.dtype == torch.float32 for result in results)
+    return results[0], values[0]
+
+
 def check_hidden(
     ranks: Ranks,
     case: Case,
@@ -293,47 +322,24 @@ def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> N
     )
     weight[4500:] *= 3.0  # the largest logits come last
     token = torch.tensor([[0, 2047, 4999], [2048, 4095, 4096]]).repeat(rows // 2, 1)
-    upstream = [random(rows, K, seed=3, scale=1.0), random(rows, seed=4, scale=1.0)]
-    states, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    found = hidden_logprobs(states, head, token, case.scoring(Shard()))
-    results = [result for result in found if result is not None]
-    torch.autograd.backward(results, upstream)
-    values, of_hidden, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
     tolerance = (
         {"atol": 1e-4, "rtol": 1e-5}
         if dtype == torch.float32
         else {"atol": 2.0**-3, "rtol": 2.0**-6}
     )
-    for actual, expected in zip(
-        [*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True
-    ):
-        assert actual is not None
-        close(actual, expected, **tolerance)
+    check_alone(case, hidden, weight, token, **tolerance)
 
 
 def test_autocast_sets_the_type_of_the_products() -> None:
     """As for the model's own layers: parameters stay fp32, products are bf16; the sums over the
     vocabulary are fp32.
     """
-    case = Case()
     hidden, weight = random(M, D, scale=1.0), random(V, D, seed=2, scale=1.0)
-    token, upstream = (
-        case.tokens(torch.empty(M, V)),
-        [given for given in case.upstream() if given is not None],
+    token = random_tokens(M, K, vocabulary=V)
+    found, exact = check_alone(
+        Case(), hidden, weight, token, autocast=True, atol=2.0**-4, rtol=2.0**-6
     )
-    states, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = hidden_logprobs(states, head, token, case.scoring(Shard()))
-    results = [result for result in found if result is not None]
-    torch.autograd.backward(results, upstream)
-    values, of_hidden, of_weight = dense_from_hidden(case, hidden, weight, token, upstream)
-    assert (results[0] - values[0]).abs().max() > 1e-4, "the products are not bf16"
-    for actual, expected in zip(
-        [*results, states.grad, head.grad], [*values, of_hidden, of_weight], strict=True
-    ):
-        assert actual is not None
-        assert actual.dtype == torch.float32
-        close(actual, expected, atol=2.0**-4, rtol=2.0**-6)
+    assert (found - exact).abs().max() > 1e-4, "the products are not bf16"
 
 
 # Memory.
