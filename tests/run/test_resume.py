@@ -69,21 +69,24 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
+    ("number", "send"),
     [
-        (signal.SIGTERM, 143),
-        full(signal.SIGINT, 130),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.proof),
+        (signal.SIGTERM, os.kill),
+        full(signal.SIGINT, os.kill),
+        pytest.param(signal.SIGHUP, os.kill, marks=pytest.mark.proof),
+        full(signal.SIGTERM, os.killpg),
+        full(signal.SIGINT, os.killpg),
     ],
 )
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
-    run: Run, in_tmp: Path, number: signal.Signals, code: int
+    run: Run, in_tmp: Path, number: signal.Signals, send: Callable[[int, int], None]
 ) -> None:
+    """A terminal sends Ctrl-C, and a job system SIGTERM, to the run's children as well."""
     overrides = ("run.max_steps=100", "run.save_every=100")
     with started("run", *overrides) as process:
         wait_for(lambda: steps_logged("run") >= 2, process)
-        process.send_signal(number)
-        assert process.wait(300) == code
+        send(process.pid, number)
+        assert process.wait(300) == 128 + number
         assert process.stderr is not None
         told = process.stderr.read()
     last = steps_logged("run")
@@ -350,19 +353,6 @@ def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
         ChangedError, match=r"holds a run of a different recipe:\n  recipe\.model\."
     ):
         train(load("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
-
-
-@pytest.mark.full
-def test_signals_to_the_whole_group_end_the_run_in_order(run: Run, in_tmp: Path) -> None:
-    """As a terminal sends Ctrl-C, and a job system SIGTERM: to the run's children as well."""
-    for folder, number in (("int", signal.SIGINT), ("term", signal.SIGTERM)):
-        with started(folder, "run.max_steps=100", "run.save_every=100") as process:
-            wait_for(lambda folder=folder: steps_logged(folder) >= 2, process)
-            os.killpg(process.pid, number)
-            assert process.wait(300) == 128 + number
-        assert [path.name for path in Path(folder, "checkpoints").iterdir()] == [
-            f"step_{steps_logged(folder):06d}"
-        ]
 
 
 def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_run(
