@@ -123,14 +123,12 @@ NCCL = Route("process_group", backend="nccl")
     [
         (Devices(1, 1, True), Processes(1, 1), WITHIN),
         (Devices(1, 8, True), Processes(8, 4, 2), WITHIN),
-        (Devices(2, 8, True), Processes(16, 16), WITHIN),
         (
             Devices(1, 8, True),
             Processes(2, 8),
             GLOO,
         ),  # rank 0 shares a GPU with an engine, which NCCL refuses
         (Devices(1, 8, True), Processes(4, 2, apart=True), NCCL),
-        (Devices(2, 8, True), Processes(8, 8, apart=True), NCCL),
         (Devices(1, 8, True), Processes(0, 2), HOST),
         (Devices(1, 4, False), Processes(2, 2), HOST),
         (Devices(2, 4, False), Processes(4, 4, apart=True), GLOO),

@@ -267,21 +267,6 @@ def plain_distribution(model: Any, prompt: Tensor, sampling: SamplingParams) -> 
     return plain_filtered(logits, sampling).softmax(-1)[0]
 
 
-@pytest.mark.parametrize("size", [1, 4, 64])
-def test_batch_size_changes_no_draw(models: Callable[..., Path], size: int) -> None:
-    lm = load_causal_lm(models("qwen3"))
-    stops = SamplingParams(max_tokens=12, stop_token_ids=(7, 20, 33, 48))
-    wanted = requests(tuple(range(1, 25)))
-    batch, expected = (
-        TorchSampler(lm, size).generate(wanted, stops),
-        TorchSampler(lm, 9).generate(wanted, stops),
-    )
-    assert responses(batch) == responses(expected)
-    torch.testing.assert_close(
-        batch["sampler_logprob"], expected["sampler_logprob"], atol=1e-5, rtol=0.0
-    )
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_is_what_transformers_generates(
     models: Callable[..., Path], architecture: str

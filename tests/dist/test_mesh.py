@@ -231,9 +231,7 @@ WAYS = [
     (section("torch", dp=4), section("torch", dp=2, tp=2)),
     (section("torch", dp=2), section("megatron", pp=2)),
     (section("megatron", tp=2, pp=2), section("torch", dp=2)),
-    (section("torch", dp=2, tp=2), section("torch", dp=4)),
     (section("torch", dp_replicate=2, tp=2), section("torch", cp=2, dp=2)),
-    (section("torch", cp=2, tp=2), section("torch", dp_replicate=2, dp=2)),
 ]
 
 

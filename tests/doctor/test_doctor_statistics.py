@@ -159,7 +159,6 @@ def test_hits_that_come_together_are_worth_less() -> None:
     ("freedom", "two_sided", "t"),
     [
         (7, 0.01, 3.4995),
-        (31, 0.02, 2.4528),
         (1000, 0.05, 1.9623),
         (15, 0.002, 3.7328),
         (1, 0.05, 12.7062),

@@ -116,7 +116,6 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
     ("backend", "attach", "family", "parallel", "expected", "function"),
     [
         ("torch", faulty_taps.torch_scale, "llama", {}, {"attn"}, "Fused.causal"),
-        full("torch", faulty_taps.torch_scale, "llama", {"tp": 2}, {"attn"}, "Fused.causal"),
         (
             *("torch", faulty_taps.torch_positions, "qwen3", {"cp": 2}),
             *({"rotary_emb", "rotary_emb.1"}, "Qwen3RotaryEmbedding.forward"),

@@ -91,8 +91,6 @@ def certificate() -> dict[str, Any]:
         ("ppo", ("learner.dtype=bf16", *SHAPED)),
         ("grpo", ("learner.micro_batch_tokens=100",)),
         full("ppo", ("learner.micro_batch_tokens=100", "sampler.max_batch_size=3")),
-        full("grpo", ("learner.dtype=bf16", "sampler.max_batch_size=3", *SHAPED)),
-        full("ppo", ("learner.dtype=bf16", "sampler.replicas=2")),
         ("turns", ("learner.dtype=bf16", "learner.micro_batch_tokens=100", *SHAPED)),
         full("turns", ("sampler.max_batch_size=3",)),
         ("grpo", (*LORA, "learner.dtype=bf16", *SHAPED)),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -22,13 +22,6 @@ ROWS = st.one_of(
 # shape says so.
 BF16 = st.just(False) if torch.cpu._is_amx_tile_supported() else st.booleans()
 SHAPES = st.sampled_from(((32, 64), (64, 15), (64, 16), (172, 64), (128, 384), (896, 896)))
-
-
-@pytest.fixture(autouse=True)
-def _same_threads_afterwards() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @settings(max_examples=60, deadline=None)
