@@ -27,6 +27,7 @@ from tiny_models import (
     ragged,
 )
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
@@ -193,6 +194,21 @@ def test_scores_under_the_distribution_that_was_sampled_from(pair: Pair) -> None
     assert torch.isfinite(logprob).all()
 
 
+def test_order_of_rows_does_not_matter(pair: Pair) -> None:
+    batch, order = ragged(LENGTHS), [3, 0, 7, 5, 1, 6, 2, 4]
+    shuffled, back = batch.select(order), torch.argsort(torch.tensor(order))
+    logprob = Batch(pair.policy.logprobs(shuffled), shuffled.lengths).select(back).tokens
+    torch.testing.assert_close(logprob, pair.policy.logprobs(batch), atol=2e-6, rtol=0.0)
+    value, final = pair.critic.values(shuffled)
+    torch.testing.assert_close(final[back], pair.critic.values(batch)[1], atol=2e-6, rtol=0.0)
+    torch.testing.assert_close(
+        Batch(value, shuffled.lengths).select(back).tokens,
+        pair.critic.values(batch)[0],
+        atol=2e-6,
+        rtol=0.0,
+    )
+
+
 def test_three_steps_are_those_of_a_hand_written_loop(pair: Pair) -> None:
     batches = [ragged(LENGTHS, seed) for seed in range(3)]
     model = plain_model(pair.model)
@@ -206,6 +222,15 @@ def test_three_steps_are_those_of_a_hand_written_loop(pair: Pair) -> None:
     assert_close(weights, tensors(model), 1e-6)
     moved = torch.cat([(weights[name] - first[name]).abs().flatten() for name in weights])
     assert moved.quantile(0.5) > 1e-5
+
+
+def test_metrics_are_exact_over_micro_batches_and_ranks(pair: Pair) -> None:
+    batch = ragged(LENGTHS)
+    expected = -float(plain_logprobs(plain_model(pair.model), batch).detach().sum()) / int(
+        batch.mask.sum()
+    )
+    metrics = pair.policy.forward_backward(batch, WeightedLogprob()).floats()
+    assert metrics["surprise"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_critic_learns_from_the_same_verbs(pair: Pair) -> None:
@@ -319,6 +344,24 @@ def test_every_architecture_scores_like_transformers(
     )
 
 
+@pytest.mark.parametrize("budget", [1, 33, 100_000])
+def test_micro_batches_change_no_gradient(models: Callable[..., Path], budget: int) -> None:
+    batch, folder = ragged(LENGTHS), models("qwen3")
+    section = SECTION.model_copy(update={"micro_batch_tokens": budget})
+    learner = LearnerSpec(str(folder), "logits", section, OPTIMIZER, 0).build()
+    learner.forward_backward(batch, WeightedLogprob())
+    model = plain_model(folder)
+    (-(batch["advantage"] * plain_logprobs(model, batch)).sum()).backward()
+    expected = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+    largest = max(float(grad.abs().max()) for grad in expected.values())
+    gradients = {
+        name.removeprefix("lm."): p.grad
+        for name, p in learner.model.named_parameters()
+        if p.grad is not None
+    }
+    assert_close(gradients, expected, 2e-6 * largest)
+
+
 def test_updates_of_one_in_a_hundred_thousand_survive_bf16(models: Callable[..., Path]) -> None:
     batch, folder = ragged(LENGTHS), models("llama")
     section = SECTION.model_copy(update={"dtype": "bf16"})
@@ -339,3 +382,15 @@ def test_updates_of_one_in_a_hundred_thousand_survive_bf16(models: Callable[...,
     assert after[gains].dtype == torch.float32
     step = (after[gains] - before[gains]).abs()
     torch.testing.assert_close(step, torch.full_like(step, 1e-5), rtol=0.02, atol=0.0)
+
+
+@pytest.mark.parametrize("budget", [64, 4096])
+def test_real_weights_score_real_text_like_transformers(assets: Path, budget: int) -> None:
+    folder = assets / "models/stories260K/hf"
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    batch = ragged((40, 3, 25, 64, 9))
+    section = SECTION.model_copy(update={"micro_batch_tokens": budget})
+    learner = LearnerSpec(str(folder), "logits", section, None, 0).build()
+    with torch.no_grad():
+        expected = plain_logprobs(model, batch)
+    torch.testing.assert_close(learner.logprobs(batch), expected, atol=1e-5, rtol=0.0)

@@ -4,6 +4,7 @@ bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -71,6 +72,13 @@ PROMPTS = (1, 2, 17, 64, 65, 9)
 MOST = 10
 
 
+@pytest.fixture(autouse=True)
+def _same_threads_afterwards() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 def build(kind: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -121,6 +129,16 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: 
             assert torch.equal(
                 scored(head, part, dtype, gradient), part["sampler_logprob"][part.mask]
             )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_what_is_sampled_does_not_depend_on_the_batch(dtype: DType) -> None:
+    lm = build("llama")
+    make_exact(lm)
+    sampling = SamplingParams(max_tokens=MOST, temperature=1.3, top_p=0.9)
+    one, many = (TorchSampler(lm, size, dtype).generate(requests(64), sampling) for size in (1, 9))
+    assert torch.equal(one.tokens, many.tokens)
+    assert torch.equal(one["sampler_logprob"], many["sampler_logprob"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
