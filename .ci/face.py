@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent
 OUT = ROOT / "lockstep/api/options.pyi"
 SHORT = {
     "model": "str | Path | {}",
-    "reward": "Reward | {}",
-    "validation_reward": "Reward | {}",
-    "verifier": "Reward | {}",
+    "reward": "RewardValue | {}",
+    "validation_reward": "RewardValue | {}",
+    "verifier": "RewardValue | {}",
     "environment": "str | type | {}",
     "trackers": "Callable[[str, int, Any], object] | {}",
 }
@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from lockstep.api.values import Reward, Rows
+from lockstep.api.values import RewardValue, RowsValue
 
 '''
 FACE = '''"""One class per algorithm that ships, for type checkers and editors."""
@@ -74,7 +74,7 @@ def recipe_block(name: str, written: dict[type, str]) -> str:
     """The typed dict of the options that a class takes."""
     kind = registry.find(vars(algorithms)[name].algorithm)
     assert kind is not None
-    lines = ["train: Rows", "validation: Rows | None"]
+    lines = ["train: RowsValue", "validation: RowsValue | None"]
     for key, field in kind.model_fields.items():
         if key == "algorithm":
             continue

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 
 
 def name_runs_apart(alteration: str, sections: tuple[str, ...]) -> None:
@@ -18,11 +18,11 @@ def name_runs_apart(alteration: str, sections: tuple[str, ...]) -> None:
         sections: Recipes with one of these sections are changed by it; others, such as warm starts,
             are shared.
     """
-    as_written = Loaded.identity
+    as_written = LoadedRecipe.identity
 
-    def identity(self: Loaded) -> dict[str, Any]:
+    def identity(self: LoadedRecipe) -> dict[str, Any]:
         """The options that identify the run, and what was replaced."""
         tree = as_written(self)
         return tree | {"altered": alteration} if any(tree.get(name) for name in sections) else tree
 
-    Loaded.identity = identity
+    LoadedRecipe.identity = identity

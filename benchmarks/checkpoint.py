@@ -29,8 +29,8 @@ from lockstep.learners.base import train
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.heads import LogitsHead
-from lockstep.run.checkpoint.checkpoints import Checkpoints
-from lockstep.run.checkpoint.saver import Saver
+from lockstep.run.checkpoint.checkpoints import CheckpointStore
+from lockstep.run.checkpoint.saver import CheckpointSaver
 
 HIDDEN = 768
 LAYERS = 8
@@ -67,7 +67,7 @@ def waiting(learners: dict[str, TorchLearner], folder: Path) -> float:
 
 
 def saving(
-    saver: Saver, number: int, learners: dict[str, TorchLearner]
+    saver: CheckpointSaver, number: int, learners: dict[str, TorchLearner]
 ) -> tuple[float, float, list[float]]:
     """Seconds that training waited, seconds until the checkpoint had its name, and of each step
     meanwhile.
@@ -87,7 +87,7 @@ def saving(
 def measure(folder: Path) -> tuple[list[Row], dict[str, object]]:
     learners = {name: learner(seed) for seed, name in enumerate(("policy", "critic"))}
     alone = [step(learners) for _ in range(4)][1:]
-    saver = Saver(Checkpoints(folder / "checkpoints", keep=1), learners)
+    saver = CheckpointSaver(CheckpointStore(folder / "checkpoints", keep=1), learners)
     theirs = []
     ours = []
     for number in range(1, SAVES + 1):

@@ -28,7 +28,7 @@ from lockstep.algorithms.policy_gradient.step import (
     sample_step,
 )
 from lockstep.config import LearnerSection
-from lockstep.core.types import Phase, skip_timing
+from lockstep.core.types import PhaseTimer, skip_timing
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
@@ -48,7 +48,7 @@ GROUPED: dict[str, dict[str, Any]] = {
 
 
 def step_of(
-    folder: Path, args: argparse.Namespace, phase: Phase = skip_timing
+    folder: Path, args: argparse.Namespace, phase: PhaseTimer = skip_timing
 ) -> tuple[Callable[[int], object], list[TorchLearner]]:
     """The step as a function of its number, and the learners that hold the state."""
     lm = causal_lm(llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)).eval()

@@ -32,14 +32,14 @@ from lockstep.algorithms.policy_gradient.step import sample_step
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn
 from lockstep.config import DataSection
-from lockstep.core.types import Phase, Prompt, skip_timing
+from lockstep.core.types import PhaseTimer, Prompt, skip_timing
 from lockstep.data.jsonl import JsonlIndex
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead, ValueHead
-from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.monitor.agreement import Agreement, AgreementPromise
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -81,7 +81,7 @@ def last_token(
 
 def prompts_in(
     folder: Path, args: argparse.Namespace, data: DataSection
-) -> tuple[Prompts, PreTrainedTokenizerFast]:
+) -> tuple[PromptRows, PreTrainedTokenizerFast]:
     """Prompts of random tokens, read from JSONL like any others, and the tokenizer of their
     words.
     """
@@ -92,11 +92,11 @@ def prompts_in(
     texts = (" ".join(f"t{token}" for token in row) for row in rows)
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in texts))
-    return Prompts(JsonlIndex(file, "error"), tokenizer, data), tokenizer
+    return PromptRows(JsonlIndex(file, "error"), tokenizer, data), tokenizer
 
 
 def step_of(
-    folder: Path, args: argparse.Namespace, phase: Phase = skip_timing
+    folder: Path, args: argparse.Namespace, phase: PhaseTimer = skip_timing
 ) -> tuple[Callable[[int], object], list[TorchLearner]]:
     """The step as a function of its number, and the learners that hold the state."""
     options = recipe(args)
@@ -134,7 +134,7 @@ def experience_of(
     args: argparse.Namespace,
     options: PPORecipe | PolicyGradient,
     policy: TorchLearner,
-    phase: Phase = skip_timing,
+    phase: PhaseTimer = skip_timing,
 ) -> RolloutCollector:
     """The small Llama answers, sharing the learner's weights."""
     prompts, tokenizer = prompts_in(folder, args, options.data)
@@ -155,7 +155,7 @@ def agreement_of(
     """The comparison of learner and sampler, as runs make it."""
     section = options.agreement
     bound = section.bound(options.learner.dtype)
-    promise = Promise(bound, section.stops, "lockstep doctor quick", exact=args.exact)
+    promise = AgreementPromise(bound, section.stops, "lockstep doctor quick", exact=args.exact)
     return Agreement(policy, collector.engine, promise, None, print)
 
 

@@ -18,11 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from lockstep.core.batch import Batch
 from lockstep.distributed.ranks import ALONE
 from lockstep.models import attention
-from lockstep.models.cut import Cut
+from lockstep.models.cut import RowShare
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.weight_sync.carriers import Route
-from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.carriers import TransferRoute
+from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 from lockstep_doctor.taps.torch_sampler import SamplerTap
 
@@ -146,8 +146,8 @@ def _sent(family: str) -> Program:
                 parameter.zero_()
         sampler = TorchSampler(model, 1)
         sender = LocalSender()
-        outgoing = Outgoing(build(family).named_parameters, torch.float32)
-        route = Route("shared_memory", sender.places)
+        outgoing = OutgoingWeights(build(family).named_parameters, torch.float32)
+        route = TransferRoute("shared_memory", sender.places)
         sender.join(route)
         sampler.join(route)
         for bucket in sender.buckets(outgoing, columns=True):
@@ -208,7 +208,9 @@ def read(model: nn.Module, tokens_T: Tensor) -> Tensor:
 
 def read_as_learner(model: nn.Module, tokens_T: Tensor) -> Tensor:
     """Reads a sequence as the torch learner does."""
-    return model(**Cut.of(Batch(tokens_T, torch.tensor([len(tokens_T)])), ALONE).inputs).logits[0]
+    return model(
+        **RowShare.of(Batch(tokens_T, torch.tensor([len(tokens_T)])), ALONE).inputs
+    ).logits[0]
 
 
 def read_as_sampler(model: nn.Module, tokens_T: Tensor) -> Tensor:

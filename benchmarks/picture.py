@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from lockstep.report.agreement import AgreementSummary, summarize_agreement
-from lockstep.report.held_out import HELD_OUT, Figure, figures
+from lockstep.report.held_out import HELD_OUT, MetricFigure, figures
 from lockstep.report.log import read_metrics
 
 HELD = "validation/accuracy", "validation/reward"
@@ -71,7 +71,7 @@ class Panel:
         share = (scale(inside) - scale(self.low)) / (scale(self.high) - scale(self.low))
         return self.bottom - (self.bottom - self.top) * share
 
-    def draw_line(self, points: Sequence[Figure], name: str) -> str:
+    def draw_line(self, points: Sequence[MetricFigure], name: str) -> str:
         """Draws a line through points."""
         path = " ".join(f"{self.x(point.step):.1f},{self.y(point.value):.1f}" for point in points)
         return f'<polyline class="{name}" points="{path}"/>'
@@ -123,7 +123,7 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
 
 
 def _draw_learning(
-    rows: Sequence[dict[str, float]], held: Sequence[Figure], last: int
+    rows: Sequence[dict[str, float]], held: Sequence[MetricFigure], last: int
 ) -> list[str]:
     """Returns the panel of rewards, sampled and held out with intervals, and of what a critic
     explains of returns.

@@ -21,8 +21,8 @@ from benchmarks.plan_measure import TINY, measured, model_folder
 from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, LoRA, Parallel
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.memory import Head, Rank
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.memory import HeadKind, ModelRank
+from lockstep.plan.sizes import ModelSizes
 
 TOKENS = 1024
 SIZES = {
@@ -36,7 +36,7 @@ SIZES = {
 AGAIN = {"activation_checkpointing": True}
 BF16 = {"dtype": "bf16"}
 LORA = {"lora": LoRA()}
-CASES: tuple[tuple[str, dict[str, int], dict[str, Any], Head], ...] = (
+CASES: tuple[tuple[str, dict[str, int], dict[str, Any], HeadKind], ...] = (
     ("one process", {}, {}, "logits"),
     ("one process, checkpointed", {}, AGAIN, "logits"),
     ("one process, bf16", {}, BF16, "logits"),
@@ -78,8 +78,8 @@ def compared(
         device="cpu", parallel=Parallel(**parallel), micro_batch_tokens=tokens, **options
     )
     load = Load(tokens // 2, 1, 2 * passes * section.parallel.dp)
-    rank = Rank(
-        Sizes.of(skeleton(read_config(folder), str(folder)), section.lora), section, load, head
+    rank = ModelRank(
+        ModelSizes.of(skeleton(read_config(folder), str(folder)), section.lora), section, load, head
     )
     return measured(folder, tiny, section, head, [tokens // 2] * 2 * passes), rank.peak.size
 

@@ -14,15 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.harness import MemoryGrowth
 from lockstep.cluster.learner_group import RankSpec
-from lockstep.cluster.placement import Place
+from lockstep.cluster.placement import ProcessPlace
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import outcomes
 from lockstep.cluster.workers import HERE, LOOPBACK
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
-from lockstep.distributed.meeting import Host
-from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.distributed.meeting import RendezvousHost
+from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners.base import train
 from lockstep.losses.base import Outputs
 from lockstep.losses.cross_entropy import CrossEntropyLoss
@@ -85,7 +85,7 @@ class MeasuredRank:
             first = tiny.build()
         else:
             first = replace(self.rank, learner=tiny).build()
-            ranks = Ranks.of("cpu", parallel.model_dump())
+            ranks = RankMesh.of("cpu", parallel.model_dump())
         steps = Steps(first, spec.head, [64, 64])
         steps.step()
         growth = MemoryGrowth()
@@ -128,8 +128,8 @@ def measured(
     """
     spec = LearnerSpec(str(folder), head, section, Optimizer(lr=1e-5), 0)
     count = section.parallel.ranks
-    host = Host(LOOPBACK, count, 600.0)
-    place = Place(0, (0,), 0, on_gpu=False)
+    host = RendezvousHost(LOOPBACK, count, 600.0)
+    place = ProcessPlace(0, (0,), 0, on_gpu=False)
     ranks = [
         HERE.start(
             MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)).build,

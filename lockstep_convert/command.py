@@ -8,7 +8,7 @@ from lockstep.core.errors import InputError
 from lockstep_convert.convert import convert, detect_library
 from lockstep_convert.read import read_config
 from lockstep_convert.report import check_recipe, list_lines, render_recipe
-from lockstep_convert.table import Verdict, list_libraries
+from lockstep_convert.table import KeyVerdict, list_libraries
 
 
 def convert_words(
@@ -32,7 +32,7 @@ def convert_words(
         return render_recipe(converted), report, f"the recipe does not load yet: {wrong}"
     open_keys = [
         entry.theirs
-        for verdict in (Verdict.LOOK, Verdict.UNKNOWN)
+        for verdict in (KeyVerdict.LOOK, KeyVerdict.UNKNOWN)
         for entry in converted.select(verdict)
     ]
     if open_keys:

@@ -11,19 +11,26 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lockstep.config import registry
-from lockstep.config.errors import Shape, list_options
+from lockstep.config.errors import RecipeShape, list_options
 from lockstep.core.errors import InputError
-from lockstep_convert.read import Config, flatten, resolve_interpolations
+from lockstep_convert.read import ForeignConfig, flatten, resolve_interpolations
 from lockstep_convert.table import (
-    Options,
-    Row,
-    Table,
-    Verdict,
+    DottedOptions,
+    KeyEntry,
+    KeyTable,
+    KeyVerdict,
     list_libraries,
     load_ours,
     load_table,
 )
-from lockstep_convert.values import CONVERSIONS, TAKES_NULL, Doubt, fill_references, shorten, spell
+from lockstep_convert.values import (
+    CONVERSIONS,
+    TAKES_NULL,
+    DoubtfulValue,
+    fill_references,
+    shorten,
+    spell,
+)
 
 _VARIABLE = re.compile(r"\$[\w{(]")
 _SPELLINGS = (("ppo.", "grpo."), ("policy.", "optimizer."))
@@ -31,7 +38,7 @@ _SPELLINGS = (("ppo.", "grpo."), ("policy.", "optimizer."))
 
 
 @dataclass(frozen=True)
-class Entry:
+class ConvertedKey:
     """The result for one key of the other library.
 
     Attributes:
@@ -45,14 +52,14 @@ class Entry:
 
     theirs: str
     value: Any
-    verdict: Verdict
+    verdict: KeyVerdict
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sentence: str = ""
     is_default: bool = False
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedConfig:
     """A converted config.
 
     Attributes:
@@ -65,15 +72,15 @@ class Converted:
         remarks: Facts about the library's trainer that no key expresses.
     """
 
-    table: Table
+    table: KeyTable
     algorithm: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ConvertedKey, ...]
     options: Mapping[str, Any]
     notes: Mapping[str, str]
     defaults: Mapping[str, tuple[str, Any]]
     remarks: tuple[str, ...] = ()
 
-    def select(self, verdict: Verdict) -> list[Entry]:
+    def select(self, verdict: KeyVerdict) -> list[ConvertedKey]:
         """The entries with a verdict."""
         return [entry for entry in self.entries if entry.verdict is verdict]
 
@@ -82,7 +89,7 @@ def order_options(algorithm: str) -> tuple[str, ...]:
     """All options of an algorithm's recipes, in their order."""
     kind = registry.find(algorithm)
     assert kind is not None, algorithm
-    return tuple(list_options(Shape(kind)))
+    return tuple(list_options(RecipeShape(kind)))
 
 
 def detect_library(tree: Mapping[str, Any]) -> str:
@@ -109,7 +116,7 @@ def detect_library(tree: Mapping[str, Any]) -> str:
     return best[0]
 
 
-def convert(config: Config, library: str, algorithm: str | None = None) -> Converted:
+def convert(config: ForeignConfig, library: str, algorithm: str | None = None) -> ConvertedConfig:
     """Converts a config.
 
     Args:
@@ -126,10 +133,10 @@ def convert(config: Config, library: str, algorithm: str | None = None) -> Conve
     kind = algorithm or _find_kind(table, config, given)
     if kind is None:
         raise InputError("the config names no algorithm that Lockstep supports; set --algorithm")
-    return _Conversion(table, kind, given, tuple(config.files)).run()
+    return _ConfigConversion(table, kind, given, tuple(config.files)).run()
 
 
-def _find_kind(table: Table, config: Config, given: Mapping[str, Any]) -> str | None:
+def _find_kind(table: KeyTable, config: ForeignConfig, given: Mapping[str, Any]) -> str | None:
     for rule in table.algorithm:
         if "program" in rule and rule["program"] in config.program.lower().rsplit("/", 1)[-1]:
             return rule["is"]
@@ -149,21 +156,23 @@ def _find_kind(table: Table, config: Config, given: Mapping[str, Any]) -> str | 
     return None
 
 
-class _Conversion:
+class _ConfigConversion:
     """The state of one conversion."""
 
-    def __init__(self, table: Table, kind: str, given: Options, files: tuple[str, ...]) -> None:
+    def __init__(
+        self, table: KeyTable, kind: str, given: DottedOptions, files: tuple[str, ...]
+    ) -> None:
         self.table = table
         self.kind = kind
         self.given = given
         self.files = files
         self.algorithm = table.kinds.get(kind, kind)
         self.known = order_options(self.algorithm)
-        self.options: Options = {}
+        self.options: DottedOptions = {}
         self.notes: dict[str, str] = {}
         self.defaults: dict[str, tuple[str, Any]] = {}
 
-    def run(self) -> Converted:
+    def run(self) -> ConvertedConfig:
         """Converts all keys, then adds other required options."""
         entries = [self._convert_key(key, value) for key, value in self.given.items()]
         entries += self._read_defaults()
@@ -173,13 +182,13 @@ class _Conversion:
             if self._is_free(option) and self._find_missing(option, value) is None:
                 self._put(option, value, f"as {self.table.name} does")
         entries += [
-            Entry(self.kind, None, Verdict.LOOK, {}, sentence)
+            ConvertedKey(self.kind, None, KeyVerdict.LOOK, {}, sentence)
             for sentence in self.table.look.get(self.kind, ())
         ]
         entries = [self._check_requirements(entry) for entry in entries]
         entries += self._fill_required()
         remarks = (*self.table.remarks.get(self.kind, ()), *self.table.remarks.get("*", ()))
-        return Converted(
+        return ConvertedConfig(
             self.table,
             self.algorithm,
             tuple(entries),
@@ -189,12 +198,12 @@ class _Conversion:
             remarks,
         )
 
-    def _convert_key(self, key: str, value: Any) -> Entry:
+    def _convert_key(self, key: str, value: Any) -> ConvertedKey:
         row = self.table.find(key)
         if row is None:
-            return Entry(key, value, Verdict.UNKNOWN)
+            return ConvertedKey(key, value, KeyVerdict.UNKNOWN)
         if key == "defaults" and set(self.files) >= set(_list_bases(value)):
-            return Entry(key, value, Verdict.NOT_NEEDED, {}, "the files are read")
+            return ConvertedKey(key, value, KeyVerdict.NOT_NEEDED, {}, "the files are read")
         entry = self._judge(row, key, value)
         clash = next(
             (name for name, new in entry.options.items() if self.options.get(name, new) != new),
@@ -202,16 +211,18 @@ class _Conversion:
         )
         if clash is not None:
             sentence = f"{clash} is already {spell(self.options[clash])}, from {self.notes[clash]}"
-            return replace(entry, verdict=Verdict.LOOK, options={}, sentence=sentence)
+            return replace(entry, verdict=KeyVerdict.LOOK, options={}, sentence=sentence)
         for option, new in entry.options.items():
             self._put(option, new, key if new == value else f"{key}: {shorten(key, value)}")
         return entry
 
-    def _judge(self, row: Row, key: str, value: Any) -> Entry:
+    def _judge(self, row: KeyEntry, key: str, value: Any) -> ConvertedKey:
         """Returns the verdict on a value and the options that it sets."""
-        if row.verdict is not Verdict.CONVERTED:
-            is_off = row.verdict is Verdict.LOOK and (value is None or value in row.off)
-            return Entry(key, value, Verdict.NOT_NEEDED if is_off else row.verdict, {}, row.note)
+        if row.verdict is not KeyVerdict.CONVERTED:
+            is_off = row.verdict is KeyVerdict.LOOK and (value is None or value in row.off)
+            return ConvertedKey(
+                key, value, KeyVerdict.NOT_NEEDED if is_off else row.verdict, {}, row.note
+            )
         unmet = next(
             (name for name, wanted in row.when.items() if not self._is_met(name, wanted)), None
         )
@@ -221,39 +232,41 @@ class _Conversion:
                 or row.nothing
                 or f"not read, since {unmet} is {spell(self._find(unmet))}"
             )
-            return Entry(
-                key, value, Verdict.LOOK if row.unless else Verdict.NOT_NEEDED, {}, sentence
+            return ConvertedKey(
+                key, value, KeyVerdict.LOOK if row.unless else KeyVerdict.NOT_NEEDED, {}, sentence
             )
         if isinstance(value, str) and _VARIABLE.search(value.removeprefix("$HOME/")):
-            return Entry(key, value, Verdict.LOOK, {}, "an unset variable")
+            return ConvertedKey(key, value, KeyVerdict.LOOK, {}, "an unset variable")
         if value in row.off or (
             value is None and row.convert not in TAKES_NULL and row.values is None
         ):
-            return Entry(key, value, Verdict.NOT_NEEDED, {}, "off, which is the default here")
+            return ConvertedKey(
+                key, value, KeyVerdict.NOT_NEEDED, {}, "off, which is the default here"
+            )
         try:
             found = self._convert_value(row, value)
             for other in row.also:
                 if all(self._is_met(name, wanted) for name, wanted in other.when.items()):
                     found |= self._convert_value(other, value)
-        except Doubt as doubt:
-            return Entry(key, value, Verdict.LOOK, {}, str(doubt))
+        except DoubtfulValue as doubt:
+            return ConvertedKey(key, value, KeyVerdict.LOOK, {}, str(doubt))
         except (TypeError, ValueError, ZeroDivisionError):
-            return Entry(key, value, Verdict.LOOK, {}, "an unexpected value")
+            return ConvertedKey(key, value, KeyVerdict.LOOK, {}, "an unexpected value")
         if not found:
-            return Entry(
-                key, value, Verdict.NOT_NEEDED, {}, row.nothing or row.note or "as it is here"
+            return ConvertedKey(
+                key, value, KeyVerdict.NOT_NEEDED, {}, row.nothing or row.note or "as it is here"
             )
         spelled = ((self._spell(option), new) for option, new in found.items())
         options = {option: new for option, new in spelled if option is not None}
         if not options:
-            return Entry(
-                key, value, Verdict.NO_COUNTERPART, {}, f"not an option of {self.algorithm}"
+            return ConvertedKey(
+                key, value, KeyVerdict.NO_COUNTERPART, {}, f"not an option of {self.algorithm}"
             )
         if row.look:
-            return Entry(key, value, Verdict.LOOK, options, row.look)
-        return Entry(key, value, Verdict.CONVERTED, options, row.note)
+            return ConvertedKey(key, value, KeyVerdict.LOOK, options, row.look)
+        return ConvertedKey(key, value, KeyVerdict.CONVERTED, options, row.note)
 
-    def _convert_value(self, row: Row, value: Any) -> Options:
+    def _convert_value(self, row: KeyEntry, value: Any) -> DottedOptions:
         """The options that a value sets, by the names of the tables."""
         own = f"{self.algorithm}/{spell(value)}"
         if row.values is not None and own in row.values:
@@ -267,7 +280,7 @@ class _Conversion:
         elif row.values is not None and row.otherwise == "ignore":
             return {}
         elif row.values is not None and row.otherwise != "keep":
-            raise Doubt(row.otherwise or f"not one of {', '.join(row.values)}")
+            raise DoubtfulValue(row.otherwise or f"not one of {', '.join(row.values)}")
         elif value is not None:
             value = CONVERSIONS[row.convert](value)
         if row.times or row.per:
@@ -280,17 +293,17 @@ class _Conversion:
         option = next((name for name in row.to if self._spell(name) is not None), row.to[0])
         return {option: value}
 
-    def _scale(self, row: Row, value: Any) -> Any:
+    def _scale(self, row: KeyEntry, value: Any) -> Any:
         for key in row.times:
             value *= self._find(key) or 1
         for key in row.per:
             divisor = self._find(key) or 1
             if value % divisor:
-                raise Doubt(f"{value} cannot be divided by {key}={divisor}")
+                raise DoubtfulValue(f"{value} cannot be divided by {key}={divisor}")
             value //= divisor
         return value
 
-    def _read_defaults(self) -> Iterator[Entry]:
+    def _read_defaults(self) -> Iterator[ConvertedKey]:
         """Converts defaults that scale other keys of the file; records the other defaults."""
         for key, row in self.table.rows.items():
             default = self._default_of(row)
@@ -300,13 +313,13 @@ class _Conversion:
                 yield replace(self._convert_key(key, default), is_default=True)
                 continue
             entry = self._judge(row, key, default)
-            if entry.verdict is Verdict.LOOK and not entry.options:
+            if entry.verdict is KeyVerdict.LOOK and not entry.options:
                 yield replace(entry, is_default=True)
             for option, value in entry.options.items():
                 if self._is_free(option) and option not in self.defaults:
                     self.defaults[option] = (key, value)
 
-    def _default_of(self, row: Row) -> Any:
+    def _default_of(self, row: KeyEntry) -> Any:
         if isinstance(row.default, dict):
             return row.default.get(self.kind, row.default.get(self.algorithm))
         return row.default
@@ -354,14 +367,17 @@ class _Conversion:
         self.options[name] = dict(value) if isinstance(value, dict) else value
         self.notes[name] = note
 
-    def _check_requirements(self, entry: Entry) -> Entry:
+    def _check_requirements(self, entry: ConvertedKey) -> ConvertedKey:
         """Removes options whose required option is missing."""
         for option, value in entry.options.items():
             needed = self._find_missing(option, value)
             if needed is not None:
                 self.options.pop(option, None)
                 return replace(
-                    entry, verdict=Verdict.LOOK, options={}, sentence=f"{option} requires {needed}"
+                    entry,
+                    verdict=KeyVerdict.LOOK,
+                    options={},
+                    sentence=f"{option} requires {needed}",
                 )
         return entry
 
@@ -378,7 +394,7 @@ class _Conversion:
                 return needed.replace(other, spelled)
         return None
 
-    def _fill_required(self) -> Iterator[Entry]:
+    def _fill_required(self) -> Iterator[ConvertedKey]:
         """Sets required options that the file lacks to the library's default or a placeholder."""
         for name, placeholder in load_ours()["placeholders"].items():
             option = self._spell(name)
@@ -398,10 +414,10 @@ class _Conversion:
                 continue
             value = placeholder["value"]
             self._put(option, value, f"placeholder: {placeholder['meaning']}")
-            yield Entry(
+            yield ConvertedKey(
                 option,
                 value,
-                Verdict.LOOK,
+                KeyVerdict.LOOK,
                 {},
                 f"missing, now a placeholder: {placeholder['meaning']}",
             )

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.core.errors import InputError
 from lockstep.system import yaml12
-from lockstep_convert.table import Options
+from lockstep_convert.table import DottedOptions
 
 _TREES = (".yaml", ".yml", ".json")
 _COMMANDS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
@@ -27,7 +27,7 @@ _MOST_STEPS = 20
 
 
 @dataclass
-class Config:
+class ForeignConfig:
     """A config of another library.
 
     Attributes:
@@ -37,7 +37,7 @@ class Config:
         files: Names of the files that were read.
     """
 
-    tree: Options = field(default_factory=dict[str, Any])
+    tree: DottedOptions = field(default_factory=dict[str, Any])
     program: str = ""
     files: list[str] = field(default_factory=list[str])
 
@@ -46,13 +46,13 @@ class Config:
         self.tree = yaml12.lay_over(self.tree, tree)
 
 
-def read_config(words: Collection[str]) -> Config:
+def read_config(words: Collection[str]) -> ForeignConfig:
     """Reads files and words in their order; what comes later wins.
 
     Raises:
         InputError: A file is missing or cannot be read, or a word is not an option.
     """
-    config = Config()
+    config = ForeignConfig()
     rest: list[str] = []
     for word in words:
         path = Path(word)
@@ -80,7 +80,7 @@ def _read_text(path: Path) -> str:
         raise InputError(f"{path} is not UTF-8 text") from None
 
 
-def _read_tree(path: Path) -> Options:
+def _read_tree(path: Path) -> DottedOptions:
     text = _read_text(path)
     try:
         if path.suffix == ".json":
@@ -115,7 +115,7 @@ def _split_command(path: Path) -> list[str]:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read_words(words: list[str], config: Config) -> None:
+def _read_words(words: list[str], config: ForeignConfig) -> None:
     """Reads `key=value` and `--flag value` words after the program's name."""
     start = _find_first_option(words)
     config.program = " ".join([*config.program.split(), *words[:start]])
@@ -157,7 +157,7 @@ def _find_first_option(words: list[str]) -> int:
     return 0
 
 
-def _put_flag(config: Config, flag: str | None, values: list[Any]) -> None:
+def _put_flag(config: ForeignConfig, flag: str | None, values: list[Any]) -> None:
     if flag is not None:
         if len(values) > 1:
             value = values
@@ -180,7 +180,7 @@ def flatten(
             yield key, value
 
 
-def resolve_interpolations(given: Mapping[str, Any]) -> Options:
+def resolve_interpolations(given: Mapping[str, Any]) -> DottedOptions:
     """Replaces values that are a reference to a different key, `${a.b}` or `${.sibling}`; other
     values are unchanged.
     """

@@ -8,18 +8,18 @@ from typing import Any
 
 from lockstep.config.errors import RecipeError
 from lockstep.config.loading import load_options
-from lockstep.config.recipe_files import Layer
+from lockstep.config.recipe_files import RecipeLayer
 from lockstep.system import yaml12
-from lockstep_convert.convert import Converted, Entry, order_options
+from lockstep_convert.convert import ConvertedConfig, ConvertedKey, order_options
 from lockstep_convert.read import flatten
-from lockstep_convert.table import Options, Verdict
+from lockstep_convert.table import DottedOptions, KeyVerdict
 from lockstep_convert.values import shorten, spell
 
 
-def render_recipe(converted: Converted) -> str:
+def render_recipe(converted: ConvertedConfig) -> str:
     """Renders the recipe as YAML; a comment gives the source of each option."""
     place = {option: i for i, option in enumerate(order_options(converted.algorithm))}
-    tree: Options = {"algorithm": converted.algorithm}
+    tree: DottedOptions = {"algorithm": converted.algorithm}
     for option in sorted(converted.options, key=lambda option: place.get(option, len(place))):
         _put(tree, option.split("."), copy.deepcopy(converted.options[option]))
     head = (
@@ -29,14 +29,14 @@ def render_recipe(converted: Converted) -> str:
     body = yaml12.annotate(tree, lambda keys: converted.notes.get(".".join(keys), ""))
     left = [
         f"# Look at this: {_name(entry)}: {entry.sentence}.\n"
-        for entry in converted.select(Verdict.LOOK)
+        for entry in converted.select(KeyVerdict.LOOK)
     ]
     return head + body + "".join(left)
 
 
-def check_recipe(converted: Converted) -> tuple[Mapping[str, Any], str]:
+def check_recipe(converted: ConvertedConfig) -> tuple[Mapping[str, Any], str]:
     """Returns the resolved options of the recipe and its error; one of them is empty."""
-    layer = Layer("the converted recipe", yaml12.parse(render_recipe(converted)))
+    layer = RecipeLayer("the converted recipe", yaml12.parse(render_recipe(converted)))
     try:
         loaded = load_options("converted", None, layer)
     except RecipeError as error:
@@ -44,14 +44,14 @@ def check_recipe(converted: Converted) -> tuple[Mapping[str, Any], str]:
     return dict(flatten(loaded.dump())), ""
 
 
-def list_lines(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[str]:
+def list_lines(converted: ConvertedConfig, resolved: Mapping[str, Any]) -> Iterator[str]:
     """Yields the report: the result for each key, and the library's defaults that differ from
     Lockstep's.
     """
     yield f"{converted.table.name} ({converted.table.version}) → algorithm: {converted.algorithm}"
     for remark in converted.remarks:
         yield f"note: {remark}"
-    for verdict in Verdict:
+    for verdict in KeyVerdict:
         entries = converted.select(verdict)
         if entries:
             yield ""
@@ -64,7 +64,7 @@ def list_lines(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[st
         yield from different
 
 
-def _list_entries(entries: list[Entry]) -> Iterator[str]:
+def _list_entries(entries: list[ConvertedKey]) -> Iterator[str]:
     """Yields one line for each entry that sets options, and one for all other entries with the same
     sentence.
     """
@@ -81,7 +81,7 @@ def _list_entries(entries: list[Entry]) -> Iterator[str]:
         yield f"  {'; '.join(names)}{f': {sentence}' if sentence else ''}"
 
 
-def _list_defaults(converted: Converted, resolved: Mapping[str, Any]) -> Iterator[str]:
+def _list_defaults(converted: ConvertedConfig, resolved: Mapping[str, Any]) -> Iterator[str]:
     for option, (key, theirs) in converted.defaults.items():
         if option in converted.options:
             yield (
@@ -100,7 +100,7 @@ def _list_defaults(converted: Converted, resolved: Mapping[str, Any]) -> Iterato
             )
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: ConvertedKey) -> str:
     if entry.value is None:
         value = ""
     else:
@@ -108,7 +108,7 @@ def _name(entry: Entry) -> str:
     return f"{entry.theirs}{' (their default)' if entry.is_default else ''}{value}"
 
 
-def _put(tree: Options, keys: list[str], value: Any) -> None:
+def _put(tree: DottedOptions, keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         tree = tree.setdefault(key, {})
     if not (value == {} and tree.get(keys[-1])):

@@ -12,11 +12,11 @@ from typing import Any
 
 from lockstep.system import yaml12
 
-Options = dict[str, Any]
+DottedOptions = dict[str, Any]
 """Options of a recipe, or keys of another library, by dotted names."""
 
 
-class Verdict(Enum):
+class KeyVerdict(Enum):
     """Kind of result for a key of the other library; the value is the heading in the report."""
 
     CONVERTED = "converted"
@@ -27,7 +27,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyEntry:
     """The entry of a key in a table.
 
     Attributes:
@@ -57,7 +57,7 @@ class Row:
     values: Mapping[str, Any] | None = None
     nothing: str = ""
     otherwise: str = ""
-    also: tuple[Row, ...] = ()
+    also: tuple[KeyEntry, ...] = ()
     sets: Mapping[str, Any] = field(default_factory=dict[str, Any])
     when: Mapping[str, Any] = field(default_factory=dict[str, Any])
     unless: str = ""
@@ -67,11 +67,11 @@ class Row:
     default: Any = None
     note: str = ""
     look: str = ""
-    verdict: Verdict = Verdict.CONVERTED
+    verdict: KeyVerdict = KeyVerdict.CONVERTED
 
 
 @dataclass(frozen=True)
-class Table:
+class KeyTable:
     """The keys of one library.
 
     Attributes:
@@ -89,12 +89,12 @@ class Table:
     version: str
     algorithm: list[dict[str, Any]]
     kinds: Mapping[str, str]
-    always: Mapping[str, Options]
+    always: Mapping[str, DottedOptions]
     look: Mapping[str, list[str]]
     remarks: Mapping[str, list[str]]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, KeyEntry]
 
-    def find(self, key: str) -> Row | None:
+    def find(self, key: str) -> KeyEntry | None:
         """The entry of a key; None if unknown."""
         if key in self.rows:
             return self.rows[key]
@@ -111,22 +111,22 @@ def list_libraries() -> tuple[str, ...]:
 
 
 @cache
-def load_table(library: str) -> Table:
+def load_table(library: str) -> KeyTable:
     """Reads the table of a library."""
     tree = _read(f"tables/{library}.yaml")
     rows = {key: _read_row(cell) for key, cell in tree["keys"].items()}
     for sentence, keys in tree["look"].items():
         rows |= {
-            key: Row(note=sentence, verdict=Verdict.LOOK, off=tuple(off or ()))
+            key: KeyEntry(note=sentence, verdict=KeyVerdict.LOOK, off=tuple(off or ()))
             for key, off in keys.items()
         }
     for verdict, name in (
-        (Verdict.NOT_NEEDED, "not_needed"),
-        (Verdict.NO_COUNTERPART, "no_counterpart"),
+        (KeyVerdict.NOT_NEEDED, "not_needed"),
+        (KeyVerdict.NO_COUNTERPART, "no_counterpart"),
     ):
         for sentence, keys in tree[name].items():
-            rows |= {key: Row(note=sentence, verdict=verdict) for key in keys.split()}
-    return Table(
+            rows |= {key: KeyEntry(note=sentence, verdict=verdict) for key in keys.split()}
+    return KeyTable(
         name=tree["name"],
         version=tree["version"],
         algorithm=tree["algorithm"],
@@ -139,18 +139,20 @@ def load_table(library: str) -> Table:
 
 
 @cache
-def load_ours() -> dict[str, Options]:
+def load_ours() -> dict[str, DottedOptions]:
     """Facts about Lockstep's options for conversions: requirements and placeholders."""
     return _read("ours.yaml")
 
 
-def _read_row(cell: Any) -> Row:
-    """A cell is the name of an option, a list of them, or a mapping with the fields of `Row`."""
+def _read_row(cell: Any) -> KeyEntry:
+    """A cell is the name of an option, a list of them, or a mapping with the fields of
+    `KeyEntry`.
+    """
     if not isinstance(cell, dict):
-        return Row(to=_as_tuple(cell))
+        return KeyEntry(to=_as_tuple(cell))
     lists = {name: _as_tuple(cell[name]) for name in ("to", "times", "per", "off") if name in cell}
     also = tuple(_read_row(inner) for inner in cell.get("also", ()))
-    return Row(**{**cell, **lists, "also": also})
+    return KeyEntry(**{**cell, **lists, "also": also})
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep_convert.table import Options
+from lockstep_convert.table import DottedOptions
 
 _ROWS = (".parquet", ".json", ".jsonl")
 _TRACKERS = ("wandb", "tensorboard")
@@ -16,7 +16,7 @@ _LONGEST_SHOWN = 60
 _REFERENCE = re.compile(r"<([\w.]+)>")
 
 
-class Doubt(ValueError):
+class DoubtfulValue(ValueError):
     """Raised for a value that a person must look at; the message says why."""
 
 
@@ -48,14 +48,16 @@ def convert_model(value: Any) -> Any:
 
 
 def convert_rows(value: Any) -> Any:
-    """Keeps paths of row files; raises `Doubt` for names of data sets."""
+    """Keeps paths of row files; raises `DoubtfulValue` for names of data sets."""
     if isinstance(value, list):
         names = value
     else:
         names = str(value).split(",")
     for name in names:
         if not str(name).endswith(_ROWS) and not str(name).startswith(("/", "./", "~", "$")):
-            raise Doubt(f"{name} is a data set: write a file, or hf:datasets/owner/name/file")
+            raise DoubtfulValue(
+                f"{name} is a data set: write a file, or hf:datasets/owner/name/file"
+            )
     if len(names) > 1:
         return names
     return names[0]
@@ -84,12 +86,14 @@ def convert_range(value: Any) -> Any:
     return [float(part) for part in parts]
 
 
-def convert_trackers(value: Any) -> Options:
+def convert_trackers(value: Any) -> DottedOptions:
     """Converts names of trackers to their sections."""
     names = [str(name) for name in convert_list(value) if name not in ("console", "none", None)]
     unknown = [name for name in names if name not in _TRACKERS]
     if unknown:
-        raise Doubt(f"unknown tracker {', '.join(unknown)}: choose one of {', '.join(_TRACKERS)}")
+        raise DoubtfulValue(
+            f"unknown tracker {', '.join(unknown)}: choose one of {', '.join(_TRACKERS)}"
+        )
     return {f"trackers.{name}": {} for name in names}
 
 
@@ -98,21 +102,21 @@ def convert_bound(value: Any) -> Any:
     differently.
     """
     if value == 0:
-        raise Doubt("0: use null for no bound")
+        raise DoubtfulValue("0: use null for no bound")
     return value
 
 
 def convert_count(value: Any) -> Any:
     """Checks a whole number above 0; anything else needs a decision."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value % 1:
-        raise Doubt("expected a whole number above 0")
+        raise DoubtfulValue("expected a whole number above 0")
     return int(value)
 
 
 def convert_number(value: Any) -> Any:
     """Checks that a value is a number and not text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Doubt("expected a number")
+        raise DoubtfulValue("expected a number")
     return value
 
 
@@ -156,7 +160,7 @@ def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> An
         else:
             found = find(name)
         if found is None or found == -1:
-            raise Doubt(f"needs {name}, which is not set in your file")
+            raise DoubtfulValue(f"needs {name}, which is not set in your file")
         return found
 
     whole = _REFERENCE.fullmatch(template)

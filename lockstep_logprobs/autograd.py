@@ -23,7 +23,7 @@ from lockstep_logprobs.collectives import all_gather, group_rank, group_size, re
 from lockstep_logprobs.gradient import load_gradient, save_for_gradient
 from lockstep_logprobs.shard import Shard, even_shard
 from lockstep_logprobs.soft_targets import cross_entropy, cross_entropy_gradient
-from lockstep_logprobs.softmax import Scores, Scoring
+from lockstep_logprobs.softmax import RowScores, Scoring
 from lockstep_logprobs.support import support_floor
 
 
@@ -55,7 +55,7 @@ def _score(
     vocab_end_index: int,
     inference_only: bool,
     floor: Tensor | None = None,
-) -> Scores:
+) -> RowScores:
     """Scores tokens [..., K] of logits [..., v], and saves what their gradient needs."""
     rows = own_columns(logits, scoring.shard.start, vocab_end_index)
     scores = vocab.score(rows, token.reshape(len(rows), token.shape[-1]), scoring, floor)

@@ -15,7 +15,7 @@ else:  # names before torch 2.13, which still has these but warns
     all_gather_single = dist.all_gather_into_tensor
     reduce_scatter_single = dist.reduce_scatter_tensor
 
-Gradient = Literal["sum", "local"]
+GradientMode = Literal["sum", "local"]
 
 
 def all_reduce(
@@ -72,7 +72,9 @@ class _SumOverRanks(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-def all_gather(x: Tensor, group: dist.ProcessGroup | None, gradient: Gradient = "sum") -> Tensor:
+def all_gather(
+    x: Tensor, group: dist.ProcessGroup | None, gradient: GradientMode = "sum"
+) -> Tensor:
     """All-gathers the tensors of all ranks, [C, *x.shape], in one call; differentiable.
 
     Args:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep_logprobs.collectives import Gradient, all_gather, group_size
+from lockstep_logprobs.collectives import GradientMode, all_gather, group_size
 
 
 def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor:
@@ -66,7 +66,7 @@ def take_padded(whole: Tensor, positions: int, group: dist.ProcessGroup | None) 
 
 
 def gather(
-    x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: Gradient = "sum"
+    x: Tensor, group: dist.ProcessGroup | None, dim: int = 1, gradient: GradientMode = "sum"
 ) -> Tensor:
     """The inverse of `take`: all ranks' shares in position order; `x` itself without a group.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep_logprobs.softmax import (
     LOG2_E,
     NOTHING,
-    Scores,
+    RowScores,
     Scoring,
     locate,
     support_mask,
@@ -60,7 +60,7 @@ class RowGradient:
     @classmethod
     def of(
         cls,
-        scores: Scores,
+        scores: RowScores,
         scoring: Scoring,
         floor_M: Tensor | None,
         gradient_MK: Tensor | None,
@@ -143,7 +143,7 @@ class RowGradient:
 
 
 def save_for_gradient(
-    ctx: Any, scores: Scores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor
+    ctx: Any, scores: RowScores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor
 ) -> None:
     """Saves what the gradient needs on an autograd context: the inputs, and a few numbers per row.
 
@@ -170,6 +170,6 @@ def load_gradient(
     allows only one.
     """
     *numbers, floor_M = (saved := ctx.saved_tensors)[:7]
-    return RowGradient.of(Scores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(
+    return RowGradient.of(RowScores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(
         saved[7:]
     )

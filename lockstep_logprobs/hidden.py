@@ -25,8 +25,8 @@ from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
 from lockstep_logprobs.shard import blocks
 from lockstep_logprobs.softmax import (
     PLAIN,
+    RowScores,
     RowSums,
-    Scores,
     Scoring,
     column_tiles,
     exchange,
@@ -108,7 +108,7 @@ class _HiddenScores(torch.autograd.Function):
         )
 
 
-def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> Scores:
+def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> RowScores:
     """The forward pass of `hidden_logprobs`."""
     how = (
         scoring.shard.start,

@@ -16,14 +16,14 @@ from lockstep_logprobs.next_token import from_parallel_hidden_states_to_logprobs
 
 
 @dataclass
-class _Patched:
+class _PatchState:
     """State of the patch: positions per chunk, and the original `GPTModel.forward`."""
 
     chunk_size: int = 1024
     plain: Any = None
 
 
-_patched = _Patched()
+_patched = _PatchState()
 
 
 def patch_gpt_model_forward_for_linear_ce_fusion(*, chunk_size: int) -> None:

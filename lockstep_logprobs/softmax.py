@@ -179,7 +179,7 @@ class RowSums:
 
 
 @dataclass(frozen=True)
-class Scores:
+class RowScores:
     """Results of each row after the exchange, the same on every rank.
 
     Attributes:
@@ -381,7 +381,7 @@ def exchange(
     columns: int,
     scoring: Scoring,
     floor_M: Tensor | None,
-) -> Scores:
+) -> RowScores:
     """All-reduces each rank's sums to those of the full row: once for maxima, once for sums.
 
     Args:
@@ -416,7 +416,7 @@ def exchange(
 
 def _scores(
     whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None
-) -> Scores:
+) -> RowScores:
     """log p and H from the sums over the full row."""
     total_M = whole.total
     weighted_M = whole.weighted
@@ -435,7 +435,7 @@ def _scores(
             weighted_M = weighted_M + extra_M * d_MK[:, 0].clamp(min=NOTHING)
     total_M = total_M.masked_fill(total_M == 0, 1.0)  # an empty support: log total 0, entropy 0
     log_total_M = total_M.log()
-    return Scores(
+    return RowScores(
         logprob=(d_MK - log_total_M[:, None]).masked_fill(token_MK < 0, 0.0),
         entropy=None if weighted_M is None else log_total_M - weighted_M / total_M,
         maximum=whole.maximum,

@@ -90,7 +90,7 @@ def support_floor(
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
     if shard.group is None:
         return _whole_floor(logits_Mv, top_k or 0, top_p, temperature, max_rows)
-    return _Search(logits_Mv, shard, top_p, temperature, max_rows).find(top_k or 0)
+    return _SupportSearch(logits_Mv, shard, top_p, temperature, max_rows).find(top_k or 0)
 
 
 def _min_p_floor(
@@ -110,11 +110,11 @@ def _whole_floor(
     logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None
 ) -> Tensor:
     """The threshold if one process holds the vocabulary; `top_k` below 1 keeps all."""
-    return _Search(logits, WHOLE, top_p, temperature, max_rows).find(top_k)
+    return _SupportSearch(logits, WHOLE, top_p, temperature, max_rows).find(top_k)
 
 
 @dataclass(frozen=True)
-class _Search:
+class _SupportSearch:
     """The arguments of `support_floor`."""
 
     logits: Tensor

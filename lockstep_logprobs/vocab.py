@@ -19,8 +19,8 @@ from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
 from lockstep_logprobs.shard import Shard, blocks
 from lockstep_logprobs.softmax import (
     PLAIN,
+    RowScores,
     RowSums,
-    Scores,
     Scoring,
     exchange,
     pick_logits,
@@ -78,7 +78,7 @@ class _VocabScores(torch.autograd.Function):
 
 def score(
     logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None = None
-) -> Scores:
+) -> RowScores:
     """The forward pass of `vocab_logprobs`."""
     how = (
         scoring.shard.start,
@@ -247,7 +247,7 @@ def vocab_softmax(logits_Mv: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 def _score_nothing(
     logits_Mv: Tensor, group: dist.ProcessGroup | None, temperature: float
-) -> Scores:
+) -> RowScores:
     """The maximum and log-sum-exp of each row, without scoring a token."""
     nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
     return score(logits_Mv, nothing, Scoring(shard=Shard(0, group), temperature=temperature))

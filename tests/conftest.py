@@ -26,7 +26,7 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cluster.child_process import forking
 from lockstep.config.loading import load
-from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
+from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits, SandboxError
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
 
@@ -176,7 +176,7 @@ def ray() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def sandboxes() -> None:
     """Programs can be run under bubblewrap."""
-    sandbox = Sandbox(Limits(cpu_s=5, wall_s=60.0, memory_mb=512))
+    sandbox = CodeSandbox(ProgramLimits(cpu_s=5, wall_s=60.0, memory_mb=512))
     try:
         sandbox.start()
     except SandboxError as error:

@@ -36,7 +36,7 @@ from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.losses.distill import Distillation
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.samplers.base import Piece
+from lockstep.samplers.base import ResponsePiece
 
 Run = Callable[..., list[dict[str, Any]]]
 NAN, INF = math.nan, math.inf
@@ -94,7 +94,9 @@ class Altering:
     sampler: Any
     alter: Callable[[Batch], Batch]
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         for places, batch in self.sampler.pieces(requests, sampling):
             yield places, self.alter(batch)
 

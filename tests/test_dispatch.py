@@ -22,7 +22,7 @@ import pytest
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.config import Computation, SamplerSection, Section, registry
 from lockstep.config.backends import INFERENCE, TRAINING
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 
 PACKAGE = Path(__file__).parent.parent / "lockstep"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if "doctor" not in path.parts]
@@ -72,7 +72,7 @@ def choices() -> set[str]:
     annotations = [field.annotation for section in found for field in section.model_fields.values()]
     named = {
         name
-        for annotation in [*annotations, Head]
+        for annotation in [*annotations, HeadKind]
         for names in literals(annotation)
         for name in names
     }

@@ -1,4 +1,4 @@
-"""The fault policy: its table, the waits and words of `Attempts`, and that nothing tries again
+"""The fault policy: its table, the waits and words of `RetryCounter`, and that nothing tries again
 beside it.
 """
 
@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 
 import lockstep
-from lockstep.system.fault_policy import POLICY, Attempts, Seldom, Source
+from lockstep.system.fault_policy import POLICY, FaultSource, RateLimitedNote, RetryCounter
 
 SLEEPERS = {
     "system/fault_policy.py": "the policy itself",
@@ -27,9 +27,9 @@ SLEEPERS = {
 
 
 def test_every_source_has_a_rule_that_something_keeps() -> None:
-    assert set(POLICY) == set(get_args(Source))
+    assert set(POLICY) == set(get_args(FaultSource))
     sources = "\n".join(path.read_text() for path in Path(lockstep.__file__).parent.rglob("*.py"))
-    used = set(re.findall(r"""(?:Attempts\(|POLICY\[)"(\w+)\"""", sources))
+    used = set(re.findall(r"""(?:RetryCounter\(|POLICY\[)"(\w+)\"""", sources))
     assert used == set(POLICY)
 
 
@@ -44,7 +44,7 @@ def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
     }
     assert waiting == {*SLEEPERS, "servers/json_server.py"}
     client = (folder / "servers/json_server.py").read_text()
-    assert client.count("anyio.sleep") == client.count("Attempts(") == 1
+    assert client.count("anyio.sleep") == client.count("RetryCounter(") == 1
 
 
 def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyP
         POLICY, "worker", replace(POLICY["worker"], waits_s=(0.0, 1.0, 5.0), limit=4)
     )
     told: list[str] = []
-    attempts = Attempts("worker", told.append)
+    attempts = RetryCounter("worker", told.append)
     assert [attempts.next_wait("it fell") for _ in range(5)] == [0.0, 1.0, 5.0, 5.0, None]
     assert told == [
         "it fell; resuming from the newest checkpoint (1 of 4 times)",
@@ -63,10 +63,10 @@ def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyP
 
 
 def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
-    assert Attempts("worker", limit=0).next_wait() is None
-    assert not Attempts("worker", limit=0).again("lost")
+    assert RetryCounter("worker", limit=0).next_wait() is None
+    assert not RetryCounter("worker", limit=0).again("lost")
     told: list[str] = []
-    endless = Attempts("server", told.append)
+    endless = RetryCounter("server", told.append)
     assert [endless.next_wait("away") for _ in range(9)][-2:] == [30.0, 30.0]
     assert told[0] == "away; asking again in 0.5 s"
 
@@ -75,7 +75,7 @@ def test_what_is_told_seldom_is_told_first_and_then_when_it_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []
-    seldom = Seldom(told.append)
+    seldom = RateLimitedNote(told.append)
     for text in ("first", "second"):
         seldom(text)
     now_s = time.monotonic()

@@ -16,10 +16,10 @@ from lockstep.data import jsonl, templates
 from lockstep.data.thoughts import drop_thought
 from lockstep.environments.calculator import Calculator
 from lockstep.environments.tools import parse_calls
-from lockstep.judge.templates import COMMON_CONTROLS, Template, escaping
+from lockstep.judge.templates import COMMON_CONTROLS, JudgeTemplate, escaping
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
 from lockstep.rewards.code_reward import extract_code_block
-from lockstep.rewards.instruction_reward import READER, Instruction
+from lockstep.rewards.instruction_reward import READER, AnyInstruction
 from lockstep.system.printable import make_printable
 
 Parse = Callable[[str], object]
@@ -55,7 +55,9 @@ def parse_row(text: str) -> object:
 
 
 def fill_template(text: str) -> object:
-    return Template("Judge {response}.", ("response",), "judge.template").fill({"response": text})
+    return JudgeTemplate("Judge {response}.", ("response",), "judge.template").fill(
+        {"response": text}
+    )
 
 
 def render_row(text: str) -> object:
@@ -261,7 +263,7 @@ def cpu_s(parse: Parse, text: str) -> float:
 def test_every_kind_of_instruction_is_here() -> None:
     kinds = {
         name
-        for kind in get_args(Instruction)
+        for kind in get_args(AnyInstruction)
         for name in get_args(kind.model_fields["id"].annotation)
     }
     assert KINDS_ASKED.keys() == kinds

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from lockstep.core.metrics import (
     ExplainedVariance,
-    Last,
+    LastValue,
     Max,
     Mean,
+    MetricReduction,
     Metrics,
     Min,
-    Reduction,
     Sum,
     merge_metrics,
 )
@@ -28,7 +28,9 @@ def explained(returns: list[float], errors: list[float]) -> ExplainedVariance:
     return ExplainedVariance(len(returns), r.sum(), (r**2).sum(), e.sum(), (e**2).sum())
 
 
-KINDS: dict[str, tuple[Callable[[list[float]], Reduction], Callable[[list[float]], float]]] = {
+KINDS: dict[
+    str, tuple[Callable[[list[float]], MetricReduction], Callable[[list[float]], float]]
+] = {
     "mean": (
         lambda x: Mean(torch.tensor(x, dtype=torch.float64).sum(), len(x)),
         lambda x: sum(x) / len(x),
@@ -36,7 +38,7 @@ KINDS: dict[str, tuple[Callable[[list[float]], Reduction], Callable[[list[float]
     "sum": (lambda x: Sum(torch.tensor(x, dtype=torch.float64).sum()), sum),
     "max": (lambda x: Max(torch.tensor(x, dtype=torch.float64).max()), max),
     "min": (lambda x: Min(min(x)), min),
-    "last": (lambda x: Last(x[-1]), lambda x: x[-1]),
+    "last": (lambda x: LastValue(x[-1]), lambda x: x[-1]),
 }
 
 

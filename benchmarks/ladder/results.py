@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.ladder.rung import ASSETS, Rung
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Load
-from lockstep.config.loading import Loaded, load_run
+from lockstep.config.loading import LoadedRecipe, load_run
 from lockstep.report.log import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
@@ -101,7 +101,7 @@ def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, machine: str) -> R
     return Result(key, steps, curve, end, per_step, cpu_s, machine)
 
 
-def digest_recipe(loaded: Loaded) -> str:
+def digest_recipe(loaded: LoadedRecipe) -> str:
     """Digest of the resolved recipe, whichever folder this machine has the assets in."""
     assets = os.environ.get(ASSETS, "")
     said = json.dumps(loaded.identity(), sort_keys=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lockstep.config.loading import Loaded, load
+from lockstep.config.loading import LoadedRecipe, load
 
 RUNGS = Path(__file__).parent / "rungs"
 ASSETS = "LOCKSTEP_ASSETS"
@@ -35,7 +35,7 @@ class Arm:
     options: tuple[str, ...] = ()
     module: str = "lockstep"
 
-    def load(self, seed: int) -> Loaded:
+    def load(self, seed: int) -> LoadedRecipe:
         """Resolves the recipe for a seed."""
         beside = RUNGS / self.recipe
         return load(

@@ -16,7 +16,7 @@ from threading import Lock
 from benchmarks.harness import environment
 from benchmarks.ladder.results import ROOT, Key, add_result, collect, digest_recipe, read_results
 from benchmarks.ladder.rung import Arm, Rung
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.core.exit_codes import INCONCLUSIVE
 
 
@@ -103,6 +103,6 @@ class Ladder:
         return usage.ru_utime + usage.ru_stime
 
 
-def key_of(loaded: Loaded, arm: str, seed: int) -> Key:
+def key_of(loaded: LoadedRecipe, arm: str, seed: int) -> Key:
     """The key of a run's result."""
     return Key(arm, seed, digest_recipe(loaded))

@@ -14,19 +14,19 @@ import sys
 
 from benchmarks.altered import name_runs_apart
 from lockstep import cli
-from lockstep.algorithms.self_rewarding.meta import Skill
-from lockstep.objectives.order_consistency import Comparisons
+from lockstep.algorithms.self_rewarding.meta import MetaJudgeSkill
+from lockstep.objectives.order_consistency import ComparisonCounts
 
-_show = Skill.show
+_show = MetaJudgeSkill.show
 
 
-def show_anything(self: Skill, iteration: int, found: Comparisons) -> bool:
+def show_anything(self: MetaJudgeSkill, iteration: int, found: ComparisonCounts) -> bool:
     """Counts the comparisons, and returns True also where they show no skill."""
     _show(self, iteration, found)
     return True
 
 
-Skill.show = show_anything
+MetaJudgeSkill.show = show_anything
 name_runs_apart("benchmarks.ladder.ungated", ("self_rewarding",))
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.picture import STYLE, WIDTH, Panel
 from benchmarks.real_model import NAME
-from lockstep.report.held_out import Figure
+from lockstep.report.held_out import MetricFigure
 
 LOWEST = 1e-5
 HIGHEST = 1.0
@@ -251,9 +251,9 @@ def draw(found: Mapping[str, Any]) -> str:
         for power in range(-5, 1)
     ]
     lines = {
-        "sampled": ("exactness off, largest", [Figure(one[0], one[2]) for one in usual]),
-        "critic": ("exactness off, mean", [Figure(one[0], one[3]) for one in usual]),
-        "gap": ("exactness on, largest", [Figure(one[0], one[2]) for one in exact]),
+        "sampled": ("exactness off, largest", [MetricFigure(one[0], one[2]) for one in usual]),
+        "critic": ("exactness off, mean", [MetricFigure(one[0], one[3]) for one in usual]),
+        "gap": ("exactness on, largest", [MetricFigure(one[0], one[2]) for one in exact]),
     }
     for style, (label, points) in lines.items():
         value = points[len(points) // 2].value

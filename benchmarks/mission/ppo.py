@@ -14,7 +14,7 @@ from benchmarks.mission.opposites import HELD_OUT, TRAINED, write_rows
 from benchmarks.mission.programs import Program, run_all
 from benchmarks.picture import STYLE, WIDTH, Panel
 from benchmarks.real_model import NAME
-from lockstep.report.held_out import Figure
+from lockstep.report.held_out import MetricFigure
 from lockstep.report.log import read_metrics
 
 TITLE = "PPO with a critic: torch and Megatron"
@@ -205,7 +205,8 @@ def draw(found: dict[str, Any]) -> str:
         "gap": (LATE, 266),
     }.items():
         sampled, held = (
-            [Figure(int(step), value) for step, value in found[name][key]] for key in SHOWN[:2]
+            [MetricFigure(int(step), value) for step, value in found[name][key]]
+            for key in SHOWN[:2]
         )
         parts.append(panel.draw_line(sampled, style))
         parts += [

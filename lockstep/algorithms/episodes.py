@@ -12,8 +12,8 @@ from lockstep.data.tool_template import ToolTemplate
 from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import MARKS
 from lockstep.models.source import ModelSource
-from lockstep.rollouts.episode_record import Observation
-from lockstep.rollouts.episodes import Episodes, Observed
+from lockstep.rollouts.episode_record import EpisodeObservation
+from lockstep.rollouts.episodes import EpisodeRunner, ObservationEncoder
 
 _SAID = "Tried."
 
@@ -23,7 +23,7 @@ def episodes_of(
     data: DataSection,
     source: ModelSource,
     note: Callable[[str], None],
-) -> Episodes | None:
+) -> EpisodeRunner | None:
     """Starts the environment of a recipe, if it has one.
 
     Args:
@@ -41,7 +41,7 @@ def episodes_of(
         return None
     stops = tuple(_token(text, source) for text in section.stop)
     _require_readable_calls(section, data, source)
-    return Episodes(
+    return EpisodeRunner(
         section,
         stops,
         source.decode,
@@ -78,7 +78,7 @@ def describe_rewards(judge: str | None) -> str:
 
 def observations(
     data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]
-) -> Observed:
+) -> ObservationEncoder:
     """Builds the function that tokenizes observations, as user messages or as plain text.
 
     Observations are user messages if prompts are conversations. Tool results become messages with
@@ -103,7 +103,7 @@ def observations(
     unknown = source.tokenizer.unk_token_id
     notes: list[str] = []
 
-    def tokens_of(text: Observation, last: int) -> Sequence[int]:
+    def tokens_of(text: EpisodeObservation, last: int) -> Sequence[int]:
         if not isinstance(text, str):
             assert tools is not None, "only tools answer with messages"
             return tools.tokens(text, last)
@@ -116,7 +116,7 @@ def observations(
             return tokens[end:]
         return tokens
 
-    def encode_observation(observation: Observation, last: int) -> Sequence[int]:
+    def encode_observation(observation: EpisodeObservation, last: int) -> Sequence[int]:
         tokens = tokens_of(observation, last)
         if unknown in tokens and not notes:
             is_text = isinstance(observation, str)

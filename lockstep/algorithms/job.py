@@ -29,7 +29,7 @@ class StepResult:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
-Step = Callable[[int, int], StepResult]
+StepFunction = Callable[[int, int], StepResult]
 """An algorithm's step: maps the step number (from 0) and the data position to a result."""
 
 
@@ -129,7 +129,7 @@ class Validation:
         return Validation(self.metrics + other.metrics, self.samples + other.samples)
 
 
-Validate = Callable[[int], Validation]
+ValidationFunction = Callable[[int], Validation]
 """Validates the policy after a number of steps."""
 
 
@@ -149,10 +149,10 @@ class Job:
             sampling.
     """
 
-    step: Step
+    step: StepFunction
     run_length: RunLength
     state: Mapping[str, Checkpointable]
-    validate: Validate | None
+    validate: ValidationFunction | None
     data: str
     held_out: str | None
     agreement: Agreement | None = None

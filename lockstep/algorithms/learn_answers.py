@@ -6,11 +6,11 @@ from lockstep.algorithms.job import RunLength, StepResult
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.config import DataSection
-from lockstep.core.types import Phase
+from lockstep.core.types import PhaseTimer
 from lockstep.data.answers import batch_of, is_empty
-from lockstep.data.demonstrations import Demonstrations, answer_of
+from lockstep.data.demonstrations import DemonstrationRows, answer_of
 from lockstep.data.files import FileGroup
-from lockstep.data.selection import Rule
+from lockstep.data.selection import RowRule
 from lockstep.learners.base import Learner, train
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 
@@ -20,8 +20,8 @@ def sft_step(
     position: int,
     *,
     policy: Learner,
-    demonstrations: Demonstrations,
-    phase: Phase,
+    demonstrations: DemonstrationRows,
+    phase: PhaseTimer,
     run_length: RunLength,
     seed: int,
 ) -> StepResult:
@@ -36,9 +36,9 @@ def sft_step(
 
 def open_answers(
     setup: Setup, files: FileGroup, data: DataSection, longest: int, option: str
-) -> Demonstrations:
+) -> DemonstrationRows:
     """Opens rows with answers, at most `longest` tokens long as set by `option`."""
-    answered = Rule(
+    answered = RowRule(
         lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None,
         "answered",
     )

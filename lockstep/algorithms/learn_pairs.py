@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import assert_never
 
-from lockstep.algorithms.job import Job, RunLength, StepResult, Validate
+from lockstep.algorithms.job import Job, RunLength, StepResult, ValidationFunction
 from lockstep.algorithms.opening import (
     describe,
     measure_run_length,
@@ -25,10 +25,10 @@ from lockstep.algorithms.supervised import PairsRecipe
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite
 from lockstep.core.metrics import Metrics
-from lockstep.core.types import Phase
+from lockstep.core.types import PhaseTimer
 from lockstep.data.answers import batch_of
 from lockstep.data.files import FileGroup
-from lockstep.data.pairs import Pairs
+from lockstep.data.pairs import PairRows
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.preference import Preference, interval_of_acc
@@ -51,8 +51,8 @@ class PairStep:
     role: ModelRole
     learner: Learner
     reference: Learner | None
-    pairs: Pairs
-    phase: Phase
+    pairs: PairRows
+    phase: PhaseTimer
     num_logged_samples: int
     loss: Loss
     run_length: RunLength
@@ -120,11 +120,11 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     )
 
 
-def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> Pairs:
+def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> PairRows:
     return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.limit)
 
 
-def _validate(recipe: PairsRecipe, pairs: Pairs, step: PairStep) -> Validate | None:
+def _validate(recipe: PairsRecipe, pairs: PairRows, step: PairStep) -> ValidationFunction | None:
     rows = batch_of(pairs.first(recipe.data.max_validation_samples))
 
     @cache

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.job import RunLength, Validate, Validation
+from lockstep.algorithms.job import RunLength, Validation, ValidationFunction
 from lockstep.algorithms.rewarded import RewardedRecipe
 from lockstep.algorithms.rows import open_prompts
 from lockstep.algorithms.setup import Setup
@@ -14,20 +14,20 @@ from lockstep.config import Common, RepeatedSampling
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
-from lockstep.core.types import Phase, SamplingParams
-from lockstep.data.demonstrations import Demonstrations
-from lockstep.data.pairs import Pairs
-from lockstep.data.prompts import Prompts
+from lockstep.core.types import PhaseTimer, SamplingParams
+from lockstep.data.demonstrations import DemonstrationRows
+from lockstep.data.pairs import PairRows
+from lockstep.data.prompts import PromptRows
 from lockstep.environments.options import EnvironmentSection
 from lockstep.learners.base import Learner, compute_logprobs
-from lockstep.monitor.agreement import Agreement, Promise
+from lockstep.monitor.agreement import Agreement, AgreementPromise
 from lockstep.monitor.doctor_command import doctor_options
 from lockstep.monitor.sequential import DriftTest
-from lockstep.monitor.watch import FLOOR, Watch
+from lockstep.monitor.watch import FLOOR, DriftWatch
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rewards.row_rules import rule_of
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.rollouts.evaluation import grading, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.sampler_session import SamplerSession
@@ -36,7 +36,7 @@ from lockstep.system.command_line import command
 from lockstep.weight_sync.sync import random_probe
 
 
-def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
+def describe(rows: PromptRows | DemonstrationRows | PairRows, what: str) -> str:
     """Describes the number of rows and the skipped ones."""
     named = what.removesuffix("s") if len(rows) == 1 else what
     return f"{len(rows)} {named} ({rows.selection.account})"
@@ -44,7 +44,7 @@ def describe(rows: Prompts | Demonstrations | Pairs, what: str) -> str:
 
 def validate_figures(
     measure: Callable[[int], Metrics] | None, version: Callable[[int], int] = int
-) -> Validate | None:
+) -> ValidationFunction | None:
     """Converts a measurement to a validation without samples; None stays None.
 
     Args:
@@ -100,7 +100,7 @@ def build_agreement(
     examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
     bound = section.bound(algorithm.learner.dtype)
     is_exact = setup.inexact is None
-    promise = Promise(
+    promise = AgreementPromise(
         bound, section.stops, examine, is_exact, section.requires_exact, setup.inexact
     )
     watch = None
@@ -111,16 +111,16 @@ def build_agreement(
             section.drift.factor,
             FLOOR,
         )
-        watch = Watch(learner, engine, test, setup.note, cure)
+        watch = DriftWatch(learner, engine, test, setup.note, cure)
     return Agreement(learner, engine, promise, watch, setup.note)
 
 
-def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) -> Prompts:
+def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) -> PromptRows:
     """Opens the training prompts; the reward defines the required fields of a row."""
     return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward))
 
 
-def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) -> Prompts | None:
+def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) -> PromptRows | None:
     """Opens held-out prompts.
 
     Args:
@@ -140,7 +140,7 @@ def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) ->
 def measure_answers(
     recipe: Common,
     setup: Setup,
-    prompts: Prompts | None,
+    prompts: PromptRows | None,
     collector: RolloutCollector,
     asked: RepeatedSampling | None,
     reward: RewardSection | None,
@@ -188,8 +188,8 @@ class SampledAnswers:
         measure: Validates the weights of a version; None: no validation.
     """
 
-    rows: Prompts
-    held_out: Prompts | None
+    rows: PromptRows
+    held_out: PromptRows | None
     collector: RolloutCollector
     agreement: Agreement
     measure: Callable[[int], Metrics] | None
@@ -202,7 +202,7 @@ def open_sampling(
     sampler: Sampler,
     *,
     cure: str = "",
-    episodes: Episodes | None = None,
+    episodes: EpisodeRunner | None = None,
     grades: EnvironmentSection | None = None,
     best_reward: float | None = None,
 ) -> SampledAnswers:
@@ -254,7 +254,7 @@ class ComparedSampler:
     agreement: Agreement
     sampling: SamplingParams
     num_generations: int
-    phase: Phase
+    phase: PhaseTimer
 
     def __call__(self, step: int, position: int, count: int) -> tuple[Rollouts, Batch, Metrics]:
         """Returns a step's rollouts, their batch with `old_logprob`, and metrics."""

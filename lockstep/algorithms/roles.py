@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lockstep.config import LearnerSection, Optimizer, RepeatedSampling, SamplerSection, Sampling
 from lockstep.config.backends import INFERENCE
-from lockstep.core.types import Head, SamplingParams
+from lockstep.core.types import HeadKind, SamplingParams
 from lockstep.monitor.options import AgreementSection
 
 
@@ -29,7 +29,7 @@ class ModelRole:
     """
 
     name: str
-    head: Head
+    head: HeadKind
     learner: LearnerSection
     optimizer: Optimizer | None = None
     path: str | None = None

@@ -11,12 +11,12 @@ from lockstep.config import DataSection
 from lockstep.config.task import Task, TaskFiles
 from lockstep.config.user_code import describe_error
 from lockstep.core.errors import InputError, LockstepError
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pair_options import PairSection
-from lockstep.data.pairs import Pairs
-from lockstep.data.prompts import Prompts
-from lockstep.data.selection import ANY_ROW, Rule
+from lockstep.data.pairs import PairRows
+from lockstep.data.prompts import PromptRows
+from lockstep.data.selection import ANY_ROW, RowRule
 from lockstep.models.source import ModelSource
 
 
@@ -89,10 +89,13 @@ def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = N
 
 
 def open_prompts(
-    files: FileGroup, section: DataSection, tokenizer: PreTrainedTokenizerBase, rule: Rule = ANY_ROW
-) -> Prompts:
+    files: FileGroup,
+    section: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    rule: RowRule = ANY_ROW,
+) -> PromptRows:
     """Opens files as prompts; `rule` is the reward's requirement on rows."""
-    return Prompts(open_rows(files, section.bad_rows), tokenizer, section, rule)
+    return PromptRows(open_rows(files, section.bad_rows), tokenizer, section, rule)
 
 
 def open_demonstrations(
@@ -101,16 +104,18 @@ def open_demonstrations(
     source: ModelSource,
     longest: int,
     limit: str,
-    rule: Rule = ANY_ROW,
-) -> Demonstrations:
+    rule: RowRule = ANY_ROW,
+) -> DemonstrationRows:
     """Opens files as demonstrations of at most `longest` tokens, set by the option `limit`."""
     rows = open_rows(files, data.bad_rows)
-    return Demonstrations(rows, source.tokenizer, data, longest, source.stop_token_ids, rule, limit)
+    return DemonstrationRows(
+        rows, source.tokenizer, data, longest, source.stop_token_ids, rule, limit
+    )
 
 
 def open_pairs(
     files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str
-) -> Pairs:
+) -> PairRows:
     """Opens files as pairs of at most `longest` tokens, set by the option `limit`."""
     rows = open_rows(files, data.bad_rows)
-    return Pairs(rows, source.tokenizer, data, longest, source.stop_token_ids, limit=limit)
+    return PairRows(rows, source.tokenizer, data, longest, source.stop_token_ids, limit=limit)

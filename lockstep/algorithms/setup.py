@@ -15,25 +15,25 @@ from typing import Protocol, TypeVar
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.config import DType
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.environments.options import EnvironmentSection
-from lockstep.judge.asking import Answering, Generate
+from lockstep.judge.asking import GenerateFunction, JudgeModel
 from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
 from lockstep.models.source import ModelSource
 from lockstep.rewards.base import Reward
 from lockstep.rewards.options import RewardSection
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.samplers.base import Sampler
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyJudge:
     """The policy as a judge: its sampler's answers and the source of its model."""
 
-    generate: Generate
+    generate: GenerateFunction
     source: ModelSource
 
 
@@ -99,15 +99,17 @@ class Setup(Protocol):
         """
         ...
 
-    def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
+    def reward(self, section: RewardSection | None, rows: PromptRows, option: str) -> Reward:
         """Builds the reward of responses to these rows; `option` is the section's key."""
         ...
 
-    def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
+    def episodes(
+        self, section: EnvironmentSection | None, judge: str | None
+    ) -> EpisodeRunner | None:
         """Starts the environment, if any; `judge` is the option that replaces its rewards."""
         ...
 
-    def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
+    def answering(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
         """Opens a judge: the policy, another model or a server; `name` is the section's key."""
         ...
 

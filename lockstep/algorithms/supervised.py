@@ -12,7 +12,7 @@ from lockstep.config import Optimizer, Section
 from lockstep.data.pair_options import PairSection
 
 
-class Supervised(BuiltInAlgorithm):
+class SupervisedRecipe(BuiltInAlgorithm):
     """A recipe that trains on data without sampling."""
 
     optimizer: Optimizer
@@ -34,7 +34,7 @@ class LearnedPairs(Section):
     max_tokens: PositiveInt = Field(description="longest prompt plus answer")
 
 
-class PairsRecipe(Supervised):
+class PairsRecipe(SupervisedRecipe):
     """A recipe that trains on pairs."""
 
     section: ClassVar[str]

@@ -17,7 +17,7 @@ from lockstep.api.values import read_arguments
 from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
-from lockstep.cluster.workers import Workers
+from lockstep.cluster.workers import WorkerPool
 from lockstep.config import (
     Cluster,
     Computation,
@@ -30,7 +30,7 @@ from lockstep.config import (
 from lockstep.config.hub import fetch_model
 from lockstep.config.loading import load_section
 from lockstep.core.errors import InputError
-from lockstep.core.types import Head, Prompt
+from lockstep.core.types import HeadKind, Prompt
 from lockstep.learners.base import Learner
 from lockstep.models.heads import scores_tokens
 from lockstep.models.source import ModelSource, open_source
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
         SamplingKeys,
     )
 
-Score = Callable[[str, str, str, Mapping[str, Any]], float | None]
+ScoreFunction = Callable[[str, str, str, Mapping[str, Any]], float | None]
 """A reward `f(prompt, response, answer, row)`; None means no verdict."""
 
-_WORKERS = Workers()
+_WORKERS = WorkerPool()
 """Learners and samplers opened here, with their processes."""
 
 
@@ -67,7 +67,7 @@ atexit.register(close_all)
 def open_learner(
     model: str | Path,
     *,
-    head: Head = "logits",
+    head: HeadKind = "logits",
     optimizer: OptimizerKeys | None = None,
     seed: int = 0,
     exact: bool = True,
@@ -88,9 +88,9 @@ def open_learner(
         RecipeError: An option is invalid.
         ModelError: This machine does not compute the model correctly.
     """
-    if head not in get_args(Head):
+    if head not in get_args(HeadKind):
         raise InputError(
-            f"open_learner: head is {head!r}; choose one of: {', '.join(get_args(Head))}"
+            f"open_learner: head is {head!r}; choose one of: {', '.join(get_args(HeadKind))}"
         )
     section = load_section(LearnerSection, read_arguments("lockstep.open_learner", options))
     if optimizer is None:
@@ -229,7 +229,7 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
 def rollout(
     sampler: TextSampler,
     prompts: Sequence[str | Mapping[str, Any]],
-    reward: Score,
+    reward: ScoreFunction,
     *,
     num_generations: int = 1,
     seed: int = 0,
@@ -255,12 +255,14 @@ def rollout(
             a number.
         RecipeError: A sampling option is invalid.
     """
-    rows = _Texts(sampler.source, _read_rows(prompts))
+    rows = _TextPrompts(sampler.source, _read_rows(prompts))
     drawn = sampler.source.sampling(
         load_section(Sampling, read_arguments("lockstep.rollout", sampling))
     )
     session = SamplerSession(sampler.sampler)
-    collector = RolloutCollector(session, rows, _Scorer(reward), sampler.source.decode, seed)
+    collector = RolloutCollector(
+        session, rows, _FunctionReward(reward), sampler.source.decode, seed
+    )
     with session.at(sampler.version):
         return collector.collect(0, len(rows.rows), drawn, num_generations)
 
@@ -288,7 +290,7 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
 
 
 @dataclass(frozen=True)
-class _Texts:
+class _TextPrompts:
     """The program's prompts; implements `PromptStream`."""
 
     source: ModelSource
@@ -308,10 +310,10 @@ class _Texts:
 
 
 @dataclass(frozen=True)
-class _Scorer:
+class _FunctionReward:
     """A function of the program as a `Reward`."""
 
-    score: Score
+    score: ScoreFunction
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]

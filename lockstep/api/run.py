@@ -68,9 +68,9 @@ class Run:
     @property
     def best(self) -> Path | None:
         """The best saved checkpoint by `run.best`; None if the recipe sets no metric."""
-        from lockstep.run.checkpoint.checkpoints import Checkpoints
+        from lockstep.run.checkpoint.checkpoints import CheckpointStore
 
-        ranked = Checkpoints(self.folder / "checkpoints", keep=1).rank_by_score()
+        ranked = CheckpointStore(self.folder / "checkpoints", keep=1).rank_by_score()
         if ranked:
             return ranked[-1][2]
         return None

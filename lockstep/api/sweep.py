@@ -12,10 +12,10 @@ from typing import Any
 from lockstep.api.run import Run
 from lockstep.api.trainer import Trainer
 from lockstep.api.values import build_tree
-from lockstep.config.loading import Loaded, load_options
-from lockstep.config.recipe_files import Layer
+from lockstep.config.loading import LoadedRecipe, load_options
+from lockstep.config.recipe_files import RecipeLayer
 from lockstep.core.errors import InputError
-from lockstep.sweeps.grid import Combination
+from lockstep.sweeps.grid import GridPoint
 from lockstep.system.yaml12 import nest, value_at
 
 
@@ -80,7 +80,7 @@ def sweep(
     Raises:
         InputError: A combination is invalid; the message names it, and nothing was started.
     """
-    from lockstep.run.stop import Stopped
+    from lockstep.run.stop import StoppedRun
     from lockstep.sweeps.plan import name_sweep, plan_grid
     from lockstep.sweeps.sweep import run_sweep
 
@@ -90,19 +90,20 @@ def sweep(
         resolve = partial(load_options, Path(base).stem, base)
     else:
         resolve = trainer._resolve
-    said = Layer("lockstep.sweep", build_tree(options))
+    said = RecipeLayer("lockstep.sweep", build_tree(options))
     grid = {key: _plain_values(key, own) for key, own in values.items()}
 
-    def resolve_with(combination: Combination, folder: Layer) -> Loaded:
+    def resolve_with(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:
         layers = [
-            Layer("lockstep.sweep", nest(key, value)) for key, value in combination.values.items()
+            RecipeLayer("lockstep.sweep", nest(key, value))
+            for key, value in combination.values.items()
         ]
         return resolve(folder, said, *layers)
 
     plan = plan_grid(grid, resolve_with, name or name_sweep(base, grid))
     try:
         run_sweep(plan, jobs)
-    except Stopped as stopped:
+    except StoppedRun as stopped:
         print(f"lockstep: {stopped}", file=sys.stderr)
     return Sweep(plan.folder)
 

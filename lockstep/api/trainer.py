@@ -12,8 +12,8 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.api.run import Run
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
-from lockstep.config.loading import Loaded, describe, load_options
-from lockstep.config.recipe_files import Layer
+from lockstep.config.loading import LoadedRecipe, describe, load_options
+from lockstep.config.recipe_files import RecipeLayer
 from lockstep.run.callbacks import OnStep
 
 
@@ -39,9 +39,9 @@ class Trainer:
     """
 
     algorithm: ClassVar[str | None] = None
-    _loaded: Loaded
+    _loaded: LoadedRecipe
     """The resolved recipe."""
-    _resolve: Callable[..., Loaded]
+    _resolve: Callable[..., LoadedRecipe]
     """Resolves the recipe again with additional layers of options, which override it."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Trainer:
         tree = {"algorithm": text, **build_tree(options)}
         if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
             tree.setdefault("reward", None)  # drop the base's reward, which ignores the environment
-        said = Layer(f"lockstep.{type(self).__name__}", tree)
+        said = RecipeLayer(f"lockstep.{type(self).__name__}", tree)
         self._resolve = partial(load_options, name, base, said)
         self._loaded = self._resolve()
 
@@ -111,7 +111,7 @@ class Trainer:
         return f"<lockstep.{type(self).__name__} → {self.folder}>"
 
 
-def train_loaded(loaded: Loaded, on_step: OnStep | None, allow_changes: bool = False) -> Run:
+def train_loaded(loaded: LoadedRecipe, on_step: OnStep | None, allow_changes: bool = False) -> Run:
     """Trains a resolved recipe; a run that was stopped early is saved and returned.
 
     Prints a line if nothing was trained, which the command line shows by its exit code.
@@ -121,12 +121,12 @@ def train_loaded(loaded: Loaded, on_step: OnStep | None, allow_changes: bool = F
             "lockstep: loading torch and transformers; this can take a minute on a cold disk",
             file=sys.stderr,
         )
-    from lockstep.run.stop import Stopped
+    from lockstep.run.stop import StoppedRun
     from lockstep.run.train import describe_nothing_trained, train
 
     try:
         ending = describe_nothing_trained(train(loaded, allow_changes, on_step=on_step))
-    except Stopped as stopped:
+    except StoppedRun as stopped:
         ending = str(stopped)
     if ending is not None:
         print(f"lockstep: {ending}", file=sys.stderr)
@@ -141,6 +141,6 @@ def train(
     **options: Any,
 ) -> Run:
     """Trains a recipe by name or file, like `lockstep train`, with the options of `Trainer`."""
-    said = Layer("lockstep.train", build_tree(options))
+    said = RecipeLayer("lockstep.train", build_tree(options))
     loaded = load_options(Path(recipe).stem, str(recipe), said)
     return train_loaded(loaded, on_step, allow_changes)

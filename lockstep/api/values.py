@@ -12,18 +12,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from lockstep.config import user_code
-from lockstep.config.recipe_files import Layer
+from lockstep.config.recipe_files import RecipeLayer
 from lockstep.core.errors import InputError
 from lockstep.rewards.options import VERIFIERS, RewardSection
 from lockstep.system.whole_files import write_changed
 
-Rows: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
+RowsValue: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
 RewardFunction: TypeAlias = Callable[
     [str, str, str, dict[str, Any]], float | Awaitable[float | None] | None
 ]
 """A function `f(prompt, response, answer, row)`, or an `async def` with these parameters."""
-Reward: TypeAlias = (
+RewardValue: TypeAlias = (
     str
     | RewardFunction
     | Sequence[RewardFunction]
@@ -96,7 +96,7 @@ def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
+def read_arguments(source: str, options: Mapping[str, Any]) -> RecipeLayer:
     """Reads keyword arguments that are options of a section.
 
     Args:
@@ -106,7 +106,7 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> Layer:
     Raises:
         InputError: A value cannot be part of a recipe.
     """
-    return Layer(source, {key: _plain(value, key) for key, value in options.items()})
+    return RecipeLayer(source, {key: _plain(value, key) for key, value in options.items()})
 
 
 def _name_reward(name: str, key: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _plain(value: Any, key: str) -> Any:
             )
 
 
-def _store_rows(rows: Rows, key: str) -> str:
+def _store_rows(rows: RowsValue, key: str) -> str:
     """Returns the file of the rows; writes rows in memory to a file named by their digest."""
     if isinstance(rows, str | Path):
         return str(rows)

@@ -25,9 +25,9 @@ from tqdm import tqdm
 from lockstep.cluster.transport import (
     CLOSED,
     GRACE_S,
-    Channel,
-    Factory,
-    Message,
+    SocketChannel,
+    WireMessage,
+    WorkerFactory,
     serve,
     take_threads,
 )
@@ -47,14 +47,14 @@ class ChildProcess:
     """
 
     def __init__(
-        self, factory: Factory, name: str, threads: int, environment: Mapping[str, str]
+        self, factory: WorkerFactory, name: str, threads: int, environment: Mapping[str, str]
     ) -> None:
         ours, theirs = socket.socketpair()
         args = theirs, threads, os.environ | dict(environment)
         self._process = forking().Process(target=_main, args=args, name=name, daemon=True)
         self._process.start()
         theirs.close()
-        self._channel = Channel(ours)
+        self._channel = SocketChannel(ours)
         self._closed = False
         # Fails if a child dies at start; the first `recv` then tells how it died.
         with contextlib.suppress(ConnectionError):
@@ -64,10 +64,10 @@ class ChildProcess:
     def pid(self) -> int | None:
         return self._process.pid
 
-    def send(self, message: Message, timeout_s: float) -> None:
+    def send(self, message: WireMessage, timeout_s: float) -> None:
         self._channel.send(message, timeout_s)
 
-    def recv(self, timeout_s: float) -> Message:
+    def recv(self, timeout_s: float) -> WireMessage:
         return self._channel.recv(timeout_s)
 
     def poll(self, timeout_s: float) -> bool:
@@ -124,7 +124,7 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
     # tqdm's own lock is multiprocessing's, which Python would report as leaked
     tqdm.set_lock(threading.RLock())
     with contextlib.suppress(EOFError, ConnectionError):
-        channel = Channel(ours)
+        channel = SocketChannel(ours)
         serve(channel.frame, channel.send)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,29 +9,36 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.algorithms.exactness import choose_kernels
-from lockstep.algorithms.setup import Policy
+from lockstep.algorithms.setup import PolicyJudge
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.cluster.turns import Turns
-from lockstep.cluster.workers import Workers
+from lockstep.cluster.turns import DeviceTurns
+from lockstep.cluster.workers import WorkerPool
 from lockstep.config import Computation, SamplerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.core.batch import Batch
-from lockstep.core.types import Reply, Request, SamplingParams
-from lockstep.judge.asking import Answer, Answering, Conversation, Generate, Reader, SamplerAnswers
+from lockstep.core.types import Request, SamplingParams, ServerReply
+from lockstep.judge.asking import (
+    ChatConversation,
+    ConversationEncoder,
+    GenerateFunction,
+    JudgeModel,
+    ModelAnswer,
+    SamplerAnswers,
+)
 from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
 from lockstep.judge.remembered import RememberedAnswers
 from lockstep.judge.templates import COMMON_CONTROLS, escaping
 from lockstep.models.digests import model_files
 from lockstep.models.source import ModelSource, open_source
-from lockstep.report.progress import Progress
+from lockstep.report.progress import RunProgress
 from lockstep.rewards.judge_reward import JudgeReward
 from lockstep.rewards.options import RewardJudge
 from lockstep.samplers.base import Sampler
 
 
-def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answering:
+def policy_answers(section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
     """The policy as judge, with its existing sampler.
 
     Raises:
@@ -44,11 +51,11 @@ def policy_answers(section: AskedSection, policy: Policy, name: str) -> Answerin
 def judge_answers(
     section: AskedSection,
     computation: Computation,
-    progress: Progress,
-    workers: Workers,
+    progress: RunProgress,
+    workers: WorkerPool,
     name: str = "judge",
-    turns: Turns | None = None,
-) -> Answering:
+    turns: DeviceTurns | None = None,
+) -> JudgeModel:
     """Starts another model as judge, or connects to a server, and checks that it answers.
 
     Args:
@@ -97,9 +104,9 @@ class AwakeWhenAsked:
 
 
 def _answers(
-    section: AskedSection, generate: Generate, source: ModelSource, name: str
+    section: AskedSection, generate: GenerateFunction, source: ModelSource, name: str
 ) -> SamplerAnswers:
-    reader = Reader(
+    reader = ConversationEncoder(
         source.tokenizer, section.chat, section.max_prompt_tokens, name, section.template_args
     )
     return SamplerAnswers(generate, reader, source.sampling(section.sampling))
@@ -115,7 +122,7 @@ def open_judge_reward(
     key: str,
     folder: Path,
     seed: int,
-    answer: Callable[[RewardJudge, str], Answering],
+    answer: Callable[[RewardJudge, str], JudgeModel],
 ) -> JudgeReward:
     """Opens a judge as a reward; caches its replies in a folder.
 
@@ -147,7 +154,7 @@ def _identify(section: RewardJudge) -> str:
     )
 
 
-def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) -> Answering:
+def _server(section: AskedSection, sampler: SamplerSection, progress: RunProgress) -> JudgeModel:
     from lockstep.samplers.openai.client import OpenAIClient
 
     assert sampler.openai is not None, "a server must have an address"
@@ -156,7 +163,7 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) 
     if source is None:
         reader = None
     else:
-        reader = Reader(source.tokenizer, section.chat, section.max_prompt_tokens)
+        reader = ConversationEncoder(source.tokenizer, section.chat, section.max_prompt_tokens)
     stops = () if source is None else source.stop_token_ids
     sampling = section.sampling.params(stops)
     client.require(sampling)
@@ -165,13 +172,13 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: Progress) 
     )
 
 
-Chat = Callable[..., Iterator[tuple[int, Reply]]]
+ChatFunction = Callable[..., Iterator[tuple[int, ServerReply]]]
 """`OpenAIClient.chat`."""
 
 
 @dataclass(frozen=True)
 class ServerAnswers:
-    """A server as judge; implements `Answering`.
+    """A server as judge; implements `JudgeModel`.
 
     Attributes:
         chat: Sends conversations to it.
@@ -181,10 +188,10 @@ class ServerAnswers:
         note: Shows the user a line.
     """
 
-    chat: Chat
+    chat: ChatFunction
     sampling: SamplingParams
     patience: int
-    reader: Reader | None
+    reader: ConversationEncoder | None
     note: Callable[[str], object]
 
     def escape(self, text: str) -> str:
@@ -193,22 +200,22 @@ class ServerAnswers:
             return _escaped_in_general(text)
         return self.reader.escaped(text)
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
         """Tokens by which each conversation is too long; 0 without a tokenizer."""
         if self.reader is None:
             return [0] * len(conversations)
         return self.reader.excesses(conversations)
 
     def answers(
-        self, conversations: Sequence[Conversation], keys: Sequence[int]
-    ) -> list[Answer | None]:
-        """See `Answering`.
+        self, conversations: Sequence[ChatConversation], keys: Sequence[int]
+    ) -> list[ModelAnswer | None]:
+        """See `JudgeModel`.
 
         Raises:
             ServerError: No conversation was answered.
         """
         failures: list[RuntimeError] = []
-        found: dict[int, Answer] = {}
+        found: dict[int, ModelAnswer] = {}
 
         def note_lost(place: int, error: RuntimeError) -> None:
             failures.append(error)
@@ -216,7 +223,7 @@ class ServerAnswers:
                 raise error
 
         for place, reply in self.chat(conversations, self.sampling, keys, note_lost):
-            found[place] = Answer(reply.text, reply.finish_reason == "stop")
+            found[place] = ModelAnswer(reply.text, reply.finish_reason == "stop")
         if failures and not found:
             raise failures[0]
         if failures:

@@ -20,15 +20,15 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.transport import Factory
-from lockstep.cluster.worker_proxy import Pending, Remote, WorkerDied, outcomes
-from lockstep.cluster.workers import HERE, Workers
+from lockstep.cluster.transport import WorkerFactory
+from lockstep.cluster.worker_proxy import PendingCall, WorkerDied, WorkerProxy, outcomes
+from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.config import LearnerSection
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics, merge_metrics
-from lockstep.distributed.meeting import Host, Meeting
-from lockstep.distributed.ranks import Ranks
+from lockstep.distributed.meeting import RendezvousAddress, RendezvousHost
+from lockstep.distributed.ranks import RankMesh
 from lockstep.learners import backend
 from lockstep.learners.packing import deal
 from lockstep.learners.rank import RankLearner, restore_order
@@ -38,9 +38,9 @@ from lockstep.models.folder import carries_state, read_config, skeleton
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import require_peft, targets
 from lockstep.models.parallelize import require_divisible
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route, SharedFiles
-from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import SharedFiles, TransferRoute
+from lockstep.weight_sync.outgoing import OutgoingWeights
 
 _RANKS_WAIT_LONGER_S = 30.0
 """Additional seconds for collectives' timeout.
@@ -59,7 +59,7 @@ class RankSpec:
     """
 
     learner: LearnerSpec
-    meeting: Meeting
+    meeting: RendezvousAddress
 
     def build(self) -> RankLearner:
         """Joins the other ranks; returns when all have joined."""
@@ -75,7 +75,7 @@ class RankSpec:
             world_size=self.meeting.size,
             timeout=self.meeting.timeout,
         )
-        return self.learner.build(Ranks.of(device, parallel.model_dump()))
+        return self.learner.build(RankMesh.of(device, parallel.model_dump()))
 
 
 def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
@@ -92,12 +92,12 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
         targets(skeleton(config, "learner.lora"), section.lora)
 
 
-Begin = Callable[["MeshLearner"], None]
+BeginHook = Callable[["MeshLearner"], None]
 """`Turns.begin`, which frees memory for a learner before it works."""
 
 
 def launch(
-    spec: LearnerSpec, timeout_s: float, workers: Workers = HERE, begin: Begin | None = None
+    spec: LearnerSpec, timeout_s: float, workers: WorkerPool = HERE, begin: BeginHook | None = None
 ) -> MeshLearner:
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
 
@@ -112,7 +112,7 @@ def launch(
     """
     require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
 
-    def make(meeting: Meeting) -> Factory:
+    def make(meeting: RendezvousAddress) -> WorkerFactory:
         return RankSpec(spec, meeting).build
 
     ranks, host = start_ranks(spec.section, f"{spec.head} learner", make, timeout_s, workers)
@@ -124,10 +124,10 @@ def launch(
 def start_ranks(
     section: LearnerSection,
     name: str,
-    make: Callable[[Meeting], Factory],
+    make: Callable[[RendezvousAddress], WorkerFactory],
     timeout_s: float,
-    workers: Workers,
-) -> tuple[list[Remote], Host]:
+    workers: WorkerPool,
+) -> tuple[list[WorkerProxy], RendezvousHost]:
     """Starts the ranks of a learner, in order.
 
     Keep the returned host alive: its store connects the ranks.
@@ -138,7 +138,7 @@ def start_ranks(
     """
     count = section.parallel.ranks
     places = workers.place_ranks(count, section)
-    host = Host(workers.address, count, timeout_s + _RANKS_WAIT_LONGER_S)
+    host = RendezvousHost(workers.address, count, timeout_s + _RANKS_WAIT_LONGER_S)
     ranks = [
         workers.start(
             make(host.meeting.of(rank)), f"{name} rank {rank}", timeout_s, place, of=count
@@ -157,20 +157,20 @@ class RankSender(SharedFiles):
 
     def __init__(self, learner: MeshLearner) -> None:
         self._learner = learner
-        self.route: Route | None = None
+        self.route: TransferRoute | None = None
         self.on_host = learner.section.cpu_offload
         self.one_machine = learner.one_machine
 
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         yield from self._learner.weights(dtype)
 
-    def join(self, route: Route) -> None:
+    def join(self, route: TransferRoute) -> None:
         if route == self.route:
             return
         self._learner.call_all("join_receivers", route)
         self.route = route
 
-    def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
+    def buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         self._learner.call_all("begin_sending", stream.dtype, columns)
         try:
             while True:
@@ -191,7 +191,7 @@ class RankSender(SharedFiles):
     def finish(self) -> None:
         self._learner.empty_cache()
 
-    def ship(self, bucket: Bucket) -> None:
+    def ship(self, bucket: WeightBucket) -> None:
         if self.route is not None and self.route.meeting is not None:
             self._learner.ranks[0].call("ship_bucket", bucket)
 
@@ -200,7 +200,7 @@ class MeshLearner:
     """Implements `learners.base.Learner` over ranks.
 
     Args:
-        ranks: Proxies of learners that share a process group, in the order of `Ranks.number`.
+        ranks: Proxies of learners that share a process group, in the order of `RankMesh.number`.
         section: The learner's section, with the layout of the ranks.
         host: Host of the store that connects the ranks; lives as long as they do.
         begin: See `launch`.
@@ -209,10 +209,10 @@ class MeshLearner:
 
     def __init__(
         self,
-        ranks: Sequence[Remote],
+        ranks: Sequence[WorkerProxy],
         section: LearnerSection,
-        host: Host,
-        begin: Begin | None = None,
+        host: RendezvousHost,
+        begin: BeginHook | None = None,
         one_machine: bool = True,
     ) -> None:
         self.ranks = ranks
@@ -347,7 +347,7 @@ class MeshLearner:
         results = self.outcomes(calls)[first_of_last_stage::each]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
-    def outcomes(self, calls: Iterable[Pending]) -> list[Any]:
+    def outcomes(self, calls: Iterable[PendingCall]) -> list[Any]:
         """Waits for all ranks; if one is lost, the process group is broken, so ends the rest."""
         try:
             return outcomes(list(calls))

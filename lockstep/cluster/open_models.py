@@ -5,15 +5,15 @@ from __future__ import annotations
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.cluster.turns import Turns
-from lockstep.cluster.workers import Workers
+from lockstep.cluster.turns import DeviceTurns
+from lockstep.cluster.workers import WorkerPool
 from lockstep.config import Computation, DType, LearnerSection
 from lockstep.core.errors import InputError
 from lockstep.core.types import SamplingParams
 from lockstep.learners.base import Learner
 from lockstep.learners.rank import RankLearner
 from lockstep.models.heads import LogitsHead
-from lockstep.report.progress import Progress
+from lockstep.report.progress import RunProgress
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
 
@@ -22,9 +22,9 @@ def open_learner(
     spec: LearnerSpec,
     sampling: SamplingParams | None,
     timeout_s: float,
-    progress: Progress,
-    workers: Workers,
-    turns: Turns | None = None,
+    progress: RunProgress,
+    workers: WorkerPool,
+    turns: DeviceTurns | None = None,
 ) -> RankLearner | MeshLearner:
     """Opens a learner: in this process if it has one rank and no cluster, else in others.
 
@@ -76,7 +76,7 @@ def computes_exactly(learner: Learner, sampler: Computation) -> bool:
 
 
 def share_weights(
-    learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: Workers
+    learner: Learner, section: LearnerSection, spec: SamplerSpec, workers: WorkerPool
 ) -> Sampler | None:
     """A sampler that shares a learner's weights.
 

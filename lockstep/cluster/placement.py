@@ -21,7 +21,7 @@ from lockstep.learners import backend as learner_backends
 from lockstep.models.device import resolve_device
 from lockstep.models.heads import scores_sequences
 from lockstep.samplers.backend import find_backend
-from lockstep.weight_sync.carriers import Route, Transfer
+from lockstep.weight_sync.carriers import TransferKind, TransferRoute
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -32,7 +32,7 @@ def list_visible(environment: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessCounts:
     """The numbers of processes in a run.
 
     Attributes:
@@ -69,7 +69,7 @@ class Processes:
 
 
 @dataclass(frozen=True)
-class Devices:
+class DeviceGrid:
     """The available devices, the same number on each machine.
 
     Attributes:
@@ -83,18 +83,18 @@ class Devices:
     on_gpu: bool
 
     @classmethod
-    def of_cores(cls, processes: Processes) -> Self:
+    def of_cores(cls, processes: ProcessCounts) -> Self:
         """Shares of one machine's cores, enough for the processes."""
         return cls(1, max(processes.devices, 1), on_gpu=False)
 
     @classmethod
-    def of_machines_like(cls, gpus: int, processes: Processes) -> Self:
+    def of_machines_like(cls, gpus: int, processes: ProcessCounts) -> Self:
         """Machines with `gpus` GPUs each, enough for the processes."""
         return cls(max(-(-processes.devices // gpus), 1), gpus, on_gpu=True)
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """The machine and devices of one process.
 
     Attributes:
@@ -129,7 +129,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Placement:
+class RunPlacement:
     """The places of all processes in a run.
 
     Attributes:
@@ -139,13 +139,13 @@ class Placement:
         engines: Places of inference engines, in order.
     """
 
-    devices: Devices
-    processes: Processes
-    ranks: tuple[Place, ...]
-    engines: tuple[Place, ...]
+    devices: DeviceGrid
+    processes: ProcessCounts
+    ranks: tuple[ProcessPlace, ...]
+    engines: tuple[ProcessPlace, ...]
 
     @classmethod
-    def of(cls, devices: Devices, processes: Processes) -> Self:
+    def of(cls, devices: DeviceGrid, processes: ProcessCounts) -> Self:
         """Places ranks and engines on consecutive devices, in the order of the machines.
 
         Raises:
@@ -160,14 +160,14 @@ class Placement:
             tuple(_place(devices, start, processes.width) for start in starts),
         )
 
-    def with_engines(self, section: SamplerSection) -> Placement:
+    def with_engines(self, section: SamplerSection) -> RunPlacement:
         """The same for the engines of another section.
 
         Raises:
             InputError: Too few devices.
         """
         processes = replace(self.processes, engines=section.engines, width=section.tensor_parallel)
-        return Placement.of(self.devices, processes)
+        return RunPlacement.of(self.devices, processes)
 
     @property
     def engines_on_one_machine(self) -> bool:
@@ -200,7 +200,7 @@ class Placement:
             turns = ""
         return "; ".join(parts) + turns
 
-    def _span(self, places: Sequence[Place]) -> str:
+    def _span(self, places: Sequence[ProcessPlace]) -> str:
         kind = "GPU" if self.devices.on_gpu else "place"
         first = places[0].first
         last = places[-1].last
@@ -211,14 +211,14 @@ class Placement:
         return f"{span} of {machines} machines"
 
 
-def placement_of(recipe: Algorithm) -> Placement:
+def placement_of(recipe: Algorithm) -> RunPlacement:
     """The placement of a training run.
 
     Raises:
         InputError: As `choose_placement`, or weights cannot reach an engine.
     """
     sampler = None if recipe.inference is None else recipe.inference.sampler
-    processes = Processes.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
+    processes = ProcessCounts.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
     found = choose_placement(recipe.cluster, recipe.learner, processes)
     if sampler is not None and found.engines:
         choose_route(sampler, found, found.engines_on_one_machine)
@@ -230,7 +230,7 @@ def placement_of(recipe: Algorithm) -> Placement:
     return found
 
 
-def takes_turns(recipe: Algorithm, placement: Placement) -> bool:
+def takes_turns(recipe: Algorithm, placement: RunPlacement) -> bool:
     """True if learners and engines share GPUs, and the idle ones are offloaded to host memory."""
     inference = recipe.inference
     both_work = inference is not None and inference.one_step_ahead
@@ -242,7 +242,9 @@ def works_in_engines_turn(role: ModelRole) -> bool:
     return not role.is_saved and scores_sequences(role.head)
 
 
-def choose_route(section: SamplerSection, placement: Placement | None, one_machine: bool) -> Route:
+def choose_route(
+    section: SamplerSection, placement: RunPlacement | None, one_machine: bool
+) -> TransferRoute:
     """The route of weights to engines: `sampler.transfer`, or chosen by the places of both.
 
     On GPUs, CUDA IPC if all engines' GPUs are also ranks' GPUs, otherwise a process group; on CPUs,
@@ -269,13 +271,13 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
     shared = bool(ranks) and engines <= set(ranks)
     nccl = bool(ranks) and ranks[0] not in engines
     # the type checker reports a new choice here
-    possible = dict[Transfer | Literal["auto"], Route]()
-    possible["process_group"] = Route("process_group", backend="nccl" if nccl else "gloo")
+    possible = dict[TransferKind | Literal["auto"], TransferRoute]()
+    possible["process_group"] = TransferRoute("process_group", backend="nccl" if nccl else "gloo")
     if placement is None or shared:
-        possible["cuda_ipc"] = Route("cuda_ipc")
+        possible["cuda_ipc"] = TransferRoute("cuda_ipc")
     if one_machine:
-        possible["shared_memory"] = Route("shared_memory")
-    best: Transfer = "process_group" if ranks or not one_machine else "shared_memory"
+        possible["shared_memory"] = TransferRoute("shared_memory")
+    best: TransferKind = "process_group" if ranks or not one_machine else "shared_memory"
     possible["auto"] = possible["cuda_ipc" if shared else best]
     chosen = possible.get(section.transfer)
     if chosen is None:
@@ -288,31 +290,31 @@ def choose_route(section: SamplerSection, placement: Placement | None, one_machi
 
 
 def choose_placement(
-    cluster: ClusterSection, computation: Computation, processes: Processes
-) -> Placement:
+    cluster: ClusterSection, computation: Computation, processes: ProcessCounts
+) -> RunPlacement:
     """The placement of a run on this machine, or, with Ray, on machines like this one.
 
     Raises:
         InputError: Fewer GPUs than requested.
     """
     if resolve_device(computation.device).type != "cuda":
-        return Placement.of(Devices.of_cores(processes), processes)
+        return RunPlacement.of(DeviceGrid.of_cores(processes), processes)
     here = torch.cuda.device_count()
     match cluster.backend:
         case "local":
-            return Placement.of(Devices(1, here, on_gpu=True), processes)
+            return RunPlacement.of(DeviceGrid(1, here, on_gpu=True), processes)
         case "ray":
-            return Placement.of(Devices.of_machines_like(here, processes), processes)
+            return RunPlacement.of(DeviceGrid.of_machines_like(here, processes), processes)
         case _:
             assert_never(cluster.backend)
 
 
-def _place(devices: Devices, start: int, width: int) -> Place:
+def _place(devices: DeviceGrid, start: int, width: int) -> ProcessPlace:
     machine, first = divmod(start, devices.per_machine)
-    return Place(machine, tuple(range(first, first + width)), start, devices.on_gpu)
+    return ProcessPlace(machine, tuple(range(first, first + width)), start, devices.on_gpu)
 
 
-def _require_cache_size(key: str, section: SamplerSection, placement: Placement) -> None:
+def _require_cache_size(key: str, section: SamplerSection, placement: RunPlacement) -> None:
     """Raises InputError if an engine allocates a KV cache of unset size on shared GPUs."""
     backend = find_backend(section)
     if backend is None or not placement.devices.on_gpu or not backend.reserves_cache:
@@ -324,7 +326,7 @@ def _require_cache_size(key: str, section: SamplerSection, placement: Placement)
         )
 
 
-def _require_room(devices: Devices, processes: Processes) -> None:
+def _require_room(devices: DeviceGrid, processes: ProcessCounts) -> None:
     if not devices.on_gpu:
         return
     there = devices.machines * devices.per_machine

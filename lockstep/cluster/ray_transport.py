@@ -28,12 +28,12 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lockstep.cluster.placement import Devices, Place, Placement, Processes
+from lockstep.cluster.placement import DeviceGrid, ProcessCounts, ProcessPlace, RunPlacement
 from lockstep.cluster.transport import (
     CLOSED,
     GRACE_S,
-    Factory,
-    Message,
+    WireMessage,
+    WorkerFactory,
     decode,
     encode,
     serve,
@@ -43,7 +43,7 @@ from lockstep.config import RaySection
 from lockstep.core.errors import InputError, first_line
 from lockstep.system.guarded_imports import TRUSTED
 
-Frame = list[Any]
+RayFrame = list[Any]
 """The parts of a message, as byte arrays, which Ray moves within a machine without a copy."""
 
 _TOLD_S = 30.0
@@ -72,7 +72,7 @@ class RayCluster:
         address: Address of this process in the cluster.
     """
 
-    def __init__(self, section: RaySection, processes: Processes, gpus: bool) -> None:
+    def __init__(self, section: RaySection, processes: ProcessCounts, gpus: bool) -> None:
         self._end = contextlib.ExitStack()
         self._end.enter_context(
             join_cluster(section.address, round(processes.devices * section.cpus_per_worker))
@@ -83,10 +83,10 @@ class RayCluster:
         self._on_gpu = gpus and per_machine > 0
         self._cpus = section.cpus_per_worker
         self._width = processes.width
-        self.placement = Placement.of(
-            Devices.of_machines_like(per_machine, processes)
+        self.placement = RunPlacement.of(
+            DeviceGrid.of_machines_like(per_machine, processes)
             if self._on_gpu
-            else Devices.of_cores(processes),
+            else DeviceGrid.of_cores(processes),
             processes,
         )
         self._places = self._reserve(-(-processes.devices // self._width), section.timeout_s)
@@ -108,7 +108,7 @@ class RayCluster:
         nodes = set(placement_group_table(self._places)["bundles_to_node_id"].values())
         return nodes == {ray.get_runtime_context().get_node_id()}
 
-    def actor(self, factory: Factory, place: Place, threads: int) -> RayWorker:
+    def actor(self, factory: WorkerFactory, place: ProcessPlace, threads: int) -> RayWorker:
         """Starts a worker in its place.
 
         Raises:
@@ -188,7 +188,7 @@ class RayWorker:
 
     def __init__(
         self,
-        factory: Factory,
+        factory: WorkerFactory,
         threads: int,
         options: Mapping[str, Any],
         environment: Mapping[str, str],
@@ -199,13 +199,13 @@ class RayWorker:
         self._closed = False
         self.send(factory, 0.0)
 
-    def send(self, message: Message, timeout_s: float) -> None:
+    def send(self, message: WireMessage, timeout_s: float) -> None:
         """Passes the message to Ray, which returns immediately even if the worker is busy."""
         if not self.alive():
             raise ConnectionError("the worker is gone")
         self._actor.take.remote([np.frombuffer(part, np.uint8) for part in encode(message)])
 
-    def recv(self, timeout_s: float) -> Message:
+    def recv(self, timeout_s: float) -> WireMessage:
         if self._closed:
             raise ConnectionError("the worker was ended")
         try:
@@ -246,12 +246,12 @@ class RayWorker:
         ray.kill(self._actor)
 
 
-class _Worker:
+class _WorkerActor:
     """The worker's end: one thread serves calls, and two carry messages to and from it."""
 
     def __init__(self) -> None:
-        self._taken: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._given: queue.Queue[Frame | None] = queue.Queue(maxsize=2)
+        self._taken: queue.SimpleQueue[RayFrame | None] = queue.SimpleQueue()
+        self._given: queue.Queue[RayFrame | None] = queue.Queue(maxsize=2)
 
     def live(
         self, threads: int, folder: str, paths: list[str], environment: dict[str, str]
@@ -270,12 +270,12 @@ class _Worker:
         self._given.put(None)
 
     @ray.method(concurrency_group="taking")
-    def take(self, frame: Frame | None) -> None:
+    def take(self, frame: RayFrame | None) -> None:
         """Queues a message to the worker; None: no more messages."""
         self._taken.put(frame)
 
     @ray.method(concurrency_group="giving")
-    def give(self) -> Frame | None:
+    def give(self) -> RayFrame | None:
         """Waits for the worker's next message; None: the worker has ended."""
         return self._given.get()
 
@@ -285,11 +285,11 @@ class _Worker:
             raise EOFError("no more messages will come")
         return [bytearray(part) for part in frame]
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: WireMessage) -> None:
         self._given.put([np.frombuffer(part, np.uint8).copy() for part in encode(message)])
 
 
-_ACTOR: Any = ray.remote(concurrency_groups={"taking": 1, "giving": 1})(_Worker)  # pyright: ignore[reportCallIssue]
+_ACTOR: Any = ray.remote(concurrency_groups={"taking": 1, "giving": 1})(_WorkerActor)  # pyright: ignore[reportCallIssue]
 
 
 @contextlib.contextmanager

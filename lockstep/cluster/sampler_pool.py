@@ -11,22 +11,22 @@ from typing import Any, TypeVar, assert_never
 from torch import Tensor
 
 from lockstep.cluster.specs import SamplerSpec, require_sampler
-from lockstep.cluster.transport import Item
-from lockstep.cluster.worker_proxy import POLL_S, Pending, Remote, WorkerDied, outcomes
-from lockstep.cluster.workers import HERE, Workers
+from lockstep.cluster.transport import StreamItem
+from lockstep.cluster.worker_proxy import POLL_S, PendingCall, WorkerDied, WorkerProxy, outcomes
+from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_responses
 from lockstep.core.types import Request, SamplingParams
-from lockstep.distributed.meeting import Host
-from lockstep.report.progress import Progress
-from lockstep.samplers.base import Piece, Sampler, gather_pieces, require_room
-from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.carriers import Route
-from lockstep.weight_sync.outgoing import Outgoing, Sender
+from lockstep.distributed.meeting import RendezvousHost
+from lockstep.report.progress import RunProgress
+from lockstep.samplers.base import ResponsePiece, Sampler, gather_pieces, require_room
+from lockstep.weight_sync.attestation import WeightAttestation
+from lockstep.weight_sync.carriers import TransferRoute
+from lockstep.weight_sync.outgoing import OutgoingWeights, WeightSender
 from lockstep.weight_sync.sender import LocalSender
 
 T = TypeVar("T")
-Block = tuple[int, Sequence[Request]]
+RequestBlock = tuple[int, Sequence[Request]]
 """The number of a block of requests, and the requests; one sampler gets all of them."""
 
 
@@ -35,23 +35,23 @@ class SamplerLost(WorkerDied):
 
 
 @dataclass(frozen=True)
-class _Work:
+class _ActiveBlock:
     """A worker's current block, its call, and the responses so far."""
 
     number: int
     requests: Sequence[Request]
-    pending: Pending
-    pieces: list[Piece] = field(default_factory=list)
+    pending: PendingCall
+    pieces: list[ResponsePiece] = field(default_factory=list)
 
     def advance(self) -> bool:
         """Collects the responses that have arrived. Returns True if the block is complete.
 
         Raises:
-            Exception: As `Remote.call`.
+            Exception: As `WorkerProxy.call`.
         """
         while self.pending.is_done(POLL_S):
             message = self.pending.next_message()
-            if not isinstance(message, Item):
+            if not isinstance(message, StreamItem):
                 return True
             self.pieces.append(message.value)
         return False
@@ -72,7 +72,7 @@ class SamplerPool:
         remotes: The workers.
     """
 
-    def __init__(self, spec: SamplerSpec, workers: Workers = HERE) -> None:
+    def __init__(self, spec: SamplerSpec, workers: WorkerPool = HERE) -> None:
         self._workers = workers
         self._spec = spec
         self._section = spec.section
@@ -81,8 +81,8 @@ class SamplerPool:
         self._context = spec.context
         self.version: int | None = None
         self._sender = LocalSender()
-        self._host: Host | None = None  # of the newest group, which lives as long
-        self._route: Route | None = None  # opened by all workers
+        self._host: RendezvousHost | None = None  # of the newest group, which lives as long
+        self._route: TransferRoute | None = None  # opened by all workers
         self.remotes = [
             workers.start(
                 spec.build,
@@ -104,7 +104,7 @@ class SamplerPool:
                 remote.ready()
 
     def blocks(
-        self, blocks: Iterable[Block], sampling: SamplingParams
+        self, blocks: Iterable[RequestBlock], sampling: SamplingParams
     ) -> Generator[tuple[int, Batch], None, None]:
         """Generates responses to blocks, one worker per block.
 
@@ -118,7 +118,7 @@ class SamplerPool:
             SamplerLost: A worker died or hung.
             NotFiniteError: A worker's responses do not match the requests, or are not finite.
         """
-        busy = dict[Remote, _Work]()
+        busy = dict[WorkerProxy, _ActiveBlock]()
         try:
             with self._own_deaths():
                 yield from self._share_out(iter(blocks), busy, sampling)
@@ -134,14 +134,17 @@ class SamplerPool:
                     work.pending.abandon()
 
     def _share_out(
-        self, waiting: Iterator[Block], busy: dict[Remote, _Work], sampling: SamplingParams
+        self,
+        waiting: Iterator[RequestBlock],
+        busy: dict[WorkerProxy, _ActiveBlock],
+        sampling: SamplingParams,
     ) -> Iterator[tuple[int, Batch]]:
         """Gives each idle worker the next block until all are done; `busy`: current blocks."""
         idle = list(self.remotes)
         while True:
             while idle and (block := next(waiting, None)) is not None:
                 remote = idle.pop()
-                busy[remote] = _Work(*block, remote.submit("pieces", block[1], sampling))
+                busy[remote] = _ActiveBlock(*block, remote.submit("pieces", block[1], sampling))
             if not busy:
                 return
             for remote in [remote for remote, work in busy.items() if work.advance()]:
@@ -151,7 +154,9 @@ class SamplerPool:
                 require_responses(remote.name, batch, work.requests, sampling)
                 yield work.number, batch
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         """Generates responses; each of n workers gets every n-th request."""
         require_room(requests, self._context)
         count = len(self.remotes)
@@ -180,11 +185,11 @@ class SamplerPool:
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
-    ) -> Sequence[Attestation]:
+    ) -> Sequence[WeightAttestation]:
         """Sends all workers the same buckets; fills one while they read the previous."""
         self.version = None
-        outgoing = Outgoing.of(stream)
-        calls = list[Pending]()
+        outgoing = OutgoingWeights.of(stream)
+        calls = list[PendingCall]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
         if outgoing.on_gpu:
             chosen = self._chosen
@@ -230,7 +235,7 @@ class SamplerPool:
         with self._own_deaths():
             return outcomes([remote.submit(verb, *args) for remote in self.remotes])
 
-    def _let_join(self, sender: LocalSender | Sender, chosen: Route) -> None:
+    def _let_join(self, sender: LocalSender | WeightSender, chosen: TransferRoute) -> None:
         """Opens the chosen kind of route at a sender and all workers, unless already open."""
         width = self._section.tensor_parallel
         if self._route is not None and self._route == sender.route and chosen.is_like(self._route):
@@ -240,7 +245,7 @@ class SamplerPool:
                 route = replace(chosen, places=sender.places)
             case "process_group":
                 count = 1 + len(self.remotes) * width
-                self._host = Host(self._workers.address, count, self._section.timeout_s)
+                self._host = RendezvousHost(self._workers.address, count, self._section.timeout_s)
                 route = replace(chosen, meeting=self._host.meeting)
             case "cuda_ipc":
                 route = chosen
@@ -265,7 +270,7 @@ class SamplerPool:
             raise SamplerLost(str(error)) from error
 
 
-def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
+def _blaming(calls: Sequence[PendingCall], action: Callable[[], T]) -> T:
     """Does the sender's part of a collective.
 
     If that fails, raises the receivers' error instead, which says more.
@@ -279,7 +284,7 @@ def _blaming(calls: Sequence[Pending], action: Callable[[], T]) -> T:
         raise
 
 
-def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
+def nearest(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> Sampler:
     """A sampler, in this process if possible, otherwise in separate processes."""
     if workers.here and spec.section.in_process and not workers.engines_apart:
         spec.require_proof()
@@ -287,7 +292,7 @@ def nearest(spec: SamplerSpec, progress: Progress, workers: Workers) -> Sampler:
     return processes(spec, progress, workers)
 
 
-def processes(spec: SamplerSpec, progress: Progress, workers: Workers) -> SamplerPool:
+def processes(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> SamplerPool:
     """Starts a run's rollout workers together, and waits until they are ready.
 
     They end with the run.

@@ -74,7 +74,7 @@ _PROVEN = (
 
 
 @dataclass(frozen=True)
-class Proof:
+class SelfCheckResult:
     """Largest |Δ log π| to plain `transformers`, nats, fp32.
 
     Attributes:
@@ -93,7 +93,7 @@ class Proof:
 
 def require_proof(
     folder: str | Path, computation: Computation, sampling: SamplingParams | None
-) -> Proof:
+) -> SelfCheckResult:
     """Proves a model, or reads this machine's cached proof.
 
     Args:
@@ -123,13 +123,13 @@ def require_proof(
         file.write(json.dumps(asdict(prove(config, device, computation.dtype, shape))).encode())
 
     path = ensure_cached(entry("self-check", key), write)
-    return Proof(**json.loads(path.read_bytes()))
+    return SelfCheckResult(**json.loads(path.read_bytes()))
 
 
 @torch.no_grad()
 def prove(
     config: PreTrainedConfig, device: torch.device, dtype: DType, sampling: SamplingParams | None
-) -> Proof:
+) -> SelfCheckResult:
     """Computes the proof; see `require_proof`."""
     model = miniature(config)
     nn.Module.to(model, device)
@@ -139,7 +139,7 @@ def prove(
         plain = [plain_logits(model, tokens) for tokens in sampled.sequences()]
         wanted_N = _scores(plain, every, PLAIN)
         head = LogitsHead(model)
-        found = Proof(_gap(_logprob(head, every), wanted_N), 0.0)
+        found = SelfCheckResult(_gap(_logprob(head, every), wanted_N), 0.0)
         if sampled.sampling is not None:
             decoded = _gap(sampled["sampler_logprob"], _scores(plain, sampled, sampled.sampling))
             found = replace(found, decoded=decoded)
@@ -197,7 +197,7 @@ def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
     return float((found_N.cpu() - wanted_N.cpu()).abs().nan_to_num(float("inf")).max())
 
 
-def _require_gaps(kind: str, proof: Proof) -> None:
+def _require_gaps(kind: str, proof: SelfCheckResult) -> None:
     if proof.scored > LARGEST_GAP:
         raise ModelError(
             f"Lockstep's {kind} differs from transformers: log-probabilities of packed sequences "

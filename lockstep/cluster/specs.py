@@ -11,8 +11,8 @@ from lockstep.cluster.self_check import require_proof
 from lockstep.config import Computation, LearnerSection, Optimizer, SamplerSection, user_code
 from lockstep.config.backends import list_engines
 from lockstep.core.errors import InputError
-from lockstep.core.types import Head
-from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.core.types import HeadKind
+from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners import backend as learners
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device, resolve_device
@@ -20,7 +20,7 @@ from lockstep.models.folder import context_of, read_config
 from lockstep.models.heads import PLAIN
 from lockstep.samplers import backend as samplers
 from lockstep.samplers.backend import InferenceBackend
-from lockstep.samplers.base import Sampler, Served
+from lockstep.samplers.base import Sampler, WorkerSampler
 from lockstep.samplers.cache_budget import CacheBudget
 
 
@@ -33,7 +33,7 @@ class LearnerSpec:
     """
 
     model: str
-    head: Head
+    head: HeadKind
     section: LearnerSection
     optimizer: Optimizer | None
     seed: int
@@ -44,7 +44,7 @@ class LearnerSpec:
         """The same model as a frozen scorer, without optimizer and adapters."""
         return replace(self, optimizer=None, section=self.section.model_copy(update={"lora": None}))
 
-    def build(self, ranks: Ranks = ALONE) -> RankLearner:
+    def build(self, ranks: RankMesh = ALONE) -> RankLearner:
         """Builds it with the section's training backend.
 
         Raises:
@@ -70,7 +70,7 @@ class SamplerSpec:
     learner: Computation
     budget: CacheBudget | None = None
 
-    def build(self) -> Served:
+    def build(self) -> WorkerSampler:
         """Builds it with the section's inference backend.
 
         Raises:

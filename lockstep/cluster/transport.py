@@ -25,12 +25,12 @@ from torch import Tensor
 
 from lockstep.core.errors import LockstepError
 
-Factory = Callable[[], Any]
+WorkerFactory = Callable[[], Any]
 """The first message to a worker: small and picklable; builds the object that answers all calls."""
 
 
 @dataclass(frozen=True)
-class Call:
+class MethodCall:
     """Run a method."""
 
     verb: str
@@ -39,21 +39,21 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Item:
+class StreamItem:
     """One element of a streamed result."""
 
     value: Any
 
 
 @dataclass(frozen=True)
-class Result:
+class CallResult:
     """A call's result; for a stream, after its items."""
 
     value: Any
 
 
 @dataclass(frozen=True)
-class Failure:
+class CallFailure:
     """The exception that ended a call.
 
     Attributes:
@@ -70,7 +70,7 @@ class Failure:
     family: type[Exception] | None
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception) -> CallFailure:
         family = None
         # a base class, if the class itself takes more than a text
         if isinstance(error, LockstepError | FloatingPointError):
@@ -80,23 +80,23 @@ class Failure:
         )
 
 
-Message = Factory | Call | Item | Result | Failure
+WireMessage = WorkerFactory | MethodCall | StreamItem | CallResult | CallFailure
 
 
 GRACE_S = 2.0
 """Seconds for a worker to exit before it is killed."""
 
 CLOSED = "this process ended it"
-"""Description of a worker that `Transport.close` has ended."""
+"""Description of a worker that `WorkerTransport.close` has ended."""
 
 
-class Transport(Protocol):
+class WorkerTransport(Protocol):
     """The connection to one worker; starts and ends it.
 
     Messages arrive in the order they were sent.
     """
 
-    def send(self, message: Message, timeout_s: float) -> None:
+    def send(self, message: WireMessage, timeout_s: float) -> None:
         """Sends a message.
 
         Raises:
@@ -105,7 +105,7 @@ class Transport(Protocol):
         """
         ...
 
-    def recv(self, timeout_s: float) -> Message:
+    def recv(self, timeout_s: float) -> WireMessage:
         """Waits for the worker's next message.
 
         Raises:
@@ -131,7 +131,7 @@ class Transport(Protocol):
         ...
 
 
-def encode(message: Message) -> list[memoryview]:
+def encode(message: WireMessage) -> list[memoryview]:
     """The pickle of a message and the bytes of its tensors, which are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
@@ -160,7 +160,7 @@ def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
     return torch.frombuffer(raw, dtype=dtype).view(shape)
 
 
-class Channel:
+class SocketChannel:
     """Complete messages over a stream socket.
 
     A frame is the number of parts, their sizes in bytes, then the parts.
@@ -169,7 +169,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
-    def send(self, message: Message, timeout_s: float | None = None) -> None:
+    def send(self, message: WireMessage, timeout_s: float | None = None) -> None:
         parts = encode(message)
         header = struct.pack(f"<I{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
         deadline = _deadline(timeout_s)
@@ -177,7 +177,7 @@ class Channel:
             self._socket.settimeout(_remaining_s(deadline))
             self._socket.sendall(part)
 
-    def recv(self, timeout_s: float | None = None) -> Message:
+    def recv(self, timeout_s: float | None = None) -> WireMessage:
         return decode(self.frame(timeout_s))
 
     def frame(self, timeout_s: float | None = None) -> list[bytearray]:
@@ -229,11 +229,11 @@ def take_threads(count: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(count)
 
 
-Frame = Sequence[bytearray]
+MessageFrame = Sequence[bytearray]
 """The parts of a message, by `encode`."""
 
 
-def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None:
+def serve(receive: Callable[[], MessageFrame], send: Callable[[WireMessage], None]) -> None:
     """A worker's main loop: builds its object, then answers calls until the other side closes.
 
     Raises:
@@ -242,25 +242,25 @@ def serve(receive: Callable[[], Frame], send: Callable[[Message], None]) -> None
     frame = receive()
     try:
         target = decode(frame)()
-        send(Result(None))
+        send(CallResult(None))
     except Exception as error:
-        send(Failure.of(error))
+        send(CallFailure.of(error))
         return
     while True:
         frame = receive()
         # The caller handles an error in a verb, and the worker continues; a broken connection ends
         # it just below.
         try:
-            send(Result(_run(target, decode(frame), send)))
+            send(CallResult(_run(target, decode(frame), send)))
         except Exception as error:
-            send(Failure.of(error))
+            send(CallFailure.of(error))
 
 
-def _run(target: Any, call: Call, send: Callable[[Message], None]) -> Any:
+def _run(target: Any, call: MethodCall, send: Callable[[WireMessage], None]) -> Any:
     """Runs one call. Sends the items of an iterator one by one."""
     result = getattr(target, call.verb)(*call.args, **call.keywords)
     if not isinstance(result, Iterator):
         return result
     for item in result:
-        send(Item(item))
+        send(StreamItem(item))
     return None

@@ -17,11 +17,11 @@ from lockstep.cluster.learner_group import MeshLearner
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.rank import RankLearner
-from lockstep.samplers.base import Piece, Sampler
-from lockstep.weight_sync.attestation import Attestation
+from lockstep.samplers.base import ResponsePiece, Sampler
+from lockstep.weight_sync.attestation import WeightAttestation
 
 
-class Turns:
+class DeviceTurns:
     """Learners that take turns with the engines, and with each other's cached device memory."""
 
     def __init__(self) -> None:
@@ -80,7 +80,9 @@ class SamplerInTurn:
     def version(self) -> int | None:
         return self._sampler.version
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         self._leave()
         return self._sampler.pieces(requests, sampling)
 
@@ -98,7 +100,7 @@ class SamplerInTurn:
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
-    ) -> Sequence[Attestation]:
+    ) -> Sequence[WeightAttestation]:
         self._leave()
         return self._sampler.load_weights(stream, version)
 

@@ -10,7 +10,14 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from lockstep.cluster.transport import Call, Failure, Item, Message, Result, Transport
+from lockstep.cluster.transport import (
+    CallFailure,
+    CallResult,
+    MethodCall,
+    StreamItem,
+    WireMessage,
+    WorkerTransport,
+)
 from lockstep.core.errors import RunError
 
 POLL_S = 0.002
@@ -34,10 +41,10 @@ class WorkerDied(RunError):
     """A worker's process died, or exceeded its deadline and was ended."""
 
 
-class Pending:
+class PendingCall:
     """A call in progress."""
 
-    def __init__(self, transport: Transport, name: str, verb: str, timeout_s: float) -> None:
+    def __init__(self, transport: WorkerTransport, name: str, verb: str, timeout_s: float) -> None:
         self.name = name
         self.verb = verb
         self.open = True
@@ -50,7 +57,7 @@ class Pending:
         """Restarts the deadline from now."""
         self._deadline = time.monotonic() + self._timeout_s
 
-    def send(self, call: Call) -> None:
+    def send(self, call: MethodCall) -> None:
         """Sends the worker the call; if the worker is gone, `result` raises as for any death."""
         try:
             self._transport.send(call, self._timeout_s)
@@ -68,26 +75,26 @@ class Pending:
         )
 
     def result(self) -> Any:
-        """Waits for the outcome; raises as `Remote.call`."""
+        """Waits for the outcome; raises as `WorkerProxy.call`."""
         message = self.next_message()
-        if isinstance(message, Item):
+        if isinstance(message, StreamItem):
             self.drain()
             raise TypeError(
                 f"{self.verb} of worker {self.name} streams its result; use Remote.stream"
             )
-        assert isinstance(message, Result), (
+        assert isinstance(message, CallResult), (
             f"expected a result from the worker, not {type(message).__name__}"
         )
         return message.value
 
-    def next_message(self) -> Message:
+    def next_message(self) -> WireMessage:
         """Waits for a stream's next item, each with its own deadline, or for the final result."""
         message = self._receive()
-        if isinstance(message, Failure):
+        if isinstance(message, CallFailure):
             raise _error(self.name, self.verb, message)
         return message
 
-    def _receive(self) -> Message:
+    def _receive(self) -> WireMessage:
         if self._unsent is not None:
             raise self._unsent
         try:
@@ -97,7 +104,7 @@ class Pending:
         except (EOFError, OSError) as error:
             raise self._note_death("in") from error
         self.renew()
-        self.open = isinstance(message, Item)
+        self.open = isinstance(message, StreamItem)
         return message
 
     def drain(self) -> None:
@@ -122,7 +129,7 @@ class Pending:
         return WorkerDied(f"worker {self.name} died {when} {self.verb}: {self._transport.ending()}")
 
 
-class Remote:
+class WorkerProxy:
     """A proxy of a worker, and its open call.
 
     Args:
@@ -134,11 +141,11 @@ class Remote:
         pending: Newest call; the first builds the worker's object.
     """
 
-    def __init__(self, transport: Transport, name: str, timeout_s: float) -> None:
+    def __init__(self, transport: WorkerTransport, name: str, timeout_s: float) -> None:
         self._transport = transport
         self.name = name
         self.timeout_s = timeout_s
-        self.pending = Pending(transport, name, BUILD, timeout_s)
+        self.pending = PendingCall(transport, name, BUILD, timeout_s)
 
     def ready(self) -> None:
         """Waits until the worker has built its object; raises its error.
@@ -148,7 +155,7 @@ class Remote:
         if self.pending.verb == BUILD and self.pending.open:
             self.pending.result()
 
-    def submit(self, verb: str, *args: Any, **keywords: Any) -> Pending:
+    def submit(self, verb: str, *args: Any, **keywords: Any) -> PendingCall:
         """Starts a call without waiting, even if the worker is gone, so that calls run in parallel.
 
         Raises:
@@ -160,8 +167,8 @@ class Remote:
             raise RuntimeError(
                 f"worker {self.name} received {verb} while {self.pending.verb} is running"
             )
-        pending = Pending(self._transport, self.name, verb, self.timeout_s)
-        pending.send(Call(verb, args, keywords))
+        pending = PendingCall(self._transport, self.name, verb, self.timeout_s)
+        pending.send(MethodCall(verb, args, keywords))
         self.pending = pending
         return pending
 
@@ -180,7 +187,7 @@ class Remote:
         """Runs a method that returns an iterator; yields items as they arrive; raises as `call`."""
         pending = self.submit(verb, *args, **keywords)
         try:
-            while isinstance(message := pending.next_message(), Item):
+            while isinstance(message := pending.next_message(), StreamItem):
                 yield message.value
         finally:
             pending.drain()
@@ -194,7 +201,7 @@ class Remote:
         return self._transport.alive()
 
 
-def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
+def outcomes(calls: Sequence[PendingCall], grace_s: float = 5.0) -> list[Any]:
     """Waits for calls on several workers.
 
     Args:
@@ -208,7 +215,7 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     Raises:
         Exception: As the calls; a death takes precedence over errors that it may have caused.
     """
-    results: dict[Pending, Any] = {}
+    results: dict[PendingCall, Any] = {}
     failures: list[Exception] = []
     waiting = list(calls)
     deadline = float("inf")
@@ -227,7 +234,7 @@ def outcomes(calls: Sequence[Pending], grace_s: float = 5.0) -> list[Any]:
     return [results[call] for call in calls]
 
 
-def _error(name: str, verb: str, failure: Failure) -> Exception:
+def _error(name: str, verb: str, failure: CallFailure) -> Exception:
     if failure.family is None:
         return RemoteError(
             f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}"

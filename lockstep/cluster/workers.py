@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstep.cluster.child_process import ChildProcess
-from lockstep.cluster.placement import Place, Placement, Processes, choose_placement, choose_route
-from lockstep.cluster.transport import Factory
-from lockstep.cluster.worker_proxy import Remote
+from lockstep.cluster.placement import (
+    ProcessCounts,
+    ProcessPlace,
+    RunPlacement,
+    choose_placement,
+    choose_route,
+)
+from lockstep.cluster.transport import WorkerFactory
+from lockstep.cluster.worker_proxy import WorkerProxy
 from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.core.errors import InputError, install_command
-from lockstep.report.progress import Progress
-from lockstep.weight_sync.carriers import Route
+from lockstep.report.progress import RunProgress
+from lockstep.weight_sync.carriers import TransferRoute
 
 if TYPE_CHECKING:
     from lockstep.cluster.ray_transport import RayCluster
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 
-class Workers(ExitStack):
+class WorkerPool(ExitStack):
     """The processes that a run starts; all end when the context exits.
 
     Args:
@@ -34,7 +40,7 @@ class Workers(ExitStack):
     """
 
     def __init__(
-        self, placement: Placement | None = None, cluster: RayCluster | None = None
+        self, placement: RunPlacement | None = None, cluster: RayCluster | None = None
     ) -> None:
         super().__init__()
         self._placement = placement
@@ -68,17 +74,19 @@ class Workers(ExitStack):
             return LOOPBACK
         return self._cluster.address
 
-    def place_ranks(self, ranks: int, computation: Computation) -> Sequence[Place]:
+    def place_ranks(self, ranks: int, computation: Computation) -> Sequence[ProcessPlace]:
         """Places of a learner's ranks: the first `ranks` of the run's.
 
         Raises:
             InputError: Too few devices.
         """
         if self._placement is None:
-            return choose_placement(ClusterSection(), computation, Processes(ranks)).ranks
+            return choose_placement(ClusterSection(), computation, ProcessCounts(ranks)).ranks
         return self._placement.ranks[:ranks]
 
-    def place_engines(self, section: SamplerSection, computation: Computation) -> Sequence[Place]:
+    def place_engines(
+        self, section: SamplerSection, computation: Computation
+    ) -> Sequence[ProcessPlace]:
         """Places of a section's engines: the run's, or a judge's, which takes turns with them.
 
         Raises:
@@ -86,11 +94,11 @@ class Workers(ExitStack):
         """
         if self._placement is None:
             return choose_placement(
-                ClusterSection(), computation, Processes.of(ClusterSection(), 0, section)
+                ClusterSection(), computation, ProcessCounts.of(ClusterSection(), 0, section)
             ).engines
         return self._placement.with_engines(section).engines
 
-    def choose_route(self, section: SamplerSection) -> Route:
+    def choose_route(self, section: SamplerSection) -> TransferRoute:
         """The route of weights to a section's engines; see `placement.choose_route`."""
         if self._placement is None:
             placement = None
@@ -100,13 +108,13 @@ class Workers(ExitStack):
 
     def start(
         self,
-        factory: Factory,
+        factory: WorkerFactory,
         name: str,
         timeout_s: float,
-        place: Place,
+        place: ProcessPlace,
         of: int = 1,
         threads: int | None = None,
-    ) -> Remote:
+    ) -> WorkerProxy:
         """Starts a worker.
 
         Args:
@@ -122,20 +130,20 @@ class Workers(ExitStack):
             transport = ChildProcess(factory, name, threads or share, place.environment())
         else:
             transport = self._cluster.actor(factory, place, threads or self._cluster.threads)
-        return Remote(transport, name, timeout_s)
+        return WorkerProxy(transport, name, timeout_s)
 
 
-HERE = Workers()
+HERE = WorkerPool()
 """Child processes outside of a run; the caller ends those that it starts."""
 
 
 def workers_of(
     section: ClusterSection,
     computation: Computation,
-    progress: Progress,
+    progress: RunProgress,
     ranks: int = 0,
     sampler: SamplerSection | None = None,
-) -> Workers:
+) -> WorkerPool:
     """Opens the workers of a run as `cluster` says.
 
     Args:
@@ -148,9 +156,9 @@ def workers_of(
     Raises:
         ValueError: If the cluster is missing or full.
     """
-    processes = Processes.of(section, ranks, sampler)
+    processes = ProcessCounts.of(section, ranks, sampler)
     if section.on_this_machine or not processes.devices:
-        return Workers(choose_placement(section, computation, processes))
+        return WorkerPool(choose_placement(section, computation, processes))
     if importlib.util.find_spec("ray") is None:
         raise InputError(
             f"cluster.backend is ray, but Ray is not installed; {install_command('ray')}"
@@ -159,4 +167,4 @@ def workers_of(
 
     with progress.phase("join the Ray cluster"):
         cluster = RayCluster(section.ray, processes, computation.may_use_gpu)
-    return Workers(cluster.placement, cluster)
+    return WorkerPool(cluster.placement, cluster)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from lockstep.system.paths import path_argument, source_argument
 
-Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+SubParsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The subcommands of a parser; each file here adds its own."""
 
 

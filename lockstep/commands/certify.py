@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_model, add_out, add_trust
+from lockstep.commands.arguments import SubParsers, add_model, add_out, add_trust
 from lockstep.core.errors import InputError
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     certify = parsers.add_parser(
         "certify",
@@ -48,6 +48,6 @@ def run(options: argparse.Namespace) -> int:
     if out is not None and out.is_dir():
         raise InputError(f"--out {out} is a folder; give a file path")
     with spare_modules():
-        from lockstep.inference.certify import Asked, certify
+        from lockstep.inference.certify import TrialSize, certify
 
-    return certify(options.model, Asked(options.count, options.max_tokens), out)
+    return certify(options.model, TrialSize(options.count, options.max_tokens), out)

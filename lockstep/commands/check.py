@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_trust
+from lockstep.commands.arguments import SubParsers, add_trust
 from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
 from lockstep.system.paths import path_argument
 from lockstep.system.printable import print_text
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     check = parsers.add_parser(
         "check", help="compare a run's metrics with its recipe's acceptance bounds"

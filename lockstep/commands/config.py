@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import SubParsers
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     config = parsers.add_parser(
         "config", help="print a resolved recipe and where each value comes from"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lockstep.commands.arguments import Parsers, add_out
+from lockstep.commands.arguments import SubParsers, add_out
 
 _ALGORITHMS = (
     "ppo",
@@ -23,7 +23,7 @@ _ALGORITHMS = (
 )
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     convert = parsers.add_parser(
         "convert", help="convert a config of verl, NeMo RL, TRL or OpenRLHF to a recipe"

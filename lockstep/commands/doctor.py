@@ -9,22 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.commands.arguments import Parsers, add_model, add_out, add_trust
+from lockstep.commands.arguments import SubParsers, add_model, add_out, add_trust
 from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
 from lockstep.system.paths import path_argument, source_argument
 from lockstep.system.process_defaults import spare_modules
 
 if TYPE_CHECKING:
-    from lockstep.config.loading import Loaded
+    from lockstep.config.loading import LoadedRecipe
     from lockstep_doctor.dumps.names import FieldNames
 
 _CODES = "Exit codes: 0 pass, 2 could not start (wrong usage too), 3 inconclusive, 4 fail."
 
-Answer = Callable[[argparse.Namespace], int]
+CommandHandler = Callable[[argparse.Namespace], int]
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds `doctor` and its subcommands to a parser."""
     doctor = parsers.add_parser(
         "doctor",
@@ -72,11 +72,13 @@ def add(parsers: Parsers) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    answer: Answer = options.answer
+    answer: CommandHandler = options.answer
     return answer(options)
 
 
-def _add_question(group: Parsers, name: str, what: str, answer: Answer) -> argparse.ArgumentParser:
+def _add_question(
+    group: SubParsers, name: str, what: str, answer: CommandHandler
+) -> argparse.ArgumentParser:
     parser = group.add_parser(
         name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES
     )
@@ -85,7 +87,7 @@ def _add_question(group: Parsers, name: str, what: str, answer: Answer) -> argpa
 
 
 def _add_measuring(
-    group: Parsers, name: str, what: str, answer: Answer, recipe: str = "doctor"
+    group: SubParsers, name: str, what: str, answer: CommandHandler, recipe: str = "doctor"
 ) -> argparse.ArgumentParser:
     parser = _add_question(group, name, what, answer)
     add_model(parser)
@@ -111,7 +113,7 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _load(options: argparse.Namespace) -> Loaded:
+def _load(options: argparse.Namespace) -> LoadedRecipe:
     from lockstep_doctor.commands.recipe import doctor_recipe
 
     return doctor_recipe(options.model, options.overrides, options.recipe, options.out)

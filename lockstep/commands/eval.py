@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_asking
+from lockstep.commands.arguments import SubParsers, add_asking
 from lockstep.system.paths import model_argument
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     evaluate = parsers.add_parser(
         "eval", help="evaluate a model on the questions of a file; rerun the command to resume"

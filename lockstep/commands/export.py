@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_trust
+from lockstep.commands.arguments import SubParsers, add_trust
 from lockstep.system.paths import path_argument
 from lockstep.system.printable import print_text
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     export = parsers.add_parser("export", help="write a run's model as a Hugging Face folder")
     export.add_argument("run", type=path_argument, help="folder of the run")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_asking
+from lockstep.commands.arguments import SubParsers, add_asking
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     generate = parsers.add_parser(
         "generate", help="generate responses to the rows of a file; rerun the command to resume"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_out
+from lockstep.commands.arguments import SubParsers, add_out
 from lockstep.core.errors import InputError
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     check = parsers.add_parser(
         "gpu-check",

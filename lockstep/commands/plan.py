@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.commands.arguments import SubParsers, add_recipe
 from lockstep.core import exit_codes
 from lockstep.system.paths import path_argument
 from lockstep.system.printable import print_text
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     plan = parsers.add_parser("plan", help="estimate the memory of a recipe without running it")
     add_recipe(plan, "options of the recipe")

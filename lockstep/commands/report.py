@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lockstep.commands.arguments import Parsers, add_out
+from lockstep.commands.arguments import SubParsers, add_out
 from lockstep.core.errors import InputError
 from lockstep.system.paths import path_argument
 from lockstep.system.printable import print_text
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     report = parsers.add_parser(
         "report", help="write an HTML report of finished or unfinished runs"

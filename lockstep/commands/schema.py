@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import SubParsers
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     schema = parsers.add_parser(
         "schema", help="print the JSON schema of recipes for editor completion"

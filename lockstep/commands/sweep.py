@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.commands.arguments import SubParsers, add_recipe
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     sweep = parsers.add_parser(
         "sweep",

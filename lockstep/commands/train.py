@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lockstep.commands.arguments import Parsers, add_recipe
+from lockstep.commands.arguments import SubParsers, add_recipe
 from lockstep.system.printable import print_text
 from lockstep.system.process_defaults import spare_modules
 from lockstep.system.unread import outlive
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     train = parsers.add_parser("train", help="train with a recipe; rerun the command to resume")
     add_recipe(train, "options of the recipe, such as seed=1")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from lockstep.commands.arguments import Parsers
+from lockstep.commands.arguments import SubParsers
 from lockstep.system.paths import path_argument
 
 
-def add(parsers: Parsers) -> None:
+def add(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     watch = parsers.add_parser("watch", help="serve a live report of runs on this machine")
     watch.add_argument(

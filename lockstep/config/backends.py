@@ -70,7 +70,7 @@ class InferenceOptions(ABC, Generic[S]):
         return None
 
 
-class Backends(Generic[B]):
+class BackendRegistry(Generic[B]):
     """The backends that one option can name; as the option's annotation, it checks the name."""
 
     def __init__(self, option: str, base: type[B], places: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ class Backends(Generic[B]):
         return core_schema.literal_schema(list(self.names))
 
 
-TRAINING: Backends[TrainingOptions[Any]] = Backends(
+TRAINING: BackendRegistry[TrainingOptions[Any]] = BackendRegistry(
     "learner.backend",
     TrainingOptions,
     {
@@ -114,7 +114,7 @@ TRAINING: Backends[TrainingOptions[Any]] = Backends(
         "megatron": "lockstep.learners.megatron.backend:MegatronTraining",
     },
 )
-INFERENCE: Backends[InferenceOptions[Any]] = Backends(
+INFERENCE: BackendRegistry[InferenceOptions[Any]] = BackendRegistry(
     "sampler.backend",
     InferenceOptions,
     {

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from lockstep.config import Section, other_libraries, registry
 from lockstep.core.errors import InputError
-from lockstep.system.yaml12 import Keys
+from lockstep.system.yaml12 import YAMLKeys
 
 KeyPath = Sequence[int | str]
 """Path from the top of a recipe to an option: keys, and indices into lists."""
@@ -51,7 +51,7 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 
 @dataclass(frozen=True)
-class Shape:
+class RecipeShape:
     """The options that a recipe can have: those of its class and of the classes that it names.
 
     Attributes:
@@ -71,7 +71,7 @@ class Shape:
             return {}
         return self.kind.model_fields
 
-    def inner(self) -> Iterator[tuple[str, Shape | None]]:
+    def inner(self) -> Iterator[tuple[str, RecipeShape | None]]:
         """Yields each option's name, with its shape if it is a section; NAME is any name."""
         if self.is_named:
             if isinstance(self.said, dict) and self.said:
@@ -83,7 +83,9 @@ class Shape:
         for name in names:
             yield name, self.within(name)
 
-    def walk(self, above: Keys = ()) -> Iterator[tuple[Keys, type[Section], Shape | None]]:
+    def walk(
+        self, above: YAMLKeys = ()
+    ) -> Iterator[tuple[YAMLKeys, type[Section], RecipeShape | None]]:
         """Yields the keys of all options, each with its parent section and its own shape.
 
         The shape is None unless the option is a section.
@@ -94,11 +96,11 @@ class Shape:
             if inner is not None:
                 yield from inner.walk((*above, name))
 
-    def within(self, name: str) -> Shape | None:
+    def within(self, name: str) -> RecipeShape | None:
         """The shape of a section by its name; None if the option is not a section."""
         value = self.said.get(name) if isinstance(self.said, dict) else None
         if self.is_named:
-            return Shape(self.kind.narrow(value), value)
+            return RecipeShape(self.kind.narrow(value), value)
         if name in self.fields:
             section = section_of(self.fields[name].annotation)
         else:
@@ -106,7 +108,7 @@ class Shape:
         if section is None:
             return None
         is_named = _maps_names(self.fields[name].annotation)
-        return Shape(section if is_named else section.narrow(value), value, is_named)
+        return RecipeShape(section if is_named else section.narrow(value), value, is_named)
 
 
 def _maps_names(annotation: Any) -> bool:
@@ -123,7 +125,9 @@ def algorithm_sentence(given: Any) -> str:
     )
 
 
-def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple[KeyPath, str]]:
+def sentences(
+    problems: Iterable[ErrorDetails], recipe: RecipeShape
+) -> Iterator[tuple[KeyPath, str]]:
     """Describes validation errors with their paths; one sentence per value, unions included."""
     for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
         own = list(found)
@@ -132,7 +136,7 @@ def sentences(problems: Iterable[ErrorDetails], recipe: Shape) -> Iterator[tuple
             yield path, _sentence(group, path, recipe)
 
 
-def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: Shape) -> str:
+def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: RecipeShape) -> str:
     """Describes the validation error at `path`; a union has at least one problem for each type."""
     key = ".".join(map(str, path))
     told = next((problem for problem in problems if problem["type"] == "value_error"), problems[0])
@@ -216,7 +220,7 @@ def format_value(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
-def nearest(recipe: Shape, path: KeyPath) -> str:
+def nearest(recipe: RecipeShape, path: KeyPath) -> str:
     """Suggests an option: a neighbor, one with that name in another section, or a similar name."""
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
@@ -240,14 +244,14 @@ def nearest(recipe: Shape, path: KeyPath) -> str:
     return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
 
 
-def _description(recipe: Shape, path: KeyPath) -> str:
+def _description(recipe: RecipeShape, path: KeyPath) -> str:
     field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
     if field is not None and field.description:
         return f" ({field.description})"
     return ""
 
 
-def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
+def _fields_at(shape: RecipeShape | None, path: KeyPath) -> dict[str, FieldInfo]:
     """The options of the section at `path`; empty if it is not a section."""
     for key in path:
         if shape is not None and isinstance(key, str):
@@ -257,6 +261,6 @@ def _fields_at(shape: Shape | None, path: KeyPath) -> dict[str, FieldInfo]:
     return {}
 
 
-def list_options(recipe: Shape) -> Iterator[str]:
+def list_options(recipe: RecipeShape) -> Iterator[str]:
     """Yields the dotted keys of all options, sections before their contents."""
     return (".".join(keys) for keys, _, _ in recipe.walk())

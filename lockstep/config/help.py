@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from lockstep.config.errors import RecipeError, Shape, nearest
-from lockstep.config.loading import Loaded
+from lockstep.config.errors import RecipeError, RecipeShape, nearest
+from lockstep.config.loading import LoadedRecipe
 from lockstep.config.section import Section
-from lockstep.system.yaml12 import Keys, annotate, lay_over, nest, value_at
+from lockstep.system.yaml12 import YAMLKeys, annotate, lay_over, nest, value_at
 
 
 def headline(recipe: str) -> str:
@@ -21,7 +21,7 @@ def headline(recipe: str) -> str:
     )[0]
 
 
-def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
+def explain_options(loaded: LoadedRecipe, keys: Sequence[str] = ()) -> str:
     """Describes options: those with these keys, all in sections with these keys, or all if no keys.
 
     Options of a null section have their defaults.
@@ -29,16 +29,16 @@ def explain_options(loaded: Loaded, keys: Sequence[str] = ()) -> str:
     Raises:
         RecipeError: Unknown option; names the nearest.
     """
-    recipe = Shape(type(loaded.recipe), loaded.dump())
+    recipe = RecipeShape(type(loaded.recipe), loaded.dump())
     options = list(recipe.walk())
-    found: list[tuple[Keys, type[Section], Shape | None]] = []
+    found: list[tuple[YAMLKeys, type[Section], RecipeShape | None]] = []
     for want in [tuple(key.split(".")) for key in keys] or [()]:
         own = [option for option in options if option[0][: len(want)] == want]
         if not own:
             raise RecipeError(f"unknown option {'.'.join(want)}; {nearest(recipe, want)}")
         found += own
     tree: dict[str, Any] = {}
-    meanings: dict[Keys, str] = {}
+    meanings: dict[YAMLKeys, str] = {}
     for path, holder, inner in found:
         field = holder.model_fields[path[-1]]
         meanings[path] = field.description or ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.config.hub_name import PINS, HubName, is_commit, parse, parse_name, read_pins
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.config.model_recipe import weights_of
 from lockstep.core.errors import InputError
 from lockstep.system.paths import HUB
@@ -41,7 +41,7 @@ _NAMED = 8
 """Maximum number of a data set's files that a message lists."""
 
 
-def fetch_names(loaded: Loaded, weights: bool = True) -> Loaded:
+def fetch_names(loaded: LoadedRecipe, weights: bool = True) -> LoadedRecipe:
     """Fetches what a recipe names on the Hub; returns the recipe with local paths for the names.
 
     Args:
@@ -78,7 +78,7 @@ def _fetch_once(model: str) -> Path:
     return _fetch(name, None, weights=True)[1]
 
 
-def require_pinned(loaded: Loaded, what: str) -> None:
+def require_pinned(loaded: LoadedRecipe, what: str) -> None:
     """Raises InputError if a recipe names a branch or tag on the Hub, which may move."""
     for name in _list_names(loaded):
         if not is_commit(name.revision):
@@ -88,7 +88,7 @@ def require_pinned(loaded: Loaded, what: str) -> None:
             )
 
 
-def write_pins(loaded: Loaded, folder: Path) -> None:
+def write_pins(loaded: LoadedRecipe, folder: Path) -> None:
     """Records the commits of a recipe's Hub names in a run's folder."""
     if loaded.pins and read_pins(folder) != loaded.pins:
         write_whole(
@@ -97,7 +97,7 @@ def write_pins(loaded: Loaded, folder: Path) -> None:
         )
 
 
-def _list_names(loaded: Loaded) -> list[HubName]:
+def _list_names(loaded: LoadedRecipe) -> list[HubName]:
     """The Hub names in a recipe."""
     texts = dict.fromkeys(text for _, text in list_texts(loaded.dump()) if text.startswith(HUB))
     return [name for name in map(parse_name, texts) if name is not None]

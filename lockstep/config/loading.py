@@ -37,14 +37,14 @@ from lockstep.config.errors import (
 )
 from lockstep.config.hub_name import read_pins
 from lockstep.config.overlay import TASK_NAME, add_reward_type, overlay
-from lockstep.config.recipe_files import Layer, find_recipe, read_layers
+from lockstep.config.recipe_files import RecipeLayer, find_recipe, read_layers
 from lockstep.config.trust import list_references, require_known
 from lockstep.config.validation import FaultyTree, give_way, validate
 from lockstep.core.errors import shorten
 from lockstep.system import yaml12
 from lockstep.system.printable import note_once
 
-Keys = yaml12.Keys
+OptionKeys = yaml12.YAMLKeys
 R = TypeVar("R", bound=Recipe)
 S = TypeVar("S", bound=Section)
 _NO_RESULT = {
@@ -61,7 +61,7 @@ _OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedRecipe:
     """A resolved recipe.
 
     Attributes:
@@ -76,7 +76,7 @@ class Loaded:
 
     name: str
     recipe: Recipe
-    origins: Mapping[Keys, str]
+    origins: Mapping[OptionKeys, str]
     arguments: tuple[str, ...]
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
     places: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -107,7 +107,7 @@ class Loaded:
             return self.recipe.model_dump(mode="json")
         return json.loads(self.written)
 
-    def locate(self, places: Mapping[str, str], pins: Mapping[str, str]) -> Loaded:
+    def locate(self, places: Mapping[str, str], pins: Mapping[str, str]) -> LoadedRecipe:
         """The recipe with local paths in place of Hub names, and the commits of those names."""
         written = options = json.dumps(self.dump())
         for name, path in places.items():
@@ -115,13 +115,13 @@ class Loaded:
         recipe = type(self.recipe).model_validate_json(options, strict=True)
         return replace(self, recipe=recipe, places=places, pins=pins, written=written)
 
-    def origin(self, keys: Keys) -> str:
+    def origin(self, keys: OptionKeys) -> str:
         """The file or override that set an option; list items have their list's origin."""
         found = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
         return next((origin for origin in found if origin), "default")
 
     @cached_property
-    def warm_start(self) -> Loaded | None:
+    def warm_start(self) -> LoadedRecipe | None:
         """The recipe to train first, with options passed on by this one; None if there is none."""
         name = self.recipe.trained_first
         if name is None:
@@ -167,9 +167,9 @@ class Loaded:
 def load(
     recipe: str,
     overrides: Sequence[str] = (),
-    also: Sequence[Layer] = (),
+    also: Sequence[RecipeLayer] = (),
     expected: type[Recipe] = Recipe,
-) -> Loaded:
+) -> LoadedRecipe:
     """Resolves a recipe.
 
     Args:
@@ -185,7 +185,7 @@ def load(
     return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected)
 
 
-def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
+def load_options(name: str, base: str | None, *said: RecipeLayer) -> LoadedRecipe:
     """Resolves a recipe from options that a program gives, as `load` does from a file.
 
     Args:
@@ -200,7 +200,7 @@ def load_options(name: str, base: str | None, *said: Layer) -> Loaded:
     return _resolve(Path(name), [*below, *said], (), (name,))
 
 
-def load_section(kind: type[S], said: Layer) -> S:
+def load_section(kind: type[S], said: RecipeLayer) -> S:
     """Validates a section from options that a program gives.
 
     Raises:
@@ -209,14 +209,14 @@ def load_section(kind: type[S], said: Layer) -> S:
     return _validate(kind, said.tree, [said], [])[0]
 
 
-def require_known_code(loaded: Loaded, run: str) -> None:
+def require_known_code(loaded: LoadedRecipe, run: str) -> None:
     """Raises InputError if an option taken from the recipe of `run` names unknown code."""
     for keys, reference, _ in list_references(loaded.dump()):
         if loaded.origin(keys) == run:
             require_known(Path(run), ".".join(keys), reference)
 
 
-def load_run(folder: Path) -> Loaded:
+def load_run(folder: Path) -> LoadedRecipe:
     """Loads the recipe in a run's folder, which may come from another user.
 
     Code that it names is searched from the working directory, as usual. It is refused unless the
@@ -257,11 +257,11 @@ def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _resolve(
     path: Path,
-    layers: Sequence[Layer],
+    layers: Sequence[RecipeLayer],
     overrides: Sequence[str],
     arguments: tuple[str, ...],
     expected: type[Recipe] = Recipe,
-) -> Loaded:
+) -> LoadedRecipe:
     """Merges files, then overrides; validates the result and imports known code.
 
     Later layers win.
@@ -271,9 +271,9 @@ def _resolve(
     _require_kind(kind, expected, arguments[0])
     layers = _expand(layers)
     overriding = _expand(overriding)
-    last = Layer("override", _join(overriding))
+    last = RecipeLayer("override", _join(overriding))
     tree: dict[str, Any] = {}
-    origins: dict[Keys, str] = {}
+    origins: dict[OptionKeys, str] = {}
     for layer in [*layers, last]:
         above = add_reward_type(tree, layer.tree)
         tree = overlay(tree, above, kind.steps_and_epochs)
@@ -282,10 +282,10 @@ def _resolve(
     standing = {
         keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken
     }
-    return Loaded(path.stem, found, standing, arguments)
+    return LoadedRecipe(path.stem, found, standing, arguments)
 
 
-def _kind(layers: Sequence[Layer], overriding: Sequence[Layer]) -> type[Recipe]:
+def _kind(layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer]) -> type[Recipe]:
     """The recipe class that the layers name."""
     algorithm = _join([*layers, *overriding]).get("algorithm")
     kind = registry.find(algorithm) if isinstance(algorithm, str) else None
@@ -309,14 +309,14 @@ def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> N
         )
 
 
-def describe(loaded: Loaded, origins: bool = False) -> str:
+def describe(loaded: LoadedRecipe, origins: bool = False) -> str:
     """The resolved recipe as YAML; with `origins`, comments give the source of each value.
 
     Loading the text as a recipe gives the same options.
     """
     tree = loaded.dump()
 
-    def note(keys: Keys) -> str:
+    def note(keys: OptionKeys) -> str:
         if isinstance(yaml12.value_at(tree, keys), dict):
             return ""
         return loaded.origin(keys)
@@ -326,9 +326,9 @@ def describe(loaded: Loaded, origins: bool = False) -> str:
     return yaml12.dump(tree)
 
 
-def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
+def _parse_overrides(overrides: Sequence[str]) -> list[RecipeLayer]:
     """Parses each override into a layer, so that errors can quote it; reports all invalid ones."""
-    layers: dict[str, Layer] = {}
+    layers: dict[str, RecipeLayer] = {}
     wrong: list[str] = []
     for text in overrides:
         try:
@@ -337,7 +337,7 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Layer]:
             wrong.append(f"override {shorten(text)}: {error}")
         else:
             layers.pop(key, None)  # the last one wins, so that a script can append overrides
-            layers[key] = Layer(f"override {shorten(text)}", yaml12.nest(key, value))
+            layers[key] = RecipeLayer(f"override {shorten(text)}", yaml12.nest(key, value))
     if wrong:
         raise RecipeError("\n".join(wrong))
     return list(layers.values())
@@ -361,7 +361,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise ValueError(f"{error}; {quoted}") from None
 
 
-def _expand(layers: Sequence[Layer]) -> list[Layer]:
+def _expand(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
     """Expands scalars that stand for sections."""
     return [
         replace(layer, tree={key: _expand_scalar(key, value) for key, value in layer.tree.items()})
@@ -385,7 +385,7 @@ def _find(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
             yield from _find(value, name)
 
 
-def _join(layers: Iterable[Layer]) -> dict[str, Any]:
+def _join(layers: Iterable[RecipeLayer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
         tree = yaml12.lay_over(tree, layer.tree)
@@ -393,15 +393,18 @@ def _join(layers: Iterable[Layer]) -> dict[str, Any]:
 
 
 def _validate(
-    kind: type[S], tree: dict[str, Any], layers: Sequence[Layer], overriding: Sequence[Layer]
-) -> tuple[S, list[Keys]]:
+    kind: type[S],
+    tree: dict[str, Any],
+    layers: Sequence[RecipeLayer],
+    overriding: Sequence[RecipeLayer],
+) -> tuple[S, list[OptionKeys]]:
     """Validates a tree; options of a shipped recipe give way to options set over it.
 
     Returns:
         The section, and the options that gave way.
     """
 
-    def layer_of(path: KeyPath) -> Layer:
+    def layer_of(path: KeyPath) -> RecipeLayer:
         return _last(layers, overriding, path)
 
     try:
@@ -429,7 +432,9 @@ def _validate(
     return found, taken
 
 
-def _last(layers: Sequence[Layer], overriding: Sequence[Layer], path: KeyPath) -> Layer:
+def _last(
+    layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer], path: KeyPath
+) -> RecipeLayer:
     """Returns the layer that last set `path`; the recipe itself if no layer sets it."""
     found = [layer for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
     if found:

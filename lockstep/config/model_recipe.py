@@ -12,13 +12,13 @@ from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import Loaded, RecipeError, load, load_run, require_known_code
-from lockstep.config.recipe_files import Layer
+from lockstep.config.loading import LoadedRecipe, RecipeError, load, load_run, require_known_code
+from lockstep.config.recipe_files import RecipeLayer
 from lockstep.system.sums import require_final
 
 
 @dataclass(frozen=True)
-class Command:
+class ModelCommand:
     """A command that runs a model on the rows of a file.
 
     Attributes:
@@ -51,7 +51,7 @@ class Command:
         overrides: Sequence[str],
         recipe: str | None,
         folder: str | None,
-    ) -> Loaded:
+    ) -> LoadedRecipe:
         """Resolves the recipe for a model and a file of rows.
 
         Args:
@@ -72,7 +72,9 @@ class Command:
         if folder is not None:
             options["run"] = {"folder": folder}
         base = [self._as_trained(own)] if own.is_file() and recipe is None else []
-        loaded = load(first, overrides, [*base, Layer(f"lockstep {self.name}", options)], self.kind)
+        loaded = load(
+            first, overrides, [*base, RecipeLayer(f"lockstep {self.name}", options)], self.kind
+        )
         require_known_code(loaded, str(own))
         return replace(
             loaded,
@@ -80,7 +82,7 @@ class Command:
             pins=read_pins(own.parent),
         )
 
-    def _as_trained(self, own: Path) -> Layer:
+    def _as_trained(self, own: Path) -> RecipeLayer:
         """Returns the options of a run's recipe that the command also has, under the same keys."""
         training = load_run(own.parent).training
         tree = training.model_dump(mode="json")
@@ -89,7 +91,9 @@ class Command:
             names = self.data.model_fields.keys() - {"max_validation_samples"}
             options["data"] = training.data.model_dump(mode="json", include=names)
         options["learner"] = computation_of(training)
-        return Layer(str(own), options | self.sampling(tree, room_of_demonstrations(training)))
+        return RecipeLayer(
+            str(own), options | self.sampling(tree, room_of_demonstrations(training))
+        )
 
 
 def computation_of(training: Common) -> dict[str, str]:

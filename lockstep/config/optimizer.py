@@ -77,7 +77,7 @@ class Schedule(Section):
             )
 
 
-_Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+_DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Optimizer(Section):
@@ -88,7 +88,7 @@ class Optimizer(Section):
 
     name: OptimizerName = Field(default="AdamW", description="class of torch.optim")
     lr: PositiveFloat = Field(description="learning rate after the warm-up")
-    betas: tuple[_Decay, _Decay] = Field(
+    betas: tuple[_DecayRate, _DecayRate] = Field(
         default=(0.9, 0.999),
         description="decay rates of the running means of the gradient and its square",
     )

@@ -8,32 +8,32 @@ from pydantic import Field
 
 from lockstep.config.section import Section
 
-Ranks = Annotated[int, Field(ge=1, le=200_000)]
+RankCount = Annotated[int, Field(ge=1, le=200_000)]
 
 
 class Parallel(Section):
     """The layout of a learner's ranks; their number is the product of all sizes."""
 
-    dp: Ranks = Field(
+    dp: RankCount = Field(
         default=1,
         description=(
             "data parallel: number of ranks that split the rows and shard the model (FSDP2)"
         ),
     )
-    tp: Ranks = Field(
+    tp: RankCount = Field(
         default=1,
         description=(
             "tensor parallel: number of ranks that split heads, hidden units and the vocabulary"
         ),
     )
-    cp: Ranks = Field(
+    cp: RankCount = Field(
         default=1,
         description=("context parallel: number of ranks that split the tokens of each sequence"),
     )
-    pp: Ranks = Field(
+    pp: RankCount = Field(
         default=1, description=("pipeline parallel: number of stages that split the layers")
     )
-    dp_replicate: Ranks = Field(
+    dp_replicate: RankCount = Field(
         default=1,
         description=(
             "number of model replicas, which split the rows; dp, tp and cp shard each (HSDP)"

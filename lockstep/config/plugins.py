@@ -17,7 +17,7 @@ from lockstep.core.errors import InputError
 T = TypeVar("T")
 
 
-class Plugins(Generic[T]):
+class PluginRegistry(Generic[T]):
     """The classes that one option can name."""
 
     def __init__(

@@ -19,7 +19,7 @@ from lockstep.system.paths import expand
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecipeLayer:
     """Options from one source: a recipe file, an override, a command or a program.
 
     Attributes:
@@ -57,9 +57,9 @@ def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
     )
 
 
-def read_layers(path: Path) -> list[Layer]:
+def read_layers(path: Path) -> list[RecipeLayer]:
     """Returns the layers of a file: those of its base, then its own."""
-    layers: list[Layer] = []
+    layers: list[RecipeLayer] = []
     read: set[Path] = set()
     while True:
         layer = _read_layer(path)
@@ -77,7 +77,7 @@ def read_layers(path: Path) -> list[Layer]:
             raise RecipeError(f"{layer.source}: base: {base} is circular")
 
 
-def _read_layer(path: Path) -> Layer:
+def _read_layer(path: Path) -> RecipeLayer:
     """Reads one file, `base` included."""
     ships = path in find_shipped().values()
     source = path.stem if ships else str(path)
@@ -95,7 +95,7 @@ def _read_layer(path: Path) -> Layer:
             f"{format_value(tree)}"
         )
     _find_first_recipe(tree, path.parent)
-    return Layer(source, tree, ships=ships)
+    return RecipeLayer(source, tree, ships=ships)
 
 
 def _find_first_recipe(tree: dict[str, Any], folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lockstep.config.plugins import Plugins
+from lockstep.config.plugins import PluginRegistry
 from lockstep.config.recipe import Recipe
 from lockstep.config.user_code import load
 from lockstep.core.errors import InputError
@@ -60,7 +60,7 @@ _BUILT_IN: dict[str, tuple[str, str | None]] = {
 """Places of each algorithm's options class and of the function that opens or runs it."""
 
 _OPTIONS = {name: options for name, (options, _) in _BUILT_IN.items()}
-_ALGORITHMS = Plugins("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
+_ALGORITHMS = PluginRegistry("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
 
 
 def names() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from lockstep.config.sources import DataSection, ModelSection
 from lockstep.config.trackers import Trackers
 
 
-class Best(Section):
+class BestCheckpoints(Section):
     """Checkpoints to keep by a metric's best value."""
 
     metric: str = Field(description="metric in metrics.jsonl, such as validation/accuracy")
@@ -39,7 +39,7 @@ class RunSection(Section):
         default=10, description="steps between checkpoints; the last step is always saved"
     )
     keep: PositiveInt = Field(default=2, description="number of newest checkpoints to keep")
-    best: Best | None = Field(
+    best: BestCheckpoints | None = Field(
         default=None, description="also keep the best checkpoints by a metric"
     )
     max_time_s: PositiveFloat | None = Field(
@@ -65,7 +65,7 @@ class RunSection(Section):
             )
 
 
-Statistic = Literal["mean", "median", "max"]
+WindowStatistic = Literal["mean", "median", "max"]
 """Statistic over the rows of a window."""
 
 
@@ -80,7 +80,9 @@ class Bound(Section):
     steps: tuple[NonNegativeInt, NonNegativeInt] = Field(
         description="first and last step of the window, both included"
     )
-    statistic: Statistic = Field(default="mean", description="statistic over the window's rows")
+    statistic: WindowStatistic = Field(
+        default="mean", description="statistic over the window's rows"
+    )
     rows: PositiveInt | None = Field(
         default=None, description="steps of the window that must have the metric; null: all of them"
     )

@@ -25,7 +25,7 @@ class ResponseEnd(Section):
     )
 
 
-class Filters(Section):
+class TokenFilters(Section):
     """A temperature, and filters of unlikely tokens."""
 
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
@@ -52,7 +52,7 @@ class Filters(Section):
             )
 
 
-class Penalties(Section):
+class TokenPenalties(Section):
     """Penalties on tokens that already occur in the prompt or the response."""
 
     repetition_penalty: PositiveFloat = Field(
@@ -71,17 +71,17 @@ class Penalties(Section):
     )
 
 
-class Distribution(Penalties, Filters):
+class TokenDistribution(TokenPenalties, TokenFilters):
     """A distribution that tokens are drawn from."""
 
     def of_length(self, max_tokens: int) -> SamplingParams:
         """The same without stop tokens or stop strings: responses end at `max_tokens`."""
         return SamplingParams(
-            max_tokens, **{name: getattr(self, name) for name in Distribution.model_fields}
+            max_tokens, **{name: getattr(self, name) for name in TokenDistribution.model_fields}
         )
 
 
-class Sampling(Distribution, ResponseEnd):
+class Sampling(TokenDistribution, ResponseEnd):
     """The distribution that responses are sampled from."""
 
     def params(self, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:

@@ -34,7 +34,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
         raise RecipeError(algorithm_sentence(algorithm))
     classes = (kind, Task)
     references, made = models_json_schema(
-        [(one, "validation") for one in classes], schema_generator=_Partial
+        [(one, "validation") for one in classes], schema_generator=_PartialSchema
     )
     definitions: dict[str, JsonSchemaValue] = made["$defs"]
     recipe, task = (references[one, "validation"]["$ref"].rpartition("/")[2] for one in classes)
@@ -53,7 +53,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     }
 
 
-class _Partial(GenerateJsonSchema):
+class _PartialSchema(GenerateJsonSchema):
     """Schemas of partial sections: no required options, no generated titles."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:

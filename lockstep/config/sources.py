@@ -71,7 +71,7 @@ class ModelFolder(Section):
     )
 
 
-Paths = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], ROWS]
+DataPaths = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], ROWS]
 
 
 TemplateArgs = Mapping[str, bool | int | float | str | list[str]]
@@ -138,7 +138,7 @@ class PromptSection(Section):
         return {}
 
     def as_data(
-        self, rows: Paths, answer: str, max_validation_samples: int | None = None
+        self, rows: DataPaths, answer: str, max_validation_samples: int | None = None
     ) -> DataSection:
         """The same prompts from the files `rows`, in that order."""
         options = {
@@ -182,11 +182,11 @@ class QuestionSection(PromptSection):
 class DataSection(QuestionSection):
     """The rows that a run trains and validates on."""
 
-    train: Paths | None = Field(
+    train: DataPaths | None = Field(
         default=None,
         description="training file, or a list of files: JSONL (also .gz), a JSON list, Parquet",
     )
-    validation: Paths | None = Field(
+    validation: DataPaths | None = Field(
         default=None, description="validation file, or a list of files"
     )
     weights: tuple[PositiveFloat, ...] | None = Field(

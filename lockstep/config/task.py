@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, ValidatorFunctionWrapHandler
 
-from lockstep.config.plugins import Plugins
+from lockstep.config.plugins import PluginRegistry
 from lockstep.config.section import Section
 from lockstep.core.errors import InputError
 
@@ -127,4 +127,4 @@ def _find_built_in() -> dict[str, str]:
     return {name: f"lockstep.tasks.{name}:{name.title().replace('_', '')}" for name in names}
 
 
-_TASKS = Plugins("name", Task, "lockstep.tasks.base.Task", _find_built_in())
+_TASKS = PluginRegistry("name", Task, "lockstep.tasks.base.Task", _find_built_in())

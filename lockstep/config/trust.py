@@ -25,7 +25,7 @@ from lockstep.system.command_line import repeat_command
 from lockstep.system.guarded_imports import digest_content, guard, is_trusted, trust_content
 from lockstep.system.printable import note_once
 from lockstep.system.whole_files import append
-from lockstep.system.yaml12 import Keys, list_texts
+from lockstep.system.yaml12 import YAMLKeys, list_texts
 
 NOTES = "code_run_here.txt"
 """File in the cache folder with one line per file: its SHA-256."""
@@ -115,7 +115,7 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
     guard(root)
 
 
-def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[Keys, str, Path]]:
+def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[YAMLKeys, str, Path]]:
     """Yields the options of a recipe that name code in a file, their values, and the file."""
     for keys, text in list_texts(tree):
         file = find_file(text)

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from lockstep.config.errors import KeyPath, Shape, sentences
+from lockstep.config.errors import KeyPath, RecipeShape, sentences
 from lockstep.config.section import BrokenRules, Section
 from lockstep.system import yaml12
 
 S = TypeVar("S", bound=Section)
-Fault = tuple[KeyPath, str]
+OptionFault = tuple[KeyPath, str]
 """Keys of an option or a section, and the sentence about it."""
 
 
@@ -32,7 +32,7 @@ class FaultyTree(Exception):
         faults: All errors in it.
     """
 
-    faults: tuple[Fault, ...]
+    faults: tuple[OptionFault, ...]
 
 
 def validate(kind: type[S], tree: dict[str, Any]) -> S:
@@ -45,13 +45,13 @@ def validate(kind: type[S], tree: dict[str, Any]) -> S:
         return kind.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    shape = Shape(kind, tree)
+    shape = RecipeShape(kind, tree)
     found = [(tuple(path), text) for path, text in sentences(problems, shape)]
     found += [(tuple(path), text) for path, text in sentences(_find_broken_rules(shape), shape)]
     raise FaultyTree(tuple(dict.fromkeys(found)))
 
 
-def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:
+def _find_broken_rules(shape: RecipeShape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:
     """Yields the broken rules of a tree's sections; validates each separately, inner ones first."""
     for name, inner in shape.inner():
         if inner is not None and isinstance(inner.said, dict):
@@ -76,9 +76,9 @@ def _find_broken_rules(shape: Shape, path: tuple[str, ...] = ()) -> Iterator[Err
 def give_way(
     kind: type[S],
     tree: dict[str, Any],
-    faults: Collection[Fault],
-    from_base: Collection[yaml12.Keys],
-) -> tuple[dict[str, Any], list[yaml12.Keys]]:
+    faults: Collection[OptionFault],
+    from_base: Collection[yaml12.YAMLKeys],
+) -> tuple[dict[str, Any], list[yaml12.YAMLKeys]]:
     """Drops options of a base that a broken rule names, if that leaves fewer errors.
 
     Args:
@@ -90,7 +90,7 @@ def give_way(
     Returns:
         The remaining options, and the dropped ones.
     """
-    taken: list[yaml12.Keys] = []
+    taken: list[yaml12.YAMLKeys] = []
     for path, text in faults:
         named = [keys for keys in from_base if keys not in taken and _names(path, text, keys)]
         groups = [named, *([keys] for keys in named)] if named else []
@@ -105,7 +105,7 @@ def give_way(
     return tree, taken
 
 
-def _faults_of(kind: type[S], tree: dict[str, Any]) -> tuple[Fault, ...]:
+def _faults_of(kind: type[S], tree: dict[str, Any]) -> tuple[OptionFault, ...]:
     try:
         validate(kind, tree)
     except FaultyTree as error:
@@ -113,7 +113,7 @@ def _faults_of(kind: type[S], tree: dict[str, Any]) -> tuple[Fault, ...]:
     return ()
 
 
-def _names(path: KeyPath, text: str, keys: yaml12.Keys) -> bool:
+def _names(path: KeyPath, text: str, keys: yaml12.YAMLKeys) -> bool:
     """True if a sentence about the section at `path` names an option within it."""
     above = tuple(map(str, path))
     if keys[: len(above)] != above or len(keys) == len(above):
@@ -122,7 +122,7 @@ def _names(path: KeyPath, text: str, keys: yaml12.Keys) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]\w|\w)", text) is not None
 
 
-def _drop(tree: dict[str, Any], keys: yaml12.Keys) -> dict[str, Any]:
+def _drop(tree: dict[str, Any], keys: yaml12.YAMLKeys) -> dict[str, Any]:
     first, *rest = keys
     if not rest:
         return {key: value for key, value in tree.items() if key != first}

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lockstep.core.types import SamplingParams, Values
+from lockstep.core.types import SamplingParams, ValuePositions
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Batch:
         top_k: 0 if a learner scores the tokens themselves; else the number of likeliest tokens that
             it returns at each position.
         entropy: Whether a learner also returns the entropy at each masked token.
-        values: The values that a critic returns, see `Values`.
+        values: The values that a critic returns, see `ValuePositions`.
         places: Row and position of each token, cached on the tokens' device; None means computed at
             each use.
     """
@@ -58,7 +58,7 @@ class Batch:
     group_size: int = 1
     top_k: int = 0
     entropy: bool = True
-    values: Values = "all"
+    values: ValuePositions = "all"
     places: TokenPlaces | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

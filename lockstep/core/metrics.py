@@ -15,10 +15,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-Number = float | Tensor
+MetricNumber = float | Tensor
 
 
-class Reduction(ABC):
+class MetricReduction(ABC):
     """A partial result that merges with others of its kind and gives one number."""
 
     @abstractmethod
@@ -30,19 +30,19 @@ class Reduction(ABC):
         """The number for all parts."""
 
 
-class _Sums(Reduction):
+class _SumReduction(MetricReduction):
     """A reduction whose fields are sums over all parts."""
 
-    def merge(self, other: Reduction) -> Self:
+    def merge(self, other: MetricReduction) -> Self:
         return type(self)(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
-class Mean(_Sums):
+class Mean(_SumReduction):
     """total / count; NaN if count is 0."""
 
-    total: Number
-    count: Number = 1.0
+    total: MetricNumber
+    count: MetricNumber = 1.0
 
     def value(self) -> float:
         if float(self.count):
@@ -51,20 +51,20 @@ class Mean(_Sums):
 
 
 @dataclass(frozen=True)
-class Sum(_Sums):
+class Sum(_SumReduction):
     """A total over all parts."""
 
-    total: Number
+    total: MetricNumber
 
     def value(self) -> float:
         return float(self.total)
 
 
 @dataclass(frozen=True)
-class Max(Reduction):
+class Max(MetricReduction):
     """The largest over all parts."""
 
-    largest: Number
+    largest: MetricNumber
 
     def merge(self, other: Max) -> Max:
         return Max(torch.maximum(_exact(self.largest), _exact(other.largest)))
@@ -74,10 +74,10 @@ class Max(Reduction):
 
 
 @dataclass(frozen=True)
-class Min(Reduction):
+class Min(MetricReduction):
     """The smallest over all parts."""
 
-    smallest: Number
+    smallest: MetricNumber
 
     def merge(self, other: Min) -> Min:
         return Min(torch.minimum(_exact(self.smallest), _exact(other.smallest)))
@@ -87,12 +87,12 @@ class Min(Reduction):
 
 
 @dataclass(frozen=True)
-class Last(Reduction):
+class LastValue(MetricReduction):
     """The newest value, for settings such as the learning rate."""
 
-    newest: Number
+    newest: MetricNumber
 
-    def merge(self, other: Last) -> Last:
+    def merge(self, other: LastValue) -> LastValue:
         return other
 
     def value(self) -> float:
@@ -100,18 +100,18 @@ class Last(Reduction):
 
 
 @dataclass(frozen=True)
-class ExplainedVariance(_Sums):
+class ExplainedVariance(_SumReduction):
     """1 − Var(R−V) / Var(R) over all tokens, from sums, so that it is exact over any split.
 
     It does not show whether values are aligned with their states: a critic that sees the action
     explains *more*.
     """
 
-    count: Number
-    returns: Number
-    returns_squared: Number
-    errors: Number
-    errors_squared: Number
+    count: MetricNumber
+    returns: MetricNumber
+    returns_squared: MetricNumber
+    errors: MetricNumber
+    errors_squared: MetricNumber
 
     def value(self) -> float:
         n = float(self.count)
@@ -125,12 +125,12 @@ class ExplainedVariance(_Sums):
 
 
 @dataclass(frozen=True)
-class StandardDeviation(_Sums):
+class StandardDeviation(_SumReduction):
     """√(Var x), of all values of all parts, from sums."""
 
-    count: Number
-    total: Number
-    squares: Number
+    count: MetricNumber
+    total: MetricNumber
+    squares: MetricNumber
 
     def value(self) -> float:
         n = float(self.count)
@@ -139,10 +139,10 @@ class StandardDeviation(_Sums):
         return float("nan")
 
 
-class Metrics(dict[str, Reduction]):
+class Metrics(dict[str, MetricReduction]):
     """Named reductions. `a + b` merges common names and keeps the rest."""
 
-    def __add__(self, other: Mapping[str, Reduction]) -> Metrics:
+    def __add__(self, other: Mapping[str, MetricReduction]) -> Metrics:
         merged = Metrics(self)
         for name, reduction in other.items():
             merged[name] = merged[name].merge(reduction) if name in merged else reduction
@@ -157,7 +157,7 @@ class Metrics(dict[str, Reduction]):
         return {name: reduction.value() + 0.0 for name, reduction in fetch(self).items()}
 
 
-def fetch(metrics: Mapping[str, Reduction]) -> Mapping[str, Reduction]:
+def fetch(metrics: Mapping[str, MetricReduction]) -> Mapping[str, MetricReduction]:
     """The same metrics with their numbers on the host, moved in one transfer."""
     there = {name: _find_numbers(reduction) for name, reduction in metrics.items()}
     numbers = [number.double() for found in there.values() for number in found.values()]
@@ -171,13 +171,13 @@ def fetch(metrics: Mapping[str, Reduction]) -> Mapping[str, Reduction]:
     return fetched
 
 
-def _find_numbers(reduction: Reduction) -> dict[str, Tensor]:
+def _find_numbers(reduction: MetricReduction) -> dict[str, Tensor]:
     """The numbers of a reduction that are on a device, by field name."""
     held = vars(reduction) if is_dataclass(reduction) else {}
     return {part: x for part, x in held.items() if isinstance(x, Tensor) and x.device.type != "cpu"}
 
 
-def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
+def merge_metrics(parts: Iterable[Mapping[str, MetricReduction]]) -> Metrics:
     """Merges metrics of micro-batches, epochs or ranks, in order."""
     total = Metrics()
     for part in parts:
@@ -185,6 +185,6 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> Metrics:
     return total
 
 
-def _exact(number: Number) -> Tensor:
+def _exact(number: MetricNumber) -> Tensor:
     """Converts to fp64 on the number's device, without rounding or a device sync."""
     return torch.as_tensor(number, dtype=torch.float64)

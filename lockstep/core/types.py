@@ -7,20 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Head = Literal["logits", "value", "reward"]
+HeadKind = Literal["logits", "value", "reward"]
 """Output of a model: log-probabilities of tokens, state values, or a score per sequence.
 
 A value belongs to the state before a token. A reward model's head is a critic's without the bias,
 which pairs could not train.
 """
 
-Values = Literal["all", "masked", "final"]
+ValuePositions = Literal["all", "masked", "final"]
 """Values of a critic: for all tokens, for masked tokens, or only after each sequence.
 
 The first two are values before the tokens, and also include the value after each sequence.
 """
 
-Baseline = Literal["mean", "leave_one_out", "none"]
+BaselineKind = Literal["mean", "leave_one_out", "none"]
 """Baseline that is subtracted from a reward: the group's mean, the others' mean, or none."""
 
 ScaleRewards = Literal["group", "others", "batch", "none"]
@@ -29,13 +29,13 @@ ScaleRewards = Literal["group", "others", "batch", "none"]
 LossMean = Literal["tokens", "responses", "constant"]
 """Mean of a loss: over all tokens; over responses, of token means; or of sums / fixed length."""
 
-Divergence = Literal["forward", "reverse", "mixed", "jsd"]
+DivergenceKind = Literal["forward", "reverse", "mixed", "jsd"]
 """Divergence between a student and its teacher."""
 
 PreferenceLoss = Literal["dpo", "robust", "scale", "ipo", "rpo_sq", "rpo_bwd_kl", "rpo_fwd_kl"]
 """Loss of a pair of answers; see `lockstep.objectives.preference`."""
 
-Phase = Callable[[str], AbstractContextManager[None]]
+PhaseTimer = Callable[[str], AbstractContextManager[None]]
 """A context that names and times its `with` block, for progress and timings."""
 
 
@@ -183,7 +183,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServerReply:
     """A server's response, as text.
 
     Attributes:

@@ -14,7 +14,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt
 from lockstep.data import messages
-from lockstep.data.messages import ChatTemplateError, Message, TemplateValues
+from lockstep.data.messages import ChatMessage, ChatTemplateError, TemplateValues
 from lockstep.data.notes import note
 from lockstep.data.prompts import (
     EncodedRows,
@@ -25,8 +25,8 @@ from lockstep.data.prompts import (
     too_long,
     values_of,
 )
-from lockstep.data.rows import DataError, Row, Rows
-from lockstep.data.selection import ANY_ROW, Rule
+from lockstep.data.rows import DataError, DataRow, FileRows
+from lockstep.data.selection import ANY_ROW, RowRule
 from lockstep.data.templates import fields, read_field, render
 
 _STAND_IN = "What stands for an answer"
@@ -74,7 +74,7 @@ class AnswerEncoder:
         self._prepends = is_chat(data) and self._writes_spaces()
 
     def __call__(
-        self, prompts: Sequence[Prompt], answers: Sequence[Message]
+        self, prompts: Sequence[Prompt], answers: Sequence[ChatMessage]
     ) -> list[tuple[int, ...]]:
         """Token ids of answers to prompts, the stop token last."""
         if not is_chat(self._data):
@@ -89,7 +89,7 @@ class AnswerEncoder:
             found = [self._continue(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
         return [self._end(ids) for ids in found]
 
-    def write(self, row: Row, where: str, answer: Message) -> str:
+    def write(self, row: DataRow, where: str, answer: ChatMessage) -> str:
         """Text of an answer that is learned.
 
         Raises:
@@ -103,7 +103,7 @@ class AnswerEncoder:
             talk, messages.render_prompt(talk, self._tokenizer, values), answer, values
         )
 
-    def examine(self, row: Row, answer: Message) -> tuple[str | None, str]:
+    def examine(self, row: DataRow, answer: ChatMessage) -> tuple[str | None, str]:
         """Returns why an answer cannot be learned, None if it can; and its learned text."""
         wrong = self._find_fault(answer)
         if wrong is not None:
@@ -121,7 +121,7 @@ class AnswerEncoder:
             return f"has an answer that cannot be learned: {error}", ""
         return None, written
 
-    def _find_fault(self, answer: Message) -> str | None:
+    def _find_fault(self, answer: ChatMessage) -> str | None:
         """Returns why an answer cannot be learned, if that shows before it is rendered."""
         weight = answer.get("weight")
         if weight is not None and weight not in (0, 1):
@@ -142,7 +142,7 @@ class AnswerEncoder:
             return f"has {unread[0]} in its answer, which data.chat=true renders"
         return None
 
-    def note_unread(self, rows: Iterable[tuple[Row, Sequence[Message]]]) -> None:
+    def note_unread(self, rows: Iterable[tuple[DataRow, Sequence[ChatMessage]]]) -> None:
         """Notes answer fields of some rows that do not affect what is learned."""
         unread: dict[str, int] = {}
         for row, answers in rows if is_chat(self._data) else ():
@@ -155,7 +155,7 @@ class AnswerEncoder:
                 f"omitted fields and how many of the first rows have them: {names}"
             )
 
-    def _find_unread(self, row: Row, answer: Message) -> Iterable[str]:
+    def _find_unread(self, row: DataRow, answer: ChatMessage) -> Iterable[str]:
         names = [name for name in _fields_beside(answer) if name != "tool_calls"]
         if not names:
             return []
@@ -167,7 +167,7 @@ class AnswerEncoder:
             == self.write(row, "row", {key: value for key, value in answer.items() if key != name})
         ]
 
-    def _of_prompt(self, prompt: Prompt, answer: Message) -> tuple[str, str]:
+    def _of_prompt(self, prompt: Prompt, answer: ChatMessage) -> tuple[str, str]:
         """Texts of a prompt and of an answer to it."""
         try:
             values = values_of(prompt.row, self._data)
@@ -178,7 +178,7 @@ class AnswerEncoder:
             ) from error
 
     def _write(
-        self, talk: Sequence[Message], opening: str, answer: Message, values: TemplateValues
+        self, talk: Sequence[ChatMessage], opening: str, answer: ChatMessage, values: TemplateValues
     ) -> str:
         """The text that the template adds to a prompt for the assistant's answer."""
         answer = {**answer, "content": answer.get("content") and self._split(answer["content"])[0]}
@@ -262,16 +262,16 @@ def _find_continuation(asked: str, opening: str, before: str) -> int | None:
     return start + len(follows)
 
 
-def _text_of(message: Message) -> str:
+def _text_of(message: ChatMessage) -> str:
     return message.get("content") or ""
 
 
-def _fields_beside(answer: Message) -> list[str]:
+def _fields_beside(answer: ChatMessage) -> list[str]:
     """Non-empty fields besides the text."""
     return [name for name, value in answer.items() if name not in _IN_TEXT and value]
 
 
-def is_empty(answer: Message) -> bool:
+def is_empty(answer: ChatMessage) -> bool:
     """True for an answer with nothing to learn."""
     return (
         not _text_of(answer).strip()
@@ -280,7 +280,7 @@ def is_empty(answer: Message) -> bool:
     )
 
 
-def read_answer(template: str, row: Row, where: str) -> Message:
+def read_answer(template: str, row: DataRow, where: str) -> ChatMessage:
     """An answer: the filled template, or the last message if its only field is a conversation."""
     talk = _find_talk(template, row)
     if talk is None:
@@ -288,12 +288,12 @@ def read_answer(template: str, row: Row, where: str) -> Message:
     return read_field(row, talk)[-1]
 
 
-def of_text(text: str) -> Message:
+def of_text(text: str) -> ChatMessage:
     """A text as an assistant message."""
     return {"role": "assistant", "content": text}
 
 
-def answer_fault(template: str, row: Row) -> str | None:
+def answer_fault(template: str, row: DataRow) -> str | None:
     """Returns the error in an answer, such as a list that is not a conversation; None if valid."""
     talk = _find_talk(template, row)
     if talk is not None:
@@ -304,7 +304,7 @@ def answer_fault(template: str, row: Row) -> str | None:
     return None
 
 
-def _find_talk(template: str, row: Row) -> str | None:
+def _find_talk(template: str, row: DataRow) -> str | None:
     """The field whose conversation ends with the answer; None if the answer is text."""
     names = fields(template)
     if not names or template != f"{{{names[0]}}}":
@@ -366,12 +366,12 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: FileRows,
         tokenizer: PreTrainedTokenizerBase,
         data: DataSection,
         max_tokens: int,
         stops: Collection[int] = (),
-        rule: Rule = ANY_ROW,
+        rule: RowRule = ANY_ROW,
         limit: str = "max_tokens",
     ) -> None:
         self._answers = AnswerEncoder(tokenizer, data, stops)
@@ -384,15 +384,15 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
         )
 
     @abstractmethod
-    def _read_answers(self, row: Row, where: str) -> Sequence[Message]:
+    def _read_answers(self, row: DataRow, where: str) -> Sequence[ChatMessage]:
         """The answers of a row."""
 
-    def _scores(self, row: Row) -> tuple[float, ...]:
+    def _scores(self, row: DataRow) -> tuple[float, ...]:
         """Scores of the answers of a row."""
         return ()
 
     def _encode(
-        self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]
+        self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[AnsweredRow]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
         answers = [

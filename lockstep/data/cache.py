@@ -25,7 +25,7 @@ _FORMAT = 4  # a new number makes all older entries unused
 
 
 @dataclass(frozen=True)
-class Stamp:
+class FileStamp:
     """Size and times of a file, to detect changes without reading it."""
 
     path: str
@@ -35,7 +35,7 @@ class Stamp:
     inode: int
 
     @classmethod
-    def of(cls, path: Path) -> Stamp | None:
+    def of(cls, path: Path) -> FileStamp | None:
         """The stamp of a file, by its real path; None if it is not a file."""
         try:
             stat = path.stat()
@@ -47,7 +47,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Table:
+class CachedTable:
     """An array of integers and facts about it.
 
     Attributes:
@@ -59,13 +59,13 @@ class Table:
     about: dict[str, Any]
 
 
-def table(name: str, compute: Callable[[], Table]) -> Table:
+def table(name: str, compute: Callable[[], CachedTable]) -> CachedTable:
     """Returns the table `name` (from `entry`); computes it if it is not cached."""
     path = find_cache_folder() / name
     if path.is_file():
         try:
             with path.open("rb") as file:
-                return Table(np.load(file), json.load(file))
+                return CachedTable(np.load(file), json.load(file))
         except (ValueError, EOFError):  # cut short by a full disk or a crash of the machine
             path.unlink(missing_ok=True)
     found = compute()

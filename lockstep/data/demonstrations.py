@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from lockstep.config import DataSection
 from lockstep.data import messages
 from lockstep.data.answers import AnsweredRows, answer_fault, of_text, read_answer
-from lockstep.data.messages import Message
-from lockstep.data.rows import Row
+from lockstep.data.messages import ChatMessage
+from lockstep.data.rows import DataRow
 from lockstep.data.templates import find_messages, read_field, render
 
 
-def answer_of(row: Row, where: str, data: DataSection) -> Message:
+def answer_of(row: DataRow, where: str, data: DataSection) -> ChatMessage:
     """Returns the template filled from a row, or the row's last message."""
     template = next(iter(data.completion_templates.values()), None)
     if template is None:
@@ -23,13 +23,13 @@ def answer_of(row: Row, where: str, data: DataSection) -> Message:
     return of_text(render(template, row, where))
 
 
-class Demonstrations(AnsweredRows):
+class DemonstrationRows(AnsweredRows):
     """The demonstrations of a data file; arguments: `AnsweredRows`."""
 
-    def _read_answers(self, row: Row, where: str) -> Sequence[Message]:
+    def _read_answers(self, row: DataRow, where: str) -> Sequence[ChatMessage]:
         return [answer_of(row, where, self._data)]
 
-    def _fault(self, row: Row) -> str | None:
+    def _fault(self, row: DataRow) -> str | None:
         data = self._data
         wrong = self._prompt_fault(row)
         if wrong is None and data.messages is not None and not data.completion_templates:
@@ -37,7 +37,7 @@ class Demonstrations(AnsweredRows):
         wrong = wrong or self._completion_fault(row) or self._rule.fault(row)
         return wrong or self._answers.examine(row, answer_of(row, "row", data))[0]
 
-    def _completion_fault(self, row: Row) -> str | None:
+    def _completion_fault(self, row: DataRow) -> str | None:
         """Returns the error in what is learned from a row; None if valid."""
         for template in self._data.completion_templates.values():
             talk = find_messages(row, template)

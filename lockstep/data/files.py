@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.jsonl import JsonlIndex, JsonList
-from lockstep.data.rows import DataError, Part, Policy, Rows, Skipped
+from lockstep.data.rows import BadRowPolicy, DataError, FileRows, RowsPart, SkippedRows
 from lockstep.data.tables import TableRows
 
 
@@ -28,7 +28,7 @@ class FileGroup:
     weights: tuple[float, ...] | None = None
 
 
-def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
+def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
     """Opens files as rows.
 
     Args:
@@ -43,10 +43,10 @@ def open_rows(files: FileGroup, bad_rows: Policy = "error") -> Rows:
     opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
     if len(opened) == 1:
         return opened[0]
-    return Together(opened, files.weights)
+    return JoinedRows(opened, files.weights)
 
 
-def _open(path: Path, bad_rows: Policy, label: str) -> Rows:
+def _open(path: Path, bad_rows: BadRowPolicy, label: str) -> FileRows:
     if path.suffix == ".parquet":
         return TableRows(path, label)
     if path.suffix == ".json":
@@ -68,7 +68,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     return next(names for names in labels if len(set(names)) == len(names))
 
 
-class Together(Rows):
+class JoinedRows(FileRows):
     """The rows of several files as one.
 
     Args:
@@ -76,11 +76,11 @@ class Together(Rows):
         weights: Relative frequency of each file's rows; None means one long file.
     """
 
-    def __init__(self, opened: Sequence[Rows], weights: Sequence[float] | None) -> None:
+    def __init__(self, opened: Sequence[FileRows], weights: Sequence[float] | None) -> None:
         self._opened = list(opened)
         self._weights = weights
         self._starts = [0, *accumulate(len(rows) for rows in opened)]
-        self.skipped = sum((rows.skipped for rows in opened), Skipped())
+        self.skipped = sum((rows.skipped for rows in opened), SkippedRows())
         self.digest = hashlib.sha256(" ".join(rows.digest for rows in opened).encode()).hexdigest()
 
     def __len__(self) -> int:
@@ -91,12 +91,12 @@ class Together(Rows):
         return ", ".join(rows.name for rows in self._opened)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[RowsPart, ...]:
         """One part per file if they have weights; else one part for all."""
         if self._weights is None:
             return super().parts
         pairs = zip(self._opened, self._weights, strict=True)
-        return tuple(Part(rows.name, len(rows), weight) for rows, weight in pairs)
+        return tuple(RowsPart(rows.name, len(rows), weight) for rows, weight in pairs)
 
     def where(self, i: int) -> str:
         k, own = self._place(i)

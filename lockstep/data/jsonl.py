@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lockstep.data import cache
-from lockstep.data.cache import Table
-from lockstep.data.rows import NUM_NAMED, DataError, Policy, Rows, without_padding
+from lockstep.data.cache import CachedTable
+from lockstep.data.rows import NUM_NAMED, BadRowPolicy, DataError, FileRows, without_padding
 from lockstep.system import lfs
 from lockstep.system.strict_json import StrictJsonError, refuse_constant, refuse_repeated_key
 
@@ -35,7 +35,7 @@ _TOO_DEEP = f"is nested deeper than {_DEEPEST} levels"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-class JsonlIndex(Rows):
+class JsonlIndex(FileRows):
     """The rows of a JSONL file, plain or gzipped.
 
     Every line is checked once, so that a broken line is found before training starts and `len` is
@@ -55,7 +55,7 @@ class JsonlIndex(Rows):
     unit = "line"
 
     def __init__(
-        self, path: str | Path, bad_rows: Policy = "error", label: str | None = None
+        self, path: str | Path, bad_rows: BadRowPolicy = "error", label: str | None = None
     ) -> None:
         super().__init__(Path(path), label)
         found = cache.table(cache.entry("index", self._stamp), self._scan)
@@ -96,7 +96,7 @@ class JsonlIndex(Rows):
                 f"{self.path}: is a damaged gzip file ({error}); compress it again"
             ) from error
 
-    def _scan(self) -> Table:
+    def _scan(self) -> CachedTable:
         """Finds each row's offset and line, the content's digest, and the number of bad lines."""
         digest = hashlib.sha256()
         numbers = array("q")
@@ -118,7 +118,7 @@ class JsonlIndex(Rows):
                     faults += [(number, fault)] if bad <= NUM_NAMED else []
                 offset += len(line)
         about = {"digest": digest.hexdigest(), "bad": bad, "faults": faults}
-        return Table(np.frombuffer(numbers, np.int64).reshape(-1, 2), about)
+        return CachedTable(np.frombuffer(numbers, np.int64).reshape(-1, 2), about)
 
     def _require_lines(self, start: bytes) -> None:
         """Raises DataError for the two kinds of files that are most often mistaken for JSONL."""
@@ -130,7 +130,7 @@ class JsonlIndex(Rows):
             raise DataError(f"{self.path}: is a JSON list, not JSONL; rename it to end in .json")
 
 
-class JsonList(Rows):
+class JsonList(FileRows):
     """The rows of a file that is one JSON list of objects, read into memory.
 
     Args:
@@ -145,7 +145,7 @@ class JsonList(Rows):
 
     unit = "item"
 
-    def __init__(self, path: Path, bad_rows: Policy, label: str | None = None) -> None:
+    def __init__(self, path: Path, bad_rows: BadRowPolicy, label: str | None = None) -> None:
         super().__init__(path, label)
         content = path.read_bytes()
         try:

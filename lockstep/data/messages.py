@@ -14,12 +14,12 @@ from lockstep.config.sources import TemplateArgs
 from lockstep.core.errors import InputError, first_line
 from lockstep.data.limits import MOST_BYTES, limit_template
 from lockstep.data.notes import note
-from lockstep.data.rows import Row
+from lockstep.data.rows import DataRow
 from lockstep.data.template_date import strftime_now
 from lockstep.data.templates import complaint, find_messages, read_field
 from lockstep.system import strict_json
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 
 NO_ARGS: TemplateArgs = {}
 """No arguments: the template's own defaults."""
@@ -40,7 +40,7 @@ _MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 _QUESTION = "Question."
 _ANSWER = "An answer."
-_TALK: Sequence[Message] = [
+_TALK: Sequence[ChatMessage] = [
     {"role": "user", "content": _QUESTION},
     {"role": "assistant", "content": _ANSWER},
 ]
@@ -50,7 +50,7 @@ class ChatTemplateError(InputError):
     """The tokenizer's chat template fails or refuses a conversation; the message is short."""
 
 
-def read_question(row: Row, field: str) -> tuple[Message, ...]:
+def read_question(row: DataRow, field: str) -> tuple[ChatMessage, ...]:
     """The messages in a field that need an answer: all but a final assistant message."""
     messages = tuple(read_field(row, field))
     if messages and messages[-1]["role"] == "assistant":
@@ -58,7 +58,7 @@ def read_question(row: Row, field: str) -> tuple[Message, ...]:
     return messages
 
 
-def read_tools(row: Row) -> list[Any] | None:
+def read_tools(row: DataRow) -> list[Any] | None:
     """The tool schemas in a row's field `tools`, a list or JSON text; None without the field."""
     tools = row.get("tools")
     if isinstance(tools, str):
@@ -73,14 +73,16 @@ def read_tools(row: Row) -> list[Any] | None:
     return None
 
 
-def render_plain(message: Message) -> str:
+def render_plain(message: ChatMessage) -> str:
     """A message as plain text: its content, then its tool calls as JSON."""
     calls = [json.dumps(call, ensure_ascii=False) for call in message.get("tool_calls") or ()]
     return "\n".join(filter(None, (message.get("content"), *calls)))
 
 
 def render_prompt(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
+    messages: Sequence[ChatMessage],
+    tokenizer: PreTrainedTokenizerBase,
+    args: TemplateValues = NO_ARGS,
 ) -> str:
     """A conversation as the model reads it, up to the start of the reply.
 
@@ -91,7 +93,9 @@ def render_prompt(
 
 
 def render_whole(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
+    messages: Sequence[ChatMessage],
+    tokenizer: PreTrainedTokenizerBase,
+    args: TemplateValues = NO_ARGS,
 ) -> str:
     """A finished conversation, as the chat template writes it.
 
@@ -190,7 +194,7 @@ def find_passed_end(
 
 
 def _text(
-    messages: Sequence[Message],
+    messages: Sequence[ChatMessage],
     tokenizer: PreTrainedTokenizerBase,
     add_generation_prompt: bool,
     args: TemplateValues,
@@ -214,7 +218,7 @@ def _text(
     )
 
 
-def _read_calls(message: Message) -> dict[str, Any]:
+def _read_calls(message: ChatMessage) -> dict[str, Any]:
     """A message for the template: calls get object arguments, and null for missing content."""
     if not message.get("tool_calls"):
         return dict(message)
@@ -259,7 +263,7 @@ def end_of_answer(
     tokenizer: PreTrainedTokenizerBase,
     stops: Collection[int],
     args: TemplateValues = NO_ARGS,
-    talk: Sequence[Message] = _TALK,
+    talk: Sequence[ChatMessage] = _TALK,
     answer: str = _ANSWER,
 ) -> int | None:
     """Returns the first of `stops` that the template writes after an answer; None if none."""
@@ -271,7 +275,7 @@ def end_of_answer(
 def render_closing(
     tokenizer: PreTrainedTokenizerBase,
     args: TemplateValues = NO_ARGS,
-    talk: Sequence[Message] = _TALK,
+    talk: Sequence[ChatMessage] = _TALK,
     answer: str = _ANSWER,
 ) -> str | None:
     """Returns what the chat template writes after an answer; None if it refuses the conversation.
@@ -307,7 +311,7 @@ def render_follow_up(
 
 
 def fault(
-    row: Row, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
+    row: DataRow, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
 ) -> str | None:
     """Returns the error in a row's messages that need an answer; None if valid."""
     wrong = find_shape_fault(row, field)
@@ -325,7 +329,7 @@ def fault(
     return None
 
 
-def text_fault(row: Row, template: str, option: str) -> str | None:
+def text_fault(row: DataRow, template: str, option: str) -> str | None:
     """Returns an error if a text template would write messages as JSON; else None."""
     field = find_messages(row, template)
     if field is None:
@@ -337,7 +341,7 @@ def text_fault(row: Row, template: str, option: str) -> str | None:
     )
 
 
-def answer_fault(row: Row, field: str) -> str | None:
+def answer_fault(row: DataRow, field: str) -> str | None:
     """Returns the error in the answer at the end of a field's messages; None if valid."""
     wrong = find_shape_fault(row, field)
     if wrong is None and (
@@ -347,7 +351,7 @@ def answer_fault(row: Row, field: str) -> str | None:
     return wrong
 
 
-def find_shape_fault(row: Row, field: str) -> str | None:
+def find_shape_fault(row: DataRow, field: str) -> str | None:
     """Returns why a field does not hold messages; None if it does."""
     wrong = complaint(row, {field: "list"})
     if wrong is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.data.answers import AnsweredRow, AnsweredRows, answer_fault, is_empty, read_answer
-from lockstep.data.messages import Message
+from lockstep.data.messages import ChatMessage
 from lockstep.data.pair_options import PairSection
-from lockstep.data.rows import Row
+from lockstep.data.rows import DataRow
 from lockstep.data.templates import complaint, read_field
 
 
-class Pairs(AnsweredRows):
+class PairRows(AnsweredRows):
     """The pairs of a data file, two sequences each; the longer answer counts for limits.
 
     Arguments: `AnsweredRows`.
@@ -31,15 +31,15 @@ class Pairs(AnsweredRows):
         answers = zip(("chosen", "rejected"), texts, strict=True)
         return {"id": pair.prompt.id, "prompt": pair.prompt.text, **dict(answers), **dict(scores)}
 
-    def _read_answers(self, row: Row, where: str) -> tuple[Message, Message]:
+    def _read_answers(self, row: DataRow, where: str) -> tuple[ChatMessage, ChatMessage]:
         return read_answer(self._data.chosen, row, where), read_answer(
             self._data.rejected, row, where
         )
 
-    def _scores(self, row: Row) -> tuple[float, ...]:
+    def _scores(self, row: DataRow) -> tuple[float, ...]:
         return tuple(float(read_field(row, name)) for name in self._data.score_fields)
 
-    def _fault(self, row: Row) -> str | None:
+    def _fault(self, row: DataRow) -> str | None:
         data = self._data
         wrong = self._prompt_fault(row) or complaint(
             row, dict.fromkeys(data.score_fields, "number")

@@ -17,10 +17,10 @@ from lockstep.core.errors import InputError, first_line
 from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.limits import tokenize_in_time
-from lockstep.data.messages import Message
+from lockstep.data.messages import ChatMessage
 from lockstep.data.notes import note
-from lockstep.data.rows import DataError, Row, Rows
-from lockstep.data.selection import ANY_ROW, Needs, Rule, Selection
+from lockstep.data.rows import DataError, DataRow, FileRows
+from lockstep.data.selection import ANY_ROW, RowRequirements, RowRule, RowSelection
 from lockstep.data.templates import askers, complaint, fills, render
 
 T = TypeVar("T")
@@ -33,9 +33,9 @@ _MOST_CHARACTERS = 10_000_000
 
 
 def prompts_of(
-    rows: Rows,
+    rows: FileRows,
     numbers: Sequence[int],
-    contents: Sequence[Row],
+    contents: Sequence[DataRow],
     tokenizer: PreTrainedTokenizerBase,
     data: DataSection,
 ) -> list[Prompt]:
@@ -56,7 +56,7 @@ def prompts_of(
 
 def _build_prompts(
     names: Sequence[tuple[str, str]],
-    contents: Sequence[Row],
+    contents: Sequence[DataRow],
     tokenizer: PreTrainedTokenizerBase,
     data: DataSection,
 ) -> list[Prompt]:
@@ -84,7 +84,9 @@ def _build_prompts(
     ]
 
 
-def fault_of(tokenizer: PreTrainedTokenizerBase, data: DataSection) -> Callable[[Row], str | None]:
+def fault_of(
+    tokenizer: PreTrainedTokenizerBase, data: DataSection
+) -> Callable[[DataRow], str | None]:
     """Returns a function that finds errors in the messages of a row with all fields.
 
     Raises:
@@ -122,14 +124,14 @@ def is_chat(data: PromptSection) -> bool:
     return data.chat or data.messages is not None
 
 
-def values_of(row: Row, data: DataSection) -> dict[str, Any]:
+def values_of(row: DataRow, data: DataSection) -> dict[str, Any]:
     """All chat template arguments for a row: the recipe's, and the row's tools, if any."""
     tools = messages.read_tools(row)
     return {**({} if tools is None else {"tools": tools}), **data.template_values}
 
 
 def note_unread_tools(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, data: DataSection
+    rows: Sequence[DataRow], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> None:
     """Notes that the first of some rows has tools that its prompt does not show."""
     row = next((row for row in rows if row.get("tools")), None)
@@ -152,7 +154,7 @@ def note_unread_tools(
         )
 
 
-def converse(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
+def converse(row: DataRow, where: str, data: DataSection) -> tuple[ChatMessage, ...]:
     """The conversation of a row: its own, or built from the templates."""
     if data.messages is not None:
         return messages.read_question(row, data.messages)
@@ -164,7 +166,10 @@ def converse(row: Row, where: str, data: DataSection) -> tuple[Message, ...]:
 
 
 def _render_prompt(
-    talk: Sequence[Message], where: str, tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any]
+    talk: Sequence[ChatMessage],
+    where: str,
+    tokenizer: PreTrainedTokenizerBase,
+    args: Mapping[str, Any],
 ) -> str:
     try:
         return messages.render_prompt(talk, tokenizer, args)
@@ -280,24 +285,24 @@ class EncodedRows(ABC, Generic[T]):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: FileRows,
         tokenizer: PreTrainedTokenizerBase,
         data: DataSection,
         templates: Mapping[str, str],
-        rule: Rule,
+        rule: RowRule,
         *key: object,
     ) -> None:
         self._tokenizer = tokenizer
         self._data = data
         self._rule = rule
         self._prompt_fault = fault_of(tokenizer, data)
-        needs = Needs(
+        needs = RowRequirements(
             templates,
             self._fault,
             partial(self._lengths, rows),
             (type(self).__name__, rule.key, *key),
         )
-        self.selection = Selection(rows, tokenizer, data, needs)
+        self.selection = RowSelection(rows, tokenizer, data, needs)
         note_unread_tools(self.selection.read_first(), tokenizer, data)
 
     def __len__(self) -> int:
@@ -315,11 +320,13 @@ class EncodedRows(ABC, Generic[T]):
         return self._read(self.selection.first(limit))
 
     @abstractmethod
-    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[T]:
+    def _encode(
+        self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
+    ) -> list[T]:
         """The rows with these numbers, rendered and tokenized."""
 
     @abstractmethod
-    def _fault(self, row: Row) -> str | None:
+    def _fault(self, row: DataRow) -> str | None:
         """Returns the error in a row that has the templates' fields; None if valid."""
 
     @abstractmethod
@@ -327,7 +334,7 @@ class EncodedRows(ABC, Generic[T]):
         """Returns an error if a row has a bad length; else None."""
 
     def _lengths(
-        self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]
+        self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[str | None]:
         return [self._complaint(item) for item in self._encode(rows, numbers, contents)]
 
@@ -336,23 +343,23 @@ class EncodedRows(ABC, Generic[T]):
         return self._encode(rows, numbers, rows.rows(numbers))
 
 
-class Prompts(EncodedRows[Prompt]):
+class PromptRows(EncodedRows[Prompt]):
     """The prompts of a data file; arguments and errors: `EncodedRows`."""
 
     def __init__(
         self,
-        rows: Rows,
+        rows: FileRows,
         tokenizer: PreTrainedTokenizerBase,
         data: DataSection,
-        rule: Rule = ANY_ROW,
+        rule: RowRule = ANY_ROW,
     ) -> None:
         super().__init__(rows, tokenizer, data, data.prompt_templates, rule)
 
-    def contents(self, places: Sequence[int]) -> list[Row]:
+    def contents(self, places: Sequence[int]) -> list[DataRow]:
         """The raw rows at these places in file order."""
         return list(self.selection.rows.rows(self.selection.numbers(places)))
 
-    def short_enough(self, contents: Sequence[Row]) -> list[bool]:
+    def short_enough(self, contents: Sequence[DataRow]) -> list[bool]:
         """True for each row from elsewhere whose prompt is within the length limit."""
         prompts = _build_prompts(
             [("new", "a new row")] * len(contents), contents, self._tokenizer, self._data
@@ -366,11 +373,11 @@ class Prompts(EncodedRows[Prompt]):
             return render(template, prompt.row, prompt.id)
         return ""
 
-    def _fault(self, row: Row) -> str | None:
+    def _fault(self, row: DataRow) -> str | None:
         # A row without an answer should also stop a run before it starts, not at step 40.
         return self._prompt_fault(row) or self._answer_fault(row) or self._rule.fault(row)
 
-    def _answer_fault(self, row: Row) -> str | None:
+    def _answer_fault(self, row: DataRow) -> str | None:
         if not self._rule.reads_answer(row):
             return None
         asking = askers({"data.answer": self._data.answer})
@@ -383,7 +390,9 @@ class Prompts(EncodedRows[Prompt]):
             return str(error).removeprefix(": ")
         return self._rule.answer_fault(row, answer)
 
-    def _encode(self, rows: Rows, numbers: Sequence[int], contents: Sequence[Row]) -> list[Prompt]:
+    def _encode(
+        self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
+    ) -> list[Prompt]:
         return prompts_of(rows, numbers, contents, self._tokenizer, self._data)
 
     def _complaint(self, item: Prompt) -> str | None:

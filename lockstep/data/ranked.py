@@ -9,10 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.data.messages import Message
+from lockstep.data.messages import ChatMessage
 from lockstep.data.notes import note
 from lockstep.data.ranked_options import RankedSection
-from lockstep.data.rows import NUM_NAMED, DataError, Row, Rows, Skipped, is_error, read_number
+from lockstep.data.rows import (
+    NUM_NAMED,
+    DataError,
+    DataRow,
+    FileRows,
+    SkippedRows,
+    is_error,
+    read_number,
+)
 from lockstep.data.templates import FieldType, complaint, fields, read_field, render
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
@@ -31,12 +39,14 @@ class RankedResponses:
     """
 
     id: str
-    conversation: tuple[Message, ...]
+    conversation: tuple[ChatMessage, ...]
     responses: tuple[str, ...]
     ranks: tuple[float, ...]
 
 
-def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponses], Skipped]:
+def read_ranked(
+    rows: FileRows, section: RankedSection
+) -> tuple[list[RankedResponses], SkippedRows]:
     """Reads all ranked responses of some rows, in order, and what was skipped.
 
     A row without a ranking (all ranks equal or, in a tree, missing) is ignored without an error.
@@ -57,7 +67,7 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
                 raise DataError(
                     f"{faults[-1]}; correct the row, or set data.bad_rows=skip"
                 ) from error
-    skipped = rows.skipped + Skipped(len(faults), tuple(faults[:NUM_NAMED]))
+    skipped = rows.skipped + SkippedRows(len(faults), tuple(faults[:NUM_NAMED]))
     usable = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
     if skipped.count:
         note(f"{skipped.count} bad rows skipped; the first:\n  " + "\n  ".join(skipped.first))
@@ -66,7 +76,7 @@ def read_ranked(rows: Rows, section: RankedSection) -> tuple[list[RankedResponse
     return usable, skipped
 
 
-def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses]:
+def _of_row(row: DataRow, name: str, section: RankedSection) -> list[RankedResponses]:
     """Reads the ranked responses of a flat row; its DataError does not name the row."""
     if section.tree:
         return list(_of_tree(row, name))
@@ -76,7 +86,7 @@ def _of_row(row: Row, name: str, section: RankedSection) -> list[RankedResponses
     return [RankedResponses(name, (question,), responses, ranks)]
 
 
-def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
+def _responses(row: DataRow, section: RankedSection) -> tuple[str, ...]:
     if isinstance(section.responses, tuple):
         return tuple(_fill(template, row) for template in section.responses)
     responses = _field(row, section.responses, "list")
@@ -85,7 +95,7 @@ def _responses(row: Row, section: RankedSection) -> tuple[str, ...]:
     return tuple(responses)
 
 
-def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
+def _ranks(row: DataRow, section: RankedSection, count: int) -> tuple[float, ...]:
     if section.ranks is not None:
         ranks = _field(row, section.ranks, "list")
         if len(ranks) != count or any(read_number(rank) is None for rank in ranks):
@@ -99,9 +109,9 @@ def _ranks(row: Row, section: RankedSection, count: int) -> tuple[float, ...]:
     return tuple(0.0 if number == int(best) else 1.0 for number in range(1, count + 1))
 
 
-def _of_tree(row: Row, name: str) -> Iterator[RankedResponses]:
+def _of_tree(row: DataRow, name: str) -> Iterator[RankedResponses]:
     """Reads a tree: each message with two or more ranked replies ends a prompt."""
-    waiting: list[tuple[Mapping[str, Any], tuple[Message, ...], str]] = [
+    waiting: list[tuple[Mapping[str, Any], tuple[ChatMessage, ...], str]] = [
         (_field(row, "prompt", "object"), (), name)
     ]
     while waiting:
@@ -133,21 +143,21 @@ def _role(message: Mapping[str, Any]) -> str:
     return _ROLES[name]
 
 
-def _fill(template: str, row: Row) -> str:
+def _fill(template: str, row: DataRow) -> str:
     wrong = complaint(row, dict.fromkeys(fields(template), "any"))
     if wrong is not None:
         raise DataError(wrong)
     return render(template, row, "row")
 
 
-def _field(row: Row, name: str, kind: FieldType) -> Any:
+def _field(row: DataRow, name: str, kind: FieldType) -> Any:
     wrong = complaint(row, {name: kind})
     if wrong is not None:
         raise DataError(wrong)
     return read_field(row, name)
 
 
-def describe(ranked: Sequence[RankedResponses], skipped: Skipped) -> str:
+def describe(ranked: Sequence[RankedResponses], skipped: SkippedRows) -> str:
     """Summarizes the number of prompts, responses and skipped rows, for people."""
     responses = sum(len(one.responses) for one in ranked)
     return (

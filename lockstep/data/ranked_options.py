@@ -7,19 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from lockstep.config.section import Section, rule
-from lockstep.config.sources import Paths
+from lockstep.config.sources import DataPaths
 
-Responses = str | Annotated[tuple[str, ...], Field(min_length=2)]
+ResponseFields = str | Annotated[tuple[str, ...], Field(min_length=2)]
 
 
 class RankedSection(Section):
     """Options that turn rows of data files into ranked responses."""
 
-    ranked: Paths = Field(
+    ranked: DataPaths = Field(
         description="data file, or a list of files: JSONL (also .gz), a JSON list, Parquet"
     )
     prompt: str = Field(default="{prompt}", description="template of the user's prompt")
-    responses: Responses = Field(
+    responses: ResponseFields = Field(
         default="responses",
         description="field with a list of texts, or a template for each response",
     )

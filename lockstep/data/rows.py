@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from lockstep.core.errors import InputError
-from lockstep.data.cache import Stamp
+from lockstep.data.cache import FileStamp
 
-Policy = Literal["error", "skip"]
+BadRowPolicy = Literal["error", "skip"]
 """Policy for an unusable row: stop, or skip and count it."""
 
-Row = Mapping[str, Any]
+DataRow = Mapping[str, Any]
 
 NUM_NAMED = 5
 """Number of skipped rows to name; all are counted."""
@@ -73,7 +73,7 @@ class DataError(InputError):
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedRows:
     """Rows that were skipped.
 
     Attributes:
@@ -84,12 +84,12 @@ class Skipped:
     count: int = 0
     first: tuple[str, ...] = ()
 
-    def __add__(self, other: Skipped) -> Skipped:
-        return Skipped(self.count + other.count, (self.first + other.first)[:NUM_NAMED])
+    def __add__(self, other: SkippedRows) -> SkippedRows:
+        return SkippedRows(self.count + other.count, (self.first + other.first)[:NUM_NAMED])
 
 
 @dataclass(frozen=True)
-class Part:
+class RowsPart:
     """Consecutive rows that are shuffled separately.
 
     Attributes:
@@ -103,7 +103,7 @@ class Part:
     weight: float = 1.0
 
 
-class Rows(ABC):
+class FileRows(ABC):
     """Rows of a file, read on demand.
 
     Args:
@@ -126,7 +126,7 @@ class Rows(ABC):
     def __init__(self, path: Path, label: str | None) -> None:
         self.path = path
         self._label = label or path.name
-        self.skipped = Skipped()
+        self.skipped = SkippedRows()
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:
@@ -140,7 +140,7 @@ class Rows(ABC):
                 f"{path}: is not a regular file, but rows are read more than once; use a regular "
                 "file"
             )
-        self._stamp = Stamp.of(path)
+        self._stamp = FileStamp.of(path)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -160,9 +160,9 @@ class Rows(ABC):
         return str(self.path)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[RowsPart, ...]:
         """The parts of the rows, in order; sizes add up to `len`."""
-        return (Part(self.name, len(self)),)
+        return (RowsPart(self.name, len(self)),)
 
     def number(self, i: int) -> int:
         """Number of row `i` in its file, counted from 1."""
@@ -179,23 +179,23 @@ class Rows(ABC):
     def _name(self, number: int) -> str:
         return f"{self.path}, {self.unit} {number}"
 
-    def _settle(self, bad_rows: Policy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
+    def _settle(self, bad_rows: BadRowPolicy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
         """Applies the policy to bad rows, given their number and the errors of the first ones."""
         first = tuple(f"{self._name(number)}: {why}" for number, why in faults)
         if first and is_error(bad_rows):
             raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
-        self.skipped = Skipped(bad, first)
+        self.skipped = SkippedRows(bad, first)
         if not len(self):
             raise DataError(f"{self.path}: has no valid rows ({bad} bad); use a file with rows")
 
     def _require_unchanged(self) -> None:
-        if Stamp.of(self.path) != self._stamp:
+        if FileStamp.of(self.path) != self._stamp:
             raise DataError(
                 f"{self.path}: changed while in use; start over with a file that does not change"
             )
 
 
-def is_error(policy: Policy) -> bool:
+def is_error(policy: BadRowPolicy) -> bool:
     """True if an unusable row ends the run."""
     match policy:
         case "error":

@@ -16,10 +16,18 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection
 from lockstep.data import cache
-from lockstep.data.cache import Table
+from lockstep.data.cache import CachedTable
 from lockstep.data.notes import note
 from lockstep.data.order import mix_rows_at
-from lockstep.data.rows import NUM_NAMED, DataError, Policy, Row, Rows, Skipped, is_error
+from lockstep.data.rows import (
+    NUM_NAMED,
+    BadRowPolicy,
+    DataError,
+    DataRow,
+    FileRows,
+    SkippedRows,
+    is_error,
+)
 from lockstep.data.template_date import find_date
 from lockstep.data.templates import FieldType, askers, complaint, fills, find_doubled_braces, render
 
@@ -35,7 +43,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Needs:
+class RowRequirements:
     """Requirements on a row.
 
     Attributes:
@@ -47,13 +55,13 @@ class Needs:
     """
 
     templates: Mapping[str, str]
-    fault: Callable[[Row], str | None]
-    lengths: Callable[[Sequence[int], Sequence[Row]], list[str | None]]
+    fault: Callable[[DataRow], str | None]
+    lengths: Callable[[Sequence[int], Sequence[DataRow]], list[str | None]]
     key: tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Rule:
+class RowRule:
     """Requirements of a reward or an algorithm on rows, besides those of the data section.
 
     Attributes:
@@ -65,17 +73,17 @@ class Rule:
         answer_fault: Returns the error in a row's right answer, if any.
     """
 
-    fault: Callable[[Row], str | None]
+    fault: Callable[[DataRow], str | None]
     key: object
-    reads_answer: Callable[[Row], bool] = lambda row: True
+    reads_answer: Callable[[DataRow], bool] = lambda row: True
     unread: str = ""
-    answer_fault: Callable[[Row, str], str | None] = lambda row, answer: None
+    answer_fault: Callable[[DataRow, str], str | None] = lambda row, answer: None
 
 
-ANY_ROW = Rule(lambda row: None, None)
+ANY_ROW = RowRule(lambda row: None, None)
 
 
-class Selection:
+class RowSelection:
     """The rows of a data set that a run uses, in order, and counts of the others.
 
     One pass tokenizes all rows to check them, and keeps one integer for each usable row; a row is
@@ -94,7 +102,11 @@ class Selection:
     """
 
     def __init__(
-        self, rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
+        self,
+        rows: FileRows,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataSection,
+        needs: RowRequirements,
     ) -> None:
         self.rows = rows
         self._shuffle = data.shuffle
@@ -152,7 +164,7 @@ class Selection:
         """The rows in data order, at most the first `limit`."""
         return self.numbers(range(len(self))[:limit])
 
-    def read_first(self) -> list[Row]:
+    def read_first(self) -> list[DataRow]:
         """The first rows, for notes on unused fields."""
         return list(self.rows.rows(self.first(_LOOKED_AT)))
 
@@ -173,7 +185,7 @@ class Selection:
         return sizes
 
 
-def texts(rows: Rows, data: DataSection) -> Iterator[str]:
+def texts(rows: FileRows, data: DataSection) -> Iterator[str]:
     """Prompts and completions of all rows that have them, of any length."""
     templates = [*data.prompt_templates.values(), *data.completion_templates.values()]
     for numbers in _blocks(rows):
@@ -186,12 +198,12 @@ def texts(rows: Rows, data: DataSection) -> Iterator[str]:
 
 
 def _select(
-    rows: Rows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: Needs
-) -> tuple[np.ndarray, dict[str, Skipped]]:
+    rows: FileRows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: RowRequirements
+) -> tuple[np.ndarray, dict[str, SkippedRows]]:
     """The numbers of usable rows, ascending, and the others by reason; cached."""
-    policies: dict[str, Policy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
+    policies: dict[str, BadRowPolicy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
-    def compute() -> Table:
+    def compute() -> CachedTable:
         kept = array("q")
         found: dict[str, list[tuple[int, str]]] = {_BAD: [], _OVERLONG: []}
         for usable, reason, faults in _scan(rows, data, needs):
@@ -201,7 +213,7 @@ def _select(
                     raise _refusal(rows, reason, i, why)
                 found[reason].append((i, why))
         about = {reason: [len(faults), faults[:NUM_NAMED]] for reason, faults in found.items()}
-        return Table(np.array(kept, np.int64), about)
+        return CachedTable(np.array(kept, np.int64), about)
 
     key = (
         rows.digest,
@@ -215,14 +227,14 @@ def _select(
     )
     table = cache.table(cache.entry("usable", *key), compute)
     skipped = {
-        reason: Skipped(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
+        reason: SkippedRows(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
         for reason, (count, first) in table.about.items()
     }
     return table.numbers, skipped
 
 
 def _scan(
-    rows: Rows, data: DataSection, needs: Needs
+    rows: FileRows, data: DataSection, needs: RowRequirements
 ) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Yields each block's usable rows and the errors of the others: first bad, then over-long."""
     if len(rows) > _MANY_ROWS:
@@ -230,7 +242,7 @@ def _scan(
     asking = askers(needs.templates)
     wanted: dict[str, FieldType] = dict.fromkeys([*asking, *filter(None, [data.messages])], "any")
     for numbers in _blocks(rows):
-        usable: dict[int, Row] = {}
+        usable: dict[int, DataRow] = {}
         faults: dict[int, str] = {}
         for i, row in zip(numbers, rows.rows(numbers), strict=True):
             wrong = complaint(row, wanted, asking) or needs.fault(row)
@@ -247,12 +259,12 @@ def _scan(
         yield [i for i in usable if i not in long], _OVERLONG, long
 
 
-def _blocks(rows: Rows) -> Iterator[range]:
+def _blocks(rows: FileRows) -> Iterator[range]:
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
 
 
-def _refusal(rows: Rows, reason: str, row: int, why: str) -> DataError:
+def _refusal(rows: FileRows, reason: str, row: int, why: str) -> DataError:
     return DataError(f"{rows.where(row)}: {why}; {_REMEDIES[reason]}")
 
 

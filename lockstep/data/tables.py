@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.core.errors import first_line, install_command
-from lockstep.data.rows import DataError, Rows, without_padding
+from lockstep.data.rows import DataError, FileRows, without_padding
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
 
-class TableRows(Rows):
+class TableRows(FileRows):
     """The rows of a Parquet file, read into memory.
 
     A column without a value is None in its row, see `without_padding`.

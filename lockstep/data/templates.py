@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lockstep.core.errors import InputError, shorten
 from lockstep.data.jsonl import AsWritten
-from lockstep.data.rows import DataError, Row, find_not_finite, read_number
+from lockstep.data.rows import DataError, DataRow, find_not_finite, read_number
 
 FieldType = Literal["text", "number", "boolean", "list", "object", "any"]
 _KINDS: Mapping[type, FieldType] = {
@@ -26,7 +26,7 @@ _KINDS: Mapping[type, FieldType] = {
 _RIGHT = {"any": "text, a number, a list or an object"}
 
 
-def render(template: str, row: Row, where: str) -> str:
+def render(template: str, row: DataRow, where: str) -> str:
     """Fills `{field}` in a template from a row; `{field.inner}` reads an object in it.
 
     `{{` and `}}` stand for braces. Strings are inserted unchanged, numbers as they were written,
@@ -55,12 +55,12 @@ def fields(template: str) -> list[str]:
     return [name for _, name in _parts(template) if name]
 
 
-def fills(row: Row, template: str) -> bool:
+def fills(row: DataRow, template: str) -> bool:
     """True if a row has the fields of a template."""
     return complaint(row, dict.fromkeys(fields(template), "any")) is None
 
 
-def find_doubled_braces(template: str, row: Row) -> str | None:
+def find_doubled_braces(template: str, row: DataRow) -> str | None:
     """Returns a field of the row that a template has as `{{ field }}`, which is not filled in."""
     named = re.findall(r"(?<!\{)\{\{\s*(\w+)\s*\}\}(?!\})", template)
     return next((name for name in named if name in row), None)
@@ -75,7 +75,7 @@ def askers(templates: Mapping[str, str]) -> dict[str, str]:
 
 
 def complaint(
-    row: Row, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None
+    row: DataRow, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None
 ) -> str | None:
     """Returns the error in a row's fields; None if valid.
 
@@ -108,7 +108,7 @@ def complaint(
     return None
 
 
-def read_field(row: Row, name: str) -> Any:
+def read_field(row: DataRow, name: str) -> Any:
     """Returns the value of a field; dots in the name lead into objects, as in `outer.inner`.
 
     None if it is missing.
@@ -122,7 +122,7 @@ def read_field(row: Row, name: str) -> Any:
     return None
 
 
-def find_messages(row: Row, template: str) -> str | None:
+def find_messages(row: DataRow, template: str) -> str | None:
     """The first field of a template that holds messages in a row; None if there is none.
 
     Messages are a list of {role, content}.
@@ -164,7 +164,7 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
     return tuple(parts)
 
 
-def _field(row: Row, name: str, where: str) -> str:
+def _field(row: DataRow, name: str, where: str) -> str:
     value = read_field(row, name)
     if type(value) not in _KINDS or find_not_finite(value) is not None:
         raise DataError(f"{where}: {complaint(row, {name: 'any'})}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.config import DataSection
 from lockstep.core.errors import InputError
-from lockstep.data.rows import Row
+from lockstep.data.rows import DataRow
 from lockstep.data.templates import fields, read_field, render
 
 
@@ -24,7 +24,7 @@ class TextField:
     name: str
     talk: bool
 
-    def text(self, row: Row) -> str:
+    def text(self, row: DataRow) -> str:
         """The text of a row; empty if its messages have none from a user."""
         if not self.talk:
             return render(f"{{{self.name}}}", row, "row")

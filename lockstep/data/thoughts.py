@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Marks:
+class ThoughtMarks:
     """The marks before and after a thought."""
 
     opening: str
@@ -32,14 +32,14 @@ class Marks:
 
 
 THOUGHT_MARKS = (
-    Marks("<think>", "</think>"),  # Qwen3, DeepSeek-R1, and most others
-    Marks("<thinking>", "</thinking>"),
-    Marks("[THINK]", "[/THINK]"),  # Magistral
-    Marks("◁think▷", "◁/think▷"),  # Kimi
-    Marks("<seed:think>", "</seed:think>"),  # Seed-OSS
-    Marks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
-    Marks("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
-    Marks("<|channel|>analysis", "<|channel|>final<|message|>"),  # gpt-oss
+    ThoughtMarks("<think>", "</think>"),  # Qwen3, DeepSeek-R1, and most others
+    ThoughtMarks("<thinking>", "</thinking>"),
+    ThoughtMarks("[THINK]", "[/THINK]"),  # Magistral
+    ThoughtMarks("◁think▷", "◁/think▷"),  # Kimi
+    ThoughtMarks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
+    ThoughtMarks("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
+    ThoughtMarks("<|channel|>analysis", "<|channel|>final<|message|>"),  # gpt-oss
 )
 _BOTH_MARKS = tuple(f"{marks.opening} {marks.closing}" for marks in THOUGHT_MARKS)
 _LONGEST_TAIL = 100
@@ -109,13 +109,13 @@ def _end_of_thoughts(response: str, prompt: str) -> int:
     return end
 
 
-def _final_marks(prompt: str) -> Marks | None:
+def _final_marks(prompt: str) -> ThoughtMarks | None:
     """The marks of the thought that a prompt's end opens."""
     tail = prompt[-_LONGEST_TAIL:].rstrip()
     return next((marks for marks in THOUGHT_MARKS if tail.endswith(marks.opening)), None)
 
 
-def _marks_at(response: str, start: int) -> Marks | None:
+def _marks_at(response: str, start: int) -> ThoughtMarks | None:
     """The marks of a thought that begins here, ignoring white space."""
     while start < len(response) and response[start].isspace():
         start += 1
@@ -124,7 +124,7 @@ def _marks_at(response: str, start: int) -> Marks | None:
     )
 
 
-def _end_of_thought(response: str, start: int, marks: Marks) -> int:
+def _end_of_thought(response: str, start: int, marks: ThoughtMarks) -> int:
     """The index after a thought's closing mark; the response's end if never closed."""
     closing = marks.find_closing(response, start)
     if closing is None:

@@ -9,15 +9,15 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.core.errors import InputError
 from lockstep.data.messages import (
+    ChatMessage,
     ChatTemplateError,
-    Message,
     TemplateValues,
     end_of_answer,
     render_prompt,
 )
 from lockstep.data.prompts import token_ids
 
-_QUESTION: Message = {"role": "user", "content": "Question."}
+_QUESTION: ChatMessage = {"role": "user", "content": "Question."}
 _REPLY = "What Lockstep writes in place of a reply"
 _PROBES = ("Sunny", "Rainy")
 
@@ -46,7 +46,7 @@ class ToolTemplate:
             "id": "call00000",
             "function": {"name": self._name, "arguments": {"x": _REPLY}},
         }
-        self._talk: list[Message] = [
+        self._talk: list[ChatMessage] = [
             _QUESTION,
             {"role": "assistant", "content": _REPLY, "tool_calls": [call]},
         ]

@@ -26,7 +26,7 @@ _GET_ADDRESS = 0x8915
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousAddress:
     """The store's address, and this process's rank among `size`."""
 
     host: str
@@ -70,12 +70,12 @@ class Meeting:
             options._devices = [gloo.create_device(interface=chosen)]
         return gloo(self.store(), self.rank, self.size, options)
 
-    def of(self, rank: int) -> Meeting:
+    def of(self, rank: int) -> RendezvousAddress:
         """The same for another rank."""
         return replace(self, rank=rank)
 
 
-class Host:
+class RendezvousHost:
     """The host's side: holds the store as long as it lives.
 
     Args:
@@ -90,7 +90,9 @@ class Host:
     def __init__(self, address: str, size: int, timeout_s: float) -> None:
         # a store's own socket would listen on all interfaces
         with socket.create_server((address, 0)) as listening:
-            self.meeting = Meeting(address, listening.getsockname()[1], 0, size, timeout_s)
+            self.meeting = RendezvousAddress(
+                address, listening.getsockname()[1], 0, size, timeout_s
+            )
             descriptor = listening.detach()
         self.store = TCPStore(
             address,

@@ -22,7 +22,7 @@ from lockstep_logprobs.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierTokens:
     """The tokens before each row's own: unique pairs of a row and a token.
 
     Attributes:
@@ -37,7 +37,7 @@ class Earlier:
     times: Tensor
 
 
-def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
+def find_earlier(batch: Batch, own_m: Tensor) -> EarlierTokens:
     """Finds the tokens before some masked tokens of a batch.
 
     Args:
@@ -63,7 +63,9 @@ def find_earlier(batch: Batch, own_m: Tensor) -> Earlier:
     within_P = (
         torch.arange(len(source_P), device=own_m.device) - (pairs_N.cumsum(0) - pairs_N)[source_P]
     )
-    return Earlier(place_m[start_N[source_P] + within_P], batch.tokens[source_P], times_N[source_P])
+    return EarlierTokens(
+        place_m[start_N[source_P] + within_P], batch.tokens[source_P], times_N[source_P]
+    )
 
 
 def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
 
 
 def penalize(
-    logits_Mv: Tensor, earlier: Earlier, sampling: SamplingParams, shard: Shard = WHOLE
+    logits_Mv: Tensor, earlier: EarlierTokens, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> Tensor:
     """Logits, fp32 [M, v], with penalties on earlier tokens applied; differentiable.
 
@@ -87,10 +89,10 @@ def penalize(
     column_P = earlier.token - shard.start
     here_P = (column_P >= 0) & (column_P < logits_Mv.shape[1])
     place = earlier.row[here_P], column_P[here_P]
-    return _Penalized.apply(logits_Mv, *place, earlier.times[here_P], sampling)
+    return _PenaltyFunction.apply(logits_Mv, *place, earlier.times[here_P], sampling)
 
 
-class _Penalized(torch.autograd.Function):
+class _PenaltyFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -10,13 +10,13 @@ from typing import Literal
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-Dimension = Literal["dp_replicate", "dp", "pp", "cp", "tp"]
-DIMENSIONS: tuple[Dimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
+MeshDimension = Literal["dp_replicate", "dp", "pp", "cp", "tp"]
+DIMENSIONS: tuple[MeshDimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
 """Dimensions, outermost first: tensor-parallel ranks are consecutive on a machine."""
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankMesh:
     """This rank's position in the mesh; a mesh of None is one process.
 
     Attributes:
@@ -26,7 +26,7 @@ class Ranks:
     mesh: DeviceMesh | None = None
 
     @classmethod
-    def of(cls, device: str, sizes: Mapping[str, int]) -> Ranks:
+    def of(cls, device: str, sizes: Mapping[str, int]) -> RankMesh:
         """Builds the mesh of the default group's processes from dimension sizes; a collective."""
         return cls(
             init_device_mesh(
@@ -34,27 +34,27 @@ class Ranks:
             )
         )
 
-    def size(self, name: Dimension) -> int:
+    def size(self, name: MeshDimension) -> int:
         """Number of ranks along a dimension."""
         if self.mesh is None:
             return 1
         return self.mesh.size(DIMENSIONS.index(name))
 
-    def index(self, name: Dimension) -> int:
+    def index(self, name: MeshDimension) -> int:
         """Index of this rank along a dimension."""
         if self.mesh is None:
             return 0
         return self.mesh.get_local_rank(name)
 
-    def group(self, name: Dimension) -> dist.ProcessGroup | None:
+    def group(self, name: MeshDimension) -> dist.ProcessGroup | None:
         """The process group of this rank along a dimension; None if it has one rank."""
         if self.mesh is None or self.size(name) == 1:
             return None
         return self.mesh.get_group(name)
 
-    def joint_group(self, *names: Dimension) -> dist.ProcessGroup | None:
+    def joint_group(self, *names: MeshDimension) -> dist.ProcessGroup | None:
         """This rank's process group along several dimensions; None if alone; a collective."""
-        several: list[Dimension] = [name for name in names if self.size(name) > 1]
+        several: list[MeshDimension] = [name for name in names if self.size(name) > 1]
         if self.mesh is None or len(several) < 2:
             if several:
                 return self.group(several[0])
@@ -75,4 +75,4 @@ class Ranks:
         return number
 
 
-ALONE = Ranks()
+ALONE = RankMesh()

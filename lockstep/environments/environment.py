@@ -26,17 +26,17 @@ from lockstep.core.errors import InputError
 from lockstep.environments.options import ToolFormat
 from lockstep.environments.tools import (
     MARKS,
-    Function,
-    Malformed,
+    MalformedCall,
     ToolCall,
-    Tools,
+    ToolFunction,
+    ToolSet,
     ToolTurn,
     name_functions,
     parse_calls,
     replace_surrogates,
     tool_messages,
 )
-from lockstep.helpers.process import Answers
+from lockstep.helpers.process import AnswerFunction
 
 
 class Environment(Protocol):
@@ -104,7 +104,7 @@ TOGETHER = "together"
 """The first reply if episodes are awaited together, so any of them can lose the process."""
 
 
-def answers(class_name: str, tool_format: str = "") -> Answers:
+def answers(class_name: str, tool_format: str = "") -> AnswerFunction:
     """Runs in the child: answers each move with the environment's answer or an error.
 
     Args:
@@ -115,16 +115,16 @@ def answers(class_name: str, tool_format: str = "") -> Answers:
         ValueError: The class cannot be found or created, lacks a method, or has invalid tools.
     """
     form: ToolFormat | None = next((known for known in MARKS if known == tool_format), None)
-    return _Episodes(
+    return _CurrentEpisodes(
         user_code.load(class_name, "environment.class_name", "class"), class_name, form
     )
 
 
-class _Nonsense(Exception):
+class _InvalidAnswer(Exception):
     """An environment returned an invalid value; the text describes it."""
 
 
-class _Episodes:
+class _CurrentEpisodes:
     """The active episodes by number.
 
     An episode that is missing from the next question has ended and is dropped.
@@ -260,7 +260,7 @@ def _read_attributes(first: Any, name: str) -> dict[str, Any]:
     return declared
 
 
-def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools | None:
+def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> ToolSet | None:
     """The tools of an environment; None if it declares none."""
     declares = callable(getattr(first, "tools", None))
     if declares != (tool_format is not None):
@@ -276,20 +276,20 @@ def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> Tools 
     if tool_format is None:
         return None
     try:
-        return Tools(first.tools())
+        return ToolSet(first.tools())
     except InputError as error:
         raise InputError(f"environment.class_name {name}: {error}") from None
     except Exception as error:  # any error of the user's code
         raise InputError(f"environment.class_name {name}: tools {_what(error)}") from None
 
 
-_Parse = Callable[[str], list[ToolCall | Malformed]]
+_CallParser = Callable[[str], list[ToolCall | MalformedCall]]
 
 
 class _WithTools:
     """An environment whose tools answer calls; it answers other responses itself."""
 
-    def __init__(self, own: Any, tools: Tools, parse: _Parse) -> None:
+    def __init__(self, own: Any, tools: ToolSet, parse: _CallParser) -> None:
         self._own = own
         self._tools = tools
         self._parse = parse
@@ -315,7 +315,9 @@ class _WithTools:
         return _tool_turn(checked, results)
 
 
-async def _await_results(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
+async def _await_results(
+    calls: Sequence[ToolCall | MalformedCall], results: Sequence[Any]
+) -> ToolTurn:
     """Awaits all calls concurrently, then raises the first error."""
 
     async def finish(result: Any) -> Any:
@@ -329,19 +331,19 @@ async def _await_results(calls: Sequence[ToolCall | Malformed], results: Sequenc
     return _tool_turn(calls, found)
 
 
-def _call(call: ToolCall | Malformed, functions: dict[str, Function]) -> Any:
-    if isinstance(call, Malformed):
+def _call(call: ToolCall | MalformedCall, functions: dict[str, ToolFunction]) -> Any:
+    if isinstance(call, MalformedCall):
         return f"Error: {call.why}"
     return functions[call.name](**call.arguments)
 
 
-def _tool_turn(calls: Sequence[ToolCall | Malformed], results: Sequence[Any]) -> ToolTurn:
+def _tool_turn(calls: Sequence[ToolCall | MalformedCall], results: Sequence[Any]) -> ToolTurn:
     contents = [_write(call, result) for call, result in zip(calls, results, strict=True)]
-    malformed = sum(isinstance(call, Malformed) for call in calls)
+    malformed = sum(isinstance(call, MalformedCall) for call in calls)
     return ToolTurn(tool_messages(list(zip(calls, contents, strict=True))), malformed)
 
 
-def _write(call: ToolCall | Malformed, result: Any) -> str:
+def _write(call: ToolCall | MalformedCall, result: Any) -> str:
     """Converts the result of a call to text."""
     if isinstance(result, str):
         return result
@@ -349,7 +351,7 @@ def _write(call: ToolCall | Malformed, result: Any) -> str:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         what = user_code.show(result)
-        raise _Nonsense(
+        raise _InvalidAnswer(
             f"has a tool {call.name} that returned {what}; return text or a JSON value"
         ) from None
 
@@ -365,12 +367,12 @@ async def _finish(call: Any, limit_s: float) -> Any:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise _Nonsense(f"timed out after {limit_s:g} s") from None
+        raise _InvalidAnswer(f"timed out after {limit_s:g} s") from None
 
 
 def _require_same(result: Any, observation: Any) -> None:
     if _read(result)["observation"] != observation:
-        raise _Nonsense(
+        raise _InvalidAnswer(
             "returned a different observation on replay; it must depend only on the row, the seed "
             "and the responses"
         )
@@ -382,10 +384,12 @@ def _read(result: Any) -> dict[str, Any]:
         counts = {"calls": len(result.messages), "malformed": result.malformed}
         return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}} | counts
     if not isinstance(result, (tuple, list)) or len(result) != 3:
-        raise _Nonsense(f"returned {user_code.show(result)}; return (observation, reward, done)")
+        raise _InvalidAnswer(
+            f"returned {user_code.show(result)}; return (observation, reward, done)"
+        )
     observation, reward, done = result
     if not isinstance(observation, str):
-        raise _Nonsense(f"returned the observation {user_code.show(observation)}; return text")
+        raise _InvalidAnswer(f"returned the observation {user_code.show(observation)}; return text")
     named = reward if isinstance(reward, Mapping) else {}
     try:
         parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
@@ -394,9 +398,9 @@ def _read(result: Any) -> dict[str, Any]:
         else:
             reward = user_code.read_reward(reward)
     except ValueError as error:
-        raise _Nonsense(f"returned the reward {error}") from None
+        raise _InvalidAnswer(f"returned the reward {error}") from None
     if done not in (True, False):
-        raise _Nonsense(f"returned {user_code.show(done)} as done; return True or False")
+        raise _InvalidAnswer(f"returned {user_code.show(done)} as done; return True or False")
     return {
         "observation": replace_surrogates(observation),
         "reward": reward,
@@ -415,5 +419,5 @@ def _add(parts: Collection[float | None]) -> float | None:
 
 def _what(error: Exception) -> str:
     return replace_surrogates(
-        str(error) if isinstance(error, _Nonsense) else user_code.describe_error(error)
+        str(error) if isinstance(error, _InvalidAnswer) else user_code.describe_error(error)
     )

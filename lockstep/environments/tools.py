@@ -18,8 +18,8 @@ from lockstep.data.thoughts import drop_thought
 from lockstep.environments.options import ToolFormat
 from lockstep.system.strict_json import HOOKS
 
-Function = Callable[..., Any]
-Schema = Mapping[str, Any]
+ToolFunction = Callable[..., Any]
+ToolSchema = Mapping[str, Any]
 
 MARKS: dict[ToolFormat, str] = {"hermes": "<tool_call>", "llama3_json": "{"}
 """Text that starts a call."""
@@ -42,7 +42,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Malformed:
+class MalformedCall:
     """A malformed call; the policy reads `why` instead of a result."""
 
     why: str
@@ -59,7 +59,7 @@ class ToolTurn:
 
 def parse_calls(
     response: str, tool_format: ToolFormat, opened: str = ""
-) -> list[ToolCall | Malformed]:
+) -> list[ToolCall | MalformedCall]:
     """Parses the calls in a response, after its thought.
 
     Args:
@@ -81,48 +81,48 @@ def parse_calls(
             assert_never(tool_format)
 
 
-def _parse_hermes(answer: str) -> Iterator[ToolCall | Malformed]:
+def _parse_hermes(answer: str) -> Iterator[ToolCall | MalformedCall]:
     """Yields calls between marks, each up to the end of its JSON, which may contain marks."""
     end = 0
     malformed = 0
     while (start := answer.find(MARKS["hermes"], end)) >= 0:
         if malformed == _MOST_MALFORMED:
-            yield Malformed(f"{malformed} calls are malformed; what follows them is not read")
+            yield MalformedCall(f"{malformed} calls are malformed; what follows them is not read")
             return
         call, end = _read_marked(answer, start + len(MARKS["hermes"]))
-        malformed += isinstance(call, Malformed)
+        malformed += isinstance(call, MalformedCall)
         yield call
 
 
-def _read_marked(answer: str, start: int) -> tuple[ToolCall | Malformed, int]:
+def _read_marked(answer: str, start: int) -> tuple[ToolCall | MalformedCall, int]:
     """Returns the call that starts here, which may be malformed, and the index after it."""
     closing = answer.find(_CLOSING, start)
     if closing < 0:
-        return Malformed(f"the call is not closed by {_CLOSING}"), len(answer)
+        return MalformedCall(f"the call is not closed by {_CLOSING}"), len(answer)
     after = closing + len(_CLOSING)
     try:
         found, end = _DECODER.raw_decode(answer, _skip(_SPACE, answer, start))
     except (ValueError, RecursionError) as error:
-        return Malformed(f"the call is no JSON ({show(error, str)})"), after
+        return MalformedCall(f"the call is no JSON ({show(error, str)})"), after
     end = _skip(_SPACE, answer, end)
     if answer.startswith(_CLOSING, end):
         return _read_call(found, "arguments"), end + len(_CLOSING)
     if answer.startswith(MARKS["hermes"], end):
-        return Malformed(f"the call is not closed by {_CLOSING}"), end
+        return MalformedCall(f"the call is not closed by {_CLOSING}"), end
     after = answer.find(_CLOSING, end)
-    return Malformed("text follows the JSON of the call"), len(
+    return MalformedCall("text follows the JSON of the call"), len(
         answer
     ) if after < 0 else after + len(_CLOSING)
 
 
-def _parse_llama(answer: str) -> Iterator[ToolCall | Malformed]:
+def _parse_llama(answer: str) -> Iterator[ToolCall | MalformedCall]:
     """Yields JSON objects separated by semicolons or white space."""
     end = _skip(_SPACE, answer, 0)
     while end < len(answer):
         try:
             found, end = _DECODER.raw_decode(answer, end)
         except (ValueError, RecursionError) as error:
-            yield Malformed(f"the call is no JSON ({show(error, str)})")
+            yield MalformedCall(f"the call is no JSON ({show(error, str)})")
             return
         yield _read_call(found, "parameters")
         end = _skip(_SEPARATORS, answer, end)
@@ -139,30 +139,30 @@ def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
 _DECODER = json.JSONDecoder(**HOOKS)
 
 
-def _read_call(found: object, key: str) -> ToolCall | Malformed:
+def _read_call(found: object, key: str) -> ToolCall | MalformedCall:
     name = found.get("name") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(name, str):
-        return Malformed(f'a call is {{"name": …, "{key}": {{…}}}}')
+        return MalformedCall(f'a call is {{"name": …, "{key}": {{…}}}}')
     given = [known for known in _KEYS if known in found]
     unknown = found.keys() - _OTHER_KEYS - set(_KEYS)
     if unknown or len(given) > 1:
         wrong = min(unknown) if unknown else "both arguments and parameters"
-        return Malformed(
+        return MalformedCall(
             f'the call of {name} has {wrong}; a call is {{"name": …, "{key}": {{…}}}}', name
         )
     arguments = found[given[0]] if given else {}
     if not isinstance(arguments, dict):
-        return Malformed(f"{given[0]} of {name} is no object", name)
+        return MalformedCall(f"{given[0]} of {name} is no object", name)
     return ToolCall(name, arguments)
 
 
-def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]]:
+def name_functions(declared: object) -> dict[str, tuple[ToolSchema | None, ToolFunction]]:
     """The declared tools by name: functions, or pairs of a schema and a function.
 
     Raises:
         InputError: A tool is invalid, or two have the same name.
     """
-    named: dict[str, tuple[Schema | None, Function]] = {}
+    named: dict[str, tuple[ToolSchema | None, ToolFunction]] = {}
     for tool in declared if isinstance(declared, list | tuple) else [declared]:
         match tool:
             case (
@@ -185,7 +185,7 @@ def name_functions(declared: object) -> dict[str, tuple[Schema | None, Function]
     return named
 
 
-class Tools:
+class ToolSet:
     """The tools of an environment class.
 
     Args:
@@ -218,29 +218,29 @@ class Tools:
             if schema is None
         }
 
-    def check(self, call: ToolCall) -> ToolCall | Malformed:
+    def check(self, call: ToolCall) -> ToolCall | MalformedCall:
         """Returns the call with strictly checked argument types: text is not a number."""
         from pydantic import ValidationError
 
         if call.name not in self._signatures:
-            return Malformed(
+            return MalformedCall(
                 f"there is no tool {call.name}; there are: {', '.join(self._signatures)}", call.name
             )
         try:
             self._signatures[call.name].bind(**call.arguments)
         except TypeError as error:
-            return Malformed(f"{call.name}: {error}", call.name)
+            return MalformedCall(f"{call.name}: {error}", call.name)
         types = self._types.get(call.name, {})
         values = dict(call.arguments)
         for name in values.keys() & types.keys():
             try:
                 values[name] = types[name].validate_json(json.dumps(values[name]), strict=True)
             except ValidationError as error:
-                return Malformed(f"{call.name}: {name}: {error.errors()[0]['msg']}", call.name)
+                return MalformedCall(f"{call.name}: {name}: {error.errors()[0]['msg']}", call.name)
         return ToolCall(call.name, values)
 
 
-def _schema(name: str, schema: Schema | None, function: Function) -> Schema:
+def _schema(name: str, schema: ToolSchema | None, function: ToolFunction) -> ToolSchema:
     if schema is not None:
         return schema
     from transformers.utils.chat_template_utils import get_json_schema  # takes a second
@@ -253,7 +253,7 @@ def _schema(name: str, schema: Schema | None, function: Function) -> Schema:
         ) from None
 
 
-def tool_messages(answers: Sequence[tuple[ToolCall | Malformed, str]]) -> list[dict[str, str]]:
+def tool_messages(answers: Sequence[tuple[ToolCall | MalformedCall, str]]) -> list[dict[str, str]]:
     """Messages with the role `tool`, one per call and result, in order."""
     return [
         {

@@ -9,18 +9,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from lockstep.config.user_code import is_in_program
-from lockstep.helpers.process import Answers, Child, ChildError
+from lockstep.helpers.process import AnswerFunction, ChildError, HelperProcess
 
 
-class InProcess(Child):
-    """A `Child` for code that only this process can import; it runs here, without a timeout.
+class InProcess(HelperProcess):
+    """A `HelperProcess` for code that only this process can import; it runs here, without a
+    timeout.
 
     Questions and replies pass through JSON as for a child, so that both answer the same.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
         super().__init__(module, *arguments)
-        self._answers: Answers | None = None
+        self._answers: AnswerFunction | None = None
 
     def __reduce__(self) -> tuple[type[InProcess], tuple[str, ...]]:
         return InProcess, (self._module, *self._arguments)
@@ -41,13 +42,13 @@ class InProcess(Child):
             yield lambda timeout_s: json.loads(json.dumps(next(replies)))
 
 
-def build_child(module: str, reference: str, *options: str) -> Child:
+def build_child(module: str, reference: str, *options: str) -> HelperProcess:
     """Builds the child that runs user code: a process, or this one for an object only here.
 
     Args:
-        module: Module with `answers`, see `Child`.
+        module: Module with `answers`, see `HelperProcess`.
         reference: Location of the code, the first argument of `answers`.
         options: Remaining arguments of `answers`.
     """
-    kind = InProcess if is_in_program(reference) else Child
+    kind = InProcess if is_in_program(reference) else HelperProcess
     return kind(module, reference, *options)

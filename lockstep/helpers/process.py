@@ -1,8 +1,9 @@
 """A child process that answers JSON lines, for code that may hang, crash or print.
 
-`Child` is the asking side. The other side is this file run as a program: it imports a module, calls
-its `answers(*arguments)` once, passes every question to the returned function, and sends back every
-reply that it yields. This file has no heavy imports, so that a child starts without torch.
+`HelperProcess` is the asking side. The other side is this file run as a program: it imports a
+module, calls its `answers(*arguments)` once, passes every question to the returned function, and
+sends back every reply that it yields. This file has no heavy imports, so that a child starts
+without torch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _PRINTED = 20_000  # maximum number of characters to show per print
 _GRACE_S = 0.5  # for a child to exit when there are no more questions
 
 
-Answers = Callable[[Any], Iterator[Any]]
+AnswerFunction = Callable[[Any], Iterator[Any]]
 """The function returned by `answers(*arguments)`, which answers questions in the child."""
 
 
@@ -72,7 +73,7 @@ class ChildHangs(Exception):
     """The child exceeded its timeout."""
 
 
-class Child:
+class HelperProcess:
     """A child process that starts and restarts on demand; usable from any thread.
 
     Args:
@@ -84,10 +85,10 @@ class Child:
         self._module = module
         self._arguments = arguments
         self._lock = threading.Lock()
-        self._running: _Running | None = None
+        self._running: _RunningChild | None = None
         self._killed = False
 
-    def __reduce__(self) -> tuple[type[Child], tuple[str, ...]]:
+    def __reduce__(self) -> tuple[type[HelperProcess], tuple[str, ...]]:
         return type(self), (self._module, *self._arguments)
 
     def start(self) -> None:
@@ -125,7 +126,7 @@ class Child:
         if self._running is not None and self._running.usable():
             self._running.kill()
 
-    def _start(self) -> _Running:
+    def _start(self) -> _RunningChild:
         if self._running is None or not self._running.usable():
             self._running = self._begin()
             weakref.finalize(self, self._running.end)
@@ -134,7 +135,7 @@ class Child:
             raise ChildDied("killed on purpose")
         return self._running
 
-    def _begin(self) -> _Running:
+    def _begin(self) -> _RunningChild:
         """Starts the process, and waits until it is ready."""
         ours, theirs = socket.socketpair()
         descriptor = theirs.fileno()
@@ -156,7 +157,7 @@ class Child:
                 # so that Ctrl-C does not reach it before it ignores the signal
                 start_new_session=True,
             )
-            running = _Running(process, ours, os.getpid())
+            running = _RunningChild(process, ours, os.getpid())
         try:
             running.reply(_START_S)
         except BaseException as error:
@@ -173,7 +174,7 @@ class Child:
 
 
 @dataclass
-class _Running:
+class _RunningChild:
     """One instance of a child: its process, its connection, and unused input."""
 
     process: subprocess.Popen[bytes]
@@ -269,7 +270,7 @@ def _cut(text: str) -> str:
     return f"{text[:_PRINTED]} … ({len(text) - _PRINTED:,} more characters)"
 
 
-class _Printed(io.TextIOBase):
+class _ForwardedOutput(io.TextIOBase):
     """Output of a child, sent to the parent line by line for its display."""
 
     def __init__(self, say: Callable[[str, Any], None]) -> None:
@@ -291,8 +292,8 @@ def serve(descriptor: str, module: str, *arguments: str) -> None:
 
     Args:
         descriptor: Number of the connection's descriptor.
-        module: As in `Child`.
-        arguments: As in `Child`.
+        module: As in `HelperProcess`.
+        arguments: As in `HelperProcess`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -308,10 +309,10 @@ def serve(descriptor: str, module: str, *arguments: str) -> None:
             connection.sendall(line)
 
     _catch_output(say)
-    sys.stdout = sys.stderr = _Printed(say)
+    sys.stdout = sys.stderr = _ForwardedOutput(say)
     try:
         with spare_modules():
-            answers: Answers = importlib.import_module(module).answers(*arguments)
+            answers: AnswerFunction = importlib.import_module(module).answers(*arguments)
     except Exception as error:
         say("failed", str(error))
         return

@@ -37,11 +37,11 @@ from lockstep.models.exact.probe import use_threads
 from lockstep.models.heads import LogitsHead
 from lockstep.models.precision import TORCH_TYPES, autocast
 from lockstep.models.source import ModelSource, open_source
-from lockstep.monitor.agreement import Certificate, Promise
+from lockstep.monitor.agreement import AgreementPromise, ExactnessCertificate
 from lockstep.monitor.options import AgreementSection
-from lockstep.objectives.tally import Tally
+from lockstep.objectives.tally import MismatchTally
 from lockstep.report.certificate import ReadCertificate
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.run.folder.certificate import write_certificate
 from lockstep.run.folder.files import find_standing
 from lockstep.samplers.backend import find_backend
@@ -56,7 +56,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrialSize:
     """The size of the test.
 
     Attributes:
@@ -81,12 +81,12 @@ class TypeFindings:
     """
 
     dtype: DType
-    tally: Tally = field(default_factory=Tally)
+    tally: MismatchTally = field(default_factory=MismatchTally)
     again: Counter[str] = field(default_factory=Counter)
     control: dict[str, Any] | None = None
 
 
-def certify(model: str, asked: Asked, out: Path | None) -> int:
+def certify(model: str, asked: TrialSize, out: Path | None) -> int:
     """Certifies a model: writes the certificate and prints a line.
 
     Args:
@@ -140,7 +140,7 @@ def certify(model: str, asked: Asked, out: Path | None) -> int:
 
 
 def _try(
-    folder: str, source: ModelSource, asked: Asked, exact: bool, progress: Progress
+    folder: str, source: ModelSource, asked: TrialSize, exact: bool, progress: RunProgress
 ) -> list[TypeFindings]:
     """Samples and scores in every way, and reports each dtype's tokens."""
     usual = Computation(device="cpu")
@@ -161,7 +161,7 @@ def _try(
             sampling = replace(
                 shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids
             )
-            trial = _Trial(lm, dtype, sampling, requests)
+            trial = _CertifyTrial(lm, dtype, sampling, requests)
             trial.compare(own, progress)
             if exact and sampling.divisor == 1.0:
                 own.control = trial.score_control(progress)
@@ -172,7 +172,7 @@ def _try(
     return found
 
 
-class _Trial:
+class _CertifyTrial:
     """Makes the comparisons of one dtype and distribution; samples on one thread first."""
 
     def __init__(
@@ -188,7 +188,7 @@ class _Trial:
         self._computation = Computation(device="cpu", dtype=dtype)
         self._batch = self._sample(range(len(requests)), len(requests), 1)
 
-    def compare(self, found: TypeFindings, progress: Progress) -> None:
+    def compare(self, found: TypeFindings, progress: RunProgress) -> None:
         """Makes all comparisons: several micro-batch sizes, batch sizes and orders."""
         many = max(2, torch.get_num_threads())
         for budget, threads, gradient in (
@@ -209,7 +209,7 @@ class _Trial:
                     self._batch.select(rows), self._sample(rows, size, threads)
                 )
 
-    def score_control(self, progress: Progress) -> dict[str, Any]:
+    def score_control(self, progress: RunProgress) -> dict[str, Any]:
         """Scores with one weight changed by one unit in the last place."""
         with progress.phase("control"), _nudge(self._lm, self._computation.dtype) as weight:
             tally = self._score(_ALL_TOKENS, 1, gradient=False)
@@ -223,7 +223,7 @@ class _Trial:
             sampler = backend.wrap(self._lm, section, self._computation)
             return sampler.generate([self._requests[row] for row in rows], self._sampling)
 
-    def _score(self, budget: int, threads: int, gradient: bool) -> Tally:
+    def _score(self, budget: int, threads: int, gradient: bool) -> MismatchTally:
         """Compares samples with their scores for a micro-batch size in tokens."""
         batch = self._batch
         head = LogitsHead(self._lm)
@@ -240,10 +240,10 @@ class _Trial:
                 parts.append(logprob.detach())
                 order += rows
         scored = restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
-        return Tally.of(scored, batch["sampler_logprob"], batch.mask, batch.lengths)
+        return MismatchTally.of(scored, batch["sampler_logprob"], batch.mask, batch.lengths)
 
 
-def _requests(source: ModelSource, asked: Asked) -> list[Request]:
+def _requests(source: ModelSource, asked: TrialSize) -> list[Request]:
     """Builds random prompts of uneven lengths that leave room for a response."""
     source.require_room("--max-tokens", asked.max_tokens + 1)
     room = source.context - asked.max_tokens
@@ -291,13 +291,17 @@ def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
             weight[place] = true
 
 
-def _judge(found: Sequence[TypeFindings], again: dict[str, int], reason: str | None) -> Certificate:
+def _judge(
+    found: Sequence[TypeFindings], again: dict[str, int], reason: str | None
+) -> ExactnessCertificate:
     """Determines the exactness level from all comparisons."""
     section = AgreementSection()
     bounds = [section.bound(own.dtype) for own in found]
     keeps = not any(own.tally.breaks(bound) for own, bound in zip(found, bounds, strict=True))
-    promise = Promise(max(bounds), keeps, "", reason is None, inexact=reason)
-    certificate = Certificate.of(sum((own.tally for own in found), Tally()), promise)
+    promise = AgreementPromise(max(bounds), keeps, "", reason is None, inexact=reason)
+    certificate = ExactnessCertificate.of(
+        sum((own.tally for own in found), MismatchTally()), promise
+    )
     if certificate.level != "E2":
         return certificate
     if again["changed"]:

@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import Field
 
 from lockstep.config import registry
-from lockstep.config.loading import Loaded, read_tree
+from lockstep.config.loading import LoadedRecipe, read_tree
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
-from lockstep.config.model_recipe import Command, weights_of
+from lockstep.config.model_recipe import ModelCommand, weights_of
 from lockstep.config.recipe import Recipe
-from lockstep.config.sampling import Penalties, RepeatedSampling, ResponseEnd, Sampling
+from lockstep.config.sampling import RepeatedSampling, ResponseEnd, Sampling, TokenPenalties
 from lockstep.config.section import rule
-from lockstep.config.sources import DataSection, ModelFolder, Paths, QuestionSection
+from lockstep.config.sources import DataPaths, DataSection, ModelFolder, QuestionSection
 from lockstep.data.ranked_options import RankedSection
 from lockstep.environments.options import EnvironmentSection
 from lockstep.inference.run_options import ResultsRun
@@ -28,7 +28,7 @@ from lockstep.system.paths import expand
 class EvalData(QuestionSection):
     """The rows of an evaluation."""
 
-    validation: Paths = Field(description="evaluation file, or a list of files")
+    validation: DataPaths = Field(description="evaluation file, or a list of files")
 
     @property
     def in_order(self) -> DataSection:
@@ -36,7 +36,7 @@ class EvalData(QuestionSection):
         return self.as_data(self.validation, self.answer, self.max_validation_samples)
 
 
-class Greedy(Penalties, ResponseEnd):
+class GreedySampling(TokenPenalties, ResponseEnd):
     """Greedy decoding: one response per question."""
 
     @property
@@ -58,7 +58,7 @@ class EvalRecipe(Recipe):
     environment: EnvironmentSection | None = Field(
         default=None, description="environment that replies to responses until the episode ends"
     )
-    greedy: Greedy | None = Field(default=None, description="null: no greedy responses")
+    greedy: GreedySampling | None = Field(default=None, description="null: no greedy responses")
     sampling: RepeatedSampling | None = Field(
         default=None, description="null: no sampled responses"
     )
@@ -137,10 +137,10 @@ def eval_recipe(
     overrides: Sequence[str] = (),
     recipe: str | None = None,
     folder: str | None = None,
-) -> Loaded:
+) -> LoadedRecipe:
     """Resolves an evaluation of a model's answers, or of a judge if the recipe has one.
 
-    The reward or judge can come from a run. Arguments and errors: `Command.resolve`; a judge's
+    The reward or judge can come from a run. Arguments and errors: `ModelCommand.resolve`; a judge's
     model can be a server's address, `http://…/v1`.
     """
     if (
@@ -165,7 +165,8 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
     validation = tree.get("validation_sampling")
     if validation is not None:
         sampled, greedy = (
-            {name: validation[name] for name in kind.model_fields} for kind in (Sampling, Greedy)
+            {name: validation[name] for name in kind.model_fields}
+            for kind in (Sampling, GreedySampling)
         )
         return {"greedy": greedy, "sampling": sampled if sampled["temperature"] else greedy}
     if room is None:
@@ -173,7 +174,7 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
     return {"greedy": room, "sampling": room}
 
 
-_EVAL = Command(
+_EVAL = ModelCommand(
     "eval",
     EvalRecipe,
     "eval_gsm8k",
@@ -200,7 +201,7 @@ def _no_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str,
     return {}
 
 
-_EVAL_JUDGE = Command(
+_EVAL_JUDGE = ModelCommand(
     "eval",
     EvalJudgeRecipe,
     "eval_judge",

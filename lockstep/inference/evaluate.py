@@ -1,6 +1,6 @@
 """`lockstep eval`: runs an evaluation and writes a folder with responses and metrics.
 
-    samples.jsonl   one graded response per line, with its setting (`rollouts.evaluation.Sample`)
+    samples.jsonl   one graded response per line with its setting (`GradedSample`)
     results.json    metrics with intervals, computed only from the samples
     recipe.yaml     every option
     inputs.json, environment.json   digests of model and data, versions and machine
@@ -25,26 +25,26 @@ from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cluster.judges import judge_answers, open_judge_reward
 from lockstep.cluster.sampler_pool import nearest
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.cluster.workers import Workers, workers_of
+from lockstep.cluster.workers import WorkerPool, workers_of
 from lockstep.config.hub import fetch_names
-from lockstep.config.loading import Loaded
-from lockstep.core.metrics import Mean, Metrics, Reduction, Sum
+from lockstep.config.loading import LoadedRecipe
+from lockstep.core.metrics import Mean, MetricReduction, Metrics, Sum
 from lockstep.core.types import Prompt, SamplingParams
 from lockstep.inference.eval_recipe import EvalRecipe
 from lockstep.inference.results import cut_to_blocks, leave_on_stop, results_of
-from lockstep.judge.asking import Answering
+from lockstep.judge.asking import JudgeModel
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build as build_reward
 from lockstep.rewards.options import RewardJudge
 from lockstep.rewards.row_rules import rule_of
-from lockstep.rollouts.evaluation import Grading, Sample, grading, lengths, sample_answers
+from lockstep.rollouts.evaluation import GradedSample, GradingRule, grading, lengths, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder.files import write_once
-from lockstep.run.stop import Stop, heed_signals
+from lockstep.run.stop import StopRequests, heed_signals
 from lockstep.system.printable import print_text
 from lockstep.system.records import check_shape
 from lockstep.system.whole_files import append
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Setting:
+class EvalSetting:
     """A way to answer every question.
 
     Attributes:
@@ -70,10 +70,10 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Block:
+class QuestionBlock:
     """Questions `start` … `start + count − 1`, answered in one setting."""
 
-    setting: Setting
+    setting: EvalSetting
     start: int
     count: int
 
@@ -98,16 +98,16 @@ class SampleLog:
         ValueError: A line is not a sample.
     """
 
-    def __init__(self, path: Path, blocks: Sequence[Block]) -> None:
+    def __init__(self, path: Path, blocks: Sequence[QuestionBlock]) -> None:
         self._path = path
         self.blocks = blocks
-        self.samples: dict[str, list[Sample]] = {block.setting.name: [] for block in blocks}
+        self.samples: dict[str, list[GradedSample]] = {block.setting.name: [] for block in blocks}
         self.judging = {name: Metrics() for name in self.samples}
         self.done = cut_to_blocks(path, (block.responses for block in blocks))
         if self.done:
             self._read()
 
-    def add(self, samples: Sequence[Sample], judging: Metrics) -> None:
+    def add(self, samples: Sequence[GradedSample], judging: Metrics) -> None:
         """Appends the next complete block with metrics of judges."""
         setting = self.blocks[self.done].setting.name
         rows = [{"setting": setting, **asdict(sample)} for sample in samples]
@@ -126,7 +126,7 @@ class SampleLog:
         lines = enumerate(self._path.read_bytes().splitlines(), start=1)
         for block in self.blocks[: self.done]:
             own = list(islice(lines, block.responses))
-            self.samples[block.setting.name] += [self._parse(Sample, *line) for line in own]
+            self.samples[block.setting.name] += [self._parse(GradedSample, *line) for line in own]
             end = self._parse(_BlockEnd, *own[-1])
             self.judging[block.setting.name] += {
                 name: _read_sums(sums) for name, sums in end.judging.items()
@@ -137,7 +137,7 @@ class SampleLog:
         return check_shape(line, shape, refusal, "remove the file to start over")
 
 
-def _write_sums(name: str, reduction: Reduction) -> list[float]:
+def _write_sums(name: str, reduction: MetricReduction) -> list[float]:
     match reduction:
         case Mean(total, count):
             return [float(total), float(count)]
@@ -153,7 +153,7 @@ def _read_sums(sums: Sequence[float]) -> Mean | Sum:
     return Mean(*sums)
 
 
-def evaluate(loaded: Loaded) -> Path:
+def evaluate(loaded: LoadedRecipe) -> Path:
     """Answers and grades all remaining questions, and prints the metrics.
 
     Returns:
@@ -177,7 +177,7 @@ def evaluate(loaded: Loaded) -> Path:
     return folder
 
 
-def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
+def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[EvalSetting]:
     """Yields the recipe's settings if the model supports their lengths."""
     greedy = recipe.greedy
     sampled = recipe.sampling
@@ -192,15 +192,15 @@ def _settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[Setting]:
                 f"data.max_prompt_tokens + {name}.max_tokens", longest + section.max_tokens
             )
     if greedy is not None:
-        yield Setting("greedy", source.sampling(greedy.sampling), 1, (1,))
+        yield EvalSetting("greedy", source.sampling(greedy.sampling), 1, (1,))
     if sampled is not None:
         grading(recipe.reward, recipe.environment).require_passes(sampled, "sampling")
-        yield Setting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
+        yield EvalSetting("sampled", source.sampling(sampled), sampled.num_samples, sampled.ks)
 
 
 def _examine(
     recipe: EvalRecipe,
-    settings: Sequence[Setting],
+    settings: Sequence[EvalSetting],
     source: ModelSource,
     folder: Path,
     started: Callable[[], None],
@@ -252,30 +252,32 @@ def _examine(
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
-def _judges(recipe: EvalRecipe, folder: Path, progress: Progress, workers: Workers) -> OpenJudge:
+def _judges(
+    recipe: EvalRecipe, folder: Path, progress: RunProgress, workers: WorkerPool
+) -> OpenJudge:
     """Opens judges that cache their replies in the results folder."""
 
-    def answer(section: RewardJudge, key: str) -> Answering:
+    def answer(section: RewardJudge, key: str) -> JudgeModel:
         return judge_answers(section, recipe.learner, progress, workers, key)
 
     return lambda section, key: open_judge_reward(section, key, folder, recipe.seed, answer)
 
 
-def _blocks(settings: Sequence[Setting], questions: int, size: int) -> Iterator[Block]:
+def _blocks(settings: Sequence[EvalSetting], questions: int, size: int) -> Iterator[QuestionBlock]:
     for setting in settings:
         for start in range(0, questions, size):
-            yield Block(setting, start, min(size, questions - start))
+            yield QuestionBlock(setting, start, min(size, questions - start))
 
 
 def _answer(
     log: SampleLog,
     prompts: Sequence[Prompt],
     collector: RolloutCollector,
-    graded: Grading,
-    progress: Progress,
+    graded: GradingRule,
+    progress: RunProgress,
 ) -> None:
     """Answers the blocks that are missing in the log."""
-    stop = Stop(None)
+    stop = StopRequests(None)
     if log.done:
         progress.note(f"resumes after step {log.done}")
     with heed_signals(stop, progress.note):
@@ -296,7 +298,7 @@ def _answer(
                 leave_on_stop(stop, f"step {log.done}")
 
 
-def _results(setting: Setting, log: SampleLog, graded: Grading) -> dict[str, Any]:
+def _results(setting: EvalSetting, log: SampleLog, graded: GradingRule) -> dict[str, Any]:
     samples = log.samples[setting.name]
     figures = graded.figures(samples, setting.ks)
     return {

@@ -21,26 +21,26 @@ from lockstep.cluster.judges import judge_answers
 from lockstep.cluster.workers import workers_of
 from lockstep.config import SamplerSection
 from lockstep.config.hub import fetch_names
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe, read_ranked
-from lockstep.data.rows import Skipped
+from lockstep.data.rows import SkippedRows
 from lockstep.inference.eval_recipe import EvalJudgeRecipe
 from lockstep.inference.results import find_missing, leave_on_stop, results_of
-from lockstep.judge.agreement import Assessment, assess, describe_agreement
+from lockstep.judge.agreement import PromptAssessment, assess, describe_agreement
 from lockstep.judge.build import pair_judge, score_judge
-from lockstep.judge.judge import Judge
-from lockstep.judge.verdicts import Winner
+from lockstep.judge.judge import LLMJudge
+from lockstep.judge.verdicts import PairWinner
 from lockstep.report.evaluation import JUDGEMENTS, RESULTS, judge_table
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.run.folder.files import write_once
-from lockstep.run.stop import Stop, heed_signals
+from lockstep.run.stop import StopRequests, heed_signals
 from lockstep.system.printable import print_text
 from lockstep.system.records import check_shape
 from lockstep.system.whole_files import append
 
 
-def evaluate_judge(loaded: Loaded) -> Path:
+def evaluate_judge(loaded: LoadedRecipe) -> Path:
     """Judges all remaining prompts, and prints the judge's agreement with people.
 
     Returns:
@@ -67,7 +67,7 @@ def evaluate_judge(loaded: Loaded) -> Path:
 
 def _judge(
     recipe: EvalJudgeRecipe,
-    read: tuple[list[RankedResponses], Skipped],
+    read: tuple[list[RankedResponses], SkippedRows],
     folder: Path,
     started: Callable[[], None],
 ) -> None:
@@ -88,7 +88,8 @@ def _judge(
                 _write(ranked, missing, log, (scorer, comparer), progress)
     wrong = f"{log} is not a valid Lockstep file"
     found = [
-        check_shape(line, Assessment, wrong, "remove it") for line in log.read_bytes().splitlines()
+        check_shape(line, PromptAssessment, wrong, "remove it")
+        for line in log.read_bytes().splitlines()
     ]
     who = _who(recipe)
     data = ", ".join(map(str, files_of(recipe.data.ranked).paths))
@@ -102,15 +103,15 @@ def _write(
     ranked: Sequence[RankedResponses],
     missing: Sequence[range],
     log: Path,
-    judges: tuple[Judge[float], Judge[Winner] | None],
-    progress: Progress,
+    judges: tuple[LLMJudge[float], LLMJudge[PairWinner] | None],
+    progress: RunProgress,
 ) -> None:
     """Judges the missing blocks, given by prompt indices.
 
     Raises:
         Stopped: If a stop was requested; the current block is finished first.
     """
-    stop = Stop(None)
+    stop = StopRequests(None)
     if missing[0].start:
         progress.note(f"resumes: responses to {missing[0].start} prompts are already judged")
     with heed_signals(stop, progress.note):

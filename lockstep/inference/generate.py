@@ -20,23 +20,23 @@ from typing import Any
 
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import files_of, open_prompts
-from lockstep.cluster.sampler_pool import Block, SamplerPool, processes
+from lockstep.cluster.sampler_pool import RequestBlock, SamplerPool, processes
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.cluster.workers import Workers, workers_of
+from lockstep.cluster.workers import WorkerPool, workers_of
 from lockstep.config.hub import fetch_names
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.data.rows import DataError
 from lockstep.data.templates import as_written
 from lockstep.inference.generate_recipe import GenerateRecipe
 from lockstep.inference.results import find_missing, leave_on_stop, results_of
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.rollouts.rollout import requests_of
 from lockstep.run.folder.files import write_once
-from lockstep.run.stop import Stop, heed_signals
+from lockstep.run.stop import StopRequests, heed_signals
 from lockstep.system.printable import print_text
 from lockstep.system.whole_files import append
 
@@ -44,7 +44,7 @@ GENERATIONS = "generations.jsonl"
 SUMMARY = "summary.json"
 
 
-def generate(loaded: Loaded) -> Path:
+def generate(loaded: LoadedRecipe) -> Path:
     """Answers all remaining prompts.
 
     Returns:
@@ -107,7 +107,7 @@ def _make(
 
 
 def _open_samplers(
-    recipe: GenerateRecipe, source: ModelSource, progress: Progress, workers: Workers
+    recipe: GenerateRecipe, source: ModelSource, progress: RunProgress, workers: WorkerPool
 ) -> SamplerPool:
     """Opens samplers in separate processes, so that bits do not depend on their number."""
     computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
@@ -119,17 +119,17 @@ def _answer(
     recipe: GenerateRecipe,
     source: ModelSource,
     samplers: SamplerPool,
-    prompts: Prompts,
+    prompts: PromptRows,
     missing: Sequence[range],
     log: Path,
-    progress: Progress,
+    progress: RunProgress,
 ) -> None:
     """Answers the missing blocks, given by prompt indices, and logs them in order.
 
     Raises:
         Stopped: If a stop was requested; the blocks in flight are finished first.
     """
-    stop = Stop(None)
+    stop = StopRequests(None)
     answered = missing[0].start
     if answered:
         progress.note(f"resumes: {answered} prompts are already answered")
@@ -137,7 +137,7 @@ def _answer(
     waiting: dict[int, str] = {}
     written = 0
 
-    def read_blocks() -> Iterator[Block]:
+    def read_blocks() -> Iterator[RequestBlock]:
         for number, places in enumerate(missing):
             if stop.check_after_step() is not None:
                 return

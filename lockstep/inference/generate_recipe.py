@@ -7,20 +7,20 @@ from typing import Any
 
 from pydantic import Field, PositiveInt
 
-from lockstep.config.loading import Loaded, RecipeError
+from lockstep.config.loading import LoadedRecipe, RecipeError
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
-from lockstep.config.model_recipe import Command
+from lockstep.config.model_recipe import ModelCommand
 from lockstep.config.recipe import Recipe
 from lockstep.config.sampling import Sampling
 from lockstep.config.section import rule
-from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
+from lockstep.config.sources import DataPaths, DataSection, ModelFolder, PromptSection
 from lockstep.inference.run_options import ResultsRun
 
 
 class GenerateData(PromptSection):
     """The rows of a generation."""
 
-    prompts: Paths = Field(
+    prompts: DataPaths = Field(
         description="data file, or a list of files: JSONL (also .gz), a JSON list, Parquet"
     )
     max_prompts: PositiveInt | None = Field(default=None, description="maximum number of rows")
@@ -73,8 +73,8 @@ def generate_recipe(
     overrides: Sequence[str] = (),
     recipe: str | None = None,
     folder: str | None = None,
-) -> Loaded:
-    """Resolves a generation. Arguments and errors: `Command.resolve`."""
+) -> LoadedRecipe:
+    """Resolves a generation. Arguments and errors: `ModelCommand.resolve`."""
     return _GENERATE.resolve(model, data, overrides, recipe, folder)
 
 
@@ -97,6 +97,6 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
     return {"sampling": sampling}
 
 
-_GENERATE = Command(
+_GENERATE = ModelCommand(
     "generate", GenerateRecipe, "generate", "prompts", ("seed", "sampler"), PromptSection, _sampling
 )

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.run.folder.files import require_writable, write_once
-from lockstep.run.folder.identity import ChangedError, Identity, differences, inputs
+from lockstep.run.folder.identity import ChangedError, RunIdentity, differences, inputs
 from lockstep.run.folder.opening import open_run
-from lockstep.run.stop import Stop, Stopped
+from lockstep.run.stop import StoppedRun, StopRequests
 from lockstep.system.records import is_file, read_record
 
 _INPUTS = "inputs.json"
 
 
 @dataclass(frozen=True)
-class Results:
+class ResultsFolder:
     """A folder for the results of a recipe.
 
     Attributes:
@@ -31,9 +31,9 @@ class Results:
         inputs: Everything that the results depend on.
     """
 
-    loaded: Loaded
+    loaded: LoadedRecipe
     folder: Path
-    inputs: Identity
+    inputs: RunIdentity
 
     @contextmanager
     def open(self) -> Iterator[Callable[[], None]]:
@@ -52,8 +52,8 @@ class Results:
 
 
 def results_of(
-    loaded: Loaded, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str
-) -> Results:
+    loaded: LoadedRecipe, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str
+) -> ResultsFolder:
     """Chooses the results folder: `run.folder`, or a folder in `root` named by a hash.
 
     Args:
@@ -80,7 +80,7 @@ def results_of(
             + "\n  ".join(changed)
             + "\nchoose a different folder with --out, or remove it"
         )
-    return Results(loaded, folder, now)
+    return ResultsFolder(loaded, folder, now)
 
 
 def cut_to_blocks(log: Path, sizes: Iterable[int]) -> int:
@@ -110,14 +110,14 @@ def find_missing(log: Path, count: int, size: int) -> list[range]:
     return blocks[cut_to_blocks(log, map(len, blocks)) :]
 
 
-def leave_on_stop(stop: Stop, done: str) -> None:
+def leave_on_stop(stop: StopRequests, done: str) -> None:
     """Raises Stopped if a stop was requested; `done` describes the finished work."""
     why = stop.check_after_step()
     if why is not None:
         reason, code = why
-        raise Stopped(f"stopped after {done}: {reason}; rerun the command to resume", code)
+        raise StoppedRun(f"stopped after {done}: {reason}; rerun the command to resume", code)
 
 
-def _differences(noted: Path, now: Identity) -> list[str]:
+def _differences(noted: Path, now: RunIdentity) -> list[str]:
     cure = "choose a different folder with --out, or remove this one"
     return differences(read_record(noted, dict[str, Any], cure), now)

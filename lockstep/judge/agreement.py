@@ -1,8 +1,8 @@
 """Agreement of a judge with people on ranked responses, by scores or by pairs in both orders.
 
-The result of a prompt is an `Assessment`, plain data that can be stored in a file; metrics are
-computed only from assessments, so also from the file. Judgments without a verdict are counted and
-left out of other metrics.
+The result of a prompt is an `PromptAssessment`, plain data that can be stored in a file; metrics
+are computed only from assessments, so also from the file. Judgments without a verdict are counted
+and left out of other metrics.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from lockstep.data.ranked import RankedResponses
 from lockstep.judge.build import pair_case, response_case
-from lockstep.judge.judge import Judge, Judged, Judgement, mean_score
-from lockstep.judge.verdicts import CAUSES, Winner
-from lockstep.objectives.estimates import Estimate, mean, share
+from lockstep.judge.judge import CaseJudgments, JudgeReply, LLMJudge, mean_score
+from lockstep.judge.verdicts import CAUSES, PairWinner
+from lockstep.objectives.estimates import MeanEstimate, mean, share
 from lockstep.objectives.ranking import (
     decide_pairs,
     exact_match,
@@ -28,8 +28,8 @@ from lockstep.objectives.ranking import (
     top_is_best,
 )
 
-Figures = dict[str, Estimate]
-Decision = tuple[float, int]
+AgreementFigures = dict[str, MeanEstimate]
+PairDecision = tuple[float, int]
 """The judge's decision on two responses that people rank differently.
 
 1 if it agrees with people, 0 if not, ½ for a tie; and the length difference, in characters, of the
@@ -38,7 +38,7 @@ response that people prefer.
 
 
 @dataclass(frozen=True)
-class Said:
+class StoredJudgment:
     """One judgment in stored form.
 
     Attributes:
@@ -55,16 +55,16 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairComparison:
     """Two responses, by number from 0, in the order shown to the judge."""
 
     first: int
     second: int
-    said: Said
+    said: StoredJudgment
 
 
 @dataclass(frozen=True)
-class Assessment:
+class PromptAssessment:
     """A judge's judgments of the responses to one prompt.
 
     Attributes:
@@ -82,10 +82,10 @@ class Assessment:
     responses: tuple[str, ...]
     ranks: tuple[float, ...]
     scores: tuple[float | None, ...]
-    judgements: tuple[tuple[Said, ...], ...]
-    pairs: tuple[Comparison, ...]
+    judgements: tuple[tuple[StoredJudgment, ...], ...]
+    pairs: tuple[PairComparison, ...]
 
-    def decide(self, pair: Comparison) -> Decision:
+    def decide(self, pair: PairComparison) -> PairDecision:
         """The decision of a comparison with a verdict."""
         better, worse = sorted((pair.first, pair.second), key=self.ranks.__getitem__)
         return float(pair.said.verdict == better), len(self.responses[better]) - len(
@@ -94,8 +94,10 @@ class Assessment:
 
 
 def assess(
-    ranked: Sequence[RankedResponses], scorer: Judge[float], comparer: Judge[Winner] | None
-) -> list[Assessment]:
+    ranked: Sequence[RankedResponses],
+    scorer: LLMJudge[float],
+    comparer: LLMJudge[PairWinner] | None,
+) -> list[PromptAssessment]:
     """Scores all responses with a judge and, with a comparer, compares them."""
     cases = [
         response_case(one.conversation, response, (one.id, number))
@@ -112,10 +114,10 @@ def assess(
         for first, second in own
     ]
     compared = iter([] if comparer is None else comparer(cases))
-    found: list[Assessment] = []
+    found: list[PromptAssessment] = []
     for one, own in zip(ranked, orders, strict=True):
         judged = [next(scored) for _ in one.responses]
-        assessment = Assessment(
+        assessment = PromptAssessment(
             id=one.id,
             conversation=tuple(dict(message) for message in one.conversation),
             responses=one.responses,
@@ -139,20 +141,22 @@ def _orders(ranks: Sequence[float]) -> list[tuple[int, int]]:
     return [order for a, b in pairs for order in ((a, b), (b, a))]
 
 
-def _build_comparison(first: int, second: int, judged: Judged[Winner]) -> Comparison:
+def _build_comparison(first: int, second: int, judged: CaseJudgments[PairWinner]) -> PairComparison:
     [judgement] = judged.judgements
     numbers = {"A": float(first), "B": float(second), None: None}
-    return Comparison(
+    return PairComparison(
         first, second, _build_said(judged, judgement, numbers[judgement.verdict.value])
     )
 
 
-def _build_said(judged: Judged[Any], judgement: Judgement[Any], verdict: float | None) -> Said:
+def _build_said(
+    judged: CaseJudgments[Any], judgement: JudgeReply[Any], verdict: float | None
+) -> StoredJudgment:
     reply = None if judgement.answer is None else judgement.answer.text
-    return Said(verdict, judgement.verdict.cause, reply, judged.shortened)
+    return StoredJudgment(verdict, judgement.verdict.cause, reply, judged.shortened)
 
 
-def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
+def score_figures(assessments: Sequence[PromptAssessment], top: float) -> AgreementFigures:
     """Agreement of scores, averaged over prompts, with 95 % intervals.
 
     Args:
@@ -160,7 +164,7 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
         top: The highest score of the scale.
     """
     ranked: list[tuple[list[float], list[float]]] = []
-    decisions: list[list[Decision]] = []
+    decisions: list[list[PairDecision]] = []
     for one in assessments:
         known = [place for place, score in enumerate(one.scores) if score is not None]
         ranks = [one.ranks[place] for place in known]
@@ -185,14 +189,14 @@ def score_figures(assessments: Sequence[Assessment], top: float) -> Figures:
     }
 
 
-def pair_figures(assessments: Sequence[Assessment]) -> Figures:
+def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
     """Agreement of pairwise comparisons with 95 % intervals, and the influence of order.
 
     `first_preferred` is the share of verdicts for the response shown first; `consistent` is the
     share of pairs with two verdicts for the same response, and `consistent_accuracy` is the
     accuracy on those pairs.
     """
-    decisions: list[list[Decision]] = []
+    decisions: list[list[PairDecision]] = []
     firsts: list[list[bool]] = []
     twice: list[list[tuple[float, float]]] = []
     for one in assessments:
@@ -213,7 +217,7 @@ def pair_figures(assessments: Sequence[Assessment]) -> Figures:
     }
 
 
-def _common(decisions: Sequence[Sequence[Decision]]) -> Figures:
+def _common(decisions: Sequence[Sequence[PairDecision]]) -> AgreementFigures:
     """Accuracy and its dependence on length."""
     judge = [longer_preferred(own) for own in decisions]
     people = [longer_preferred([(1.0, excess) for _, excess in own]) for own in decisions]
@@ -237,7 +241,7 @@ def _averages(values: Iterable[Sequence[float]]) -> list[float]:
 def describe_agreement(
     judge: str,
     data: str,
-    found: Sequence[Assessment],
+    found: Sequence[PromptAssessment],
     skipped_rows: int,
     top: float,
     compares: bool,
@@ -269,7 +273,7 @@ def describe_agreement(
     }
 
 
-def _way(figures: Figures, said: Sequence[Said]) -> dict[str, Any]:
+def _way(figures: AgreementFigures, said: Sequence[StoredJudgment]) -> dict[str, Any]:
     """Metrics, with None for NaN (JSON has no NaN), and counts of judgments."""
     plain = {
         name: {key: value if value == value else None for key, value in asdict(figure).items()}

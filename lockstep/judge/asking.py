@@ -13,19 +13,19 @@ from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.data import messages
-from lockstep.data.messages import Message
+from lockstep.data.messages import ChatMessage
 from lockstep.data.prompts import token_ids
 from lockstep.data.thoughts import decode_marked, opening_mark
 from lockstep.judge.templates import control_tokens, escaping
 
-Conversation = Sequence[Message]
+ChatConversation = Sequence[ChatMessage]
 
 _TAIL = 16
 """Number of tokens at the end of a question that can hold the mark of a thought."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """A reply to a question.
 
     Attributes:
@@ -42,20 +42,20 @@ class Answer:
     tokens: tuple[int, ...] | None = None
 
 
-class Answering(Protocol):
+class JudgeModel(Protocol):
     """Answers conversations: the policy, another model, or a server."""
 
     def escape(self, text: str) -> str:
         """Escapes control tokens in text from models and users."""
         ...
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
         """Number of excess tokens of each conversation; 0 if it fits or if unknown."""
         ...
 
     def answers(
-        self, conversations: Sequence[Conversation], keys: Sequence[int]
-    ) -> list[Answer | None]:
+        self, conversations: Sequence[ChatConversation], keys: Sequence[int]
+    ) -> list[ModelAnswer | None]:
         """Replies to each conversation; None if there is no reply.
 
         Args:
@@ -65,12 +65,12 @@ class Answering(Protocol):
         ...
 
 
-Generate = Callable[[Sequence[Request], SamplingParams], Batch]
+GenerateFunction = Callable[[Sequence[Request], SamplingParams], Batch]
 """The method `generate` of a `Sampler` or an open `SamplerSession`."""
 
 
 @dataclass(frozen=True)
-class Reader:
+class ConversationEncoder:
     """The tokenizer and template that a model uses for conversations.
 
     Attributes:
@@ -101,16 +101,16 @@ class Reader:
             messages.require_template(self.tokenizer, self.template_args, self.section)
         object.__setattr__(self, "escaped", escaping(control_tokens(self.tokenizer)))
 
-    def tokens(self, conversations: Sequence[Conversation]) -> list[list[int]]:
+    def tokens(self, conversations: Sequence[ChatConversation]) -> list[list[int]]:
         """Token ids up to the beginning of the reply."""
         texts = [self._text(conversation) for conversation in conversations]
         return token_ids(self.tokenizer, texts, add_special_tokens=not self.chat)
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
-        """Counts excess tokens; see `Answering`."""
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
+        """Counts excess tokens; see `JudgeModel`."""
         return [max(0, len(ids) - self.max_prompt_tokens) for ids in self.tokens(conversations)]
 
-    def _text(self, conversation: Conversation) -> str:
+    def _text(self, conversation: ChatConversation) -> str:
         if self.chat:
             try:
                 return messages.render_prompt(conversation, self.tokenizer, self.template_args)
@@ -124,7 +124,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class SamplerAnswers:
-    """A sampler that answers questions; implements `Answering`.
+    """A sampler that answers questions; implements `JudgeModel`.
 
     Attributes:
         generate: Samples the replies.
@@ -132,19 +132,19 @@ class SamplerAnswers:
         sampling: The sampling distribution of replies.
     """
 
-    generate: Generate
-    reader: Reader
+    generate: GenerateFunction
+    reader: ConversationEncoder
     sampling: SamplingParams
 
     def escape(self, text: str) -> str:
         return self.reader.escaped(text)
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return self.reader.excesses(conversations)
 
     def answers(
-        self, conversations: Sequence[Conversation], keys: Sequence[int]
-    ) -> list[Answer | None]:
+        self, conversations: Sequence[ChatConversation], keys: Sequence[int]
+    ) -> list[ModelAnswer | None]:
         if not conversations:
             return []
         prompts = [tuple(ids) for ids in self.reader.tokens(conversations)]
@@ -162,13 +162,13 @@ class SamplerAnswers:
             for ids, sequence, mask, cut in rows
         ]
 
-    def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> Answer:
+    def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> ModelAnswer:
         said = drawn if cut else self.sampling.drop_stop(drawn)
         if self.reader.chat:
             end = self.reader.tokenizer.decode(list(asked[-_TAIL:]))
         else:
             end = ""
         opened = opening_mark(str(end))
-        return Answer(
+        return ModelAnswer(
             opened + decode_marked(self.reader.tokenizer, said), not cut, asked, tuple(drawn)
         )

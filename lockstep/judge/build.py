@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from lockstep.data.thoughts import drop_thought
-from lockstep.judge.asking import Answering, Conversation
-from lockstep.judge.judge import Case, Judge
+from lockstep.judge.asking import ChatConversation, JudgeModel
+from lockstep.judge.judge import JudgeCase, LLMJudge
 from lockstep.judge.options import AskedSection, ComparisonSection, JudgeSection, MetaJudgeSection
 from lockstep.judge.templates import (
     ADDITIVE,
@@ -16,25 +16,25 @@ from lockstep.judge.templates import (
     PAIR_FIELDS,
     PAIRWISE,
     SCORE_FIELDS,
-    Template,
+    JudgeTemplate,
 )
-from lockstep.judge.verdicts import ScoreParser, Winner, WinnerParser
+from lockstep.judge.verdicts import PairWinner, ScoreParser, WinnerParser
 
 
 def score_judge(
-    section: JudgeSection, answering: Answering, seed: int, key: str = "judge"
-) -> Judge[float]:
+    section: JudgeSection, answering: JudgeModel, seed: int, key: str = "judge"
+) -> LLMJudge[float]:
     """A judge that scores responses (`response_case`); `key` is its section's, for messages.
 
     Raises:
         ValueError: The template does not have the required fields.
     """
-    template = Template(
+    template = JudgeTemplate(
         ADDITIVE if section.template is None else section.template, SCORE_FIELDS, f"{key}.template"
     )
     parser = score_parser(section)
     draws = section.num_evals_to_average
-    return Judge(answering, template, parser, ("response",), section, draws, seed, "judge", key)
+    return LLMJudge(answering, template, parser, ("response",), section, draws, seed, "judge", key)
 
 
 def score_parser(section: JudgeSection) -> ScoreParser:
@@ -45,49 +45,49 @@ def score_parser(section: JudgeSection) -> ScoreParser:
 
 
 def pair_judge(
-    comparison: ComparisonSection, asked: AskedSection, answering: Answering, seed: int
-) -> Judge[Winner]:
+    comparison: ComparisonSection, asked: AskedSection, answering: JudgeModel, seed: int
+) -> LLMJudge[PairWinner]:
     """A judge that compares two responses (`pair_case`), with the settings in `asked`.
 
     Raises:
         ValueError: As `score_judge`.
     """
-    template = Template(
+    template = JudgeTemplate(
         PAIRWISE if comparison.template is None else comparison.template,
         PAIR_FIELDS,
         "pairs.template",
     )
     parser = WinnerParser(comparison.winner_pattern)
-    return Judge(answering, template, parser, PAIR_FIELDS[1:], asked, 1, seed, "pairs", "judge")
+    return LLMJudge(answering, template, parser, PAIR_FIELDS[1:], asked, 1, seed, "pairs", "judge")
 
 
-def meta_judge(section: MetaJudgeSection, answering: Answering, seed: int) -> Judge[Winner]:
+def meta_judge(section: MetaJudgeSection, answering: JudgeModel, seed: int) -> LLMJudge[PairWinner]:
     """A judge that compares two judgments (`meta_case`).
 
     Raises:
         ValueError: As `score_judge`.
     """
-    template = Template(
+    template = JudgeTemplate(
         META if section.template is None else section.template, META_FIELDS, "meta_judge.template"
     )
     parser = WinnerParser(section.winner_pattern)
-    return Judge(
+    return LLMJudge(
         answering, template, parser, ("response",), section, 1, seed, "meta_judge", "meta_judge"
     )
 
 
 def response_case(
-    conversation: Conversation, response: str, key: tuple[int | str, ...], prompt: str = ""
-) -> Case:
+    conversation: ChatConversation, response: str, key: tuple[int | str, ...], prompt: str = ""
+) -> JudgeCase:
     """A response to score."""
-    return Case(conversation, {"response": drop_thought(response, prompt)}, key)
+    return JudgeCase(conversation, {"response": drop_thought(response, prompt)}, key)
 
 
 def pair_case(
-    conversation: Conversation, first: str, second: str, key: tuple[int | str, ...]
-) -> Case:
+    conversation: ChatConversation, first: str, second: str, key: tuple[int | str, ...]
+) -> JudgeCase:
     """Two responses to compare, A first."""
-    return Case(
+    return JudgeCase(
         conversation,
         dict(zip(PAIR_FIELDS[1:], map(drop_thought, (first, second)), strict=True)),
         key,
@@ -95,13 +95,13 @@ def pair_case(
 
 
 def meta_case(
-    conversation: Conversation,
+    conversation: ChatConversation,
     response: str,
     first: str,
     second: str,
     key: tuple[int | str, ...],
     prompt: str = "",
-) -> Case:
+) -> JudgeCase:
     """Two judgments of a response to compare, A first, without thoughts and scores."""
     texts = drop_thought(response, prompt), first, second
-    return Case(conversation, dict(zip(META_FIELDS[1:], texts, strict=True)), key)
+    return JudgeCase(conversation, dict(zip(META_FIELDS[1:], texts, strict=True)), key)

@@ -16,10 +16,17 @@ from typing import Generic
 from lockstep.core import keyed
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Mean, Metrics, Sum
-from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.judge.asking import ChatConversation, JudgeModel, ModelAnswer
 from lockstep.judge.options import AskedSection
-from lockstep.judge.templates import Template, as_text
-from lockstep.judge.verdicts import CAUSES, UNANSWERED, Cause, Parser, V, Verdict
+from lockstep.judge.templates import JudgeTemplate, as_text
+from lockstep.judge.verdicts import (
+    CAUSES,
+    UNANSWERED,
+    JudgeVerdict,
+    NoVerdictCause,
+    V,
+    VerdictParser,
+)
 
 CUT_OFF = " […]"
 """Marker at the end of a truncated text."""
@@ -35,7 +42,7 @@ class JudgeError(InputError):
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgeCase:
     """A case to judge.
 
     Attributes:
@@ -45,21 +52,21 @@ class Case:
             the case across runs, such as step, row and sample.
     """
 
-    conversation: Conversation
+    conversation: ChatConversation
     texts: Mapping[str, str]
     key: tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
-class Judgement(Generic[V]):
+class JudgeReply(Generic[V]):
     """A judge's reply and its verdict; no reply if it was not asked or did not answer."""
 
-    verdict: Verdict[V]
-    answer: Answer | None = None
+    verdict: JudgeVerdict[V]
+    answer: ModelAnswer | None = None
 
 
 @dataclass(frozen=True)
-class Judged(Generic[V]):
+class CaseJudgments(Generic[V]):
     """All judgments of one case.
 
     Attributes:
@@ -67,7 +74,7 @@ class Judged(Generic[V]):
         shortened: True if the judge saw only the beginning of a text.
     """
 
-    judgements: tuple[Judgement[V], ...]
+    judgements: tuple[JudgeReply[V], ...]
     shortened: bool = False
 
     @property
@@ -77,14 +84,14 @@ class Judged(Generic[V]):
         return [value for value in found if value is not None]
 
 
-def mean_score(judged: Judged[float]) -> float | None:
+def mean_score(judged: CaseJudgments[float]) -> float | None:
     """The mean of the verdicts; None if there is none."""
     if judged.values:
         return math.fsum(judged.values) / len(judged.values)
     return None
 
 
-def score_variance(judged: Judged[float]) -> float | None:
+def score_variance(judged: CaseJudgments[float]) -> float | None:
     """The population variance of the verdicts; None for fewer than two."""
     mean = mean_score(judged)
     values = judged.values
@@ -94,7 +101,7 @@ def score_variance(judged: Judged[float]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Judge(Generic[V]):
+class LLMJudge(Generic[V]):
     """A judge of cases.
 
     Attributes:
@@ -109,9 +116,9 @@ class Judge(Generic[V]):
         section: Section of the recipe with the limits, for messages.
     """
 
-    answering: Answering
-    template: Template
-    parser: Parser[V]
+    answering: JudgeModel
+    template: JudgeTemplate
+    parser: VerdictParser[V]
     judged_fields: tuple[str, ...]
     options: AskedSection
     draws: int
@@ -119,7 +126,7 @@ class Judge(Generic[V]):
     role: str
     section: str
 
-    def __call__(self, cases: Sequence[Case]) -> list[Judged[V]]:
+    def __call__(self, cases: Sequence[JudgeCase]) -> list[CaseJudgments[V]]:
         """Judges each case; random numbers depend on its key, not on other cases.
 
         Raises:
@@ -136,18 +143,20 @@ class Judge(Generic[V]):
             self.answering.answers([question for question, _ in asked], [key for _, key in asked])
         )
         judged = [
-            Judged(tuple(self._judgement(question, answers) for _ in range(self.draws)), shortened)
+            CaseJudgments(
+                tuple(self._judgement(question, answers) for _ in range(self.draws)), shortened
+            )
             for question, shortened in questions
         ]
         self._require_verdicts(judged)
         return judged
 
-    def fits(self, cases: Sequence[Case]) -> bool:
+    def fits(self, cases: Sequence[JudgeCase]) -> bool:
         """True if no question is too long, or long ones are truncated."""
         whole = [self._conversation(self._fields(case)) for case in cases]
         return self.options.truncates_responses or not any(self.answering.excesses(whole))
 
-    def _questions(self, cases: Sequence[Case]) -> list[tuple[Conversation | None, bool]]:
+    def _questions(self, cases: Sequence[JudgeCase]) -> list[tuple[ChatConversation | None, bool]]:
         """Builds each case's question, None if too long; and True if truncated."""
         filled = [self._fields(case) for case in cases]
         whole = [self._conversation(texts) for texts in filled]
@@ -157,16 +166,16 @@ class Judge(Generic[V]):
             for question, excess, texts in zip(whole, excesses, filled, strict=True)
         ]
 
-    def _fields(self, case: Case) -> dict[str, str]:
+    def _fields(self, case: JudgeCase) -> dict[str, str]:
         texts = {"prompt": as_text(case.conversation), **case.texts}
         return {name: self.answering.escape(text) for name, text in texts.items()}
 
-    def _conversation(self, texts: Mapping[str, str]) -> Conversation:
+    def _conversation(self, texts: Mapping[str, str]) -> ChatConversation:
         prompt = self.options.system_prompt
         system = () if prompt is None else ({"role": "system", "content": prompt},)
         return (*system, {"role": "user", "content": self.template.fill(texts)})
 
-    def _shorten(self, texts: Mapping[str, str]) -> tuple[Conversation | None, bool]:
+    def _shorten(self, texts: Mapping[str, str]) -> tuple[ChatConversation | None, bool]:
         """Builds the question with as much of the judged texts as fits."""
         if not self.options.truncates_responses:
             return None, False
@@ -186,19 +195,19 @@ class Judge(Generic[V]):
         return {**texts, **{name: text[:length] + CUT_OFF for name, text in long.items()}}
 
     def _judgement(
-        self, question: Conversation | None, answers: Iterator[Answer | None]
-    ) -> Judgement[V]:
+        self, question: ChatConversation | None, answers: Iterator[ModelAnswer | None]
+    ) -> JudgeReply[V]:
         """Parses the next reply if the question was asked."""
         if question is None:
-            return Judgement(Verdict(None, "prompt_too_long"))
+            return JudgeReply(JudgeVerdict(None, "prompt_too_long"))
         answer = next(answers)
         if answer is None:
-            return Judgement(Verdict(None, "unreachable"))
+            return JudgeReply(JudgeVerdict(None, "unreachable"))
         if not (answer.finished or self.options.reads_unfinished):
-            return Judgement(Verdict(None, "unfinished"), answer)
-        return Judgement(self.parser(answer.text), answer)
+            return JudgeReply(JudgeVerdict(None, "unfinished"), answer)
+        return JudgeReply(self.parser(answer.text), answer)
 
-    def _require_verdicts(self, judged: Sequence[Judged[V]]) -> None:
+    def _require_verdicts(self, judged: Sequence[CaseJudgments[V]]) -> None:
         causes = Counter(cause for cause in _causes(judged) if cause is not None)
         total = len(judged) * self.draws
         limit = self.options.max_no_verdict_rate
@@ -212,7 +221,7 @@ class Judge(Generic[V]):
         )
 
 
-def judge_metrics(judged: Sequence[Judged[V]]) -> Metrics:
+def judge_metrics(judged: Sequence[CaseJudgments[V]]) -> Metrics:
     """Metrics of judgments: missing verdicts by cause, unreadable replies, truncated texts.
 
     `parse_failures` is the share of replies without a verdict, `no_verdict` the share of judgments
@@ -230,11 +239,11 @@ def judge_metrics(judged: Sequence[Judged[V]]) -> Metrics:
     )
 
 
-def _causes(judged: Sequence[Judged[V]]) -> Iterator[Cause | None]:
+def _causes(judged: Sequence[CaseJudgments[V]]) -> Iterator[NoVerdictCause | None]:
     return (judgement.verdict.cause for one in judged for judgement in one.judgements)
 
 
-def _example(judged: Sequence[Judged[V]]) -> str:
+def _example(judged: Sequence[CaseJudgments[V]]) -> str:
     """The end of the first reply without a verdict, where a verdict was expected."""
     replies = (
         judgement.answer.text

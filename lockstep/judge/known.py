@@ -8,28 +8,28 @@ from typing import Any, Generic
 
 from lockstep.core.errors import shorten
 from lockstep.core.metrics import Mean, Metrics
-from lockstep.data.rows import DataError, Rows
+from lockstep.data.rows import DataError, FileRows
 from lockstep.data.templates import FieldType, complaint
-from lockstep.judge.asking import Conversation
+from lockstep.judge.asking import ChatConversation
 from lockstep.judge.build import meta_case, response_case
-from lockstep.judge.judge import Case, Judge
-from lockstep.judge.verdicts import V, Winner
+from lockstep.judge.judge import JudgeCase, LLMJudge
+from lockstep.judge.verdicts import PairWinner, V
 from lockstep.objectives.estimates import share
 
 _COMPARISON = ("prompt", "response", "judgement_a", "judgement_b", "winner")
 
 
 @dataclass(frozen=True)
-class Known(Generic[V]):
+class LabeledCase(Generic[V]):
     """A case and its right verdict."""
 
-    case: Case
+    case: JudgeCase
     verdict: V
 
 
-def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
+def read_scores(rows: FileRows, low: float, high: float) -> list[LabeledCase[float]]:
     """Reads rows with `prompt`, `response` and `score` in `low` … `high`."""
-    found: list[Known[float]] = []
+    found: list[LabeledCase[float]] = []
     wanted: dict[str, FieldType] = {"prompt": "text", "response": "text", "score": "number"}
     for place, (where, row) in enumerate(_read(rows, wanted)):
         score = float(row["score"])
@@ -38,11 +38,13 @@ def read_scores(rows: Rows, low: float, high: float) -> list[Known[float]]:
                 f"{where}: score is {shorten(str(row['score']))}, outside the judge's range "
                 f"{low:g} to {high:g}; correct the row"
             )
-        found.append(Known(response_case(_question(row), row["response"], ("known", place)), score))
+        found.append(
+            LabeledCase(response_case(_question(row), row["response"], ("known", place)), score)
+        )
     return found
 
 
-def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner]]:
+def read_winners(rows: FileRows, reasons: Callable[[str], str]) -> list[LabeledCase[PairWinner]]:
     """Reads rows with `prompt`, `response`, `judgement_a`, `judgement_b` and `winner`.
 
     The winner is A or B.
@@ -54,22 +56,22 @@ def read_winners(rows: Rows, reasons: Callable[[str], str]) -> list[Known[Winner
     Returns:
         Each comparison in both orders, next to each other.
     """
-    found: list[Known[Winner]] = []
+    found: list[LabeledCase[PairWinner]] = []
     for place, (where, row) in enumerate(_read(rows, dict.fromkeys(_COMPARISON, "text"))):
         if row["winner"] not in ("A", "B"):
             raise DataError(f"{where}: winner is {row['winner']!r}, expected A or B")
         a = reasons(row["judgement_a"])
         b = reasons(row["judgement_b"])
-        own: Winner = row["winner"]
-        other: Winner = "B" if own == "A" else "A"
+        own: PairWinner = row["winner"]
+        other: PairWinner = "B" if own == "A" else "A"
         question = _question(row)
         response = row["response"]
-        found.append(Known(meta_case(question, response, a, b, ("known", place, 0)), own))
-        found.append(Known(meta_case(question, response, b, a, ("known", place, 1)), other))
+        found.append(LabeledCase(meta_case(question, response, a, b, ("known", place, 0)), own))
+        found.append(LabeledCase(meta_case(question, response, b, a, ("known", place, 1)), other))
     return found
 
 
-def measure_scores(known: Sequence[Known[float]], judge: Judge[float]) -> Metrics:
+def measure_scores(known: Sequence[LabeledCase[float]], judge: LLMJudge[float]) -> Metrics:
     """Measures a judge's accuracy and mean bias; a missing verdict counts as wrong."""
     found = list(zip(judge([one.case for one in known]), known, strict=True))
     off = [value - one.verdict for judged, one in found for value in judged.values]
@@ -79,7 +81,9 @@ def measure_scores(known: Sequence[Known[float]], judge: Judge[float]) -> Metric
     )
 
 
-def measure_winners(known: Sequence[Known[Winner]], judge: Judge[Winner]) -> Metrics:
+def measure_winners(
+    known: Sequence[LabeledCase[PairWinner]], judge: LLMJudge[PairWinner]
+) -> Metrics:
     """Measures a meta-judge's accuracy over both orders; no verdict counts as wrong."""
     judged = judge([one.case for one in known])
     right = [one.values == [wanted.verdict] for one, wanted in zip(judged, known, strict=True)]
@@ -89,7 +93,7 @@ def measure_winners(known: Sequence[Known[Winner]], judge: Judge[Winner]) -> Met
     return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.ends("meta_judge_accuracy")
 
 
-def _read(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
+def _read(rows: FileRows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
     """Reads each row with its location; raises DataError if a field is missing."""
     found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
     for where, row in found:
@@ -99,5 +103,5 @@ def _read(rows: Rows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[s
     return found
 
 
-def _question(row: Mapping[str, Any]) -> Conversation:
+def _question(row: Mapping[str, Any]) -> ChatConversation:
     return ({"role": "user", "content": row["prompt"]},)

@@ -26,7 +26,7 @@ def _require_expression(pattern: str) -> str:
     return pattern
 
 
-Expression = Annotated[str, AfterValidator(_require_expression)]
+RegexPattern = Annotated[str, AfterValidator(_require_expression)]
 
 
 class AskedSection(Section):
@@ -147,7 +147,7 @@ class JudgeSection(AskedSection):
     decimals: bool = Field(
         default=True, description=("whether scores may have decimals, such as 3.5")
     )
-    score_pattern: Expression = Field(
+    score_pattern: RegexPattern = Field(
         default="score|points",
         description=(
             "regular expression for the word before the colon and the score; the last match counts"
@@ -180,7 +180,7 @@ class ComparisonSection(Section):
             "judgments; null: the default"
         ),
     )
-    winner_pattern: Expression = Field(
+    winner_pattern: RegexPattern = Field(
         default="winner",
         description=(
             "regular expression for the word before the colon and A or B; the last match counts"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lockstep.judge.asking import Answer, Answering, Conversation
+from lockstep.judge.asking import ChatConversation, JudgeModel, ModelAnswer
 from lockstep.system.records import check_shape, is_file
 from lockstep.system.whole_files import append
 
@@ -34,7 +34,7 @@ class RepliedLine:
 
 @dataclass(frozen=True)
 class RememberedAnswers:
-    """Caches the answers of another `Answering`; implements `Answering`.
+    """Caches the answers of another `JudgeModel`; implements `JudgeModel`.
 
     Attributes:
         answering: Answers new questions and questions without a reply.
@@ -42,10 +42,12 @@ class RememberedAnswers:
         who: Identity of the model and its sampling distribution.
     """
 
-    answering: Answering
+    answering: JudgeModel
     file: Path
     who: str
-    _known: dict[str, Answer] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _known: dict[str, ModelAnswer] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         if not is_file(self.file):
@@ -57,18 +59,18 @@ class RememberedAnswers:
                     break
                 wrong = f"{self.file}:{number} is not a judge's reply: {line[:60]!r}"
                 reply = check_shape(line, RepliedLine, wrong, "restore the file")
-                self._known[reply.question] = Answer(reply.text, reply.finished)
+                self._known[reply.question] = ModelAnswer(reply.text, reply.finished)
 
     def escape(self, text: str) -> str:
         return self.answering.escape(text)
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return self.answering.excesses(conversations)
 
     def answers(
-        self, conversations: Sequence[Conversation], keys: Sequence[int]
-    ) -> list[Answer | None]:
-        """See `Answering`; equal questions and keys give equal replies."""
+        self, conversations: Sequence[ChatConversation], keys: Sequence[int]
+    ) -> list[ModelAnswer | None]:
+        """See `JudgeModel`; equal questions and keys give equal replies."""
         names = [self._digest(*asked) for asked in zip(conversations, keys, strict=True)]
         missing = [(name, place) for place, name in enumerate(names) if name not in self._known]
         new = list(dict(missing).items())
@@ -87,18 +89,18 @@ class RememberedAnswers:
             )
         return [self._known.get(name) for name in names]
 
-    def _digest(self, conversation: Conversation, key: int) -> str:
+    def _digest(self, conversation: ChatConversation, key: int) -> str:
         asked = json.dumps(
             [self.who, [dict(message) for message in conversation], key], sort_keys=True
         )
         return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
-    def _keep(self, replies: dict[str, Answer]) -> None:
+    def _keep(self, replies: dict[str, ModelAnswer]) -> None:
         lines = [
             asdict(RepliedLine(name, reply.text, reply.finished)) for name, reply in replies.items()
         ]
         self.file.parent.mkdir(exist_ok=True)
         append(self.file, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
         self._known.update(
-            {line["question"]: Answer(line["text"], line["finished"]) for line in lines}
+            {line["question"]: ModelAnswer(line["text"], line["finished"]) for line in lines}
         )

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.core.errors import InputError
-from lockstep.data.messages import Message, render_plain
+from lockstep.data.messages import ChatMessage, render_plain
 from lockstep.data.templates import fields, render
 
 SCORE_FIELDS = ("prompt", "response")
@@ -127,7 +127,7 @@ _ROLES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 @dataclass(frozen=True)
-class Template:
+class JudgeTemplate:
     """The template of a judge's question, with `{field}`s for the case; `{{` and `}}` are braces.
 
     Attributes:
@@ -164,7 +164,7 @@ def _join_names(names: Iterable[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)
 
 
-def as_text(conversation: Sequence[Message]) -> str:
+def as_text(conversation: Sequence[ChatMessage]) -> str:
     """Formats a conversation as plain text; several messages have their roles."""
     if [message["role"] for message in conversation] == ["user"]:
         return render_plain(conversation[0])

@@ -19,7 +19,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from lockstep.data.thoughts import drop_thought
 
-Cause = Literal[
+NoVerdictCause = Literal[
     "no_match",
     "not_a_number",
     "not_whole",
@@ -34,11 +34,11 @@ Cause = Literal[
 The reply announces none; announces something other than a number, a number outside the scale, or an
 invalid name; was truncated; or is missing because the question was too long or there was no answer.
 """
-CAUSES: tuple[Cause, ...] = get_args(Cause)
-UNANSWERED: tuple[Cause, ...] = ("prompt_too_long", "unreachable")
+CAUSES: tuple[NoVerdictCause, ...] = get_args(NoVerdictCause)
+UNANSWERED: tuple[NoVerdictCause, ...] = ("prompt_too_long", "unreachable")
 """The causes without a reply."""
 
-Winner = Literal["A", "B"]
+PairWinner = Literal["A", "B"]
 V = TypeVar("V", covariant=True)
 
 _BEFORE = r"(?>(?:[\s*_`\"'“”‘’(\[{<$|\\]|boxed\b|text\b)*)"
@@ -105,14 +105,14 @@ _CLOSING = re.compile(r"[\s.!*_~`\"'“”‘’)\]}>$\\]*")
 
 
 @dataclass(frozen=True)
-class Verdict(Generic[V]):
+class JudgeVerdict(Generic[V]):
     """A value, or the cause of a missing value."""
 
     value: V | None
-    cause: Cause | None = None
+    cause: NoVerdictCause | None = None
 
 
-Parser = Callable[[str], Verdict[V]]
+VerdictParser = Callable[[str], JudgeVerdict[V]]
 """Returns the verdict of a finished reply."""
 
 
@@ -132,22 +132,22 @@ class ScoreParser:
         self._decimals = decimals
         self._announced = _announcement(word)
 
-    def __call__(self, reply: str) -> Verdict[float]:
+    def __call__(self, reply: str) -> JudgeVerdict[float]:
         """Returns the verdict of a finished reply."""
         reply = drop_thought(reply)
         said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
         if not isinstance(said, re.Match):
-            return Verdict(None, said or "not_a_number")
+            return JudgeVerdict(None, said or "not_a_number")
         score = float(said["number"].replace("−", "-"))
         scales = [said["scale"]] if said["scale"] else []
         scales += _SCALE_IN_PARENTHESES.findall(self._parenthesis(reply))
         if not self._low <= score <= self._high or any(
             float(scale) != self._high for scale in scales
         ):
-            return Verdict(None, "out_of_range")
+            return JudgeVerdict(None, "out_of_range")
         if not (self._decimals or score.is_integer()):
-            return Verdict(None, "not_whole")
-        return Verdict(score)
+            return JudgeVerdict(None, "not_whole")
+        return JudgeVerdict(score)
 
     def _parenthesis(self, reply: str) -> str:
         """The parenthesized text in the score's announcement: its scale, if given."""
@@ -180,14 +180,14 @@ class WinnerParser:
     def __init__(self, word: str) -> None:
         self._announced = _announcement(word)
 
-    def __call__(self, reply: str) -> Verdict[Winner]:
+    def __call__(self, reply: str) -> JudgeVerdict[PairWinner]:
         """Returns the verdict of a finished reply."""
         said = _find_value(
             self._announced, _NAME, drop_thought(reply), _SECOND_NAME, _CORRECTED_NAME
         )
         if not isinstance(said, re.Match):
-            return Verdict(None, said or "not_a_name")
-        return Verdict("A" if said["name"] == "A" else "B")
+            return JudgeVerdict(None, said or "not_a_name")
+        return JudgeVerdict("A" if said["name"] == "A" else "B")
 
 
 def _announcement(word: str) -> re.Pattern[str]:
@@ -204,7 +204,7 @@ def _find_value(
     reply: str,
     second: re.Pattern[str],
     corrected: re.Pattern[str],
-) -> re.Match[str] | Cause | None:
+) -> re.Match[str] | NoVerdictCause | None:
     """Finds a verdict's value; None if it is invalid; a cause if nothing is announced.
 
     Args:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from lockstep.config import LearnerSection, Optimizer
-    from lockstep.core.types import Head
-    from lockstep.distributed.ranks import Ranks
+    from lockstep.core.types import HeadKind
+    from lockstep.distributed.ranks import RankMesh
     from lockstep.learners.rank import RankLearner
 
 
@@ -40,11 +40,11 @@ class TrainingBackend(TrainingOptions["LearnerSection"]):
     def build(
         self,
         folder: str,
-        head: Head,
+        head: HeadKind,
         seed: int,
         section: LearnerSection,
         optimizer: Optimizer | None,
-        ranks: Ranks,
+        ranks: RankMesh,
     ) -> RankLearner:
         """One rank of a learner.
 

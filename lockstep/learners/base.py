@@ -14,7 +14,7 @@ from lockstep.core.borders import NotFiniteError, require_logprobs
 from lockstep.core.errors import RunError
 from lockstep.core.metrics import Metrics
 from lockstep.losses.base import Loss
-from lockstep.weight_sync.outgoing import Sender
+from lockstep.weight_sync.outgoing import WeightSender
 
 
 class NotSavedError(RunError):
@@ -69,7 +69,7 @@ class Learner(Protocol):
         ...
 
     @property
-    def sender(self) -> Sender | None:
+    def sender(self) -> WeightSender | None:
         """Sends weights to engines from the processes that hold them; None if this one does."""
         ...
 

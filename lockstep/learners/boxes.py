@@ -20,8 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lockstep.core.errors import InputError
-from lockstep.distributed.ranks import Ranks
-from lockstep.learners.pieces import Box, Piece
+from lockstep.distributed.ranks import RankMesh
+from lockstep.learners.pieces import ParameterPiece, TensorBox
 
 _OFFSETS = "offsets"
 
@@ -34,7 +34,7 @@ class FileContents:
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, boxes: Iterable[tuple[str, Tensor, Box]]) -> FileContents:
+    def of(cls, boxes: Iterable[tuple[str, Tensor, TensorBox]]) -> FileContents:
         """Builds the content from (name, numbers, box); a scalar has no offset."""
         tensors = dict[str, Tensor]()
         cut = dict[str, Sequence[int]]()
@@ -56,7 +56,7 @@ class FileContents:
         return {}
 
 
-def file_of(stem: str, ranks: Ranks) -> str:
+def file_of(stem: str, ranks: RankMesh) -> str:
     """File name of a rank; only ranks of the first replica (`dp_replicate` 0) write."""
     world = ranks.size("dp") * ranks.size("pp") * ranks.size("cp") * ranks.size("tp")
     if world == 1:
@@ -71,7 +71,7 @@ def find_written(folder: Path, stem: str) -> list[Path]:
     )
 
 
-class Boxes:
+class BoxReader:
     """Reads tensors from the files of one or many ranks; a context manager that keeps them open.
 
     Args:
@@ -88,7 +88,7 @@ class Boxes:
             for name in file.keys():  # noqa: SIM118
                 self._found.setdefault(name, []).append((file, offsets.get(name)))
 
-    def __enter__(self) -> Boxes:
+    def __enter__(self) -> BoxReader:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -136,7 +136,9 @@ class Boxes:
             )
         return out
 
-    def fill(self, laid_out: Tensor, piece: Piece, named: Callable[[str], str] = str) -> None:
+    def fill(
+        self, laid_out: Tensor, piece: ParameterPiece, named: Callable[[str], str] = str
+    ) -> None:
         """Reads a piece's boxes into memory of its layout; `named` maps box to file names."""
         for box in piece.boxes:
             box.write(laid_out, self.read(named(box.name), box.offset, box.shape))

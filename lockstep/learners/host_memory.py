@@ -23,7 +23,7 @@ _CHUNK = 1 << 26
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _StoragePlace:
     """The memory of a storage, and its location on the host.
 
     Attributes:
@@ -47,8 +47,8 @@ class HostMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._chunks: list[Tensor] = []
-        self._places: dict[StorageWeakRef, _Stretch] = {}
-        self._away: dict[StorageWeakRef, _Stretch] = {}
+        self._places: dict[StorageWeakRef, _StoragePlace] = {}
+        self._away: dict[StorageWeakRef, _StoragePlace] = {}
 
     @torch.no_grad()
     def offload(self, tensors: Iterable[Tensor], frozen: bool = False) -> None:
@@ -116,7 +116,7 @@ class HostMemory:
             return None
         return key
 
-    def _place(self, key: StorageWeakRef, tensor: Tensor) -> _Stretch:
+    def _place(self, key: StorageWeakRef, tensor: Tensor) -> _StoragePlace:
         """Allocates room on the host; reuses an earlier one."""
         if key not in self._places:
             size = tensor.untyped_storage().nbytes()
@@ -126,10 +126,12 @@ class HostMemory:
                 .view(torch.uint8)
             )
             last = next(reversed(self._places.values()), None)
-            self._places[key] = _Stretch(flat, size, 0 if last is None else last.start + last.size)
+            self._places[key] = _StoragePlace(
+                flat, size, 0 if last is None else last.start + last.size
+            )
         return self._places[key]
 
-    def _parts(self, stretch: _Stretch) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, stretch: _StoragePlace) -> Iterator[tuple[Tensor, Tensor]]:
         """Bytes on the device and their location on the host, chunk by chunk."""
         done = 0
         while done < stretch.size:
@@ -142,7 +144,7 @@ class HostMemory:
             yield stretch.flat[done : done + size], self._chunks[number][start : start + size]
             done += size
 
-    def _fill(self, stretch: _Stretch) -> None:
+    def _fill(self, stretch: _StoragePlace) -> None:
         _resize(stretch.flat, stretch.size)
         for own, host in self._parts(stretch):
             own.copy_(host, non_blocking=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lockstep.core.metrics import Last, Metrics, Sum
+from lockstep.core.metrics import LastValue, Metrics, Sum
 from lockstep.models.precision import OVERFLOW
 
 _START = 2**16
@@ -42,7 +42,7 @@ class LossScale:
         if self._updates == _INTERVAL:
             self._scale = 2 * self._scale
             self._updates = 0
-        return Metrics(loss_scale=Last(float(used)))
+        return Metrics(loss_scale=LastValue(float(used)))
 
     def halve(self) -> Metrics:
         """Counts an overflowed gradient, whose update is skipped.
@@ -57,7 +57,7 @@ class LossScale:
         used = self._scale
         self._scale = self._scale // 2
         self._updates = 0
-        return Metrics(updates_overflowed=Sum(1.0), loss_scale=Last(float(used)))
+        return Metrics(updates_overflowed=Sum(1.0), loss_scale=LastValue(float(used)))
 
     def counters(self) -> dict[str, int]:
         """The state, for a checkpoint."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lockstep.config import Optimizer, Schedule
 from lockstep.config.optimizer import OptimizerName
 from lockstep.core.errors import InputError
-from lockstep.learners.boxes import Boxes
-from lockstep.learners.pieces import Box, Piece
+from lockstep.learners.boxes import BoxReader
+from lockstep.learners.pieces import ParameterPiece, TensorBox
 
 _STEPS = "step"
 """torch's name for the step count in each parameter's state."""
@@ -58,7 +58,7 @@ class TorchOptimizer:
         settings: Options of the recipe.
     """
 
-    def __init__(self, pieces: Sequence[Piece], settings: Optimizer) -> None:
+    def __init__(self, pieces: Sequence[ParameterPiece], settings: Optimizer) -> None:
         self._settings = settings
         self._held = {piece.name: (piece, nn.Parameter(piece.local)) for piece in pieces}
         self._inner = self._build()
@@ -91,7 +91,7 @@ class TorchOptimizer:
         """All moments and step counts; empty before the first update."""
         return [tensor for state in self._inner.state.values() for tensor in state.values()]
 
-    def moments(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor, Box]]:
+    def moments(self, pieces: Iterable[ParameterPiece]) -> Iterator[tuple[str, Tensor, TensorBox]]:
         """Moments and step counts by tensor name; empty before the first update."""
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})
@@ -101,7 +101,7 @@ class TorchOptimizer:
                     for key, x in state.items()
                 )
 
-    def restore(self, saved: Boxes) -> None:
+    def restore(self, saved: BoxReader) -> None:
         """Restores saved `moments`; a parameter without saved moments starts fresh.
 
         Raises:
@@ -126,7 +126,7 @@ class TorchOptimizer:
                 saved.fill(state[key], piece, f"{key}.{{}}".format)
             self._inner.state[parameter] = state
 
-    def _require_own(self, saved: Boxes) -> None:
+    def _require_own(self, saved: BoxReader) -> None:
         """Raises InputError if a checkpoint's moments are not those of this optimizer."""
         own = {*self._settings.torch_class.state, _STEPS}
         found = {name.partition(".")[0] for name in saved.names()}

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
-class Box:
+class TensorBox:
     """A part of a checkpoint tensor.
 
     Attributes:
@@ -42,7 +42,7 @@ class Box:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece(ABC):
+class ParameterPiece(ABC):
     """A parameter, or this rank's shard of it; the optimizer updates it as one tensor.
 
     Attributes:
@@ -55,7 +55,7 @@ class Piece(ABC):
     name: str
     parameter: nn.Parameter
     local: Tensor
-    boxes: tuple[Box, ...]
+    boxes: tuple[TensorBox, ...]
 
     @property
     @abstractmethod

@@ -19,15 +19,15 @@ from lockstep.config import LearnerSection, Optimizer
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite
 from lockstep.core.errors import InputError
-from lockstep.core.metrics import Last, Mean, Metrics, Sum, merge_metrics
+from lockstep.core.metrics import LastValue, Mean, Metrics, Sum, merge_metrics
 from lockstep.distributed.buckets import all_reduce_sum
-from lockstep.distributed.ranks import DIMENSIONS, Ranks
-from lockstep.learners.boxes import Boxes, FileContents, file_of, find_written
+from lockstep.distributed.ranks import DIMENSIONS, RankMesh
+from lockstep.learners.boxes import BoxReader, FileContents, file_of, find_written
 from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.packing import cut_in_order, pack
-from lockstep.learners.pieces import Piece, find_local, norm
+from lockstep.learners.pieces import ParameterPiece, find_local, norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import (
@@ -43,7 +43,7 @@ from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.precision import OVERFLOW, autocast
 
-Passes = Sequence[Sequence[int]] | None
+RowPasses = Sequence[Sequence[int]] | None
 """Groups of sequences for each pass.
 
 A group is empty if the rank only joins other ranks' pass; None: cut on this rank, by
@@ -87,10 +87,10 @@ class RankLearner(SendsWeights):
     def __init__(
         self,
         model: nn.Module,
-        pieces: Iterable[Piece],
+        pieces: Iterable[ParameterPiece],
         section: LearnerSection,
         optimizer: Optimizer | None,
-        ranks: Ranks,
+        ranks: RankMesh,
     ) -> None:
         self.device = resolve_device(section.device)
         # Always in evaluation mode: dropout would make the trained policy differ from the sampled
@@ -112,22 +112,22 @@ class RankLearner(SendsWeights):
         self._updates = 0
         self._writer = StateWriter(ranks)
 
-    def logprobs(self, batch: Batch, passes: Passes = None) -> Tensor:
+    def logprobs(self, batch: Batch, passes: RowPasses = None) -> Tensor:
         return self._score(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[
             0
         ]
 
-    def topk(self, batch: Batch, k: int, passes: Passes = None) -> tuple[Tensor, Tensor]:
+    def topk(self, batch: Batch, k: int, passes: RowPasses = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.top_token, lambda outputs: outputs.top_logprob)
         token, logprob = self._score(replace(batch, sampling=None, top_k=k), passes, *columns)
         return token.long(), logprob
 
-    def values(self, batch: Batch, passes: Passes = None) -> tuple[Tensor, Tensor]:
+    def values(self, batch: Batch, passes: RowPasses = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.value, lambda outputs: outputs.final_value)
         value, final_value = self._score(batch, passes, *columns)
         return value, final_value
 
-    def forward_backward(self, batch: Batch, loss: Loss, passes: Passes = None) -> Metrics:
+    def forward_backward(self, batch: Batch, loss: Loss, passes: RowPasses = None) -> Metrics:
         count = active(batch, find_denominator(loss))
         if self._scale is not None and not self._has_gathered:
             self._scale.begin(self._sum_count(self._count + count))
@@ -171,7 +171,7 @@ class RankLearner(SendsWeights):
         self._optimizer.step(gradients, length, lr)
         self._updates += 1
         scaled = Metrics() if self._scale is None else self._scale.keep()
-        return scaled + Metrics(grad_norm=Mean(length), lr=Last(lr))
+        return scaled + Metrics(grad_norm=Mean(length), lr=LastValue(lr))
 
     @property
     def _factor(self) -> float:
@@ -254,11 +254,11 @@ class RankLearner(SendsWeights):
     def load(self, folder: Path) -> None:
         self._host.forget()
         self._forget_gradients()
-        with Boxes(find_written(folder, "model")) as saved:
+        with BoxReader(find_written(folder, "model")) as saved:
             for piece in self.pieces:
                 saved.fill(piece.local, piece)
         if self._optimizer is not None:
-            with Boxes(find_written(folder, "optimizer")) as saved:
+            with BoxReader(find_written(folder, "optimizer")) as saved:
                 self._optimizer.restore(saved)
         self._count.zero_()
         self._loss = torch.zeros(())
@@ -280,8 +280,12 @@ class RankLearner(SendsWeights):
     def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         """Yields outputs of each pass, without gradients; none if another rank has them."""
 
-    def _gather(self, piece: Piece, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        """Yields `Piece.gather` of a piece; an offloaded piece is on the device only meanwhile."""
+    def _gather(
+        self, piece: ParameterPiece, dtype: torch.dtype | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yields `ParameterPiece.gather` of a piece; an offloaded piece is on the device only
+        meanwhile.
+        """
         with self._host.lend([piece.local]):
             for name, tensor in piece.gather(dtype):
                 is_lent = self._host.holds(tensor)
@@ -303,7 +307,7 @@ class RankLearner(SendsWeights):
         """The autocast context of the learner's type."""
         return autocast(self.device, self.section.dtype)
 
-    def _micro_batches(self, batch: Batch, passes: Passes) -> MicroBatches:
+    def _micro_batches(self, batch: Batch, passes: RowPasses) -> MicroBatches:
         """Cuts a batch into micro-batches, with groups intact; moves weights to the device."""
         self._host.reload(self._weights)
         if passes is None and self.section.rows_per_pass is not None:
@@ -316,7 +320,7 @@ class RankLearner(SendsWeights):
 
     @torch.no_grad()
     def _score(
-        self, batch: Batch, passes: Passes, *columns: Callable[[Outputs], Tensor | None]
+        self, batch: Batch, passes: RowPasses, *columns: Callable[[Outputs], Tensor | None]
     ) -> tuple[Tensor, ...]:
         """Output columns of the full batch, on the CPU, [N] or [B]; empty if on another rank."""
         micros = self._micro_batches(batch, passes)
@@ -338,7 +342,7 @@ class RankLearner(SendsWeights):
             require_finite("the model's outputs", batch, *found, cure=OVERFLOW)
         return found
 
-    def _writes(self, piece: Piece) -> bool:
+    def _writes(self, piece: ParameterPiece) -> bool:
         """True if this rank writes the piece, of all ranks that hold it."""
         cut = {name for joined in piece.cut_over for name in joined.split("_")}
         return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import FileContents
 from lockstep.system import machine_memory
@@ -20,7 +20,7 @@ COUNTERS = "learner.json"
 _ROOM = 1.5
 """Free memory that copies need, as a multiple of their size, to leave memory for training."""
 
-Files = Mapping[str, FileContents]
+StateFiles = Mapping[str, FileContents]
 
 
 class StateWriter:
@@ -30,13 +30,17 @@ class StateWriter:
         ranks: Number of ranks that save at the same time, possibly all on this machine.
     """
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
+    def __init__(self, ranks: RankMesh = ALONE) -> None:
         self._ranks = ranks
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
     def begin(
-        self, folder: Path, files: Files, counters: Mapping[str, int] | None, still: bool = False
+        self,
+        folder: Path,
+        files: StateFiles,
+        counters: Mapping[str, int] | None,
+        still: bool = False,
     ) -> None:
         """Begins a save; returns when the tensors may change again.
 
@@ -77,7 +81,7 @@ class StateWriter:
             raise NotSavedError(str(error)) from error
         return True
 
-    def _write(self, folder: Path, files: Files, counters: Mapping[str, int] | None) -> None:
+    def _write(self, folder: Path, files: StateFiles, counters: Mapping[str, int] | None) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, file in files.items():
@@ -90,7 +94,7 @@ class StateWriter:
         except Exception as error:  # of any kind: an error in a thread is invisible elsewhere
             self._error = error
 
-    def _has_room(self, files: Files) -> bool:
+    def _has_room(self, files: StateFiles) -> bool:
         """True if all ranks, possibly on this machine, can copy this much, with memory to spare."""
         needed = sum(tensor.nbytes for file in files.values() for tensor in file.tensors.values())
         return _ROOM * self._ranks.count * needed < machine_memory.free_bytes()

@@ -11,15 +11,15 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.distributed.ranks import Ranks
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route
-from lockstep.weight_sync.outgoing import Outgoing, Sent
+from lockstep.distributed.ranks import RankMesh
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import TransferRoute
+from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint
 from lockstep.weight_sync.sender import LocalSender, gather_buckets
 
 
 @dataclass(frozen=True)
-class Shipment:
+class FilledBucket:
     """A bucket that a rank has filled, fully or in part.
 
     Attributes:
@@ -27,15 +27,15 @@ class Shipment:
         sent: Fingerprints of what the rank sent since the previous bucket, by weight name.
     """
 
-    bucket: Bucket | None
-    sent: dict[str, Sent]
+    bucket: WeightBucket | None
+    sent: dict[str, SentFingerprint]
 
 
 class SendsWeights(ABC):
     """A rank that can send its weights, or its part of them."""
 
-    _leaving: Generator[Shipment] | None = None
-    _ranks: Ranks
+    _leaving: Generator[FilledBucket] | None = None
+    _ranks: RankMesh
 
     @abstractmethod
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -50,7 +50,7 @@ class SendsWeights(ABC):
         for _ in self.weights(dtype):
             pass
 
-    def join_receivers(self, route: Route) -> None:
+    def join_receivers(self, route: TransferRoute) -> None:
         """See `Sender.join`; only the first rank joins a process group, since only it sends."""
         self._sender.join(route, opens=self._ranks.number == 0 or route.meeting is None)
 
@@ -58,12 +58,12 @@ class SendsWeights(ABC):
         """Begins a weight sync of all ranks."""
         self._leaving = self._fill_all(dtype, columns)
 
-    def fill_bucket(self) -> Shipment:
+    def fill_bucket(self) -> FilledBucket:
         """Fills the next bucket, or takes part in gathering it."""
         assert self._leaving is not None, "buckets are filled between begin_sending and end_sending"
-        return next(self._leaving, Shipment(None, {}))
+        return next(self._leaving, FilledBucket(None, {}))
 
-    def ship_bucket(self, bucket: Bucket) -> None:
+    def ship_bucket(self, bucket: WeightBucket) -> None:
         """See `Sender.ship`."""
         self._sender.ship(bucket)
 
@@ -71,13 +71,15 @@ class SendsWeights(ABC):
         """Aborts a weight sync that failed between buckets, when all ranks are at the same one."""
         self._leaving = None
 
-    def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[Shipment]:
-        outgoing = Outgoing(lambda: self.weights(dtype), dtype)  # cast before they are gathered
+    def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[FilledBucket]:
+        outgoing = OutgoingWeights(
+            lambda: self.weights(dtype), dtype
+        )  # cast before they are gathered
         for bucket in self._buckets(outgoing, columns):
-            yield Shipment(bucket, outgoing.take_sent())
-        yield Shipment(None, outgoing.take_sent())
+            yield FilledBucket(bucket, outgoing.take_sent())
+        yield FilledBucket(None, outgoing.take_sent())
 
-    def _buckets(self, outgoing: Outgoing, columns: bool) -> Generator[Bucket]:
+    def _buckets(self, outgoing: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         """Gathers weights in buckets.
 
         Every rank sends them by CUDA IPC; only the first rank by other carriers.

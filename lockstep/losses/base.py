@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
-from lockstep.core.metrics import Metrics, Reduction
-from lockstep.core.types import Values
+from lockstep.core.metrics import MetricReduction, Metrics
+from lockstep.core.types import ValuePositions
 
 Denominator = Literal["tokens", "rows", "pairs"]
 
@@ -50,7 +50,7 @@ class Loss(Protocol):
     The learner calls it on each micro-batch and divides the gradient once, by the number of active
     tokens, rows or pairs (the denominator) over all micro-batches and ranks. A loss with
     `reads_entropy = False` gets no entropies; one with `reads_values = "masked"` or "final" gets
-    only those `Values`. Outputs that no loss reads are not computed.
+    only those `ValuePositions`. Outputs that no loss reads are not computed.
     """
 
     @property
@@ -83,7 +83,7 @@ def reads_entropy(loss: Loss) -> bool:
     return getattr(loss, "reads_entropy", True)
 
 
-def reads_values(loss: Loss) -> Values:
+def reads_values(loss: Loss) -> ValuePositions:
     """The values that a loss reads; all by default."""
     return getattr(loss, "reads_values", "all")
 
@@ -106,7 +106,7 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
                 "a scalar tensor with a gradient, and lockstep.Metrics(…), which may be empty"
             )
     for metric, value in metrics.items():
-        if not isinstance(value, Reduction):
+        if not isinstance(value, MetricReduction):
             raise InputError(
                 f"{name}: its metric {metric} is a {type(value).__name__}; use a type that can be "
                 "merged over parts of a batch, such as lockstep.losses.Mean(total, count)"

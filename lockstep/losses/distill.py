@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
-from lockstep.core.types import Divergence
+from lockstep.core.types import DivergenceKind
 from lockstep.losses.base import Denominator, Outputs
 from lockstep.objectives.distill import forward_kl, jensen_shannon, reverse_kl
 
@@ -30,7 +30,7 @@ class Distillation:
             gives no probability; else both distributions are renormalized over the K tokens.
     """
 
-    kl_type: Divergence
+    kl_type: DivergenceKind
     weight: float | None = None
     outside: bool = False
 

@@ -13,7 +13,7 @@ from lockstep.losses.base import Denominator, Loss, Outputs, find_denominator, r
 from lockstep.losses.ppo import estimate_divergence
 from lockstep.objectives.divergence import kl_loss
 from lockstep.objectives.masks import trainable
-from lockstep.objectives.tally import Tally
+from lockstep.objectives.tally import MismatchTally
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class KLPenalizedLoss:
 class ComparedLoss:
     """A loss that also compares learner and sampler; valid only at the weights that sampled.
 
-    It adds the metric `compared`, a `Tally` against the column `sampler_logprob` over responses
-    that are not `recomputed`.
+    It adds the metric `compared`, a `MismatchTally` against the column `sampler_logprob` over
+    responses that are not `recomputed`.
 
     Attributes:
         loss: The loss.
@@ -84,5 +84,5 @@ class ComparedLoss:
         assert outputs.logprob is not None, "a head of logits gives log-probabilities"
         left_N = batch.mask & ~batch["recomputed"][batch.row]
         logprob_N = trainable(outputs.logprob.detach(), batch.mask)
-        tally = Tally.of(logprob_N, batch["sampler_logprob"], left_N, batch.lengths)
+        tally = MismatchTally.of(logprob_N, batch["sampler_logprob"], left_N, batch.lengths)
         return total, metrics + Metrics(compared=tally)

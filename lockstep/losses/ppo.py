@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import ExplainedVariance, Max, Mean, Metrics, Min
-from lockstep.core.types import LossMean, Values
+from lockstep.core.types import LossMean, ValuePositions
 from lockstep.losses.base import Denominator, Outputs, active
 from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import trainable
@@ -138,7 +138,7 @@ class ClippedValue:
     """
 
     clip: float | None
-    reads_values: ClassVar[Values] = "masked"
+    reads_values: ClassVar[ValuePositions] = "masked"
 
     @property
     def denominator(self) -> Denominator:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics, StandardDeviation
-from lockstep.core.types import PreferenceLoss, Values
+from lockstep.core.types import PreferenceLoss, ValuePositions
 from lockstep.losses.base import Denominator, Outputs, active_pairs, split_pairs
 from lockstep.objectives import preference
 from lockstep.objectives.estimates import share
@@ -248,7 +248,7 @@ class BradleyTerry:
 
     margin: bool = False
     center_rewards_coefficient: float = 0.0
-    reads_values: ClassVar[Values] = "final"
+    reads_values: ClassVar[ValuePositions] = "final"
 
     @property
     def denominator(self) -> Denominator:

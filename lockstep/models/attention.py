@@ -1,9 +1,9 @@
 """The attention function of all `transformers` models: a layout plus a kernel.
 
 The layout says which tokens see which; the kernel computes it. Models receive it as `layout=…` in
-the forward call. `Packed` is for scoring and training: packed sequences that do not see each other.
-The torch sampler has a layout that adds a KV cache. So training and sampling run the same modules
-with the same positions.
+the forward call. `PackedLayout` is for scoring and training: packed sequences that do not see each
+other. The torch sampler has a layout that adds a KV cache. So training and sampling run the same
+modules with the same positions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from transformers import AttentionInterface
 
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
-from lockstep.models.exact.attention import Blockwise
-from lockstep.models.kernels import FUSED, VARLEN, Kernel, Varlen, attend, mask_newest
+from lockstep.models.exact.attention import BlockwiseKernel
+from lockstep.models.kernels import (
+    FUSED,
+    VARLEN,
+    AttentionKernel,
+    VarlenKernel,
+    attend,
+    mask_newest,
+)
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
@@ -36,7 +43,7 @@ _FILLED = 0.75
 """Least filled share of each grid row; lower wastes padding, higher makes many small products."""
 
 
-class Layout(ABC):
+class AttentionLayout(ABC):
     """Attention layout of a batch: which tokens see which, and where the keys and values are."""
 
     takes_kernels: ClassVar[bool] = True
@@ -45,7 +52,7 @@ class Layout(ABC):
     @abstractmethod
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query: Tensor,
         key: Tensor,
@@ -67,13 +74,13 @@ def attention(
     attention_mask: None,
     *,
     scaling: float,
-    layout: Layout | None = None,
+    layout: AttentionLayout | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     dropout: float = 0.0,
     exact: bool = False,
-    kernel: Kernel = FUSED,
+    kernel: AttentionKernel = FUSED,
     **other: object,
 ) -> tuple[Tensor, None]:
     """The attention function that `transformers` knows as "lockstep".
@@ -93,8 +100,8 @@ def attention(
     plain = softcap is None and s_aux is None
     if (
         plain
-        and isinstance(layout, Packed)
-        and isinstance(kernel, Varlen)
+        and isinstance(layout, PackedLayout)
+        and isinstance(kernel, VarlenKernel)
         and kernel.takes(query, value)
     ):
         # graph node when compiled
@@ -108,11 +115,11 @@ def _attend(
     key: Tensor,
     value: Tensor,
     scaling: float,
-    layout: Layout | None,
+    layout: AttentionLayout | None,
     window: int | None,
     softcap: float | None,
     s_aux: Tensor | None,
-    kernel: Kernel | None,
+    kernel: AttentionKernel | None,
 ) -> Tensor:
     """`attention` outside of compiled graphs; `kernel=None` selects the exact one."""
     name = type(module).__name__
@@ -130,7 +137,7 @@ def _attend(
                 f"{name} needs {needs} in its attention, which Lockstep does not support with "
                 f"{where}"
             )
-        kernel = Blockwise(softcap, s_aux)
+        kernel = BlockwiseKernel(softcap, s_aux)
     return layout.attend(kernel, int(module.layer_idx), query, key, value, scaling, window)  # type: ignore[arg-type]
 
 
@@ -143,7 +150,7 @@ AttentionInterface.register(UNPADDED, partial(attention, kernel=VARLEN))
 
 
 @dataclass(frozen=True)
-class Packed(Layout):
+class PackedLayout(AttentionLayout):
     """Packed sequences in one row of N tokens.
 
     Only attention lays them out in grids, unless a kernel needs none.
@@ -168,7 +175,7 @@ class Packed(Layout):
     longest: int
 
     @classmethod
-    def of(cls, batch: Batch, multiple: int = 1) -> Packed:
+    def of(cls, batch: Batch, multiple: int = 1) -> PackedLayout:
         """The layout of a batch, in grids whose widths are multiples of `multiple`."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
         widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
@@ -183,7 +190,7 @@ class Packed(Layout):
         bounds = torch.cat([batch.starts, batch.lengths.sum()[None]]).to(device, torch.int32)
         return cls(token_C.to(device), from_cells, shapes, bounds, max(widths, default=0))
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Packed:
+    def map(self, change: Callable[[Tensor], Tensor]) -> PackedLayout:
         """The same layout with each tensor mapped."""
         to_cells, from_cells, bounds = (
             change(x) for x in (self.to_cells, self.from_cells, self.bounds)
@@ -192,7 +199,7 @@ class Packed(Layout):
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query: Tensor,
         key: Tensor,
@@ -200,7 +207,7 @@ class Packed(Layout):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        if isinstance(kernel, Varlen) and kernel.takes(query, value):
+        if isinstance(kernel, VarlenKernel) and kernel.takes(query, value):
             return kernel.sequences(query, key, value, self.bounds, self.longest, scaling, window)
         sizes = [rows * width for rows, width in self.shapes]
 
@@ -224,7 +231,7 @@ def width_of(width: int, length: int) -> int:
     return length
 
 
-class SideBySide(Layout):
+class SideBySide(AttentionLayout):
     """Sequences as rows of one right-padded grid, for models with a recurrent state.
 
     Queries are those of the last tokens; with a cache, keys of earlier tokens come first.
@@ -234,7 +241,7 @@ class SideBySide(Layout):
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query: Tensor,
         key: Tensor,

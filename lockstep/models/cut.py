@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from lockstep.core.batch import Batch
-from lockstep.distributed.ranks import Ranks
-from lockstep.models.attention import Packed, SideBySide
-from lockstep.models.zigzag import Zigzag
+from lockstep.distributed.ranks import RankMesh
+from lockstep.models.attention import PackedLayout, SideBySide
+from lockstep.models.zigzag import ZigzagLayout
 from lockstep_logprobs.collectives import sum_over_ranks
 from lockstep_logprobs.packed import Packing
 
 
 @dataclass(frozen=True)
-class Cut:
+class RowShare:
     """A rank's share of a row.
 
     Attributes:
@@ -41,33 +41,37 @@ class Cut:
 
     tokens: Tensor
     position: Tensor
-    layout: Packed | SideBySide | Zigzag
+    layout: PackedLayout | SideBySide | ZigzagLayout
     place: Tensor | None
-    ranks: Ranks
+    ranks: RankMesh
     rows: int = 1
 
     @classmethod
-    def of(cls, batch: Batch, ranks: Ranks, side_by_side: bool = False, multiple: int = 1) -> Cut:
+    def of(
+        cls, batch: Batch, ranks: RankMesh, side_by_side: bool = False, multiple: int = 1
+    ) -> RowShare:
         """One rank's share; row and grid sizes are multiples of `multiple` tokens."""
         shares = ranks.size("cp")
         if side_by_side:
             return cls._grid(batch, ranks)
         if shares == ranks.size("tp") == multiple == 1:
-            return cls(batch.tokens, batch.position, Packed.of(batch), None, ranks)
+            return cls(batch.tokens, batch.position, PackedLayout.of(batch), None, ranks)
         filled, place_N = _pad(batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple)
         if shares == 1:
-            return cls(filled.tokens, filled.position, Packed.of(filled, multiple), place_N, ranks)
+            return cls(
+                filled.tokens, filled.position, PackedLayout.of(filled, multiple), place_N, ranks
+            )
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
         packing = Packing(bounds, filled.tokens.numel(), shares)
         held_n = packing.positions(ranks.index("cp"))
         share_T = torch.full_like(filled.tokens, -1).scatter(
             0, held_n, torch.arange(len(held_n), device=held_n.device)
         )
-        layout = Zigzag.of(filled, packing, ranks.index("cp"), ranks.group("cp"))
+        layout = ZigzagLayout.of(filled, packing, ranks.index("cp"), ranks.group("cp"))
         return cls(filled.tokens[held_n], filled.position[held_n], layout, share_T[place_N], ranks)
 
     @classmethod
-    def _grid(cls, batch: Batch, ranks: Ranks) -> Cut:
+    def _grid(cls, batch: Batch, ranks: RankMesh) -> RowShare:
         """One right-padded row per sequence; attention and recurrent states ignore padding."""
         width = int(batch.lengths.max())
         place_N = batch.row * width + batch.position
@@ -85,7 +89,7 @@ class Cut:
             "layout": self.layout,
         }
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Cut:
+    def map(self, change: Callable[[Tensor], Tensor]) -> RowShare:
         """The same share with each tensor mapped."""
         place = None if self.place is None else change(self.place)
         tokens = change(self.tokens)

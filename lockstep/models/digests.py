@@ -11,7 +11,7 @@ from threading import Lock
 from typing import BinaryIO
 
 from lockstep.core.errors import InputError
-from lockstep.data.cache import Stamp, ensure_cached, entry
+from lockstep.data.cache import FileStamp, ensure_cached, entry
 
 FULL = "sha256:"
 """Length of the prefix that identifies a large file's digest.
@@ -61,13 +61,13 @@ def _matters(path: Path) -> bool:
 
 def _keep(file: Path) -> str:
     """The digest of all bytes of a file as it is now; may come from an earlier command's cache."""
-    stamp = Stamp.of(file)
+    stamp = FileStamp.of(file)
     if stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS:
         return _read_full(file)
 
     def write(kept: BinaryIO) -> None:
         found = _read_full(file)
-        if Stamp.of(file) != stamp:
+        if FileStamp.of(file) != stamp:
             raise InputError(f"{file.parent} changed while it was read; rerun the command")
         kept.write(found.encode())
 

@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
-from lockstep.core.types import Head, SamplingParams
-from lockstep.distributed.penalties import Earlier, find_earlier, penalize
-from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.core.types import HeadKind, SamplingParams
+from lockstep.distributed.penalties import EarlierTokens, find_earlier, penalize
+from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
 from lockstep.losses.base import Outputs
-from lockstep.models.cut import Cut
+from lockstep.models.cut import RowShare
 from lockstep.models.exact.linear import product
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
@@ -44,7 +44,7 @@ _ROWS = 256
 """Tokens per chunk of logits if only the likeliest token is needed."""
 
 
-def scores_tokens(head: Head) -> bool:
+def scores_tokens(head: HeadKind) -> bool:
     """True if a head gives log-probabilities of tokens; other heads give one number per state."""
     match head:
         case "logits":
@@ -55,7 +55,7 @@ def scores_tokens(head: Head) -> bool:
             assert_never(head)
 
 
-def scores_sequences(head: Head) -> bool:
+def scores_sequences(head: HeadKind) -> bool:
     """True if a head gives one number per sequence, like a classifier."""
     match head:
         case "reward":
@@ -66,7 +66,7 @@ def scores_sequences(head: Head) -> bool:
             assert_never(head)
 
 
-def _has_bias(head: Head) -> bool:
+def _has_bias(head: HeadKind) -> bool:
     """True if the head's linear unit has a bias."""
     match head:
         case "value":
@@ -105,7 +105,7 @@ class LogitsHead(nn.Module):
     """
 
     def __init__(
-        self, lm: PreTrainedModel, ranks: Ranks = ALONE, products: bool | None = None
+        self, lm: PreTrainedModel, ranks: RankMesh = ALONE, products: bool | None = None
     ) -> None:
         super().__init__()
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
@@ -123,7 +123,7 @@ class LogitsHead(nn.Module):
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
         return policy_outputs(laid, partial(self._at, laid.cut))
 
-    def _at(self, cut: Cut, state_m: Tensor) -> Vocabulary:
+    def _at(self, cut: RowShare, state_m: Tensor) -> VocabularyLogits:
         if not self._products:
             # logits_to_keep picks the same columns of every row; 0: all
             kept = state_m if cut.rows == 1 else 0
@@ -132,18 +132,22 @@ class LogitsHead(nn.Module):
                 logits_mV = logits_mV
             else:
                 logits_mV = logits_mV.index_select(0, state_m)
-            return Logits(logits_mV, WHOLE, is_exact(self.lm))
+            return HeadLogits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         hidden_mD = states_at(self.lm.base_model, cut, state_m)
-        return Products(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
+        return LogitProducts(hidden_mD, *own_rows(head.weight, self._ranks), is_exact(self.lm))
 
 
 class ValueHead(nn.Module):
     """A backbone with one linear unit, fp32, no dropout: V(x_<t) is read at the state of t − 1."""
 
     def __init__(
-        self, backbone: PreTrainedModel, seed: int, ranks: Ranks = ALONE, head: Head = "value"
+        self,
+        backbone: PreTrainedModel,
+        seed: int,
+        ranks: RankMesh = ALONE,
+        head: HeadKind = "value",
     ) -> None:
         super().__init__()
         self.backbone, self._ranks, self._side_by_side = (
@@ -153,7 +157,7 @@ class ValueHead(nn.Module):
         )
         self._size = int(backbone.config.get_text_config().hidden_size)
         self._seed = seed
-        self._head: Head = head
+        self._head: HeadKind = head
         self.value = value_unit(self._size, head)
         if ranks.size("tp") == 1:
             read_less(backbone)
@@ -175,7 +179,7 @@ class ValueHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class Logits:
+class HeadLogits:
     """This rank's columns of the logits of m states [m, v]; `exact` makes rows batch-invariant."""
 
     logits_mv: Tensor
@@ -183,7 +187,7 @@ class Logits:
     exact: bool = False
 
     def scores(
-        self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
+        self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: EarlierTokens | None
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of tokens, [m] or [m, K], and the entropy [m] or None.
 
@@ -205,7 +209,7 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Products:
+class LogitProducts:
     """Logits as products of hidden states [m, D] and this rank's vocabulary head rows [v, D]."""
 
     hidden_mD: Tensor
@@ -214,7 +218,7 @@ class Products:
     exact: bool = False
 
     def scores(
-        self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: Earlier | None
+        self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: EarlierTokens | None
     ) -> tuple[Tensor, Tensor | None]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
         # On a GPU, scores from hidden states and from logits have the same bits only if both
@@ -230,24 +234,24 @@ class Products:
 
     @torch.no_grad()
     def first(self) -> Tensor:
-        """The likeliest token, as in `Logits`; at most `_ROWS` tokens' logits are in memory."""
+        """The likeliest token, as in `HeadLogits`; at most `_ROWS` tokens' logits are in memory."""
         multiply = product if self.exact else F.linear
         shard = self.shard
         parts = self.hidden_mD.split(_ROWS)
         return torch.cat(
-            [Logits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts]
+            [HeadLogits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts]
         )
 
-    def _logits(self) -> Logits:
+    def _logits(self) -> HeadLogits:
         multiply = product if self.exact else F.linear
         logits_mv = multiply(sum_gradient(self.hidden_mD, self.shard.group), self.weight_vD)
-        return Logits(logits_mv, self.shard, self.exact)
+        return HeadLogits(logits_mv, self.shard, self.exact)
 
 
-Vocabulary = Logits | Products
+VocabularyLogits = HeadLogits | LogitProducts
 
 
-def policy_outputs(batch: LaidOut, at: Callable[[Tensor], Vocabulary]) -> Outputs:
+def policy_outputs(batch: LaidOut, at: Callable[[Tensor], VocabularyLogits]) -> Outputs:
     """Computes a batch's requested outputs at masked tokens, with logits only for these.
 
     Args:
@@ -296,12 +300,12 @@ def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Modul
     return Outputs(value=values[:count], final_value=values[count:])
 
 
-def value_unit(size: int, head: Head) -> nn.Linear:
+def value_unit(size: int, head: HeadKind) -> nn.Linear:
     """The linear unit of a value or reward head."""
     return nn.Linear(size, 1, bias=_has_bias(head))
 
 
-def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
+def first_value_weights(size: int, seed: int, head: HeadKind) -> dict[str, Tensor]:
     """Initial weights of a head's unit, by parameter name."""
     # A final norm leaves states of norm about √size, so initial values have a standard deviation of
     # about 0.1.
@@ -311,7 +315,7 @@ def first_value_weights(size: int, seed: int, head: Head) -> dict[str, Tensor]:
     return {"value.weight": weight, **bias}
 
 
-def own_rows(weight: Tensor, ranks: Ranks) -> tuple[Tensor, Shard]:
+def own_rows(weight: Tensor, ranks: RankMesh) -> tuple[Tensor, Shard]:
     """This rank's rows of a vocabulary head, and the tokens of that shard."""
     if not isinstance(weight, DTensor):
         return weight, WHOLE
@@ -329,7 +333,7 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     """
     head = lm.get_output_embeddings()
     batch = Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
-    cut = Cut.of(batch, ALONE, carries_state(lm.config))
+    cut = RowShare.of(batch, ALONE, carries_state(lm.config))
     if type(head) is not nn.Linear or head.bias is not None:
         return False
     seen: list[Tensor] = []
@@ -350,10 +354,10 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
 
 def inputs(batch: Batch) -> dict[str, Any]:
     """A batch in the form that `transformers` models take, in one process."""
-    return Cut.of(batch, ALONE).inputs
+    return RowShare.of(batch, ALONE).inputs
 
 
-def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
+def states_at(backbone: nn.Module, cut: RowShare, state_m: Tensor) -> Tensor:
     """Some of the last hidden states [m, D]; the last layer computes only those if it can."""
     if takes_read(backbone):
         assert isinstance(backbone, PreTrainedModel), "a backbone of `transformers`"
@@ -365,7 +369,7 @@ def states_at(backbone: nn.Module, cut: Cut, state_m: Tensor) -> Tensor:
     return states(backbone, cut).index_select(0, state_m)
 
 
-def states(backbone: nn.Module, cut: Cut) -> Tensor:
+def states(backbone: nn.Module, cut: RowShare) -> Tensor:
     """The last hidden states of this rank's tokens [n, D], full on all tensor-parallel ranks."""
     hidden = backbone(**cut.inputs).last_hidden_state
     return (hidden.full_tensor() if isinstance(hidden, DTensor) else hidden).flatten(0, 1)

@@ -17,7 +17,7 @@ _flash = partial(varlen_attn, enable_gqa=True) if _is_told else varlen_attn
 """torch 2.11 accepts fewer key heads than query heads without that argument."""
 
 
-class Kernel(ABC):
+class AttentionKernel(ABC):
     """Products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Kernel(ABC):
         """
 
 
-class Fused(Kernel):
+class FusedKernel(AttentionKernel):
     """PyTorch's kernels; the summation order depends on the number of queries and keys."""
 
     def causal(
@@ -64,8 +64,8 @@ class Fused(Kernel):
         return attend(query[:, :, None], key, value, mask, scaling)[:, :, 0]
 
 
-class Varlen(Fused):
-    """`Fused` without padding: PyTorch's flash attention takes packed sequences, in bf16."""
+class VarlenKernel(FusedKernel):
+    """`FusedKernel` without padding: PyTorch's flash attention takes packed sequences, in bf16."""
 
     def takes(self, query: Tensor, value: Tensor) -> bool:
         """True if `sequences` supports these head sizes."""
@@ -101,8 +101,8 @@ def takes_heads(size: int) -> bool:
     return size % 8 == 0 and size <= 256
 
 
-FUSED = Fused()
-VARLEN = Varlen()
+FUSED = FusedKernel()
+VARLEN = VarlenKernel()
 
 
 def attend(

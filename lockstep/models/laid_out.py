@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lockstep.core import align
 from lockstep.core.batch import Batch
-from lockstep.distributed.ranks import Ranks
-from lockstep.models.cut import Cut
+from lockstep.distributed.ranks import RankMesh
+from lockstep.models.cut import RowShare
 
 
 @dataclass(frozen=True)
-class Read:
+class OutputStates:
     """The states of a rank's share whose outputs are computed.
 
     Attributes:
@@ -33,14 +33,14 @@ class Read:
     into: Tensor
 
     @classmethod
-    def of(cls, cut: Cut, state_M: Tensor, into_M: Tensor) -> Read:
+    def of(cls, cut: RowShare, state_M: Tensor, into_M: Tensor) -> OutputStates:
         """Keeps the batch's states that are in this rank's share."""
         here, state_m = cut.locate(state_M)
         return cls(state_m, into_M[here])
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Read:
+    def map(self, change: Callable[[Tensor], Tensor]) -> OutputStates:
         """The same with each tensor mapped."""
-        return Read(change(self.state), change(self.into))
+        return OutputStates(change(self.state), change(self.into))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +54,16 @@ class LaidOut(Batch):
         masked: Mask with which it was laid out, and the indices of its tokens; None: no mask.
     """
 
-    cut: Cut
-    read: Read
+    cut: RowShare
+    read: OutputStates
     masked: tuple[Tensor, Tensor] | None
 
     @classmethod
     def of(
         cls,
         batch: Batch,
-        ranks: Ranks,
-        read: Callable[[Batch, Cut], Read],
+        ranks: RankMesh,
+        read: Callable[[Batch, RowShare], OutputStates],
         side_by_side: bool = False,
         multiple: int = 1,
     ) -> LaidOut:
@@ -73,11 +73,11 @@ class LaidOut(Batch):
             batch: The batch.
             ranks: Ranks that hold the model together.
             read: Selects the outputs to compute.
-            side_by_side: See `Cut.of`.
-            multiple: See `Cut.of`.
+            side_by_side: See `RowShare.of`.
+            multiple: See `RowShare.of`.
         """
         batch = batch.keep_places()
-        cut = Cut.of(batch, ranks, side_by_side, multiple)
+        cut = RowShare.of(batch, ranks, side_by_side, multiple)
         masked = (batch.mask, batch.mask_indices) if "mask" in batch.token else None
         return cls(**vars(batch), cut=cut, read=read(batch, cut), masked=masked)
 
@@ -112,19 +112,19 @@ class LaidOut(Batch):
         return self.map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
 
-def read_masked(batch: Batch, cut: Cut) -> Read:
+def read_masked(batch: Batch, cut: RowShare) -> OutputStates:
     """Reads the states before masked tokens; a sequence's first token has none."""
     own_M = _list_masked(batch)
-    return Read.of(cut, align.state_before(own_M), own_M)
+    return OutputStates.of(cut, align.state_before(own_M), own_M)
 
 
-def read_values(batch: Batch, cut: Cut) -> Read:
+def read_values(batch: Batch, cut: RowShare) -> OutputStates:
     """Reads the states before tokens whose values are requested, and those after sequences."""
     own_M = _list_valued(batch)
     count = batch.tokens.numel()
     after_B = torch.arange(len(batch), device=batch.tokens.device) + count
     state_M = torch.cat([align.state_before(own_M), align.state_after(batch)])
-    return Read.of(cut, state_M, torch.cat([own_M, after_B]))
+    return OutputStates.of(cut, state_M, torch.cat([own_M, after_B]))
 
 
 def _list_masked(batch: Batch) -> Tensor:

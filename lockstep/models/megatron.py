@@ -119,7 +119,7 @@ def places(
 def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:
     """Views of the tensors in one Megatron parameter, in the family's order."""
     if parameter.endswith(_QKV):
-        groups = _Groups.of(config)
+        groups = _QueryGroups.of(config)
         return groups.queries, groups.keys, groups.values
     if parameter.endswith(_HALVES):
         return (_first, _second)
@@ -127,14 +127,14 @@ def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor],
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _QueryGroups:
     """Query groups: the queries that share a key, then the key and the value."""
 
     heads: int
     size: int
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> _Groups:
+    def of(cls, config: PreTrainedConfig) -> _QueryGroups:
         heads = int(config.num_attention_heads)
         return cls(heads // int(config.num_key_value_heads), head_size(config))
 

@@ -49,7 +49,7 @@ _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba
 """Fields for windows and state chunks; shortened below a sequence's length to test both ends."""
 _TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-Fields = dict[str, Any]
+ConfigFields = dict[str, Any]
 """Fields of a configuration, as config.json holds them."""
 
 
@@ -104,7 +104,7 @@ def _smaller(
         yield partial(type(text).from_dict, cut)
 
 
-def _own_names(fields: Fields, own: Mapping[str, str]) -> Fields:
+def _own_names(fields: ConfigFields, own: Mapping[str, str]) -> ConfigFields:
     """Translates common field names to a configuration's own."""
     called = {own[name]: value for name, value in fields.items() if name in own}
     return {**{name: value for name, value in fields.items() if name not in own}, **called}
@@ -165,7 +165,7 @@ def _switches(module: nn.Module) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _common(fields: Fields) -> Fields:
+def _common(fields: ConfigFields) -> ConfigFields:
     """Shortens windows and chunks, so that short sequences exceed them."""
     cut = dict(fields)
     for name in _WINDOW_FIELDS:
@@ -174,7 +174,7 @@ def _common(fields: Fields) -> Fields:
     return cut
 
 
-def _narrow(fields: Fields) -> Fields:
+def _narrow(fields: ConfigFields) -> ConfigFields:
     """Narrows layers if width only costs time."""
     cut = dict(fields)
     cut["vocab_size"] = min(fields["vocab_size"], _VOCABULARY)
@@ -193,7 +193,7 @@ def _narrow(fields: Fields) -> Fields:
     return cut
 
 
-def _thin(fields: Fields) -> Fields:
+def _thin(fields: ConfigFields) -> ConfigFields:
     """Reduces the number of heads and of states with heads; head size stays."""
     counts = {name: fields[name] for name in _HEAD_FIELDS if isinstance(fields.get(name), int)}
     heads = [
@@ -208,7 +208,7 @@ def _thin(fields: Fields) -> Fields:
     return {**fields, **cut, "hidden_size": fields["hidden_size"] // factor}
 
 
-def _with_layers(fields: Fields, places: Sequence[int], count: int) -> Fields:
+def _with_layers(fields: ConfigFields, places: Sequence[int], count: int) -> ConfigFields:
     """Keeps only these of `count` layers; also cuts lists with one entry per layer."""
     cut = {
         name: [value[place] for place in places]

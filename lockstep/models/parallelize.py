@@ -36,7 +36,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.config import LearnerSection
 from lockstep.core.errors import InputError
-from lockstep.distributed.ranks import Ranks
+from lockstep.distributed.ranks import RankMesh
 from lockstep.losses.base import Outputs
 from lockstep.models.families.registry import family_of, list_tensor_parallel
 from lockstep.models.last_layer import read_all
@@ -76,7 +76,7 @@ def require_divisible(
 
 
 def parallelize(
-    model: nn.Module, lm: PreTrainedModel, ranks: Ranks, section: LearnerSection
+    model: nn.Module, lm: PreTrainedModel, ranks: RankMesh, section: LearnerSection
 ) -> None:
     """Shards a head of `models.heads` and its network, in place.
 

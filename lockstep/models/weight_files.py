@@ -34,7 +34,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredTensor:
     """A tensor's entry in the header of a file.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Stored:
 
 
 @dataclass
-class _Report:
+class _KeyReport:
     """Missing and unexpected tensors; `transformers` removes the names that it tolerates."""
 
     missing_keys: set[str]
@@ -74,7 +74,7 @@ def check_weights(
     path = Path(folder)
     own = model.state_dict()
     wanted = {name: list(tensor.shape) for name, tensor in own.items()}
-    stored: dict[str, _Stored] = {}
+    stored: dict[str, _StoredTensor] = {}
     for file in weight_files(path):
         for name, there in _headers(file).items():
             if name in stored:
@@ -83,7 +83,7 @@ def check_weights(
                     "folder again"
                 )
             stored[name] = there
-    named = _Names(model, wanted)
+    named = _TensorNames(model, wanted)
     unknown = set[str]()
     found = set[str]()
     for name, there in stored.items():
@@ -111,7 +111,7 @@ def _require_all(
     tied = model.all_tied_weights_keys
     # one of two tied tensors is enough
     missing = {name for name in missing if tied.get(name, name) in missing}
-    report = _Report(missing, unknown)
+    report = _KeyReport(missing, unknown)
     # what it may lack or ignore
     model._adjust_missing_and_unexpected_keys(cast(LoadStateDictInfo, report))
     missing = report.missing_keys
@@ -215,7 +215,7 @@ def _list_files(folder: Path) -> list[Path]:
     return files
 
 
-class _Names:
+class _TensorNames:
     """Renames file tensors as `transformers` does: from older checkpoints, or fused or split.
 
     Args:
@@ -254,11 +254,11 @@ def _name_some(names: set[str]) -> str:
     return ", ".join(some[:_NAMED]) + more
 
 
-def _headers(file: Path) -> dict[str, _Stored]:
+def _headers(file: Path) -> dict[str, _StoredTensor]:
     with _open_file(file) as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
         return {
-            name: _Stored(file, list(part.get_shape()), part.get_dtype())
+            name: _StoredTensor(file, list(part.get_shape()), part.get_dtype())
             for name, part in slices.items()
         }
 

@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.core.batch import Batch
-from lockstep.models.attention import Layout
-from lockstep.models.kernels import Kernel, attend, mask_newest
+from lockstep.models.attention import AttentionLayout
+from lockstep.models.kernels import AttentionKernel, attend, mask_newest
 from lockstep_logprobs.collectives import all_gather
 from lockstep_logprobs.packed import Packing
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SequenceChunk:
     """A chunk of a sequence; its tokens see the chunk and all tokens before it.
 
     Attributes:
@@ -39,7 +39,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Zigzag(Layout):
+class ZigzagLayout(AttentionLayout):
     """The layout of one rank's share of a row.
 
     Attributes:
@@ -50,28 +50,30 @@ class Zigzag(Layout):
     """
 
     group: dist.ProcessGroup | None
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[SequenceChunk, ...]
     gathered: Tensor
     takes_kernels = False
 
     @classmethod
-    def of(cls, row: Batch, packing: Packing, rank: int, group: dist.ProcessGroup | None) -> Zigzag:
+    def of(
+        cls, row: Batch, packing: Packing, rank: int, group: dist.ProcessGroup | None
+    ) -> ZigzagLayout:
         """One of C ranks' layout, for sequences whose lengths can be cut into 2 · C chunks."""
         count = 2 * packing.size
         chunks = tuple(
-            Chunk(length // count, start, (number + 1) * length // count)
+            SequenceChunk(length // count, start, (number + 1) * length // count)
             for start, length in zip(row.starts.tolist(), row.lengths.tolist(), strict=True)
             for number in (rank, count - 1 - rank)
         )
         return cls(group, chunks, packing.gather_index())
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Zigzag:
+    def map(self, change: Callable[[Tensor], Tensor]) -> ZigzagLayout:
         """The same layout with each tensor mapped."""
         return replace(self, gathered=change(self.gathered))
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query: Tensor,
         key: Tensor,

@@ -32,14 +32,14 @@ from torch import Tensor
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import BrokenPromiseError
-from lockstep.core.metrics import Last, Max, Mean, Metrics, Sum
+from lockstep.core.metrics import LastValue, Max, Mean, Metrics, Sum
 from lockstep.learners.base import Learner
-from lockstep.monitor.watch import Watch
+from lockstep.monitor.watch import DriftWatch
 from lockstep.objectives.masks import trainable
 from lockstep.objectives.mismatch import agreement
-from lockstep.objectives.tally import Tally
+from lockstep.objectives.tally import MismatchTally
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.weight_sync.sync import Snapshot
+from lockstep.weight_sync.sync import WeightSnapshot
 
 _LOOKED_AT = 64
 """Number of responses per step to compare if scoring all would be too expensive."""
@@ -49,7 +49,7 @@ _FEWEST = 4
 """One in `SHARE` responses per step, at least `_FEWEST`, is recomputed if both sides are exact."""
 
 
-class Disagreement(BrokenPromiseError):
+class DisagreementError(BrokenPromiseError):
     """Sampler and learner differ by more than the bound.
 
     Attributes:
@@ -62,7 +62,7 @@ class Disagreement(BrokenPromiseError):
 
 
 @dataclass(frozen=True)
-class Promise:
+class AgreementPromise:
     """The promised bound and the action on a violation.
 
     Attributes:
@@ -83,7 +83,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class State:
+class AgreementState:
     """Checkpointed state of the comparison.
 
     Attributes:
@@ -92,13 +92,13 @@ class State:
         not_recomputed: Number of tokens that were not compared.
     """
 
-    total: Tally = field(default_factory=Tally)
+    total: MismatchTally = field(default_factory=MismatchTally)
     broken: bool = False
     not_recomputed: int = 0
 
 
 @dataclass(frozen=True)
-class Certificate:
+class ExactnessCertificate:
     """The exactness of a run.
 
     Attributes:
@@ -123,7 +123,9 @@ class Certificate:
     reason: str | None = None
 
     @classmethod
-    def of(cls, total: Tally, promise: Promise, not_recomputed: int = 0) -> Certificate:
+    def of(
+        cls, total: MismatchTally, promise: AgreementPromise, not_recomputed: int = 0
+    ) -> ExactnessCertificate:
         """The certificate of a comparison under a promise."""
         reason = promise.inexact
         if not total.tokens:
@@ -163,8 +165,8 @@ class Agreement:
         self,
         policy: Learner,
         engine: SamplerSession,
-        promise: Promise,
-        watch: Watch | None,
+        promise: AgreementPromise,
+        watch: DriftWatch | None,
         note: Callable[[str], None],
     ) -> None:
         self._policy = policy
@@ -172,7 +174,7 @@ class Agreement:
         self._promise = promise
         self._note = note
         self.watch = watch
-        self.state = State()
+        self.state = AgreementState()
         self._before = self.dump()
 
     def compare(
@@ -180,7 +182,7 @@ class Agreement:
         step: int,
         version: int,
         batch: Batch,
-        snapshot: Snapshot | None = None,
+        snapshot: WeightSnapshot | None = None,
         read_N: Tensor | None = None,
     ) -> Metrics:
         """Compares tokens of a step.
@@ -215,7 +217,7 @@ class Agreement:
             some = some.with_columns({"old_logprob": self._policy.logprobs(some)})
         left = int(batch.mask.sum()) - int(some.mask.sum())
         pair = some["old_logprob"], some["sampler_logprob"], some.mask, some.lengths
-        metrics, state = self._judge(step, Tally.of(*pair), agreement(*pair), left)
+        metrics, state = self._judge(step, MismatchTally.of(*pair), agreement(*pair), left)
         if self.watch is not None:
             metrics += self.watch(step, version, some, snapshot)
         self.state = state
@@ -254,7 +256,7 @@ class Agreement:
             {"old_logprob": self._policy.logprobs(batch)}, {"recomputed": everything}
         )
 
-    def compare_trained(self, step: int, now: Tally) -> Metrics:
+    def compare_trained(self, step: int, now: MismatchTally) -> Metrics:
         """Compares tokens scored by training at the weights that sampled, not by `score`.
 
         Args:
@@ -268,7 +270,7 @@ class Agreement:
         measured = Metrics(token_mult_prob_error=mean, max_abs_logprob_diff=Max(now.largest))
         try:
             metrics, self.state = self._judge(step, now, measured, -int(now.tokens))
-        except Disagreement:
+        except DisagreementError:
             self.restore(self._before)
             raise
         return metrics
@@ -277,7 +279,7 @@ class Agreement:
         """Log-probabilities of some responses, rescored by the sampler's current weights, [N]."""
         return self._engine.logprobs(_plain(batch.select(_pick_responses(batch))))
 
-    def _read_now(self, batch: Batch, snapshot: Snapshot, read_N: Tensor) -> Batch:
+    def _read_now(self, batch: Batch, snapshot: WeightSnapshot, read_N: Tensor) -> Batch:
         """The batch with the sampler's log-probabilities corrected for staleness."""
         with self._engine.at(snapshot.version, snapshot):
             now_N = self._engine.logprobs(_plain(batch))
@@ -288,9 +290,9 @@ class Agreement:
         return _plain(batch).with_columns({"sampler_logprob": now_N})
 
     @property
-    def certificate(self) -> Certificate:
+    def certificate(self) -> ExactnessCertificate:
         """The exactness level of the run so far, with its evidence."""
-        return Certificate.of(self.state.total, self._promise, self.state.not_recomputed)
+        return ExactnessCertificate.of(self.state.total, self._promise, self.state.not_recomputed)
 
     def dump(self) -> dict[str, Any]:
         """The state as JSON types."""
@@ -298,19 +300,21 @@ class Agreement:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from `dump`."""
-        self.state = State(Tally(**saved["total"]), saved["broken"], saved.get("not_recomputed", 0))
+        self.state = AgreementState(
+            MismatchTally(**saved["total"]), saved["broken"], saved.get("not_recomputed", 0)
+        )
         if self.watch is not None and saved["watch"] is not None:
             self.watch.restore(saved["watch"])
 
     def _judge(
-        self, step: int, now: Tally, measured: Metrics, not_recomputed: int
-    ) -> tuple[Metrics, State]:
+        self, step: int, now: MismatchTally, measured: Metrics, not_recomputed: int
+    ) -> tuple[Metrics, AgreementState]:
         """Metrics and state after more tokens; raises or notes once if a promise is broken."""
         total = self.state.total + now
         promise = self._promise
         broken = now.breaks(promise.bound) or total.breaks(promise.bound)
         known = Metrics(
-            tokens=Sum(now.tokens), bound=Last(promise.bound), breach=Max(float(broken))
+            tokens=Sum(now.tokens), bound=LastValue(promise.bound), breach=Max(float(broken))
         )
         if promise.exact:
             known += Metrics(mismatches=Sum(now.mismatches), not_recomputed=Sum(not_recomputed))
@@ -319,11 +323,13 @@ class Agreement:
             self._check_bound(step, now, total, metrics)
         if promise.exact and now.mismatches:
             self._check_bits(step, now, metrics)
-        return metrics, State(
+        return metrics, AgreementState(
             total, self.state.broken or broken, self.state.not_recomputed + not_recomputed
         )
 
-    def _check_bound(self, step: int, now: Tally, total: Tally, metrics: Metrics) -> None:
+    def _check_bound(
+        self, step: int, now: MismatchTally, total: MismatchTally, metrics: Metrics
+    ) -> None:
         """Raises, or notes once, if the bound is violated."""
         over = now if now.breaks(self._promise.bound) else total
         sentence = (
@@ -331,7 +337,7 @@ class Agreement:
             f"{_figures(over, over is total, self._promise.bound)}"
         )
         if self._promise.stops:
-            raise Disagreement(
+            raise DisagreementError(
                 f"{sentence}; nothing of this step was trained on; locate the cause with "
                 f"`{self._promise.command}`, or continue with agreement.on_breach=warn",
                 metrics,
@@ -342,7 +348,7 @@ class Agreement:
                 f"`{self._promise.command}`"
             )
 
-    def _check_bits(self, step: int, now: Tally, metrics: Metrics) -> None:
+    def _check_bits(self, step: int, now: MismatchTally, metrics: Metrics) -> None:
         """Raises, or notes once, if a token differs although both sides are exact."""
         sentence = (
             f"step {step}: {now.mismatches} of {now.tokens:.0f} tokens have different "
@@ -350,7 +356,7 @@ class Agreement:
             "both are exact"
         )
         if self._promise.stops_inexact:
-            raise Disagreement(
+            raise DisagreementError(
                 f"{sentence}; nothing of this step was trained on; locate the cause with "
                 f"`{self._promise.command}`, or continue with agreement.exact=true",
                 metrics,
@@ -362,7 +368,7 @@ class Agreement:
             )
 
 
-def _figures(over: Tally, overall: bool, bound: float) -> str:
+def _figures(over: MismatchTally, overall: bool, bound: float) -> str:
     where = "of all steps so far" if overall else "of this step"
     if over.unknown:
         unknown = f"{over.unknown} of them without finite log-probabilities on both sides, "

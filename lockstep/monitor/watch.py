@@ -30,14 +30,14 @@ import torch
 from torch import Tensor
 
 from lockstep.core.batch import Batch
-from lockstep.core.metrics import Last, Metrics
+from lockstep.core.metrics import LastValue, Metrics
 from lockstep.learners.base import Learner
 from lockstep.monitor.sequential import DriftState, DriftTest
 from lockstep.objectives.mismatch import sequence_mismatch
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.weight_sync.sync import Snapshot
+from lockstep.weight_sync.sync import WeightSnapshot
 
-Outcome = Literal["decode", "refit", "weights", "text"]
+DriftCause = Literal["decode", "refit", "weights", "text"]
 
 FLOOR = 1e-3
 """A mismatch z that is always healthy; about half the difference of two correct fp32 engines."""
@@ -47,7 +47,7 @@ _KEPT = 16  # sequences
 _SURE = 1e-3  # a mean of 1 − p below which a ratio is meaningless
 
 
-_MEANING: Mapping[Outcome, str] = {
+_MEANING: Mapping[DriftCause, str] = {
     "decode": (
         "the sampler agrees when it rescores the same tokens, so its weights are right and "
         "its decoding or cache is wrong"
@@ -68,7 +68,7 @@ _MEANING: Mapping[Outcome, str] = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSequences:
     """Sequences kept from the first steps, as JSON types.
 
     Attributes:
@@ -99,11 +99,11 @@ class WatchState:
     """Checkpointed state of the drift monitor."""
 
     drift: DriftState = field(default_factory=DriftState)
-    kept: Kept | None = None
+    kept: KeptSequences | None = None
 
 
 @dataclass(frozen=True)
-class Evidence:
+class DriftEvidence:
     """Measurements of z at an alarm.
 
     Attributes:
@@ -123,7 +123,7 @@ class Evidence:
     kept_now: float
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> DriftCause:
         """The cause of the drift."""
         read = max(self.kept_then, FLOOR)
         midway = read * math.sqrt(max(self.now, FLOOR) / max(self.usual, FLOOR))
@@ -140,7 +140,7 @@ class Evidence:
         shown = ("rescored", "resent", "kept_then", "kept_now")
         return Metrics(
             {
-                f"watch/{name}": Last(1.0 + value)
+                f"watch/{name}": LastValue(1.0 + value)
                 for name, value in asdict(self).items()
                 if name in shown
             }
@@ -155,7 +155,7 @@ class Evidence:
         )
 
 
-class Watch:
+class DriftWatch:
     """Monitors every step for drift before training.
 
     Args:
@@ -185,7 +185,7 @@ class Watch:
         self.state = WatchState()
 
     def __call__(
-        self, step: int, version: int, batch: Batch, snapshot: Snapshot | None = None
+        self, step: int, version: int, batch: Batch, snapshot: WeightSnapshot | None = None
     ) -> Metrics:
         """Measures a step's responses.
 
@@ -219,9 +219,12 @@ class Watch:
         if drift.bound is None:
             bound = {}
         else:
-            bound = {"watch/bound": Last(1.0 + drift.bound)}
-        shown = {} if now is None else {"watch/mismatch": Last(1.0 + now)}
-        known = {"watch/e_value": Last(drift.e_value), "watch/alarm": Last(float(drift.alarm))}
+            bound = {"watch/bound": LastValue(1.0 + drift.bound)}
+        shown = {} if now is None else {"watch/mismatch": LastValue(1.0 + now)}
+        known = {
+            "watch/e_value": LastValue(drift.e_value),
+            "watch/alarm": LastValue(float(drift.alarm)),
+        }
         return metrics + {**shown, **bound, **known}
 
     def dump(self) -> dict[str, Any]:
@@ -230,17 +233,17 @@ class Watch:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from `dump`."""
-        kept = None if saved["kept"] is None else Kept(**saved["kept"])
+        kept = None if saved["kept"] is None else KeptSequences(**saved["kept"])
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 
-    def _keep(self, version: int, batch: Batch, snapshot: Snapshot | None) -> Kept:
+    def _keep(self, version: int, batch: Batch, snapshot: WeightSnapshot | None) -> KeptSequences:
         """Keeps sequences from a batch, with their mismatch."""
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
         kept = replace(batch.select(rows), sampling=None)
         learner_N = self._policy.logprobs(kept)
         with self._engine.at(version, snapshot):
             mismatch = _mismatch(kept, learner_N, self._engine.logprobs(kept))
-        return Kept(
+        return KeptSequences(
             [tokens.tolist() for tokens in kept.sequences()],
             [mask.int().tolist() for mask in kept.sequences("mask")],
             mismatch or 0.0,
@@ -251,11 +254,11 @@ class Watch:
         self,
         version: int,
         batch: Batch,
-        snapshot: Snapshot | None,
+        snapshot: WeightSnapshot | None,
         now: float,
         usual: float,
-        kept: Kept,
-    ) -> Evidence:
+        kept: KeptSequences,
+    ) -> DriftEvidence:
         """Measures the evidence by rescoring with the sampler at the same weights."""
         own = replace(batch, sampling=None)
         old = kept.batch()
@@ -267,7 +270,7 @@ class Watch:
             resent = _mismatch(own, own_N, self._engine.logprobs(own))
             kept_now = _mismatch(old, old_N, self._engine.logprobs(old))
         share = kept.uncertainty / max(_uncertainty(old, old_N), _SURE)
-        return Evidence(
+        return DriftEvidence(
             usual, now, rescored or 0.0, resent or 0.0, kept.mismatch, (kept_now or 0.0) * share
         )
 

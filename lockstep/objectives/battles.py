@@ -8,16 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Winner = Literal["A", "B"]
+BattleWinner = Literal["A", "B"]
 """A: the player shown first; B: the player shown second."""
-Battles = Mapping[tuple[int, int], Winner | None]
+BattleResults = Mapping[tuple[int, int], BattleWinner | None]
 """Winner of each battle, by its players in the order shown; None: no verdict."""
 
 _STEPS = 100
 _EXACT = 1e-12
 
 
-def consistent_wins(battles: Battles, players: int) -> Tensor:
+def consistent_wins(battles: BattleResults, players: int) -> Tensor:
     """Counts one win per pair if both orders agree, else a tie: half a win for each player.
 
     Args:
@@ -42,7 +42,7 @@ def consistent_wins(battles: Battles, players: int) -> Tensor:
     return wins_PP
 
 
-def position_weighted_wins(battles: Battles, players: int) -> Tensor:
+def position_weighted_wins(battles: BattleResults, players: int) -> Tensor:
     """Counts wins weighted by position; the position that wins more often weighs less.
 
     B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]; ω₁ is the share of

@@ -17,13 +17,13 @@ from statistics import NormalDist
 
 import torch
 
-from lockstep.core.metrics import Last, Metrics
+from lockstep.core.metrics import LastValue, Metrics
 
 _Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """A mean over questions with its 95 % interval.
 
     Attributes:
@@ -40,7 +40,7 @@ class Estimate:
 
     def ends(self, name: str) -> Metrics:
         """The interval as metrics: `name_low` and `name_high`."""
-        return Metrics({f"{name}_low": Last(self.low), f"{name}_high": Last(self.high)})
+        return Metrics({f"{name}_low": LastValue(self.low), f"{name}_high": LastValue(self.high)})
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -98,7 +98,7 @@ def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[in
     return ways
 
 
-def share(values: Sequence[float]) -> Estimate:
+def share(values: Sequence[float]) -> MeanEstimate:
     """The mean of one number in [0, 1] per question, with a score interval that stays in [0, 1].
 
     Wilson's interval (1927) at the sample size that a simple random sample would need for the same
@@ -117,10 +117,10 @@ def share(values: Sequence[float]) -> Estimate:
     size = n * p * (1 - p) / variance if min(values) < max(values) else float(n)
     center = (p + _Z95**2 / (2 * size)) / (1 + _Z95**2 / size)
     half = _Z95 / (1 + _Z95**2 / size) * math.sqrt(p * (1 - p) / size + (_Z95 / (2 * size)) ** 2)
-    return Estimate(p, max(0.0, center - half), min(1.0, center + half), n)
+    return MeanEstimate(p, max(0.0, center - half), min(1.0, center + half), n)
 
 
-def mean(values: Sequence[float]) -> Estimate:
+def mean(values: Sequence[float]) -> MeanEstimate:
     """The mean of one number per question, ± 1.96 standard errors (NaN for a single question)."""
     if not values:
         return _nothing()
@@ -129,13 +129,13 @@ def mean(values: Sequence[float]) -> Estimate:
         half = _Z95 * float(column.std()) / math.sqrt(len(values))
     else:
         half = math.nan
-    return Estimate(
+    return MeanEstimate(
         float(column.mean()), float(column.mean()) - half, float(column.mean()) + half, len(values)
     )
 
 
-def _nothing() -> Estimate:
-    return Estimate(math.nan, math.nan, math.nan, 0)
+def _nothing() -> MeanEstimate:
+    return MeanEstimate(math.nan, math.nan, math.nan, 0)
 
 
 def _require(n: int, k: int) -> None:

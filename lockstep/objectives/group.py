@@ -10,14 +10,19 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from lockstep.core.types import Baseline, ScaleRewards
+from lockstep.core.types import BaselineKind, ScaleRewards
 
 _LEAST = 1e-4  # added to the standard deviation, so that equal rewards do not divide by 0
 _LEAST_OF_OTHERS = 1e-6  # added to the standard deviation of the others if it is not 0
 
 
 def group_advantage(
-    score_B: Tensor, judged_B: Tensor, group_size: int, *, baseline: Baseline, scale: ScaleRewards
+    score_B: Tensor,
+    judged_B: Tensor,
+    group_size: int,
+    *,
+    baseline: BaselineKind,
+    scale: ScaleRewards,
 ) -> tuple[Tensor, Tensor]:
     """Computes A_i = (r_i − b_i) / s over judged responses; the rest count in no mean.
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lockstep.core.metrics import Max, Mean, Metrics, Reduction
+from lockstep.core.metrics import Max, Mean, MetricReduction, Metrics
 from lockstep.objectives.divergence import k1, k3
 from lockstep.objectives.masks import rows, sequence_sum, trainable
 
@@ -62,7 +62,7 @@ def icepop(
 
 
 @dataclass(frozen=True)
-class EffectiveSampleSize(Reduction):
+class EffectiveSampleSize(MetricReduction):
     """Effective sample share (Σw)² / (n·Σw²) over sequences (Kish 1965); 1 for equal weights.
 
     Kept as logarithms, because the weight of a long sequence may not fit a float.

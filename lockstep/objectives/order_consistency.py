@@ -29,14 +29,14 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from operator import add
 
-from lockstep.objectives.battles import Battles
+from lockstep.objectives.battles import BattleResults
 
 LEVEL = 0.01
 """Maximum probability that a judge without skill passes."""
 
 
 @dataclass(frozen=True)
-class Comparisons:
+class ComparisonCounts:
     """Counts of comparisons that were decided in both orders.
 
     Attributes:
@@ -49,8 +49,8 @@ class Comparisons:
     consistent: int = 0
     first_wins: int = 0
 
-    def __add__(self, other: Comparisons) -> Comparisons:
-        return Comparisons(*map(add, astuple(self), astuple(other)))
+    def __add__(self, other: ComparisonCounts) -> ComparisonCounts:
+        return ComparisonCounts(*map(add, astuple(self), astuple(other)))
 
     @property
     def by_chance(self) -> float:
@@ -87,7 +87,7 @@ class Comparisons:
         return math.exp(ways + consistent * math.log(2) - draws)
 
 
-def count_comparisons(battles: Iterable[Battles]) -> Comparisons:
+def count_comparisons(battles: Iterable[BattleResults]) -> ComparisonCounts:
     """Counts comparisons that were decided in both orders, over several sets of players."""
     decided = [
         (winner, back)
@@ -95,7 +95,7 @@ def count_comparisons(battles: Iterable[Battles]) -> Comparisons:
         for (i, j), winner in own.items()
         if i < j and winner is not None and (back := own.get((j, i))) is not None
     ]
-    return Comparisons(
+    return ComparisonCounts(
         len(decided),
         sum(one != other for one, other in decided),
         sum((one == "A") + (other == "A") for one, other in decided),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-Status = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
+PairStatus = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
 """Outcome of choosing a pair for a row.
 
 A pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than two
@@ -17,7 +17,7 @@ finished answers; a pair of judgments to learn from.
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PairCandidate:
     """A candidate answer for a pair.
 
     Attributes:
@@ -43,12 +43,12 @@ class AnswerPair:
         rejected: The worse answer.
     """
 
-    status: Status
+    status: PairStatus
     chosen: int | None = None
     rejected: int | None = None
 
 
-def choose(answers: Sequence[Candidate], length_control: float) -> AnswerPair:
+def choose(answers: Sequence[PairCandidate], length_control: float) -> AnswerPair:
     """Chooses the preferred and the rejected answer.
 
     Let S be the finished answers with a score, from s_min to s_max, and ρ the length control: the

@@ -24,7 +24,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from lockstep.core.metrics import Reduction
+from lockstep.core.metrics import MetricReduction
 from lockstep.objectives.masks import sequence_sum, trainable
 
 CAP = 3.0
@@ -34,7 +34,7 @@ _LARGEST = torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True)
-class Tally(Reduction):
+class MismatchTally(MetricReduction):
     """Sums over responses that merge by addition.
 
     Attributes:
@@ -62,7 +62,7 @@ class Tally(Reduction):
     @classmethod
     def of(
         cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor
-    ) -> Tally:
+    ) -> MismatchTally:
         """Tallies both sides' log-probabilities of the same tokens, nats [N]."""
         delta_N = trainable(learner_logprob_N.double() - sampler_logprob_N.double(), mask_N)
         finite_N = delta_N.isfinite()
@@ -81,14 +81,14 @@ class Tally(Reduction):
             largest=float(delta_N.abs().nan_to_num(_LARGEST).max()) if len(delta_N) else 0.0,
         )
 
-    def merge(self, other: Tally) -> Tally:
+    def merge(self, other: MismatchTally) -> MismatchTally:
         return self + other
 
     def value(self) -> float:
         return self.mean
 
-    def __add__(self, other: Tally) -> Tally:
-        sums = Tally(*map(add, astuple(self), astuple(other)))
+    def __add__(self, other: MismatchTally) -> MismatchTally:
+        sums = MismatchTally(*map(add, astuple(self), astuple(other)))
         return replace(sums, largest=max(self.largest, other.largest))
 
     @property

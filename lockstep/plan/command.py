@@ -12,7 +12,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import data_files
 from lockstep.config.hub import fetch_names
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.config.model_recipe import weights_of
 from lockstep.core.errors import InputError
 from lockstep.learners.backend import find_backend
@@ -20,17 +20,17 @@ from lockstep.models.folder import ModelError, read_config, skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.parallelize import require_divisible
 from lockstep.models.source import scratch_tokenizer
-from lockstep.plan.layouts import Search
-from lockstep.plan.page import Plan, page
-from lockstep.plan.sizes import Sizes
-from lockstep.plan.time import Rates
+from lockstep.plan.layouts import LayoutSearch
+from lockstep.plan.page import PlanPage, page
+from lockstep.plan.sizes import ModelSizes
+from lockstep.plan.time import DeviceRates
 from lockstep.rewards.build import require_sandbox
 
 _MOST_GPUS = 200_000
 _SIZE = TypeAdapter(ByteSize)
 
 
-def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Plan:
+def plan(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None = None) -> PlanPage:
     """Plans a recipe.
 
     Args:
@@ -62,9 +62,11 @@ def plan(loaded: Loaded, gpus: int, memory: str, rates: str | None = None) -> Pl
             require_divisible(
                 _config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key
             )
-    sizes = Sizes.of(skeleton(model, str(recipe.model.path)), recipe.learner.lora)
-    known = None if rates is None else Rates.read(Path(rates), recipe.learner.dtype)
-    return page(Search(recipe, sizes, model, room), loaded.name, loaded.arguments, gpus, known)
+    sizes = ModelSizes.of(skeleton(model, str(recipe.model.path)), recipe.learner.lora)
+    known = None if rates is None else DeviceRates.read(Path(rates), recipe.learner.dtype)
+    return page(
+        LayoutSearch(recipe, sizes, model, room), loaded.name, loaded.arguments, gpus, known
+    )
 
 
 def bytes_of(memory: str) -> int:
@@ -88,7 +90,7 @@ def bytes_of(memory: str) -> int:
     return size
 
 
-def _config_of_run(loaded: Loaded) -> PreTrainedConfig:
+def _config_of_run(loaded: LoadedRecipe) -> PreTrainedConfig:
     """Configuration of the run's initial model, or of the warm start's if it begins with one."""
     first = loaded.warm_start
     recipe = loaded.training

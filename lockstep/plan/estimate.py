@@ -8,13 +8,13 @@ from functools import cache
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Load, ModelRole
-from lockstep.cluster.placement import Placement, takes_turns, works_in_engines_turn
+from lockstep.cluster.placement import RunPlacement, takes_turns, works_in_engines_turn
 from lockstep.config import LearnerSection
 from lockstep.config.model_recipe import weights_of
 from lockstep.judge.options import AskedSection
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.memory import Generation, Rank
-from lockstep.plan.sizes import FP32, Sizes
+from lockstep.plan.memory import EngineMemory, ModelRank
+from lockstep.plan.sizes import FP32, ModelSizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import PROCESS_BYTES, CacheBudget, usable_bytes
 from lockstep.weight_sync.buckets import CAPACITY
@@ -43,22 +43,22 @@ class MemoryEstimate:
 
     learner: LearnerSection
     load: Load
-    ranks: Mapping[str, Rank]
-    sampler: Generation | None
-    placement: Placement
+    ranks: Mapping[str, ModelRank]
+    sampler: EngineMemory | None
+    placement: RunPlacement
     buckets: int = 0
     sequences: int = 0
     copies: int = 0
     takes_turns: bool = False
     in_engines_turn: frozenset[str] = frozenset()
-    judges: tuple[Generation, ...] = ()
+    judges: tuple[EngineMemory, ...] = ()
 
     @classmethod
     def of(
         cls,
         recipe: Algorithm,
-        sizes: Sizes,
-        placement: Placement,
+        sizes: ModelSizes,
+        placement: RunPlacement,
         learners: Mapping[str, LearnerSection] | None = None,
         memory: int | None = None,
     ) -> MemoryEstimate:
@@ -99,7 +99,7 @@ class MemoryEstimate:
             return found
         sequences = inference.sampler.max_batch_size
         ahead = inference.one_step_ahead
-        sampler = Generation.of(
+        sampler = EngineMemory.of(
             sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes
         )
         found = replace(found, sampler=sampler, sequences=sequences)
@@ -117,7 +117,7 @@ class MemoryEstimate:
         )
 
     @property
-    def own_layouts(self) -> dict[str, Rank]:
+    def own_layouts(self) -> dict[str, ModelRank]:
         """Ranks of models with their own layout."""
         return {
             name: rank
@@ -241,14 +241,14 @@ class MemoryEstimate:
         return max(rank.peak.size - rank.resident for rank in self.ranks.values())
 
 
-def _rank(role: ModelRole, sizes: Sizes, learner: LearnerSection, load: Load) -> Rank:
+def _rank(role: ModelRole, sizes: ModelSizes, learner: LearnerSection, load: Load) -> ModelRank:
     """One rank of a model; a frozen model has no adapters."""
     if role.path is None:
         own = sizes
     else:
         own = replace(_sizes(role.path), adapters=sizes.adapters)
     own = own if role.is_saved else replace(own, adapters=0)
-    return Rank(own, learner, load, role.head, role.optimizer is not None, _count_state(role))
+    return ModelRank(own, learner, load, role.head, role.optimizer is not None, _count_state(role))
 
 
 def _count_state(role: ModelRole) -> int:
@@ -258,7 +258,9 @@ def _count_state(role: ModelRole) -> int:
     return len(role.optimizer.torch_class.state)
 
 
-def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Load) -> Generation:
+def _judge(
+    section: AskedSection, own: ModelSizes, learner: LearnerSection, load: Load
+) -> EngineMemory:
     """The engine of a judge; its model is the run's initial one unless the section names another.
 
     Each replica is on a separate device.
@@ -267,18 +269,18 @@ def _judge(section: AskedSection, own: Sizes, learner: LearnerSection, load: Loa
     sizes = own if section.path is None else _sizes(section.path, headless=False)
     engine = section.engine
     penalizes = section.sampling.params().penalizes
-    return Generation.of(
+    return EngineMemory.of(
         sizes, learner, engine, asked, engine.max_batch_size, shares=False, penalizes=penalizes
     )
 
 
 @cache
-def _sizes(path: str, headless: bool = True) -> Sizes:
+def _sizes(path: str, headless: bool = True) -> ModelSizes:
     folder = str(weights_of(path))
-    return Sizes.of(skeleton(read_config(folder, headless=headless), folder))
+    return ModelSizes.of(skeleton(read_config(folder, headless=headless), folder))
 
 
-def checkpoint_bytes(models: Sequence[ModelRole], sizes: Sizes) -> int:
+def checkpoint_bytes(models: Sequence[ModelRole], sizes: ModelSizes) -> int:
     """Bytes of a checkpoint: weights of changing models, and moments of trained ones."""
     return sum(
         (1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head)

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.cluster.placement import Devices, Placement, Processes
+from lockstep.cluster.placement import DeviceGrid, ProcessCounts, RunPlacement
 from lockstep.config import LearnerSection, Parallel
 from lockstep.core.errors import InputError
 from lockstep.models.parallelize import require_divisible
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.sizes import ModelSizes
 
 _WITHIN_A_MACHINE = 8
 """GPUs per machine, and the largest proposed tp.
@@ -29,7 +29,7 @@ _FEWEST_TOKENS = 256
 
 
 @dataclass(frozen=True)
-class Search:
+class LayoutSearch:
     """Search over the layouts of a recipe.
 
     Attributes:
@@ -40,18 +40,18 @@ class Search:
     """
 
     recipe: Algorithm
-    sizes: Sizes
+    sizes: ModelSizes
     config: PreTrainedConfig
     memory: int
 
     @property
-    def own(self) -> Processes:
+    def own(self) -> ProcessCounts:
         """The processes of the unchanged recipe."""
         if self.recipe.inference is None:
             sampler = None
         else:
             sampler = self.recipe.inference.sampler
-        return Processes.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
+        return ProcessCounts.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
 
     def estimate(
         self, parallel: Parallel, changes: Mapping[str, Any] | None = None
@@ -98,12 +98,12 @@ class Search:
         return self._estimate({}, self.own)
 
     def _estimate(
-        self, learners: Mapping[str, LearnerSection], processes: Processes
+        self, learners: Mapping[str, LearnerSection], processes: ProcessCounts
     ) -> MemoryEstimate:
-        devices = Devices.of_machines_like(
+        devices = DeviceGrid.of_machines_like(
             min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes
         )
-        placement = Placement.of(devices, processes)
+        placement = RunPlacement.of(devices, processes)
         return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, self.memory)
 
     def layouts(self, gpus: int) -> list[Parallel]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, SamplerSection
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 from lockstep.models.heads import scores_tokens
 from lockstep.models.parallelize import gathers_half
-from lockstep.plan.sizes import FP32, HALF, INT64, Sizes
+from lockstep.plan.sizes import FP32, HALF, INT64, ModelSizes
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 
@@ -28,7 +28,7 @@ With fewer, most of a GPU is idle.
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryMoment:
     """A moment that can be the memory peak, and its contents.
 
     Attributes:
@@ -46,7 +46,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Rank:
+class ModelRank:
     """One rank of a model.
 
     Attributes:
@@ -58,10 +58,10 @@ class Rank:
         state: Numbers that its optimizer keeps for each weight; 2 for AdamW.
     """
 
-    sizes: Sizes
+    sizes: ModelSizes
     learner: LearnerSection
     load: Load
-    head: Head = "logits"
+    head: HeadKind = "logits"
     trained: bool = True
     state: int = 2
 
@@ -136,15 +136,15 @@ class Rank:
         return 0
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> MemoryMoment:
         """The fullest moment of a step."""
         return max(self.moments(), key=lambda moment: moment.size)
 
-    def moments(self) -> list[Moment]:
+    def moments(self) -> list[MemoryMoment]:
         """Moments that can be the peak, in order."""
         if not self.trained:
             return [
-                Moment(
+                MemoryMoment(
                     "scoring",
                     self._standing()
                     | self._count_gathered(2)
@@ -182,22 +182,22 @@ class Rank:
         else:
             waits = 0
         return [
-            Moment(
+            MemoryMoment(
                 "end of the forward pass", before | self._count_gathered(1) | last | self._forward()
             ),
-            Moment(
+            MemoryMoment(
                 "head's backward pass",
                 before | self._count_gathered(1) | last | self._head_backward(table),
             ),
-            Moment(
+            MemoryMoment(
                 "last layer's backward pass",
                 before | self._count_gathered(3) | last | self._on_their_way(waits),
             ),
-            Moment(
+            MemoryMoment(
                 "first layer's backward pass",
                 meanwhile | self._count_gathered(2) | first | self._on_their_way(waits),
             ),
-            Moment(
+            MemoryMoment(
                 "end of the backward pass",
                 standing | {"gradients": gradients} | self._outside(several),
             ),
@@ -396,7 +396,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Generation:
+class EngineMemory:
     """The memory of an inference engine on each of its devices.
 
     Attributes:
@@ -417,14 +417,14 @@ class Generation:
     @classmethod
     def of(
         cls,
-        sizes: Sizes,
+        sizes: ModelSizes,
         learner: LearnerSection,
         sampler: SamplerSection,
         load: Load,
         sequences: int,
         shares: bool = True,
         penalizes: bool = False,
-    ) -> Generation:
+    ) -> EngineMemory:
         """Estimates a sampler, which may share the learner's weights in the same process."""
         backend = find_backend(sampler)
         if backend is None:
@@ -464,7 +464,7 @@ class Generation:
             return CacheBudget(self.cache, self.least, beside + self.weights + self.seen)
         return None
 
-    def limit(self, memory: int, beside: int) -> Generation:
+    def limit(self, memory: int, beside: int) -> EngineMemory:
         """Returns it with a KV cache that fits a device next to `beside` bytes.
 
         Unchanged if the size is set.

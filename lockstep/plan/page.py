@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from lockstep.config import LearnerSection, Parallel
 from lockstep.core.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.layouts import Search, cache_override, overrides, rank_cuts
-from lockstep.plan.time import Engines, Rates, StepTime
+from lockstep.plan.layouts import LayoutSearch, cache_override, overrides, rank_cuts
+from lockstep.plan.time import DeviceRates, EngineCounts, StepTime
 from lockstep.report.terminal import summary_table
 from lockstep.system.units import readable
 
@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanPage:
     """A plan as text.
 
     Attributes:
@@ -31,8 +31,12 @@ class Plan:
 
 
 def page(
-    search: Search, name: str, said: Sequence[str], gpus: int, rates: Rates | None = None
-) -> Plan:
+    search: LayoutSearch,
+    name: str,
+    said: Sequence[str],
+    gpus: int,
+    rates: DeviceRates | None = None,
+) -> PlanPage:
     """Writes the plan for a number of GPUs: memory by rank, layouts, and the proposed one.
 
     Args:
@@ -49,10 +53,10 @@ def page(
     blocks += [] if rates is None else [_time(search, shown, rates)]
     blocks += [_layouts(search, gpus)] if gpus > 1 else []
     text = "\n\n".join([*blocks, _verdict(search, said, gpus, standing, found)])
-    return Plan(text, found is not None or (standing is not None and search.fits(standing)))
+    return PlanPage(text, found is not None or (standing is not None and search.fits(standing)))
 
 
-def _roomiest(search: Search, gpus: int) -> MemoryEstimate:
+def _roomiest(search: LayoutSearch, gpus: int) -> MemoryEstimate:
     """The layout that needs the least memory per GPU, for when nothing fits."""
     found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
     if not any(found):
@@ -71,7 +75,7 @@ def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
     return f"lockstep train {shlex.join([*kept, *changed])}"
 
 
-def _model(search: Search, name: str, gpus: int) -> str:
+def _model(search: LayoutSearch, name: str, gpus: int) -> str:
     sizes = search.sizes
     lines = [
         ("plan", f"{name} on {_count(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
@@ -89,10 +93,10 @@ def _model(search: Search, name: str, gpus: int) -> str:
     return summary_table(lines)
 
 
-def _time(search: Search, estimate: MemoryEstimate, rates: Rates) -> str:
+def _time(search: LayoutSearch, estimate: MemoryEstimate, rates: DeviceRates) -> str:
     """Seconds of a step by phase."""
     processes = estimate.placement.processes
-    engines = Engines(max(1, processes.engines), processes.width, estimate.sequences)
+    engines = EngineCounts(max(1, processes.engines), processes.width, estimate.sequences)
     sent = 0 if estimate.sampler is None else estimate.sampler.weights
     time = StepTime.of(
         estimate.ranks, search.recipe.inference, engines, rates, sent, 2 * estimate.offloaded
@@ -173,7 +177,7 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def _layouts(search: Search, gpus: int) -> str:
+def _layouts(search: LayoutSearch, gpus: int) -> str:
     found = [
         one for parallel in search.layouts(gpus) if (one := search.estimate(parallel)) is not None
     ]
@@ -186,7 +190,7 @@ def _layouts(search: Search, gpus: int) -> str:
 
 
 def _verdict(
-    search: Search,
+    search: LayoutSearch,
     said: Sequence[str],
     gpus: int,
     own: MemoryEstimate | None,

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lockstep.config import LoRA
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 from lockstep.models.folder import context_of, count_cache_numbers, count_keys, head_size
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
@@ -23,7 +23,7 @@ INT64 = 8
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """Sizes of a model; numbers, not bytes.
 
     Attributes:
@@ -67,7 +67,7 @@ class Sizes:
     context: int = 0
 
     @classmethod
-    def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> Sizes:
+    def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> ModelSizes:
         """Sizes of a model, perhaps a skeleton without weights, and of the adapters to add."""
         text = model.config.get_text_config()
         fields: Mapping[str, Any] = text.to_dict()
@@ -117,7 +117,7 @@ class Sizes:
         """Number of parameters of the backbone with one output unit."""
         return self.policy - self.head + self.hidden + 1
 
-    def count_trainable(self, head: Head) -> int:
+    def count_trainable(self, head: HeadKind) -> int:
         """Number of trainable parameters: all, or only adapters and an output unit."""
         if not self.adapters:
             if scores_tokens(head):
@@ -139,7 +139,7 @@ class Sizes:
         """Parameters of a layer that each of `tp` tensor-parallel ranks uses."""
         return -(-self.products // tp) + self.norms + self.adapters // self.layers
 
-    def root_of(self, tp: int, head: Head) -> int:
+    def root_of(self, tp: int, head: HeadKind) -> int:
         """Parameters outside the layers that such a rank uses; `head` is the learner's."""
         cut = self.table + (self.head if scores_tokens(head) else 0)
         return -(-cut // tp) + self.rest + (0 if scores_tokens(head) else self.hidden + 1)

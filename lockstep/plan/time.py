@@ -16,13 +16,13 @@ from lockstep.algorithms.roles import Inference
 from lockstep.core.errors import InputError
 from lockstep.models.heads import scores_tokens
 from lockstep.monitor.agreement import SHARE
-from lockstep.plan.memory import Rank
-from lockstep.plan.sizes import FP32, HALF, Sizes
+from lockstep.plan.memory import ModelRank
+from lockstep.plan.sizes import FP32, HALF, ModelSizes
 from lockstep.system.records import read_record
 
 
 @dataclass(frozen=True)
-class Rates:
+class DeviceRates:
     """Rates of one device in one dtype.
 
     Attributes:
@@ -42,7 +42,7 @@ class Rates:
     host: float
 
     @classmethod
-    def read(cls, path: Path, dtype: str) -> Rates:
+    def read(cls, path: Path, dtype: str) -> DeviceRates:
         """Reads one dtype's rates from a file of `lockstep gpu-check`, or from similar JSON.
 
         Raises:
@@ -60,11 +60,11 @@ class Rates:
 class _GpuCheck:
     """The part of `gpu_check.json` that a plan reads: rates by dtype."""
 
-    rates: dict[str, Rates]
+    rates: dict[str, DeviceRates]
 
 
 @dataclass(frozen=True)
-class Engines:
+class EngineCounts:
     """The inference engines that share a step's prompts.
 
     Attributes:
@@ -104,10 +104,10 @@ class StepTime:
     @classmethod
     def of(
         cls,
-        ranks: Mapping[str, Rank],
+        ranks: Mapping[str, ModelRank],
         inference: Inference | None,
-        engines: Engines,
-        rates: Rates,
+        engines: EngineCounts,
+        rates: DeviceRates,
         sent: int = 0,
         copied: int = 0,
     ) -> StepTime:
@@ -132,7 +132,7 @@ class StepTime:
         return cls(generate, sent / rates.sync, copied / rates.host, score, learn)
 
 
-def _forward(rank: Rank, tokens: int) -> float:
+def _forward(rank: ModelRank, tokens: int) -> float:
     """Operations of a forward pass over the tokens of the longest sequences."""
     sizes = rank.sizes
     context = rank.load.sequence / 2
@@ -142,18 +142,18 @@ def _forward(rank: Rank, tokens: int) -> float:
     )
 
 
-def _head(sizes: Sizes) -> int:
+def _head(sizes: ModelSizes) -> int:
     return sizes.head or sizes.table
 
 
-def _score(rank: Rank, exact: bool) -> float:
+def _score(rank: ModelRank, exact: bool) -> float:
     """Operations of scoring passes: frozen models, critic values, the policy's old log π."""
     tokens = rank.load.scored * rank.load.group * rank.load.sequence
     again = exact and rank.trained and scores_tokens(rank.head)
     return _forward(rank, tokens) / (SHARE if again else 1)
 
 
-def count_learning(rank: Rank) -> float:
+def count_learning(rank: ModelRank) -> float:
     """Operations of a step's training passes: forward, twice that backward, and recomputation."""
     if not rank.trained:
         return 0.0
@@ -161,7 +161,9 @@ def count_learning(rank: Rank) -> float:
     return (4 if rank.learner.activation_checkpointing else 3) * _forward(rank, tokens)
 
 
-def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> float:
+def sampling_seconds(
+    policy: ModelRank, engines: EngineCounts, new: int, rates: DeviceRates
+) -> float:
     """Seconds of sampling: all prompts, then one-token passes for all rows of an engine.
 
     Args:
@@ -187,7 +189,7 @@ def sampling_seconds(policy: Rank, engines: Engines, new: int, rates: Rates) -> 
     return -(-rows // together) * new * one_pass + prompts
 
 
-def _item(rank: Rank) -> int:
+def _item(rank: ModelRank) -> int:
     """Bytes per number in the rank's dtype."""
     if rank.learner.is_half:
         return HALF

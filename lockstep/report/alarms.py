@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-Row = Mapping[str, float]
+MetricRow = Mapping[str, float]
 
 _LEARNED = ("loss", "grad_norm", "kl")
 """Last words of metric names that are finite in every healthy step."""
@@ -34,7 +34,7 @@ _LEFT_OUT = {
 
 
 @dataclass(frozen=True)
-class Alarm:
+class RunAlarm:
     """A range of steps in which something was wrong.
 
     Attributes:
@@ -60,7 +60,7 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _AlarmRule:
     """A rule that finds a problem in the newest steps.
 
     Attributes:
@@ -70,11 +70,11 @@ class _Rule:
     """
 
     metric: str
-    describe: Callable[[Sequence[Row]], str]
+    describe: Callable[[Sequence[MetricRow]], str]
     quiet: int = 1
 
 
-def find_alarms(rows: Sequence[Row]) -> list[Alarm]:
+def find_alarms(rows: Sequence[MetricRow]) -> list[RunAlarm]:
     """Finds alarms in lines of metrics, ordered by first step."""
     found = [
         alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _find_stretches(rows, rule)
@@ -91,10 +91,10 @@ class LiveAlarms:
 
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
-        self._rows = deque[Row](maxlen=_WINDOW)
+        self._rows = deque[MetricRow](maxlen=_WINDOW)
         self._heard: dict[str, int] = {}
 
-    def add(self, step: int, values: Row) -> None:
+    def add(self, step: int, values: MetricRow) -> None:
         """Adds the metrics of a step."""
         self._rows.append({**values, "step": step})
         for alarm in find_alarms(list(self._rows)):
@@ -104,15 +104,15 @@ class LiveAlarms:
                 self._heard[alarm.metric] = step
 
 
-def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
+def _find_stretches(rows: Sequence[MetricRow], rule: _AlarmRule) -> Iterator[RunAlarm]:
     own = [row for row in rows if rule.metric in row]
-    found: Alarm | None = None
+    found: RunAlarm | None = None
     for end, row in enumerate(own, 1):
         step = int(row["step"])
         text = rule.describe(own[max(0, end - _WINDOW) : end])
         if text:
             if found is None:
-                found = Alarm(rule.metric, step, step, text)
+                found = RunAlarm(rule.metric, step, step, text)
             else:
                 found = replace(found, last=step)
         elif found is not None and step - found.last >= rule.quiet:
@@ -122,7 +122,7 @@ def _find_stretches(rows: Sequence[Row], rule: _Rule) -> Iterator[Alarm]:
         yield found
 
 
-def _describe_equal(window: Sequence[Row]) -> str:
+def _describe_equal(window: Sequence[MetricRow]) -> str:
     extremes = [
         row.get(f"train/reward_{end}") for row in window[-_EQUAL_STEPS:] for end in ("min", "max")
     ]
@@ -135,12 +135,12 @@ def _describe_equal(window: Sequence[Row]) -> str:
     )
 
 
-def _describe_untrained(row: Row) -> str:
+def _describe_untrained(row: MetricRow) -> str:
     causes = [text.format(row[metric]) for metric, text in _LEFT_OUT.items() if row.get(metric)]
     return f"no response was trained on: {', '.join(causes) or 'none has trainable tokens'}"
 
 
-def _describe_quitting(window: Sequence[Row]) -> str:
+def _describe_quitting(window: Sequence[MetricRow]) -> str:
     """Reports that truncation may pay; empty if it does not.
 
     It may pay if the truncated share and the reward rise together, and truncated responses earn
@@ -171,7 +171,7 @@ def _describe_quitting(window: Sequence[Row]) -> str:
     )
 
 
-def _describe_excess(window: Sequence[Row]) -> str:
+def _describe_excess(window: Sequence[MetricRow]) -> str:
     """Reports a reward above the best policy's by more than chance; empty if there is none."""
     window = [
         row for row in window if "train/best_reward" in row and math.isfinite(row["train/reward"])
@@ -189,15 +189,17 @@ def _describe_excess(window: Sequence[Row]) -> str:
     )
 
 
-def _each(metric: str, breaks: Callable[[Row], bool], text: Callable[[Row], str]) -> _Rule:
+def _each(
+    metric: str, breaks: Callable[[MetricRow], bool], text: Callable[[MetricRow], str]
+) -> _AlarmRule:
     """A rule that reads each line separately."""
-    return _Rule(metric, lambda window: text(window[-1]) if breaks(window[-1]) else "")
+    return _AlarmRule(metric, lambda window: text(window[-1]) if breaks(window[-1]) else "")
 
 
 _RULES = (
-    _Rule("train/reward", _describe_equal),
-    _Rule("train/reward", _describe_excess, _LEAST),
-    _Rule("train/truncated", _describe_quitting, _LEAST),
+    _AlarmRule("train/reward", _describe_equal),
+    _AlarmRule("train/reward", _describe_excess, _LEAST),
+    _AlarmRule("train/truncated", _describe_quitting, _LEAST),
     _each(
         "train/truncated",
         lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),
@@ -247,11 +249,11 @@ _RULES = (
 )
 
 
-def _average(rows: Sequence[Row], name: str) -> float:
+def _average(rows: Sequence[MetricRow], name: str) -> float:
     return sum(row[name] for row in rows) / len(rows)
 
 
-def _not_finite(rows: Sequence[Row]) -> Iterator[_Rule]:
+def _not_finite(rows: Sequence[MetricRow]) -> Iterator[_AlarmRule]:
     """A rule for each metric of learning."""
     names = dict.fromkeys(name for row in rows for name in row)
     for name in names:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Better = Literal["higher", "lower"]
+BetterDirection = Literal["higher", "lower"]
 
-HELD_OUT: dict[str, tuple[str, Better]] = {
+HELD_OUT: dict[str, tuple[str, BetterDirection]] = {
     "validation/accuracy": ("held-out accuracy", "higher"),
     "validation/reward": ("held-out reward", "higher"),
     "validation/loss": ("held-out loss", "lower"),
@@ -19,7 +19,7 @@ HELD_OUT: dict[str, tuple[str, Better]] = {
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricFigure:
     """A metric at one step.
 
     Attributes:
@@ -41,12 +41,12 @@ class Figure:
         return f"{self.value:{form}}{ends}"
 
 
-def figures(rows: Sequence[Mapping[str, float]], metric: str) -> list[Figure]:
+def figures(rows: Sequence[Mapping[str, float]], metric: str) -> list[MetricFigure]:
     """The finite values of a metric over lines of metrics, in order."""
     return [_figure(row, metric) for row in rows if math.isfinite(row.get(metric, math.nan))]
 
 
-def best(series: Sequence[Figure], better: Better) -> Figure:
+def best(series: Sequence[MetricFigure], better: BetterDirection) -> MetricFigure:
     """The best of some figures; the earliest wins ties."""
     sign = 1 if better == "higher" else -1
     return max(series, key=lambda figure: sign * figure.value)
@@ -99,7 +99,7 @@ def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
     return lines
 
 
-def from_to(series: Sequence[Figure]) -> str:
+def from_to(series: Sequence[MetricFigure]) -> str:
     """The first and the last of some figures."""
     return f"{series[0].text()} → {series[-1].text()}"
 
@@ -124,6 +124,6 @@ def sentence(step: int, values: Mapping[str, float]) -> str | None:
     return None
 
 
-def _figure(row: Mapping[str, float], metric: str) -> Figure:
+def _figure(row: Mapping[str, float], metric: str) -> MetricFigure:
     low, high = (row.get(f"{metric}_{end}", math.nan) for end in ("low", "high"))
-    return Figure(int(row.get("step", 0)), row[metric], low, high)
+    return MetricFigure(int(row.get("step", 0)), row[metric], low, high)

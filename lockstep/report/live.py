@@ -40,7 +40,7 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, folders: Sequence[Path], port: int) -> None:
         for folder in folders:
             require_run(folder)
-        super().__init__((_HOST, port), _Handler)
+        super().__init__((_HOST, port), _PageHandler)
         self.folders = folders
         self.key = secrets.token_urlsafe(16)
         self._lock = Lock()
@@ -87,7 +87,7 @@ def serve(folders: Sequence[Path], port: int) -> None:
         server.serve_forever()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -37,7 +37,7 @@ _SILENT_S = 300.0  # maximum time between two lines
 _WINDOW = 10  # number of steps for measuring throughput and time left
 
 
-class Progress:
+class RunProgress:
     """The progress of a run, which the loop reports; see `show_progress`.
 
     Args:
@@ -210,12 +210,12 @@ def show_progress(
     total_steps: int | None = None,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Progress]:
+) -> Iterator[RunProgress]:
     """Shows a run's progress during the `with` block.
 
     Args:
         title: Title of the run.
-        total_steps: Number of steps of the run; if unknown, `Progress.total` sets it later.
+        total_steps: Number of steps of the run; if unknown, `RunProgress.total` sets it later.
         stream: Output; standard error if None. A terminal shows a bar; other outputs get a line for
             each tenth of the steps, and for the first and the last.
         clock: A monotonic clock, in seconds.
@@ -224,9 +224,9 @@ def show_progress(
     console = Console(file=out)
     if not out.isatty() or console.is_dumb_terminal:
         print(make_printable(title), file=out, flush=True)
-        yield Progress(title, total_steps, out, clock)
+        yield RunProgress(title, total_steps, out, clock)
         return
-    progress = Progress(title, total_steps, out, clock, console)
+    progress = RunProgress(title, total_steps, out, clock, console)
     with Live(
         get_renderable=lambda: progress.draw(console.width),
         console=console,
@@ -237,9 +237,9 @@ def show_progress(
         yield progress
 
 
-def show_notes(clock: Callable[[], float] = time.perf_counter) -> Progress:
+def show_notes(clock: Callable[[], float] = time.perf_counter) -> RunProgress:
     """Progress of a program with its own loop: only notes on standard error."""
-    return Progress("", None, sys.stderr, clock)
+    return RunProgress("", None, sys.stderr, clock)
 
 
 def _format_clock(seconds: float) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 from lockstep.report.log import CRASH, LOCK
 from lockstep.system.records import is_file
 
-Word = Literal["running", "finished", "died", "stopped", "not finished"]
+StateWord = Literal["running", "finished", "died", "stopped", "not finished"]
 
 _LOCKS = Path("/proc/locks")
 
@@ -25,7 +25,7 @@ class RunState:
         text: Details; the error of a run that died.
     """
 
-    word: Word
+    word: StateWord
     text: str = ""
 
 

@@ -26,11 +26,11 @@ _BEGINNING = 96  # characters of each response in the index
 _TOKENS_PER_BLOCK = 16384
 _ROWS_PER_BLOCK = 1024
 
-Store = Callable[[int, bytes], object]
+StoreFunction = Callable[[int, bytes], object]
 """Function that stores a block under its number."""
 
 
-def pack_samples(folder: Path, store: Store) -> bytes:
+def pack_samples(folder: Path, store: StoreFunction) -> bytes:
     """Reads a run's samples once, passes full blocks to `store`, and returns the index.
 
     The index has a row per sample, in the order of the log, with the columns `step`, `score`,
@@ -42,16 +42,18 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     Raises:
         InputError: A column of a response's tokens has a different length.
     """
-    index: dict[str, list[_Number]] = {name: [] for name in (*_LOGGED, "prompt", "block", "place")}
+    index: dict[str, list[_SampleNumber]] = {
+        name: [] for name in (*_LOGGED, "prompt", "block", "place")
+    }
     prompts: dict[str, tuple[int, str]] = {}
     responses: list[str] = []
     number = 0
-    block = _Block()
+    block = _SampleBlock()
     for row, _ in lines(folder / SAMPLES):
         if block.is_full:
             store(number, block.pack())
             number = number + 1
-            block = _Block()
+            block = _SampleBlock()
         prompt = row.get("prompt", "")
         own = {name: row.get(name, row.get(f"chosen_{name}")) for name in _LOGGED}
         own["prompt"], _ = prompts.setdefault(row.get("id", prompt), (len(prompts), prompt))
@@ -67,11 +69,11 @@ def pack_samples(folder: Path, store: Store) -> bytes:
     )
 
 
-_Number = Literal["Infinity", "-Infinity"] | float | bool | None
+_SampleNumber = Literal["Infinity", "-Infinity"] | float | bool | None
 """A number as encoded in logs."""
 
 
-class _Block:
+class _SampleBlock:
     """Neighboring samples with their texts and their tokens' columns."""
 
     def __init__(self) -> None:
@@ -117,12 +119,12 @@ class _Block:
         )
 
 
-def _pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[_Number]]) -> bytes:
+def _pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[_SampleNumber]]) -> bytes:
     """A table for `unpack` of `page/data.js`."""
     return json.dumps({"header": header, "columns": columns}).encode()
 
 
-def _shorten(value: _Number) -> _Number:
+def _shorten(value: _SampleNumber) -> _SampleNumber:
     """A number with four digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from lockstep.core import exit_codes
 from lockstep.report.held_out import HELD_OUT
 from lockstep.report.log import read_metrics
-from lockstep.report.run_state import Word, read_state
+from lockstep.report.run_state import StateWord, read_state
 from lockstep.report.summary import PAGE, judge
 from lockstep.report.terminal import summary_table
 from lockstep.system.records import is_file, read_record
@@ -59,7 +59,7 @@ class SweepRun:
         return read_metrics(self.folder)
 
     @cached_property
-    def state(self) -> Word | Literal["failed"]:
+    def state(self) -> StateWord | Literal["failed"]:
         """The state of its folder; `failed` if it broke a promise or learned nothing."""
         state = read_state(self.folder).word
         if state == "finished" and judge(self.folder) != exit_codes.OK:
@@ -74,7 +74,7 @@ class SweepRun:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ only in the seed.
 
     Attributes:
@@ -158,10 +158,10 @@ def read_sweep(folder: Path) -> list[SweepRun]:
     return [SweepRun(folder / name, values) for name, values in noted.items()]
 
 
-def group_runs(runs: Sequence[SweepRun]) -> list[Group]:
+def group_runs(runs: Sequence[SweepRun]) -> list[SeedGroup]:
     """The groups of a sweep's runs."""
     names = dict.fromkeys(run.group for run in runs)
-    return [Group(name, [run for run in runs if run.group == name]) for name in names]
+    return [SeedGroup(name, [run for run in runs if run.group == name]) for name in names]
 
 
 def list_runs(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:

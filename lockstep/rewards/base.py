@@ -43,7 +43,7 @@ class Reward(Protocol):
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class RewardResults:
     """Rewards of responses, with parts and metrics.
 
     Attributes:
@@ -63,7 +63,7 @@ class DetailedReward(ABC):
     @abstractmethod
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
-    ) -> Verdicts:
+    ) -> RewardResults:
         """Rewards responses; arguments as in `Reward`."""
 
     def __call__(
@@ -103,15 +103,15 @@ class CutOffReward(DetailedReward):
 
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
-    ) -> Verdicts:
+    ) -> RewardResults:
         """Rewards responses as if none were truncated."""
         return judge(self.reward, prompts, responses, answers)
 
 
 def judge(
     reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
-) -> Verdicts:
+) -> RewardResults:
     """Rewards responses with parts and metrics; arguments as in `Reward`."""
     if isinstance(reward, DetailedReward):
         return reward.judge(prompts, responses, answers)
-    return Verdicts(reward(prompts, responses, answers))
+    return RewardResults(reward(prompts, responses, answers))

@@ -14,14 +14,14 @@ from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.rewards.server_reward import ServerReward
 
-Say = Callable[[str], None]
+NoteFunction = Callable[[str], None]
 OpenJudge = Callable[[RewardJudge, str], Reward]
 """Opens a judge as a reward, from its section and the section's key in the recipe."""
 
 
 def build(
     section: SingleReward | None,
-    say: Say = lambda text: None,
+    say: NoteFunction = lambda text: None,
     open_judge: OpenJudge = lambda judge, key: NoReward(),
     option: str = "reward",
 ) -> Reward:
@@ -45,7 +45,9 @@ def build(
     return CutOffReward(reward, None if section.cut_off == "as_is" else section.cut_off)
 
 
-def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option: str) -> Reward:
+def _build_whole(
+    section: SingleReward, say: NoteFunction, open_judge: OpenJudge, option: str
+) -> Reward:
     """Builds a reward without a value for truncated responses."""
     if isinstance(section, RewardSection) and section.parts is not None:
         built = {
@@ -60,7 +62,7 @@ def _build_whole(section: SingleReward, say: Say, open_judge: OpenJudge, option:
 
 
 def _build_verifiers(
-    section: SingleReward, say: Say, open_judge: OpenJudge, option: str
+    section: SingleReward, say: NoteFunction, open_judge: OpenJudge, option: str
 ) -> dict[str, Reward]:
     """Builds the reward of a section by its type."""
     built: dict[str, Reward] = {"math": MathReward(section.marker, option)}

@@ -14,9 +14,9 @@ from lockstep.core.types import Prompt
 from lockstep.data.notes import note
 from lockstep.data.templates import read_field
 from lockstep.data.thoughts import drop_thought
-from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
+from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits, SandboxError
 from lockstep.rewards.code_blocks import find_code_blocks
-from lockstep.rewards.code_server import CodeServer, Test, judge_output
+from lockstep.rewards.code_server import CodeServer, CodeTest, judge_output
 from lockstep.rewards.options import CodeSection
 
 _PYTHON = ("python", "python3", "py")
@@ -36,7 +36,7 @@ class CodeReward:
     section: CodeSection
     option: str = "reward.code"
     note: Callable[[str], object] = field(default=note, repr=False, compare=False)
-    _place: Sandbox | CodeServer = field(init=False, repr=False, compare=False)
+    _place: CodeSandbox | CodeServer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         own = self.section
@@ -62,7 +62,9 @@ class CodeReward:
             self._program(drop_thought(response, prompt.text))
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        tests: list[list[Test]] = [read_field(prompt.row, self.section.tests) for prompt in prompts]
+        tests: list[list[CodeTest]] = [
+            read_field(prompt.row, self.section.tests) for prompt in prompts
+        ]
         if isinstance(self._place, CodeServer):
             return list(map(self._reward, self._place.run_tests(programs, tests), tests))
         pool = ThreadPoolExecutor(self.section.sandboxes)
@@ -77,7 +79,9 @@ class CodeReward:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _run_here(self, sandbox: Sandbox, program: str | None, tests: Sequence[Test]) -> int:
+    def _run_here(
+        self, sandbox: CodeSandbox, program: str | None, tests: Sequence[CodeTest]
+    ) -> int:
         """Counts passed tests; with `all_or_nothing`, up to the first failed test."""
         passed = 0
         for test in tests if program is not None else ():
@@ -91,7 +95,7 @@ class CodeReward:
                 break
         return passed
 
-    def _reward(self, passed: int, tests: Sequence[Test]) -> float:
+    def _reward(self, passed: int, tests: Sequence[CodeTest]) -> float:
         if self.section.all_or_nothing:
             return float(passed == len(tests))
         return passed / len(tests)
@@ -107,14 +111,14 @@ class CodeReward:
                 assert_never(self.section.program)
 
 
-def open_sandbox(section: CodeSection, option: str = "reward.code") -> Sandbox:
+def open_sandbox(section: CodeSection, option: str = "reward.code") -> CodeSandbox:
     """Opens the sandbox of a code reward.
 
     Raises:
         SandboxError: Programs cannot run on this machine as the section requires.
     """
-    limits = Limits(section.cpu_s, section.wall_s, section.memory_mb)
-    sandbox = Sandbox(limits, _ISOLATES[section.isolation])
+    limits = ProgramLimits(section.cpu_s, section.wall_s, section.memory_mb)
+    sandbox = CodeSandbox(limits, _ISOLATES[section.isolation])
     try:
         sandbox.start()
     except SandboxError as error:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from lockstep.rewards.options import CodeSection
 
-Test = str | dict[str, str]
+CodeTest = str | dict[str, str]
 """A test: Python code that uses the program's definitions, or an input and its expected output."""
 
 _KEY = "SANDBOX_API_KEY"
@@ -19,7 +19,7 @@ _RETRIES = 5
 _GRACE_S = 60.0  # for a busy server, in addition to the program's limit
 
 
-class _Run(BaseModel):
+class _RunResult(BaseModel):
     """The outcome of a program."""
 
     status: str
@@ -27,12 +27,12 @@ class _Run(BaseModel):
     stdout: str | None = None
 
 
-class _Reply(BaseModel):
+class _CodeServerReply(BaseModel):
     """A server's reply; other fields are ignored."""
 
     status: Literal["Success", "Failed", "SandboxError"]
     message: str = ""
-    run_result: _Run | None = None
+    run_result: _RunResult | None = None
 
     @property
     def output(self) -> str | None:
@@ -67,7 +67,7 @@ class CodeServer:
         )
 
     def run_tests(
-        self, programs: Sequence[str | None], tests: Sequence[Sequence[Test]]
+        self, programs: Sequence[str | None], tests: Sequence[Sequence[CodeTest]]
     ) -> list[int]:
         """Runs programs against their tests; returns the number of tests that each passes.
 
@@ -91,13 +91,13 @@ class CodeServer:
         passed = [0] * len(programs)
         server = JsonServer(address, own.wall_s + _GRACE_S, self.note)
         for number, reply in server.answers(
-            _Reply, self.url, bodies, lambda number, reply: _find_fault(reply)
+            _CodeServerReply, self.url, bodies, lambda number, reply: _find_fault(reply)
         ):
             place, _, test = asked[number]
             passed[place] += judge_output(reply.output, test, mark)
         return passed
 
-    def _build_request(self, program: str, test: Test, mark: str) -> dict[str, object]:
+    def _build_request(self, program: str, test: CodeTest, mark: str) -> dict[str, object]:
         limits = {"run_timeout": self.section.wall_s, "memory_limit_MB": self.section.memory_mb}
         if isinstance(test, str):
             return {
@@ -108,13 +108,13 @@ class CodeServer:
         return {"code": program, "stdin": test.get("stdin", ""), "language": "python", **limits}
 
 
-def _find_fault(reply: _Reply) -> str | None:
+def _find_fault(reply: _CodeServerReply) -> str | None:
     if reply.status == "SandboxError":
         return f"it could not run a program ({reply.message[:300]})"
     return None
 
 
-def judge_output(output: str | None, test: Test, mark: str = "") -> bool:
+def judge_output(output: str | None, test: CodeTest, mark: str = "") -> bool:
     """True if a program printed the expected lines, or reached the marker at its end."""
     if output is None:
         return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Prompt
 from lockstep.data.templates import read_field
-from lockstep.rewards.base import DetailedReward, Reward, Verdicts, judge
+from lockstep.rewards.base import DetailedReward, Reward, RewardResults, judge
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ByRow(DetailedReward):
 
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
-    ) -> Verdicts:
+    ) -> RewardResults:
         """Rewards each response by its verifier."""
         rewards: list[float | None] = [None] * len(prompts)
         metrics = Metrics()
@@ -43,7 +43,7 @@ class ByRow(DetailedReward):
             for i, reward in zip(own, found.rewards, strict=True):
                 rewards[i] = reward
             metrics += found.metrics
-        return Verdicts(rewards, metrics=metrics)
+        return RewardResults(rewards, metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WeightedSum(DetailedReward):
 
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
-    ) -> Verdicts:
+    ) -> RewardResults:
         """Rewards responses by each part and sums them."""
         found = {
             name: judge(part.reward, prompts, responses, answers)
@@ -79,7 +79,7 @@ class WeightedSum(DetailedReward):
             _sum([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))
         ]
         metrics = (one.metrics.with_prefix(name) for name, one in found.items())
-        return Verdicts(
+        return RewardResults(
             rewards, {name: one.rewards for name, one in found.items()}, sum(metrics, Metrics())
         )
 

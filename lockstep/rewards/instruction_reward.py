@@ -26,8 +26,8 @@ _PARAGRAPH_END = re.compile(r"\n\s*\n")
 _BULLET = re.compile(r"^[ \t]*[-*•][ \t]+\S", re.MULTILINE)
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 
-Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
+NonEmptyTexts = Annotated[list[NonEmptyText], Field(min_length=1)]
 
 
 def _is_json(response: str) -> bool:
@@ -63,11 +63,11 @@ _FORMS: dict[str, Callable[[str], bool]] = {
 _ENDS = {"starts_with": str.startswith, "ends_with": str.endswith}
 
 
-class _Instruction(Section):
+class _InstructionBase(Section):
     model_config = ConfigDict(strict=True)
 
 
-class _Range(_Instruction):
+class _CountRange(_InstructionBase):
     at_least: NonNegativeInt = 0
     at_most: NonNegativeInt | None = None
 
@@ -86,7 +86,7 @@ class _Range(_Instruction):
         return self.at_least <= count and (self.at_most is None or count <= self.at_most)
 
 
-class Counted(_Range):
+class CountInstruction(_CountRange):
     """Requires a number of words, sentences, paragraphs or bullets."""
 
     id: Literal["words", "sentences", "paragraphs", "bullets"]
@@ -96,11 +96,11 @@ class Counted(_Range):
         return self.fits(_COUNTS[self.id](response))
 
 
-class Keywords(_Range):
+class KeywordInstruction(_CountRange):
     """Requires a number of occurrences of each of some words."""
 
     id: Literal["keywords"]
-    words: Texts
+    words: NonEmptyTexts
 
     def is_followed(self, response: str) -> bool:
         """True if a response follows it."""
@@ -110,29 +110,29 @@ class Keywords(_Range):
         )
 
 
-class End(_Instruction):
+class AffixInstruction(_InstructionBase):
     """Requires the response to start or end with a text."""
 
     id: Literal["starts_with", "ends_with"]
-    text: Text
+    text: NonEmptyText
 
     def is_followed(self, response: str) -> bool:
         """True if a response follows it."""
         return _ENDS[self.id](_plain(response), _plain(self.text))
 
 
-class OneOf(_Instruction):
+class OneOf(_InstructionBase):
     """Requires the response to be one of some texts."""
 
     id: Literal["one_of"]
-    texts: Texts
+    texts: NonEmptyTexts
 
     def is_followed(self, response: str) -> bool:
         """True if a response follows it."""
         return _plain(response) in map(_plain, self.texts)
 
 
-class Form(_Instruction):
+class FormInstruction(_InstructionBase):
     """Requires the response to have a format."""
 
     id: Literal["uppercase", "lowercase", "no_commas", "json"]
@@ -142,8 +142,10 @@ class Form(_Instruction):
         return _FORMS[self.id](response)
 
 
-Instruction = Counted | Keywords | End | OneOf | Form
-READER: TypeAdapter[Instruction] = TypeAdapter(Annotated[Instruction, Field(discriminator="id")])
+AnyInstruction = CountInstruction | KeywordInstruction | AffixInstruction | OneOf | FormInstruction
+READER: TypeAdapter[AnyInstruction] = TypeAdapter(
+    Annotated[AnyInstruction, Field(discriminator="id")]
+)
 KNOWN = READER.json_schema()
 """All kinds of instructions with their arguments."""
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from lockstep.core.types import Prompt
 from lockstep.data.thoughts import drop_thought
 from lockstep.judge.build import response_case
-from lockstep.judge.judge import Judge, judge_metrics, mean_score
-from lockstep.rewards.base import DetailedReward, Verdicts
+from lockstep.judge.judge import LLMJudge, judge_metrics, mean_score
+from lockstep.rewards.base import DetailedReward, RewardResults
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class JudgeReward(DetailedReward):
         high: Highest score of the judge.
     """
 
-    scorer: Judge[float]
+    scorer: LLMJudge[float]
     low: float
     high: float
 
     def judge(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
-    ) -> Verdicts:
+    ) -> RewardResults:
         """Scores the responses.
 
         Raises:
@@ -41,14 +41,14 @@ class JudgeReward(DetailedReward):
             ServerError: The server did not answer any question.
         """
         if not prompts:
-            return Verdicts([])
+            return RewardResults([])
         asked = zip(prompts, responses, strict=True)
         cases = [
             response_case(prompt.conversation, response, (_digest(prompt, response),), prompt.text)
             for prompt, response in asked
         ]
         judged = self.scorer(cases)
-        return Verdicts(
+        return RewardResults(
             [self._reward(mean_score(one)) for one in judged], metrics=judge_metrics(judged)
         )
 

@@ -37,7 +37,7 @@ _EXPLAINED = re.compile(r"[-+]?\$?[\d.,]+\s+\(")
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _AnswerSpan:
     """A piece of a text from `start` to `end` with its contents; several contents form a list."""
 
     start: int
@@ -113,46 +113,48 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].strip()[: 2 * LONGEST]
 
 
-def _scan_boxes(text: str) -> Iterator[_Piece]:
+def _scan_boxes(text: str) -> Iterator[_AnswerSpan]:
     """Yields the outermost boxes in order; an unclosed box has no content."""
     place = 0
     while (box := _BOX.search(text, place)) is not None:
         place = box.end()
         if not box[0].endswith("{"):
-            yield _Piece(box.start(), place, [box[1]] if box[1] else [])
+            yield _AnswerSpan(box.start(), place, [box[1]] if box[1] else [])
             continue
         depth = 1
         for brace in _BRACE.finditer(text, place):
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
             if depth == 0:
-                yield _Piece(box.start(), brace.end(), [text[place : brace.start()]])
+                yield _AnswerSpan(box.start(), brace.end(), [text[place : brace.start()]])
                 place = brace.end()
                 break
         else:
-            yield _Piece(box.start(), len(text), [])
+            yield _AnswerSpan(box.start(), len(text), [])
             return
 
 
-def _find_mathematics(text: str) -> list[_Piece]:
+def _find_mathematics(text: str) -> list[_AnswerSpan]:
     """Finds formulas between delimiters; the dollar sign of a price is not a delimiter."""
-    found: list[_Piece] = []
+    found: list[_AnswerSpan] = []
     for span in _MATHEMATICS.finditer(text):
         content = next(filter(None, span.group(1, 2, 3, 5)))
         if not _PLAIN_WORDS.search(content):
             changing = find_changing_words(text[span.end() : span.end() + _LONGEST_GAP])
-            found.append(_Piece(span.start(), span.end() + len(changing), [content + changing]))
+            found.append(
+                _AnswerSpan(span.start(), span.end() + len(changing), [content + changing])
+            )
     return _join_lists(text, found)
 
 
-def _join_lists(text: str, pieces: Iterable[_Piece]) -> list[_Piece]:
+def _join_lists(text: str, pieces: Iterable[_AnswerSpan]) -> list[_AnswerSpan]:
     """Joins pieces that are separated only by a comma or the word "and"."""
-    joined: list[_Piece] = []
+    joined: list[_AnswerSpan] = []
     for piece in pieces:
         gap = text[joined[-1].end : piece.start] if joined else ""
         if piece.contents and len(gap) <= _LONGEST_GAP and _BETWEEN.fullmatch(gap):
             last = joined.pop()
             last.contents.extend(piece.contents)
-            piece = _Piece(last.start, piece.end, last.contents)
+            piece = _AnswerSpan(last.start, piece.end, last.contents)
         joined.append(piece)
     return joined
 

@@ -35,7 +35,7 @@ _MOST_PLACES = 4000  # for a decimal of the maximum answer length
 _NEAR = Rational(1, 10**20)
 _ROUNDED = Rational(101, 10**8)
 
-Value = Basic | MatrixBase
+MathValue = Basic | MatrixBase
 
 
 def are_equal(right: str, found: str) -> bool:
@@ -60,7 +60,7 @@ def are_equal(right: str, found: str) -> bool:
     return _are_same(first, second / 100)
 
 
-def read(latex: str, real: bool = True) -> Value | None:
+def read(latex: str, real: bool = True) -> MathValue | None:
     """Parses LaTeX completely; None if that fails."""
     try:
         value = latex2sympy(
@@ -79,7 +79,7 @@ def read(latex: str, real: bool = True) -> Value | None:
     return value
 
 
-def _are_same(right: Value, found: Value) -> bool:
+def _are_same(right: MathValue, found: MathValue) -> bool:
     if _is_equation_of_zero(found) and not _holds_relations(right):
         return False
     exact = [_make_exact(value) for value in (right, found)]
@@ -88,11 +88,11 @@ def _are_same(right: Value, found: Value) -> bool:
     return _is_rounded(right, found) and _verify(right, found)
 
 
-def _verify(right: Value, found: Value) -> bool:
+def _verify(right: MathValue, found: MathValue) -> bool:
     return bool(verify(right, found, numeric_precision=_DIGITS, timeout_seconds=0))
 
 
-def _make_exact(value: Value) -> Value:
+def _make_exact(value: MathValue) -> MathValue:
     """Converts decimals to fractions."""
     floats = value.atoms(Float)
     if floats:
@@ -100,7 +100,7 @@ def _make_exact(value: Value) -> Value:
     return value
 
 
-def _is_equation_of_zero(value: Value) -> bool:
+def _is_equation_of_zero(value: MathValue) -> bool:
     """True for the equation of a curve such as 3x+4y=0, whose right side is not an answer."""
     return (
         isinstance(value, Eq)
@@ -110,13 +110,13 @@ def _is_equation_of_zero(value: Value) -> bool:
     )
 
 
-def _holds_relations(value: Value) -> bool:
+def _holds_relations(value: MathValue) -> bool:
     if isinstance(value, Basic):
         return bool(value.atoms(sympy.Rel))
     return False
 
 
-def _have_equal_values(first: Value, second: Value) -> bool:
+def _have_equal_values(first: MathValue, second: MathValue) -> bool:
     """False if two supposedly equal answers have different numbers in the same position."""
     if isinstance(first, Eq) and isinstance(second, Eq):
         return _have_equal_solutions(first, second)
@@ -159,7 +159,7 @@ def _evaluate_difference(equation: Eq, point: int) -> Expr | None:
     return None
 
 
-def _evaluate(value: Value, point: int) -> Expr | None:
+def _evaluate(value: MathValue, point: int) -> Expr | None:
     """The value of an expression at a numbered point; None if it has none."""
     if not isinstance(value, Expr):
         return None
@@ -174,7 +174,7 @@ def _evaluate(value: Value, point: int) -> Expr | None:
     return None
 
 
-def _is_rounded(first: Value, second: Value) -> bool:
+def _is_rounded(first: MathValue, second: MathValue) -> bool:
     """True for a decimal and a nearly equal number without a finite decimal expansion."""
     if (
         not isinstance(first, Expr)

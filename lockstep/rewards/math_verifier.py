@@ -19,14 +19,20 @@ from decimal import Decimal
 
 from lockstep.core.errors import InputError, RunError
 from lockstep.data.notes import note
-from lockstep.helpers.process import Answers, Child, ChildDied, ChildError, ChildHangs
-from lockstep.system.fault_policy import Attempts
+from lockstep.helpers.process import (
+    AnswerFunction,
+    ChildDied,
+    ChildError,
+    ChildHangs,
+    HelperProcess,
+)
+from lockstep.system.fault_policy import RetryCounter
 
 _CPU_LIMIT_S = 3.0
 _CLOCK_LIMIT_S = 600.0  # far above the CPU limit, for a child that neither computes nor answers
 _NUMBER = re.compile(r"-?\d{1,200}(?:\.\d{1,200})?")
 _CACHE_SIZE = 1 << 16
-_CHILD = Child(__name__)
+_CHILD = HelperProcess(__name__)
 
 
 def verify(right: str, found: str) -> bool | None:
@@ -49,9 +55,9 @@ def _ask_cached(right: str, found: str) -> bool | None:
     return ask(_CHILD, right, found)
 
 
-def ask(child: Child, right: str, found: str) -> bool | None:
+def ask(child: HelperProcess, right: str, found: str) -> bool | None:
     """Asks a child process that runs this module; None if it reached its CPU limit."""
-    attempts = Attempts("helper", note)
+    attempts = RetryCounter("helper", note)
     while True:
         try:
             child.start()
@@ -74,7 +80,7 @@ def ask(child: Child, right: str, found: str) -> bool | None:
             ) from None
 
 
-def answers() -> Answers:
+def answers() -> AnswerFunction:
     """Runs in the child: reads [right, found], replies if they are equal."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # the LaTeX parser prints to both

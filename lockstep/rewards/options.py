@@ -112,9 +112,9 @@ class RewardJudge(JudgeSection):
         return self
 
 
-Verifier = Literal["math", "instructions", "code", "python", "server", "judge"]
-VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
-_SET_UP: dict[Verifier, str] = {
+VerifierName = Literal["math", "instructions", "code", "python", "server", "judge"]
+VERIFIERS: tuple[VerifierName, ...] = get_args(VerifierName)
+_SET_UP: dict[VerifierName, str] = {
     "instructions": "instructions",
     "code": "code",
     "python": "function",
@@ -178,7 +178,7 @@ class SingleReward(Section):
     )
 
     @property
-    def verifiers(self) -> tuple[Verifier, ...]:
+    def verifiers(self) -> tuple[VerifierName, ...]:
         """The verifiers that rows can name."""
         return (
             "math",

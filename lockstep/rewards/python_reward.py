@@ -9,10 +9,10 @@ from typing import Any
 from lockstep.core.types import Prompt
 from lockstep.data.notes import note
 from lockstep.helpers.in_process import build_child
-from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.helpers.process import ChildDied, ChildError, ChildHangs, HelperProcess
 from lockstep.rewards import reward_function
 from lockstep.rewards.base import RewardError, RewardLost
-from lockstep.system.fault_policy import Attempts, Source
+from lockstep.system.fault_policy import FaultSource, RetryCounter
 from lockstep.system.printable import make_printable
 
 
@@ -38,7 +38,7 @@ class PythonReward:
     note: Callable[[str], object] = field(default=note, repr=False, compare=False)
     batch: bool = False
     option: str = "reward"
-    _child: Child = field(init=False, repr=False, compare=False)
+    _child: HelperProcess = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         batch = ("batch",) if self.batch else ()
@@ -80,8 +80,8 @@ class PythonReward:
         ]
         found: dict[int, float | None] = {}
         attempts = {
-            "reward": Attempts("reward", self.note),
-            "helper": Attempts("helper", self.note),
+            "reward": RetryCounter("reward", self.note),
+            "helper": RetryCounter("helper", self.note),
         }
         while missing := [place for place in range(len(questions)) if place not in found]:
             if self.batch:  # a single call, which may compare responses, has all of them or none
@@ -89,7 +89,7 @@ class PythonReward:
                 missing = list(range(len(questions)))
             try:
                 self._ask(prompts, questions, missing, found)
-            except _Lost as lost:
+            except _LostReward as lost:
                 used = attempts[lost.source]
                 if not used.again(str(lost)):
                     raise RewardLost(
@@ -110,9 +110,11 @@ class PythonReward:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
                 lost = [self._read_reward(prompts[place], place, reply, found) for place in missing]
         except ChildDied as error:  # while the question was being written to it
-            raise _Lost("helper", f"{self._function_key}: its process died ({error})") from None
+            raise _LostReward(
+                "helper", f"{self._function_key}: its process died ({error})"
+            ) from None
         if any(lost):
-            raise _Lost("reward", next(filter(None, lost)))
+            raise _LostReward("reward", next(filter(None, lost)))
 
     def _read_reply(self, prompt: Prompt, reply: Callable[[float], Any]) -> dict[str, Any]:
         """Reads the reply about a response; raises _Lost if the process ended temporarily."""
@@ -126,7 +128,7 @@ class PythonReward:
             ) from None
         except ChildDied as error:
             if error.may_pass:
-                raise _Lost("helper", f"{asked} crashed its process ({error})") from None
+                raise _LostReward("helper", f"{asked} crashed its process ({error})") from None
             raise RewardError(
                 f"{asked} crashed its process ({error}); run it on this row alone to find out why"
             ) from None
@@ -161,9 +163,9 @@ class PythonReward:
         return f"{prompt.id}: {self._function_key} {wrong}"
 
 
-class _Lost(Exception):
+class _LostReward(Exception):
     """A reward function failed temporarily: a lost connection or a killed process."""
 
-    def __init__(self, source: Source, text: str) -> None:
+    def __init__(self, source: FaultSource, text: str) -> None:
         super().__init__(text)
-        self.source: Source = source
+        self.source: FaultSource = source

@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.config import user_code
 from lockstep.core.errors import InputError
-from lockstep.helpers.process import Answers
+from lockstep.helpers.process import AnswerFunction
 
 _TRACE = 20_000
 """Number of characters to keep from the end of a traceback."""
@@ -31,7 +31,7 @@ _OF_NAMES = (
     PermissionError,
 )
 
-Question = Sequence[Sequence[Any]]
+RewardQuestion = Sequence[Sequence[Any]]
 """Prompt, response, answer and row of each response."""
 
 _ONE = ("prompt", "response", "answer", "row")
@@ -49,7 +49,7 @@ _NO_PROMPTS = {"completion", "completions", "response", "responses"}
 """First arguments of such functions, in the position of our prompt."""
 
 
-def answers(function: str, option: str, batch: str = "") -> Answers:
+def answers(function: str, option: str, batch: str = "") -> AnswerFunction:
     """Runs in the child: answers each [prompt, response, answer, row] with a reward or an error.
 
     Args:
@@ -100,7 +100,7 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     return found
 
 
-def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[str, Any]]:
+def _score(function: Callable[..., Any], question: RewardQuestion) -> Iterator[dict[str, Any]]:
     """Calls a function for each response."""
     for given in question:
         try:
@@ -109,7 +109,9 @@ def _score(function: Callable[..., Any], question: Question) -> Iterator[dict[st
             yield _fault(error)
 
 
-def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[dict[str, Any]]:
+def _score_batch(
+    function: Callable[..., Any], question: RewardQuestion
+) -> Iterator[dict[str, Any]]:
     """Calls a function once for all responses; an error is the reply for each response."""
     try:
         rewards = _read_list(function(*map(list, zip(*question, strict=True))), len(question))
@@ -120,7 +122,7 @@ def _score_batch(function: Callable[..., Any], question: Question) -> Iterator[d
 
 
 def _score_concurrently(
-    function: Callable[..., Any], loop: asyncio.AbstractEventLoop, question: Question
+    function: Callable[..., Any], loop: asyncio.AbstractEventLoop, question: RewardQuestion
 ) -> Iterator[dict[str, Any]]:
     """Calls an `async def` for each response concurrently; yields in order."""
     gate = asyncio.Semaphore(_CONCURRENCY)
@@ -136,7 +138,7 @@ def _score_concurrently(
         yield future.result()
 
 
-class _Refused(Exception):
+class _InvalidRewards(Exception):
     """A batch function did not return a list of rewards; the text describes its result."""
 
 
@@ -144,9 +146,11 @@ def _read_list(returned: Any, count: int) -> list[Any]:
     try:
         rewards = list(returned)
     except Exception:
-        raise _Refused(f"returned {user_code.show(returned)}; return a list of rewards") from None
+        raise _InvalidRewards(
+            f"returned {user_code.show(returned)}; return a list of rewards"
+        ) from None
     if len(rewards) != count:
-        raise _Refused(
+        raise _InvalidRewards(
             f"returned {len(rewards)} rewards for {count} responses; return one per response"
         )
     return rewards
@@ -165,7 +169,7 @@ def _refuse(wrong: str) -> dict[str, Any]:
 
 def _fault(error: BaseException) -> dict[str, Any]:
     match error:
-        case _Refused():
+        case _InvalidRewards():
             return _refuse(str(error))
         case Exception():
             trace = "".join(traceback.format_exception(error))[-_TRACE:]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from lockstep.data.rows import Row
-from lockstep.data.selection import Rule
+from lockstep.data.rows import DataRow
+from lockstep.data.selection import RowRule
 from lockstep.data.templates import complaint, read_field
 from lockstep.rewards import code_reward, instruction_reward
 from lockstep.rewards.math_reward import READING, MathReward
@@ -19,12 +19,12 @@ UNREWARDED = "none"
 _COMPARING = {"math", "python", "server"}
 """The verifiers that read the right answer."""
 
-NO_ANSWERS = Rule(lambda row: None, "no reward reads an answer", lambda row: False)
+NO_ANSWERS = RowRule(lambda row: None, "no reward reads an answer", lambda row: False)
 """The rule for rows that do not need a right answer."""
 _UNREAD = """set data.answer='""' if the function or server does not use answers"""
 
 
-def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
+def rule_of(section: SingleReward | None, option: str = "reward") -> RowRule:
     """A reward's requirements on rows.
 
     Args:
@@ -50,7 +50,7 @@ def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
         section.marker,
         READING,
     )
-    return Rule(
+    return RowRule(
         partial(_find_fault, section),
         key,
         partial(_reads_answer, section),
@@ -59,9 +59,9 @@ def rule_of(section: SingleReward | None, option: str = "reward") -> Rule:
     )
 
 
-def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
+def _rule_of_sum(rules: Sequence[RowRule]) -> RowRule:
     """Combines the requirements of all parts."""
-    return Rule(
+    return RowRule(
         lambda row: next((fault for rule in rules if (fault := rule.fault(row)) is not None), None),
         tuple(rule.key for rule in rules),
         lambda row: any(rule.reads_answer(row) for rule in rules),
@@ -72,20 +72,20 @@ def _rule_of_sum(rules: Sequence[Rule]) -> Rule:
     )
 
 
-def _name_verifier(section: SingleReward, row: Row) -> object:
+def _name_verifier(section: SingleReward, row: DataRow) -> object:
     """The verifier of a row: the section's, or the one that the row names."""
     if section.verifier is None:
         return section.type
     return read_field(row, section.verifier)
 
 
-def _reads_answer(section: SingleReward, row: Row) -> bool:
+def _reads_answer(section: SingleReward, row: DataRow) -> bool:
     """True if a row's verifier reads the right answer."""
     named = _name_verifier(section, row)
     return any(name == named and name in _COMPARING for name in section.verifiers)
 
 
-def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -> str | None:
+def _explain_unread(section: SingleReward, option: str, row: DataRow, answer: str) -> str | None:
     """Returns the error in a row's right answer; None if it parses or is not needed."""
     named = _name_verifier(section, row)
     if named == "math":
@@ -93,7 +93,7 @@ def _explain_unread(section: SingleReward, option: str, row: Row, answer: str) -
     return None
 
 
-def _find_fault(section: SingleReward, row: Row) -> str | None:
+def _find_fault(section: SingleReward, row: DataRow) -> str | None:
     """Returns the error in a row, which may name its own verifier; None if it is valid."""
     named = _name_verifier(section, row)
     known = (*section.verifiers, UNREWARDED)
@@ -116,7 +116,7 @@ def _find_fault(section: SingleReward, row: Row) -> str | None:
 
 
 def find_fault_in_list(
-    row: Row, field: str, noun: str, fault: Callable[[Any], str | None]
+    row: DataRow, field: str, noun: str, fault: Callable[[Any], str | None]
 ) -> str | None:
     """Returns the error in a row's list field or its items; None if it is valid."""
     wrong = complaint(row, {field: "list"})

@@ -15,7 +15,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.data.thoughts import opening_mark
 
-Observation = str | Sequence[Mapping[str, str]]
+EpisodeObservation = str | Sequence[Mapping[str, str]]
 """The text that the policy reads next, or the messages of its tool calls."""
 
 PART = "reward/"
@@ -25,7 +25,7 @@ UNKNOWN = float("nan")
 
 
 @dataclass
-class Episode:
+class EpisodeRecord:
     """An episode: its tokens so far in pieces, its responses and observations."""
 
     number: int
@@ -36,7 +36,7 @@ class Episode:
     mask: list[Tensor]
     logprobs: list[Tensor]
     said: list[str] = field(default_factory=list)
-    heard: list[Observation] = field(default_factory=list)
+    heard: list[EpisodeObservation] = field(default_factory=list)
     reward: float | None = 0.0
     lowest: float = 0.0
     truncated: bool = False
@@ -112,15 +112,15 @@ class Episode:
         self.reward = None
 
 
-def begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> Episode:
+def begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> EpisodeRecord:
     """Creates an episode that holds only its prompt."""
     tokens = torch.tensor(request.tokens, dtype=torch.int64)
     mask = torch.zeros_like(tokens).bool()
     logprobs = torch.zeros(len(tokens))
-    return Episode(number, prompt, request, seed, [tokens], [mask], [logprobs])
+    return EpisodeRecord(number, prompt, request, seed, [tokens], [mask], [logprobs])
 
 
-def count_calls(episodes: Sequence[Episode]) -> dict[str, Tensor]:
+def count_calls(episodes: Sequence[EpisodeRecord]) -> dict[str, Tensor]:
     """Numbers of tool calls and of malformed ones, int64 [B] each."""
     return {
         "tool_calls": torch.tensor([episode.tool_calls for episode in episodes]),
@@ -128,7 +128,7 @@ def count_calls(episodes: Sequence[Episode]) -> dict[str, Tensor]:
     }
 
 
-def make_part_columns(episodes: Sequence[Episode]) -> dict[str, Tensor]:
+def make_part_columns(episodes: Sequence[EpisodeRecord]) -> dict[str, Tensor]:
     """The environment's named rewards, fp32 [B] each; NaN for a failure or no verdict."""
     named = [{} if episode.fault is not None else episode.parts for episode in episodes]
     names = sorted({name for episode in episodes for name in episode.parts})
@@ -139,7 +139,7 @@ def make_part_columns(episodes: Sequence[Episode]) -> dict[str, Tensor]:
 
 
 def make_batch(
-    episodes: Sequence[Episode],
+    episodes: Sequence[EpisodeRecord],
     versions: Tensor,
     sampling: SamplingParams,
     rewards: Sequence[float],

@@ -23,13 +23,13 @@ from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.environments import environment
 from lockstep.environments.options import EnvironmentSection
-from lockstep.environments.tools import Schema
+from lockstep.environments.tools import ToolSchema
 from lockstep.helpers.in_process import build_child
-from lockstep.helpers.process import Child, ChildDied, ChildError, ChildHangs
+from lockstep.helpers.process import ChildDied, ChildError, ChildHangs, HelperProcess
 from lockstep.rollouts.episode_record import (
     UNKNOWN,
-    Episode,
-    Observation,
+    EpisodeObservation,
+    EpisodeRecord,
     begin_episode,
     count_calls,
     make_batch,
@@ -41,10 +41,10 @@ from lockstep.system.background import run_in_background, wait_for_all
 _ENDING_S = 5.0  # seconds for threads to notice killed processes
 
 
-Observed = Callable[[Observation, int], Sequence[int]]
+ObservationEncoder = Callable[[EpisodeObservation, int], Sequence[int]]
 """Converts an observation, and the token that ended the previous turn, to tokens."""
 
-_Ask = Callable[[Child, Sequence[Episode]], None]
+_AskFunction = Callable[[HelperProcess, Sequence[EpisodeRecord]], None]
 """Asks a process for the answers to its episodes and applies them."""
 
 
@@ -52,7 +52,7 @@ class EnvironmentFault(InputError):
     """An environment cannot be created or fails too often; the message names it."""
 
 
-class Episodes:
+class EpisodeRunner:
     """Runs episodes concurrently with environments in separate processes.
 
     Args:
@@ -80,7 +80,7 @@ class Episodes:
         section: EnvironmentSection,
         stops: tuple[int, ...],
         decode: Callable[[Sequence[int]], str],
-        observed: Callable[[Sequence[Schema]], Observed],
+        observed: Callable[[Sequence[ToolSchema]], ObservationEncoder],
         note: Callable[[str], None],
     ) -> None:
         self._section = section
@@ -96,7 +96,7 @@ class Episodes:
         ]
         self._start(self._children[0])
         declared = self._read_declared()
-        self.tools: list[Schema] = declared["schemas"]
+        self.tools: list[ToolSchema] = declared["schemas"]
         self.is_declared = "cut_off_reward" in declared
         self.cut_off_reward: float | str | None = declared.get("cut_off_reward", 0.0)
         self.best_reward: float | None = declared.get("best_reward")
@@ -179,7 +179,7 @@ class Episodes:
         counts = count_calls(episodes) if self.tools else {}
         return batch.with_columns(sample=counts | make_part_columns(episodes))
 
-    def _final_reward(self, episode: Episode) -> float:
+    def _final_reward(self, episode: EpisodeRecord) -> float:
         """The reward of an episode; NaN: no verdict."""
         reward = episode.reward
         replaced = episode.cut_off and not self.keeps_rewards
@@ -192,7 +192,7 @@ class Episodes:
         return float(self.cut_off_reward)
 
     def _turns(
-        self, episodes: Sequence[Episode], engine: SamplerSession, sampling: SamplingParams
+        self, episodes: Sequence[EpisodeRecord], engine: SamplerSession, sampling: SamplingParams
     ) -> Tensor:
         """Runs turns until all episodes have ended.
 
@@ -214,8 +214,8 @@ class Episodes:
 
     def _turn(
         self,
-        episodes: Sequence[Episode],
-        ask: _Ask,
+        episodes: Sequence[EpisodeRecord],
+        ask: _AskFunction,
         engine: SamplerSession,
         sampling: SamplingParams,
     ) -> Tensor:
@@ -246,7 +246,7 @@ class Episodes:
             self._observe(episode, sampling.max_tokens)
         return batch["version"]
 
-    def _ask_all(self, episodes: Sequence[Episode], ask: _Ask) -> None:
+    def _ask_all(self, episodes: Sequence[EpisodeRecord], ask: _AskFunction) -> None:
         """Asks all processes concurrently.
 
         On an error, such as Ctrl-C, they are killed without waiting.
@@ -263,7 +263,7 @@ class Episodes:
             wait(answers, _ENDING_S)
             raise
 
-    def _observe(self, episode: Episode, room: int) -> None:
+    def _observe(self, episode: EpisodeRecord, room: int) -> None:
         """Appends the observation if the episode continues and `room` more tokens would fit."""
         episode.ended |= episode.truncated
         if episode.ended:
@@ -277,14 +277,19 @@ class Episodes:
         else:
             episode.append(observation)
 
-    def _shares(self, episodes: Sequence[Episode]) -> list[list[Episode]]:
+    def _shares(self, episodes: Sequence[EpisodeRecord]) -> list[list[EpisodeRecord]]:
         """Assigns episodes to processes; an episode always has the same one."""
         count = len(self._children)
         return [
             [episode for episode in episodes if episode.number % count == k] for k in range(count)
         ]
 
-    def _ask(self, everyone: Sequence[Episode], child: Child, episodes: Sequence[Episode]) -> None:
+    def _ask(
+        self,
+        everyone: Sequence[EpisodeRecord],
+        child: HelperProcess,
+        episodes: Sequence[EpisodeRecord],
+    ) -> None:
         """Asks a process for answers; restarts it without the episode that hung or crashed.
 
         Raises:
@@ -298,7 +303,9 @@ class Episodes:
             groups[:0] = ([left] if is_known else [[episode] for episode in left]) if left else []
             self._failures(everyone)
 
-    def _ask_once(self, child: Child, episodes: Sequence[Episode]) -> tuple[list[Episode], bool]:
+    def _ask_once(
+        self, child: HelperProcess, episodes: Sequence[EpisodeRecord]
+    ) -> tuple[list[EpisodeRecord], bool]:
         """Asks a process once for the answers to these episodes.
 
         Returns:
@@ -332,13 +339,13 @@ class Episodes:
             raise ChildDied("it wrote to the pipe of its process")
         return message
 
-    def _start(self, child: Child) -> None:
+    def _start(self, child: HelperProcess) -> None:
         try:
             child.start()
         except ChildError as error:
             raise EnvironmentFault(str(error)) from None
 
-    def _failures(self, episodes: Sequence[Episode]) -> str:
+    def _failures(self, episodes: Sequence[EpisodeRecord]) -> str:
         """Describes the number of failed episodes and the first failure; empty without failures.
 
         Raises:
@@ -356,6 +363,6 @@ class Episodes:
             raise EnvironmentFault(f"{what}, above environment.max_no_verdict_rate={limit:g}")
         return what
 
-    def _describe_fault(self, episode: Episode) -> str:
+    def _describe_fault(self, episode: EpisodeRecord) -> str:
         where = f"{episode.prompt.id}, turn {len(episode.said)}"
         return f"{where}: environment.class_name {self._section.class_name} {episode.fault}"

@@ -1,7 +1,8 @@
 """Evaluation: samples responses to every question, grades them and computes metrics.
 
-The trainer's validation and `lockstep eval` share this code. A graded response is a `Sample`, plain
-data that can be stored in a file; metrics are computed only from samples, so also from the file.
+The trainer's validation and `lockstep eval` share this code. A graded response is a `GradedSample`,
+plain data that can be stored in a file; metrics are computed only from samples, so also from the
+file.
 
 A response without a verdict is neither right nor wrong. It is counted and left out: a question's
 metrics are computed over its graded responses, and a question with fewer than k of them is left out
@@ -25,7 +26,7 @@ from lockstep.core.errors import InputError
 from lockstep.core.metrics import Max, Mean, Metrics, Sum
 from lockstep.core.types import Prompt, SamplingParams
 from lockstep.environments.options import EnvironmentSection
-from lockstep.objectives.estimates import Estimate, majority_at_k, mean, pass_at_k, share
+from lockstep.objectives.estimates import MeanEstimate, majority_at_k, mean, pass_at_k, share
 from lockstep.rewards.base import CutOffReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.math_verifier import verify
@@ -33,12 +34,12 @@ from lockstep.rewards.options import CodeSection, InstructionSection, RewardSect
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.rollout import PART, RolloutCollector
 
-Figures = dict[str, Estimate]
+EvalFigures = dict[str, MeanEstimate]
 """Estimates by name, in display order: `reward`, `pass@1`, `pass@4`, `maj@4`, …"""
 
 
 @dataclass(frozen=True)
-class Sample:
+class GradedSample:
     """One graded response to one question.
 
     Attributes:
@@ -75,7 +76,7 @@ def sample_answers(
     position: int,
     sampling: SamplingParams,
     num_samples: int,
-) -> tuple[list[Sample], Metrics]:
+) -> tuple[list[GradedSample], Metrics]:
     """Samples and grades `num_samples` responses to each prompt.
 
     Random numbers are keyed by question and sample number, not by batch: 4 samples are the first 4
@@ -108,7 +109,7 @@ def sample_answers(
     texts = [prompt.text for prompt in rollouts.prompts]
     votes = name_votes(collector.reward, texts, rollouts.responses, judged, num_samples)
     samples = [
-        Sample(
+        GradedSample(
             question=position + i // num_samples,
             id=prompt.id,
             draw=i % num_samples,
@@ -179,7 +180,7 @@ def _group_answers(
 
 
 @dataclass(frozen=True)
-class Grading:
+class GradingRule:
     """The metrics that a recipe's reward supports.
 
     Attributes:
@@ -200,14 +201,14 @@ class Grading:
                 f"{option}.k out"
             )
 
-    def figures(self, samples: Sequence[Sample], ks: Sequence[int]) -> Figures:
+    def figures(self, samples: Sequence[GradedSample], ks: Sequence[int]) -> EvalFigures:
         """Computes metrics from samples, with 95 % intervals over questions.
 
         Args:
             samples: Samples; samples of one question are neighbors.
             ks: The k of pass@k and, from 2 on, of maj@k.
         """
-        figures: Figures = {}
+        figures: EvalFigures = {}
         questions = [
             [sample for sample in own if sample.score is not None]
             for _, own in groupby(samples, key=attrgetter("question"))
@@ -225,7 +226,7 @@ class Grading:
                 figures[f"maj@{k}"] = share([self._majority(own, k) for own in enough])
         return figures
 
-    def metrics(self, samples: Sequence[Sample], ks: Sequence[int]) -> Metrics:
+    def metrics(self, samples: Sequence[GradedSample], ks: Sequence[int]) -> Metrics:
         """Computes the metrics of a run.
 
         `accuracy`, or `reward` if rewards are graded, is the main metric.
@@ -240,11 +241,11 @@ class Grading:
             samples
         )
 
-    def _num_passed(self, own: Sequence[Sample]) -> int:
+    def _num_passed(self, own: Sequence[GradedSample]) -> int:
         assert self.pass_score is not None, "passing needs a pass score"
         return sum(sample.score is not None and sample.score >= self.pass_score for sample in own)
 
-    def _majority(self, own: Sequence[Sample], k: int) -> float:
+    def _majority(self, own: Sequence[GradedSample], k: int) -> float:
         right = self._num_passed(own)
         wrong = Counter(
             sample.vote for sample in own if sample.vote is not None and not sample.score
@@ -255,32 +256,34 @@ class Grading:
 
 def grading(
     section: RewardSection | None, environment: EnvironmentSection | None = None
-) -> Grading:
+) -> GradingRule:
     """The grading of responses by the recipe's reward, environment or reward model."""
     if section is None:
         return _build_grading(None if environment is None else environment.pass_score)
     match section.type:
         case "math":
-            return Grading(pass_score=1.0, majority=True, graded=False)
+            return GradingRule(pass_score=1.0, majority=True, graded=False)
         case "instructions":
-            return Grading(
+            return GradingRule(
                 pass_score=1.0, majority=False, graded=not _all_or_nothing(section.instructions)
             )
         case "code":
-            return Grading(pass_score=1.0, majority=False, graded=not _all_or_nothing(section.code))
+            return GradingRule(
+                pass_score=1.0, majority=False, graded=not _all_or_nothing(section.code)
+            )
         case "python" | "server" | "judge" | "sum":
             return _build_grading(section.pass_score)
         case "by_row":
             if not section.has_own_scale:
-                return Grading(pass_score=1.0, majority=False, graded=True)
+                return GradingRule(pass_score=1.0, majority=False, graded=True)
             return _build_grading(section.pass_score)
         case _:
             assert_never(section.type)
 
 
-def _build_grading(pass_score: float | None) -> Grading:
+def _build_grading(pass_score: float | None) -> GradingRule:
     # Scores are fp32, so the threshold is too; otherwise 0.7 would not pass at 0.7.
-    return Grading(
+    return GradingRule(
         None if pass_score is None else float(torch.tensor(pass_score)), majority=False, graded=True
     )
 
@@ -290,7 +293,7 @@ def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
     return options is not None and options.all_or_nothing
 
 
-def lengths(samples: Sequence[Sample]) -> Metrics:
+def lengths(samples: Sequence[GradedSample]) -> Metrics:
     """Metrics of lengths, truncation and missing verdicts."""
     tokens = [sample.tokens for sample in samples]
     return Metrics(
@@ -301,7 +304,7 @@ def lengths(samples: Sequence[Sample]) -> Metrics:
     )
 
 
-def _mean_parts(samples: Sequence[Sample], name: str) -> list[float]:
+def _mean_parts(samples: Sequence[GradedSample], name: str) -> list[float]:
     """The mean reward of a sum's part for each question with a verdict."""
     groups = (
         [sample.parts.get(name) for sample in own]
@@ -311,5 +314,5 @@ def _mean_parts(samples: Sequence[Sample], name: str) -> list[float]:
     return [sum(own) / len(own) for own in known if own]
 
 
-def _mean_score(own: Sequence[Sample]) -> float:
+def _mean_score(own: Sequence[GradedSample]) -> float:
     return sum(sample.score for sample in own if sample.score is not None) / len(own)

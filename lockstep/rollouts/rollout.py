@@ -17,12 +17,12 @@ from lockstep.core import keyed
 from lockstep.core.batch import Batch, concat
 from lockstep.core.borders import require_finite
 from lockstep.core.errors import InputError
-from lockstep.core.metrics import Last, Max, Mean, Metrics, Min, Sum, merge_metrics
+from lockstep.core.metrics import LastValue, Max, Mean, Metrics, Min, Sum, merge_metrics
 from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.rewards.base import CutOffReward, NoReward, Reward, judge
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.episode_record import PART
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.rollouts.sampler_session import SamplerSession
 
 _UNKNOWN = float("nan")
@@ -91,7 +91,7 @@ class Rollouts:
         if bool(cut_B.any()):
             metrics["reward_cut_off"] = Mean(self.batch["score"][cut_B].sum(), cut_B.sum())
         if self.terms.as_is is not None:
-            metrics["cut_off_as_is"] = Last(float(self.terms.as_is))
+            metrics["cut_off_as_is"] = LastValue(float(self.terms.as_is))
         return metrics
 
     def _best(self) -> Metrics:
@@ -106,7 +106,7 @@ class Rollouts:
         if len(mean_P) < 2:
             return Metrics()
         error = mean_P.double().std() / math.sqrt(len(mean_P))
-        return Metrics(best_reward=Last(self.terms.best), reward_error=Last(error))
+        return Metrics(best_reward=LastValue(self.terms.best), reward_error=LastValue(error))
 
     def rewards(self) -> Metrics:
         """Metrics of a sum's parts and judges."""
@@ -144,7 +144,7 @@ class Rollouts:
 
 
 class PromptStream(Protocol):
-    """An infinite stream of training prompts; `lockstep.data.prompts.Prompts` reads files."""
+    """An infinite stream of training prompts; `lockstep.data.prompts.PromptRows` reads files."""
 
     def at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run."""
@@ -174,7 +174,7 @@ class RolloutCollector:
     reward: Reward | RewardModelScorer
     decode: Callable[[Sequence[int]], str]
     seed: int
-    environment: Episodes | None = None
+    environment: EpisodeRunner | None = None
     best_reward: float | None = None
 
     @property

@@ -13,10 +13,10 @@ from torch import Tensor
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_responses
 from lockstep.core.metrics import Metrics
-from lockstep.core.types import Phase, Request, SamplingParams, skip_timing
+from lockstep.core.types import PhaseTimer, Request, SamplingParams, skip_timing
 from lockstep.learners.base import Learner
 from lockstep.samplers.base import Sampler
-from lockstep.weight_sync.sync import Probe, Snapshot, WeightSource, sync_weights
+from lockstep.weight_sync.sync import SyncProbe, WeightSnapshot, WeightSource, sync_weights
 
 PROBE_EVERY = 10
 """Number of weight versions between probes; a probe takes 7 % of a toy's .34 CPU s per step."""
@@ -37,8 +37,8 @@ class SamplerSession:
         self,
         sampler: Sampler,
         learner: Learner | None = None,
-        probe: Probe | None = None,
-        phase: Phase = skip_timing,
+        probe: SyncProbe | None = None,
+        phase: PhaseTimer = skip_timing,
     ) -> None:
         self._sampler = sampler
         self._learner = learner
@@ -51,7 +51,7 @@ class SamplerSession:
         self._is_whole = True
 
     @contextmanager
-    def at(self, version: int = 0, snapshot: Snapshot | None = None) -> Iterator[Metrics]:
+    def at(self, version: int = 0, snapshot: WeightSnapshot | None = None) -> Iterator[Metrics]:
         """Opens the session, with a weight sync if the sampler has a different version.
 
         Args:
@@ -83,7 +83,7 @@ class SamplerSession:
         finally:
             self._open = False
 
-    def snapshot(self, version: int) -> Snapshot:
+    def snapshot(self, version: int) -> WeightSnapshot:
         """Copies the learner's current weights, which have this version.
 
         Raises:
@@ -91,7 +91,7 @@ class SamplerSession:
         """
         if self._learner is None:
             raise RuntimeError("no weights to copy; the sampler keeps its initial weights")
-        return Snapshot.of(self._learner, version, self._sampler.dtype, self._probe)
+        return WeightSnapshot.of(self._learner, version, self._sampler.dtype, self._probe)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         """Generates, see `Sampler.generate`.
@@ -134,7 +134,7 @@ class SamplerSession:
     def _holds(self, source: WeightSource, version: int) -> bool:
         return self._sampler.version == version and self._attested == (source, version)
 
-    def _score_probe(self, source: WeightSource, version: int) -> Probe | None:
+    def _score_probe(self, source: WeightSource, version: int) -> SyncProbe | None:
         """The probe, scored by the learner before the engine takes memory; None if not due."""
         is_due = not self._is_proven or self._is_told(version)
         if self._probe is None or not is_due:
@@ -146,7 +146,7 @@ class SamplerSession:
         """True if metrics include the probe; depends only on the version, since runs resume."""
         return not self._is_whole or version % PROBE_EVERY == 0
 
-    def _sync_weights(self, source: WeightSource, version: int, probe: Probe | None) -> None:
+    def _sync_weights(self, source: WeightSource, version: int, probe: SyncProbe | None) -> None:
         self._attested = None
         with self._phase("refit"):
             found = sync_weights(source, self._sampler, version, probe)

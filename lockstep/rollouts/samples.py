@@ -14,7 +14,7 @@ from lockstep.core.batch import Batch
 from lockstep.rollouts.episode_record import PART
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
-Reason = Literal[
+SampleReason = Literal[
     "most different scores", "best score", "worst score", "cut off", "no verdict", "next in order"
 ]
 
@@ -132,7 +132,7 @@ def _texts(
 
 def choose_rows(
     scores: Sequence[float], truncated: Sequence[bool], prompts: Sequence[str], count: int
-) -> dict[int, Reason]:
+) -> dict[int, SampleReason]:
     """Chooses rows by responses only, so that every parallel layout logs the same ones.
 
     Whole groups (responses to one prompt) are chosen, in this order: the group whose scores differ
@@ -156,7 +156,7 @@ def choose_rows(
     ]
     known = {row: score for row, score in enumerate(scores) if math.isfinite(score)}
     cut = {row for row, is_cut in enumerate(truncated) if is_cut}
-    chosen: dict[int, Reason] = {}
+    chosen: dict[int, SampleReason] = {}
     for group, reason in _rank_groups(groups, known, cut):
         for row in _rank_rows(group, known, cut)[: count - len(chosen)]:
             chosen.setdefault(row, reason)
@@ -165,14 +165,17 @@ def choose_rows(
 
 def _rank_groups(
     groups: Sequence[list[int]], known: Mapping[int, float], cut: set[int]
-) -> Iterator[tuple[list[int], Reason]]:
+) -> Iterator[tuple[list[int], SampleReason]]:
     """Yields groups with the reason, most informative first; a group can repeat."""
     shown: list[int] = []
     for group, reason in _find_extremes(groups, known):
         shown += group
         yield group, reason
     unjudged = {row for group in groups for row in group if row not in known}
-    telling: tuple[tuple[set[int], Reason], ...] = ((cut, "cut off"), (unjudged, "no verdict"))
+    telling: tuple[tuple[set[int], SampleReason], ...] = (
+        (cut, "cut off"),
+        (unjudged, "no verdict"),
+    )
     for wanted, reason in telling:
         if wanted and wanted.isdisjoint(shown):
             group = next(group for group in groups if not wanted.isdisjoint(group))
@@ -184,7 +187,7 @@ def _rank_groups(
 
 def _find_extremes(
     groups: Sequence[list[int]], known: Mapping[int, float]
-) -> Iterator[tuple[list[int], Reason]]:
+) -> Iterator[tuple[list[int], SampleReason]]:
     """Yields the group whose scores differ most, else the groups with best and worst score."""
     if not known:
         return

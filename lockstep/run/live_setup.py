@@ -13,21 +13,21 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
-from lockstep.algorithms.setup import Policy
+from lockstep.algorithms.setup import PolicyJudge
 from lockstep.cluster.judges import judge_answers, open_judge_reward, policy_answers
 from lockstep.cluster.learner_group import MeshLearner
 from lockstep.cluster.open_models import open_learner, share_weights
 from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
 from lockstep.cluster.sampler_pool import nearest, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.cluster.turns import Turns
-from lockstep.cluster.workers import Workers
+from lockstep.cluster.turns import DeviceTurns
+from lockstep.cluster.workers import WorkerPool
 from lockstep.config import DType, ModelFolder
 from lockstep.config.user_code import find_own_file
 from lockstep.core.types import SamplingParams
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.environments.options import EnvironmentSection
-from lockstep.judge.asking import Answering
+from lockstep.judge.asking import JudgeModel
 from lockstep.judge.options import AskedSection
 from lockstep.learners.backend import find_backend as find_training_backend
 from lockstep.learners.base import Learner
@@ -35,12 +35,12 @@ from lockstep.models.folder import read_config, require_classifier, skeleton
 from lockstep.models.heads import scores_sequences
 from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.sizes import Sizes
-from lockstep.report.progress import Progress
+from lockstep.plan.sizes import ModelSizes
+from lockstep.report.progress import RunProgress
 from lockstep.rewards.base import Reward
 from lockstep.rewards.build import build
 from lockstep.rewards.options import RewardJudge, RewardSection
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.cache_budget import CacheBudget
@@ -68,9 +68,9 @@ class LiveSetup:
     files: DataFiles
     source: ModelSource
     inexact: str | None
-    progress: Progress
-    workers: Workers
-    turns: Turns = field(default_factory=Turns)
+    progress: RunProgress
+    workers: WorkerPool
+    turns: DeviceTurns = field(default_factory=DeviceTurns)
     # one engine serves the weights of all learners
     _apart: Sampler | None = field(default=None, init=False)
 
@@ -126,7 +126,7 @@ class LiveSetup:
         pool = processes(self._spec, self.progress, self.workers)
         return pool, pool.abandon
 
-    def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
+    def reward(self, section: RewardSection | None, rows: PromptRows, option: str) -> Reward:
         return build(section, self.note, self._judge_reward, option)
 
     def _judge_reward(self, section: RewardJudge, key: str) -> Reward:
@@ -135,17 +135,19 @@ class LiveSetup:
             located, key, self.folder, self.algorithm.seed, self._judge_answers
         )
 
-    def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
+    def episodes(
+        self, section: EnvironmentSection | None, judge: str | None
+    ) -> EpisodeRunner | None:
         if section is not None and judge is not None:
             self.note(f"environment.class_name {section.class_name}: {describe_rewards(judge)}")
         return episodes_of(section, self.algorithm.data, self.source, self.note)
 
-    def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
+    def answering(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
         if section.is_policy:
             return policy_answers(section, policy, name)
         return self._judge_answers(section, name)
 
-    def _judge_answers(self, section: AskedSection, name: str) -> Answering:
+    def _judge_answers(self, section: AskedSection, name: str) -> JudgeModel:
         return judge_answers(
             section, self.algorithm.learner, self.progress, self.workers, name, self._turns
         )
@@ -169,7 +171,7 @@ class LiveSetup:
         return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
 
     @property
-    def _turns(self) -> Turns | None:
+    def _turns(self) -> DeviceTurns | None:
         """Turn-taking of learners and engines if they share GPUs."""
         if takes_turns(self.algorithm, placement_of(self.algorithm)):
             return self.turns
@@ -183,7 +185,7 @@ class LiveSetup:
             return None
         network = skeleton(read_config(self.source.folder), self.source.folder)
         return MemoryEstimate.of(
-            self.algorithm, Sizes.of(network, own.lora), placement_of(self.algorithm)
+            self.algorithm, ModelSizes.of(network, own.lora), placement_of(self.algorithm)
         ).budget
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from lockstep.algorithms.job import RunLength, Step, StepEvent
-from lockstep.report.progress import Progress
-from lockstep.run.stop import Stop, Stopped
+from lockstep.algorithms.job import RunLength, StepEvent, StepFunction
+from lockstep.report.progress import RunProgress
+from lockstep.run.stop import StoppedRun, StopRequests
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """The point from which a run starts or resumes: finished steps, and used rows of data."""
 
     step: int = 0
@@ -20,12 +20,12 @@ class Start:
 
 
 def loop(
-    step: Step,
-    start: Start,
+    step: StepFunction,
+    start: StartPoint,
     run_length: RunLength,
-    progress: Progress,
+    progress: RunProgress,
     end_step: Callable[[StepEvent], None],
-    stop: Stop,
+    stop: StopRequests,
     guard: Callable[[int, int], AbstractContextManager[None]],
 ) -> None:
     """Runs steps from `start` up to `run_length`, each within `guard(step, position)`.
@@ -52,7 +52,7 @@ def loop(
             progress.step(number, event.values, result.tokens)
         if why is not None and not finished:
             reason, code = why
-            raise Stopped(
+            raise StoppedRun(
                 f"stopped after step {number}: {reason}; rerun the command to resume",
                 code,
             )

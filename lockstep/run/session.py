@@ -17,31 +17,31 @@ from lockstep.algorithms.job import Job, StepEvent
 from lockstep.algorithms.rows import data_files
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import RunSection
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.config.model_recipe import weights_of
 from lockstep.core.borders import NotFiniteError
 from lockstep.core.errors import InputError
 from lockstep.models.digests import model_files
-from lockstep.monitor.agreement import Disagreement
+from lockstep.monitor.agreement import DisagreementError
 from lockstep.report.alarms import LiveAlarms
 from lockstep.report.certificate import CERTIFICATE
 from lockstep.report.held_out import sentence
 from lockstep.report.log import TIMINGS, read_metrics, suggest_metric
-from lockstep.report.progress import Progress
+from lockstep.report.progress import RunProgress
 from lockstep.run.callbacks import OnStep
-from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints
-from lockstep.run.checkpoint.saver import Saver
+from lockstep.run.checkpoint.checkpoints import CheckpointStore, VerifiedCheckpoint
+from lockstep.run.checkpoint.saver import CheckpointSaver
 from lockstep.run.folder.certificate import write_certificate
-from lockstep.run.folder.identity import ChangedError, Identity, differences, inputs
-from lockstep.run.loop import Start, loop
-from lockstep.run.stop import Stop, heed_signals
-from lockstep.run.trackers.follow import Tracker
+from lockstep.run.folder.identity import ChangedError, RunIdentity, differences, inputs
+from lockstep.run.loop import StartPoint, loop
+from lockstep.run.stop import StopRequests, heed_signals
+from lockstep.run.trackers.follow import LogTracker
 from lockstep.system.records import first_fault
 from lockstep.system.sums import find_altered_beginnings
 
 
 class _SavedState(BaseModel):
-    """A checkpoint's state besides the learners', as made by `Session._state`."""
+    """A checkpoint's state besides the learners', as made by `TrainingSession._state`."""
 
     model_config = ConfigDict(strict=True)
     position: NonNegativeInt
@@ -50,7 +50,7 @@ class _SavedState(BaseModel):
     logs: dict[str, dict[str, int | str]]
 
 
-def read_state(checkpoint: Checkpoint) -> _SavedState:
+def read_state(checkpoint: VerifiedCheckpoint) -> _SavedState:
     """Reads the state of a checkpoint; raises InputError if a different program wrote it."""
     try:
         return _SavedState.model_validate(checkpoint.state)
@@ -62,7 +62,7 @@ def read_state(checkpoint: Checkpoint) -> _SavedState:
         ) from None
 
 
-class Session:
+class TrainingSession:
     """A job, its folder and its logs, ready to run.
 
     Args:
@@ -81,10 +81,10 @@ class Session:
         options: RunSection,
         job: Job,
         folder: Path,
-        identity: Identity,
+        identity: RunIdentity,
         allow_changes: bool,
-        tracker: Tracker,
-        progress: Progress,
+        tracker: LogTracker,
+        progress: RunProgress,
         on_step: OnStep | None,
     ) -> None:
         self._options = options
@@ -98,10 +98,12 @@ class Session:
         self._on_step = on_step
         self._alarms = LiveAlarms(progress.note)
         best = 0 if options.best is None else options.best.count
-        self._checkpoints = Checkpoints(folder / "checkpoints", options.keep, best, progress.note)
-        self._saver = Saver(self._checkpoints, job.state)
+        self._checkpoints = CheckpointStore(
+            folder / "checkpoints", options.keep, best, progress.note
+        )
+        self._saver = CheckpointSaver(self._checkpoints, job.state)
 
-    def run(self, stop: Stop) -> None:
+    def run(self, stop: StopRequests) -> None:
         """Runs the job to its end.
 
         Raises:
@@ -187,10 +189,10 @@ class Session:
         except SamplerLost as error:
             self._save_now(step, position)
             raise SamplerLost(f"{error}; {saved}") from error
-        except Disagreement as error:
+        except DisagreementError as error:
             self._logs.metrics(step + 1, error.metrics.floats())
             self._save_now(step, position)
-            raise Disagreement(
+            raise DisagreementError(
                 f"{error}; {saved}; rerun the command to resume", error.metrics
             ) from error
 
@@ -242,13 +244,13 @@ class Session:
             self._progress.note(message)
         return None
 
-    def _restore(self) -> Start:
+    def _restore(self) -> StartPoint:
         """Restores the learners from the newest checkpoint."""
         self._checkpoints.clear()
         newest = self._checkpoints.latest()
         if newest is None:
             self._require_unsaved()
-            return Start()
+            return StartPoint()
         state = read_state(newest)
         changed = differences(state.identity, self._identity)
         changed += find_altered_beginnings(self._folder, state.logs)
@@ -267,7 +269,7 @@ class Session:
         if self._job.agreement is not None and state.agreement is not None:
             self._job.agreement.restore(state.agreement)
         self._progress.note(f"resumes after step {newest.step}, the newest valid checkpoint")
-        return Start(newest.step, state.position)
+        return StartPoint(newest.step, state.position)
 
     def _require_unsaved(self) -> None:
         """Raises InputError if the logs reach further than a run can come without a checkpoint.
@@ -297,13 +299,13 @@ def _place_fault(during: str) -> Iterator[None]:
         raise NotFiniteError(f"{during}, {error}", error.batch) from error
 
 
-def require_same_files(loaded: Loaded) -> None:
+def require_same_files(loaded: LoadedRecipe) -> None:
     """Raises ChangedError if rows, models or code have changed since a run finished.
 
     Missing files are not compared, and neither are Hub names, whose commit the run keeps.
     """
     folder = loaded.run_folder
-    newest = Checkpoints(folder / "checkpoints", keep=1).newest_unverified()
+    newest = CheckpointStore(folder / "checkpoints", keep=1).newest_unverified()
     if newest is None:
         return
     try:
@@ -324,10 +326,10 @@ def require_same_files(loaded: Loaded) -> None:
         )
 
 
-def _read_files(loaded: Loaded) -> Identity:
+def _read_files(loaded: LoadedRecipe) -> RunIdentity:
     """Digests of the files that a recipe names, if they exist."""
     recipe = loaded.training
-    found = Identity()
+    found = RunIdentity()
     with suppress(OSError, InputError):
         found |= inputs(loaded, {}, None)
     with suppress(OSError, InputError):

@@ -28,7 +28,7 @@ _ASKING = {
 """Signals that request a stop: their name for the user, and the exit code of the process."""
 
 
-class Stopped(Exception):
+class StoppedRun(Exception):
     """A run has stopped early and was saved; the same command resumes it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Stopped(Exception):
         self.code = code
 
 
-class Stop:
+class StopRequests:
     """Decides after each step whether the run continues.
 
     Args:
@@ -95,7 +95,7 @@ def hear_interrupts() -> None:
 
 
 @contextmanager
-def heed_signals(stop: Stop, note: Callable[[str], object]) -> Iterator[None]:
+def heed_signals(stop: StopRequests, note: Callable[[str], object]) -> Iterator[None]:
     """Makes the first Ctrl-C, SIGTERM or SIGHUP in the block request a stop; a second one kills.
 
     Signals that the process was started to ignore, such as SIGHUP under `nohup`, stay ignored.
@@ -154,7 +154,7 @@ def end_with_code(command: Callable[[], int], show_traceback: bool = False) -> i
         if is_user_error(error):
             return exit_codes.INPUT
         return exit_codes.CRASH
-    except Stopped as stopped:
+    except StoppedRun as stopped:
         print_text(f"lockstep: {stopped}", file=sys.stderr)
         return stopped.code
     except KeyboardInterrupt:

@@ -16,9 +16,9 @@ from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.placement import placement_of
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import WorkerDied
-from lockstep.cluster.workers import Workers, workers_of
+from lockstep.cluster.workers import WorkerPool, workers_of
 from lockstep.config.hub import fetch_names
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.config.trust import note_run_here
 from lockstep.core import exit_codes
 from lockstep.core.errors import NothingTrainedError
@@ -27,7 +27,7 @@ from lockstep.models.export import copy_frame
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_model
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.report.summary import PAGE, has_trained, judge, summary
 from lockstep.run.callbacks import OnStep
 from lockstep.run.checkpoint.export import export
@@ -41,22 +41,22 @@ from lockstep.run.folder.files import (
     require_writable,
 )
 from lockstep.run.folder.identity import identity
-from lockstep.run.folder.logs import Logs
+from lockstep.run.folder.logs import RunLogs
 from lockstep.run.folder.opening import open_run
 from lockstep.run.live_setup import LiveSetup, require_lengths
-from lockstep.run.session import Session, require_same_files
-from lockstep.run.stop import Stop, Stopped
+from lockstep.run.session import TrainingSession, require_same_files
+from lockstep.run.stop import StoppedRun, StopRequests
 from lockstep.run.trackers.follow import track_run, views_of
-from lockstep.run.trackers.view import Facts
+from lockstep.run.trackers.view import RunFacts
 from lockstep.system.command_line import command
 from lockstep.system.disk import remove_copies
-from lockstep.system.fault_policy import Attempts
+from lockstep.system.fault_policy import RetryCounter
 from lockstep.system.printable import print_text
 from lockstep.system.sums import SUMS, finish, require_unaltered
 
 
 def train(
-    loaded: Loaded,
+    loaded: LoadedRecipe,
     allow_changes: bool = False,
     deadline_s: float | None = None,
     on_step: OnStep | None = None,
@@ -86,7 +86,10 @@ def train(
 
 
 def _run(
-    loaded: Loaded, allow_changes: bool, deadline_s: float | None, on_step: OnStep | None = None
+    loaded: LoadedRecipe,
+    allow_changes: bool,
+    deadline_s: float | None,
+    on_step: OnStep | None = None,
 ) -> bool:
     """Runs a recipe like `train`, without a summary. Returns True if it was already finished."""
     recipe = loaded.expect(Algorithm)
@@ -114,7 +117,7 @@ def _run(
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return True
-        views = views_of(recipe.trackers, Facts.of(loaded))
+        views = views_of(recipe.trackers, RunFacts.of(loaded))
         files = data_files(recipe.data, folder)
         source = _source(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
@@ -131,10 +134,10 @@ def _run(
         ]:
             progress.note(remark)
         inexact = decide_exact(recipe, source.folder, progress.note)
-        logs = Logs(folder)
+        logs = RunLogs(folder)
         tracker = open_.enter_context(track_run(logs, views, progress.note))
 
-        def open_session(workers: Workers) -> Session:
+        def open_session(workers: WorkerPool) -> TrainingSession:
             require_lengths(recipe, source)
             job = recipe.open(LiveSetup(recipe, folder, files, source, inexact, progress, workers))
             started()
@@ -146,12 +149,14 @@ def _run(
             if rest is not None:
                 progress.note(rest)
             now = identity(loaded, files.digests(), Path(source.folder))
-            return Session(recipe.run, job, folder, now, allow_changes, tracker, progress, on_step)
+            return TrainingSession(
+                recipe.run, job, folder, now, allow_changes, tracker, progress, on_step
+            )
 
         try:
             _run_with_restarts(open_session, recipe, progress, deadline_s)
-        except Stopped as stopped:
-            raise Stopped(f"{loaded.name} {stopped}", stopped.code) from None
+        except StoppedRun as stopped:
+            raise StoppedRun(f"{loaded.name} {stopped}", stopped.code) from None
         for sentence in finish(folder, logs.sums(), partial(export, folder)):
             progress.note(sentence)
         with progress.phase("report"):
@@ -193,9 +198,9 @@ def describe_nothing_trained(folder: Path) -> str | None:
 
 
 def _run_with_restarts(
-    open_session: Callable[[Workers], Session],
+    open_session: Callable[[WorkerPool], TrainingSession],
     recipe: Algorithm,
-    progress: Progress,
+    progress: RunProgress,
     deadline_s: float | None,
 ) -> None:
     """Runs to the end; after losing a worker, restarts with new ones from the newest checkpoint.
@@ -209,7 +214,7 @@ def _run_with_restarts(
     Raises:
         WorkerDied: Workers are lost too often, or before the run has begun.
     """
-    restarts = Attempts("worker", progress.note, recipe.cluster.max_restarts)
+    restarts = RetryCounter("worker", progress.note, recipe.cluster.max_restarts)
     while (lost := _run_until_lost(open_session, recipe, progress, deadline_s)) is not None:
         gc.collect()  # free this process's learners on the device before opening new ones
         if not restarts.again(lost):
@@ -219,9 +224,9 @@ def _run_with_restarts(
 
 
 def _run_until_lost(
-    open_session: Callable[[Workers], Session],
+    open_session: Callable[[WorkerPool], TrainingSession],
     recipe: Algorithm,
-    progress: Progress,
+    progress: RunProgress,
     deadline_s: float | None,
 ) -> str | None:
     """Runs with new workers; returns how one of them was lost, or None at the end of the run."""
@@ -230,14 +235,18 @@ def _run_until_lost(
     with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
         session = open_session(workers)
         try:
-            session.run(Stop(deadline_s))
+            session.run(StopRequests(deadline_s))
         except WorkerDied as error:
             return str(error)
     return None
 
 
 def _source(
-    loaded: Loaded, files: DataFiles, folder: Path, allow_changes: bool, deadline_s: float | None
+    loaded: LoadedRecipe,
+    files: DataFiles,
+    folder: Path,
+    allow_changes: bool,
+    deadline_s: float | None,
 ) -> ModelSource:
     """The initial model; trained or built first if the recipe requires it."""
     recipe = loaded.training
@@ -250,7 +259,7 @@ def _source(
 
 
 def _warm_started(
-    loaded: Loaded, first: Loaded, allow_changes: bool, deadline_s: float | None
+    loaded: LoadedRecipe, first: LoadedRecipe, allow_changes: bool, deadline_s: float | None
 ) -> Path:
     """The model of the recipe to train first."""
     name = loaded.name

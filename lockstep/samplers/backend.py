@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lockstep.config import Computation, SamplerSection
-    from lockstep.samplers.base import Sampler, Served
+    from lockstep.samplers.base import Sampler, WorkerSampler
 
 
 class InferenceBackend(InferenceOptions["SamplerSection"]):
@@ -69,7 +69,9 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
         """Raises InputError if this machine lacks what it needs on a GPU, or on the CPU."""
 
     @abstractmethod
-    def build(self, folder: str, section: SamplerSection, computation: Computation) -> Served:
+    def build(
+        self, folder: str, section: SamplerSection, computation: Computation
+    ) -> WorkerSampler:
         """A sampler with its own weights, for a separate process.
 
         Args:

@@ -11,11 +11,11 @@ from torch import Tensor
 from lockstep.core.batch import Batch, concat
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
-from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.attestation import WeightAttestation
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import TransferRoute
 
-Piece = tuple[Sequence[int], Batch]
+ResponsePiece = tuple[Sequence[int], Batch]
 """Indices of some requests, and a batch of their responses in the same order."""
 
 
@@ -32,7 +32,9 @@ class Sampler(Protocol):
         """Version of the last loaded weights; None if an engine does not hold them (anymore)."""
         ...
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         """Samples one response per request; yields responses as they finish, in any order.
 
         Yields:
@@ -57,7 +59,7 @@ class Sampler(Protocol):
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
-    ) -> Sequence[Attestation]:
+    ) -> Sequence[WeightAttestation]:
         """Loads new weights, drops every cache of the old ones, and attests what each engine holds.
 
         Args:
@@ -75,14 +77,16 @@ class Sampler(Protocol):
         ...
 
 
-class Served(Protocol):
+class WorkerSampler(Protocol):
     """A sampler in a worker process, called by a `Sampler` in another; gets weights in buckets."""
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]: ...
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]: ...
 
     def logprobs(self, batch: Batch) -> Tensor: ...
 
-    def join(self, route: Route) -> None:
+    def join(self, route: TransferRoute) -> None:
         """Opens the receiving end of the route for the next weights.
 
         Args:
@@ -91,11 +95,11 @@ class Served(Protocol):
         """
         ...
 
-    def receive(self, bucket: Bucket) -> None:
+    def receive(self, bucket: WeightBucket) -> None:
         """Receives some of the new weights; bucket number 0 begins a weight sync."""
         ...
 
-    def attest(self, version: int) -> Attestation:
+    def attest(self, version: int) -> WeightAttestation:
         """Ends a weight sync: drops every cache of the old weights, and attests what is held."""
         ...
 
@@ -112,7 +116,7 @@ class Served(Protocol):
         ...
 
 
-def gather_pieces(pieces: Iterable[Piece]) -> Batch:
+def gather_pieces(pieces: Iterable[ResponsePiece]) -> Batch:
     """The pieces of one `Sampler.pieces` as one batch, in the order of the requests."""
     places, batches = zip(*pieces, strict=True)
     order = torch.tensor([place for some in places for place in some])

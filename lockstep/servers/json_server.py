@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lockstep.core.errors import InputError, RunError, install_command
-from lockstep.system.fault_policy import Attempts, Seldom
+from lockstep.system.fault_policy import RateLimitedNote, RetryCounter
 
 try:
     import anyio
@@ -38,14 +38,14 @@ _OF_SERVERS = 500
 
 _LONGEST_WAIT_S = 60.0
 
-_Shape = TypeVar("_Shape", bound=BaseModel)
+_ReplyT = TypeVar("_ReplyT", bound=BaseModel)
 
 
 class ServerError(RunError):
     """A server is unreachable, refuses, or returns a wrong answer; one sentence."""
 
 
-Lost = Callable[[int, ServerError], object]
+LostRequestHandler = Callable[[int, ServerError], object]
 """Callback with a request's index and the reason for its missing answer."""
 
 
@@ -83,7 +83,7 @@ class JsonServer:
     def __init__(
         self, address: ServerAddress, timeout_s: float, note: Callable[[str], object]
     ) -> None:
-        self._address, self._timeout_s, self._seldom = address, timeout_s, Seldom(note)
+        self._address, self._timeout_s, self._seldom = address, timeout_s, RateLimitedNote(note)
         self._key = os.environ.get(address.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(
@@ -93,12 +93,12 @@ class JsonServer:
 
     def answers(
         self,
-        shape: type[_Shape],
+        shape: type[_ReplyT],
         path: str,
         bodies: Sequence[Mapping[str, object]],
-        fault: Callable[[int, _Shape], str | None],
-        lost: Lost | None = None,
-    ) -> Iterator[tuple[int, _Shape]]:
+        fault: Callable[[int, _ReplyT], str | None],
+        lost: LostRequestHandler | None = None,
+    ) -> Iterator[tuple[int, _ReplyT]]:
         """Sends all requests concurrently; cancels open ones if the caller leaves.
 
         Args:
@@ -110,7 +110,7 @@ class JsonServer:
         """
         gate = Semaphore(self._address.max_concurrency)
 
-        async def answer(client: openai.AsyncOpenAI, place: int) -> _Shape:
+        async def answer(client: openai.AsyncOpenAI, place: int) -> _ReplyT:
             async with gate:
                 answered = await self.ask(client, shape, path, bodies[place])
             wrong = fault(place, answered)
@@ -144,12 +144,12 @@ class JsonServer:
     async def ask(
         self,
         client: openai.AsyncOpenAI,
-        shape: type[_Shape],
+        shape: type[_ReplyT],
         path: str,
         body: Mapping[str, object] | None = None,
-    ) -> _Shape:
+    ) -> _ReplyT:
         """Returns the server's answer, retrying temporary failures; a GET without a body."""
-        attempts = Attempts("server", self._seldom, self._address.max_retries)
+        attempts = RetryCounter("server", self._seldom, self._address.max_retries)
         while True:
             try:
                 return _read(shape, await self._ask_once(client, path, body))
@@ -219,7 +219,7 @@ class JsonServer:
         return f"its response cannot be parsed ({error}); check the server at this address"
 
 
-def _read(shape: type[_Shape], answer: object) -> _Shape:
+def _read(shape: type[_ReplyT], answer: object) -> _ReplyT:
     """Parses a reply by its type; some servers report errors with a success status."""
     match answer:
         case {"error": error} if error:
@@ -246,7 +246,9 @@ def _find_retry_after(error: Exception) -> float:
     return 0.0
 
 
-def _wait_for(future: Future[_Shape], lost: Lost | None, place: int) -> _Shape | None:
+def _wait_for(
+    future: Future[_ReplyT], lost: LostRequestHandler | None, place: int
+) -> _ReplyT | None:
     try:
         return future.result()
     except ServerError as error:

@@ -18,7 +18,7 @@ _LONGEST_NAME = 120
 
 
 @dataclass(frozen=True)
-class Combination:
+class GridPoint:
     """One value of each option.
 
     Attributes:
@@ -63,7 +63,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
     return fixed, grid
 
 
-def combine(grid: Mapping[str, Sequence[Any]]) -> list[Combination]:
+def combine(grid: Mapping[str, Sequence[Any]]) -> list[GridPoint]:
     """Every combination of values; the last option varies fastest.
 
     Raises InputError if there is none.
@@ -75,7 +75,7 @@ def combine(grid: Mapping[str, Sequence[Any]]) -> list[Combination]:
             "lockstep train"
         )
     return [
-        Combination(values, [f"{key}={_spell(value)}" for key, value in values.items()])
+        GridPoint(values, [f"{key}={_spell(value)}" for key, value in values.items()])
         for values in combinations
     ]
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.config.hub import require_pinned
-from lockstep.config.loading import Loaded, load, load_run
-from lockstep.config.recipe_files import Layer
+from lockstep.config.loading import LoadedRecipe, load, load_run
+from lockstep.config.recipe_files import RecipeLayer
 from lockstep.config.user_code import is_in_program
 from lockstep.core.errors import InputError
 from lockstep.report.sweeps import SWEEP, is_sweep, read_sweep
 from lockstep.run.folder.identity import differences, recipe_identity
-from lockstep.sweeps.grid import Combination, combine, split_words
+from lockstep.sweeps.grid import GridPoint, combine, split_words
 from lockstep.system.records import is_file
 from lockstep.system.whole_files import write_whole
 from lockstep.system.yaml12 import flat
 
-Resolve = Callable[[Combination, Layer], Loaded]
+RecipeResolver = Callable[[GridPoint, RecipeLayer], LoadedRecipe]
 """Resolves a combination's recipe; the given options come after the layer with the run's folder."""
 
 
@@ -31,7 +31,7 @@ class PlannedRun:
     """A run of a sweep: its values, by option, and its recipe."""
 
     values: Mapping[str, Any]
-    loaded: Loaded
+    loaded: LoadedRecipe
 
     @property
     def folder(self) -> Path:
@@ -87,13 +87,13 @@ def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan
     """The sweep of a command: a recipe and `key=value` words, some with several values."""
     fixed, grid = split_words(words)
 
-    def resolve(combination: Combination, folder: Layer) -> Loaded:
+    def resolve(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:
         return load(recipe, [*fixed, *combination.overrides], [folder])
 
     return plan_grid(grid, resolve, name or name_sweep(recipe, grid))
 
 
-def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: Resolve, name: str) -> SweepPlan:
+def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: RecipeResolver, name: str) -> SweepPlan:
     """Resolves all combinations before anything starts.
 
     Args:
@@ -131,9 +131,9 @@ def name_sweep(recipe: str, grid: Mapping[str, Sequence[Any]]) -> str:
     return "-".join([Path(recipe).stem, *grid])
 
 
-def _resolve(combination: Combination, resolve: Resolve, folder: Path) -> PlannedRun:
+def _resolve(combination: GridPoint, resolve: RecipeResolver, folder: Path) -> PlannedRun:
     try:
-        loaded = resolve(combination, Layer("sweep", {"run": {"folder": str(folder)}}))
+        loaded = resolve(combination, RecipeLayer("sweep", {"run": {"folder": str(folder)}}))
         loaded.expect(Algorithm)
     except InputError as error:
         raise InputError(

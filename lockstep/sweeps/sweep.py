@@ -21,7 +21,7 @@ from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
 from lockstep.report.sweeps import summarize_sweep
 from lockstep.run.folder.files import lock_folder
-from lockstep.run.stop import Stop, Stopped, end_with_code, heed_signals
+from lockstep.run.stop import StoppedRun, StopRequests, end_with_code, heed_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
 from lockstep.system.printable import print_text
@@ -47,7 +47,7 @@ _STOPPED = (
 
 
 @dataclass(frozen=True)
-class Runner:
+class SweepRunner:
     """Runs a sweep, with one thread per run that waits for its process.
 
     Attributes:
@@ -60,7 +60,7 @@ class Runner:
 
     plan: SweepPlan
     jobs: int
-    stop: Stop
+    stop: StopRequests
     warm_starts: dict[Path | None, Lock] = field(default_factory=lambda: defaultdict(Lock))
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -177,16 +177,18 @@ def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
         raise InputError(f"--jobs is {jobs}; set it to at least 1")
     plan.require_same()
     plan.folder.mkdir(parents=True, exist_ok=True)
-    stop = Stop(None)
+    stop = StopRequests(None)
     with lock_folder(plan.folder):
         plan.write()
         note(f"{plan.folder}: {len(plan.runs)} runs, {jobs} at a time")
         with heed_signals(stop, note):
-            codes = Runner(plan, jobs, stop).run()
+            codes = SweepRunner(plan, jobs, stop).run()
         if any((run.folder / "recipe.yaml").is_file() for run in plan.runs):
             write_sweep_report(plan.folder, plan.folder / PAGE)
     print_text(summarize_sweep(plan.folder))
     asked = stop.check_after_step()
     if asked is not None and any(code is None or code in _STOPPED for code in codes):
-        raise Stopped(f"{plan.folder} stopped: {asked[0]}; rerun the command to resume", asked[1])
+        raise StoppedRun(
+            f"{plan.folder} stopped: {asked[0]}; rerun the command to resume", asked[1]
+        )
     return next((code for code in codes if code), exit_codes.OK)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from lockstep.system.fault_policy import Attempts
+from lockstep.system.fault_policy import RetryCounter
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def retry(action: Callable[[], T]) -> T:
     Raises:
         OSError: The error of the last attempt, or a permanent error.
     """
-    attempts = Attempts("disk")
+    attempts = RetryCounter("disk")
     while True:
         try:
             return action()

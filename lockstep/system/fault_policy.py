@@ -1,6 +1,7 @@
 """Fault policy: for each source of faults, the number of retries, their waits, and what follows.
 
-Everything that retries uses `Attempts` with the table `POLICY` (docs/adr/0035-one-fault-policy.md).
+Everything that retries uses `RetryCounter` with the table `POLICY`
+(docs/adr/0035-one-fault-policy.md).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 _SELDOM_S = 60.0
-"""Minimum seconds between two lines of `Seldom`."""
+"""Minimum seconds between two lines of `RateLimitedNote`."""
 
-Source = Literal["disk", "server", "reward", "helper", "worker"]
+FaultSource = Literal["disk", "server", "reward", "helper", "worker"]
 
 
 @dataclass(frozen=True)
-class Persistence:
+class RetryPolicy:
     """Retries for one source of faults.
 
     Attributes:
@@ -33,23 +34,23 @@ class Persistence:
 
 
 # "Then" is what happens after the last attempt.
-POLICY: dict[Source, Persistence] = {
+POLICY: dict[FaultSource, RetryPolicy] = {
     # A transient disk error. Then: one sentence, and saved data stays; an unreadable checkpoint
     # is skipped for the previous one; a failed removal is reported.
-    "disk": Persistence((0.1, 0.4, 1.6), 3),
+    "disk": RetryPolicy((0.1, 0.4, 1.6), 3),
     # A server is lost, late, busy or silent. Then: no verdict for a judge's question, else one
     # sentence.
-    "server": Persistence((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
+    "server": RetryPolicy((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), None, "asking again"),
     # A reward function loses a connection. Then: one sentence.
-    "reward": Persistence((1.0, 5.0, 30.0), 3, "calling it again"),
+    "reward": RetryPolicy((1.0, 5.0, 30.0), 3, "calling it again"),
     # The system kills a helper's process. Then: one sentence.
-    "helper": Persistence((0.0,), 1, "starting it again"),
+    "helper": RetryPolicy((0.0,), 1, "starting it again"),
     # A learner's or sampler's process dies or hangs. Then: one sentence.
-    "worker": Persistence((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
+    "worker": RetryPolicy((0.0, 1.0, 5.0), None, "resuming from the newest checkpoint"),
 }
 
 
-class Attempts:
+class RetryCounter:
     """Counts attempts at an action, waits before each retry, and informs the user.
 
     Args:
@@ -63,7 +64,7 @@ class Attempts:
 
     def __init__(
         self,
-        source: Source,
+        source: FaultSource,
         note: Callable[[str], object] = lambda text: None,
         limit: int | None = None,
     ) -> None:
@@ -100,7 +101,7 @@ class Attempts:
         return wait_s is not None
 
 
-class Seldom:
+class RateLimitedNote:
     """Shows the first line, then at most one line per minute, and drops the others.
 
     Args:

@@ -13,7 +13,7 @@ _MEMORY = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
-class _Limit:
+class _MemoryLimit:
     """Memory limit of a control group.
 
     Attributes:
@@ -40,7 +40,7 @@ def free_bytes() -> int:
     return min([available, *(max(found.free, 0) for found in _limits())])
 
 
-def _limits() -> Iterator[_Limit]:
+def _limits() -> Iterator[_MemoryLimit]:
     """Limits of this process's control group (version 2) and its parent groups."""
     line = next((line for line in _read(_OWN_GROUPS).splitlines() if line.startswith("0::")), None)
     if line is None:
@@ -51,7 +51,7 @@ def _limits() -> Iterator[_Limit]:
         taken = _read(folder / "memory.current").strip()
         if limit.isdigit() and taken.isdigit():
             fields = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines())
-            yield _Limit(
+            yield _MemoryLimit(
                 int(limit), int(limit) - int(taken) + int(fields.get("inactive_file", "0"))
             )
         if folder == _GROUPS:

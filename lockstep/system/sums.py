@@ -23,7 +23,7 @@ from lockstep.system.whole_files import write_whole
 
 SUMS = "sums.json"
 FINAL = "final"
-Sum = dict[str, Any]
+FileDigest = dict[str, Any]
 """The `bytes` and the `sha256` of a file."""
 
 _LARGE_BYTES = 1 << 24
@@ -32,7 +32,9 @@ _ASIDE = f".{FINAL}-aside"
 _ALSO = ("initial", "certificate.json")
 
 
-def finish(run: Path, logs: Mapping[str, Sum], export: Callable[[Path], object]) -> list[str]:
+def finish(
+    run: Path, logs: Mapping[str, FileDigest], export: Callable[[Path], object]
+) -> list[str]:
     """Writes a run's model and all digests; `final/` appears only when both are complete.
 
     Args:
@@ -127,7 +129,7 @@ def _list_files(run: Path, part: str) -> list[str]:
     ]
 
 
-def read_sum(path: Path) -> Sum:
+def read_sum(path: Path) -> FileDigest:
     """Digest of a file, read in one pass without holding a large file in memory."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
@@ -144,7 +146,7 @@ def _read_beginning(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
-def _sum(path: Path) -> Sum:
+def _sum(path: Path) -> FileDigest:
     """Digest of a file; a large one's is cached by size, time and inode.
 
     A small file can change twice within one tick of the file system's clock.
@@ -156,5 +158,5 @@ def _sum(path: Path) -> Sum:
 
 
 @cache
-def _read_large(path: Path, size: int, changed_ns: int, inode: int) -> Sum:
+def _read_large(path: Path, size: int, changed_ns: int, inode: int) -> FileDigest:
     return read_sum(path)

@@ -29,11 +29,11 @@ def outlive(stream: TextIO) -> TextIO:
     if stream not in (sys.__stdout__, sys.__stderr__) or stream.isatty():
         return stream
     stream.flush()
-    file = io.BufferedWriter(_Tolerant(stream.fileno(), "w", closefd=False))
+    file = io.BufferedWriter(_TolerantFile(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
 
 
-class _Tolerant(io.FileIO):
+class _TolerantFile(io.FileIO):
     """A file that drops writes to a full disk; a pipe goes silent when its reader is gone."""
 
     def write(self, data: Any, /) -> int:

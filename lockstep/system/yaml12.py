@@ -27,7 +27,7 @@ _PLAIN = {
 }
 """Unquoted texts that are not strings, by their YAML kind."""
 _NOTES_WITHIN = 60  # columns; comments of longer lines are further to the right
-Keys = tuple[str, ...]
+YAMLKeys = tuple[str, ...]
 DEEPEST = 50
 """Maximum number of parts in a dotted key; recipes have fewer than ten."""
 
@@ -40,7 +40,7 @@ def parse(text: str) -> Any:
             key, a tag or an alias, or is nested too deeply.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_RecipeLoader)
     except InputError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -83,7 +83,7 @@ def value_at(tree: Any, path: Iterable[str]) -> Any:
     return tree
 
 
-def list_texts(tree: object, keys: Keys = ()) -> Iterator[tuple[Keys, str]]:
+def list_texts(tree: object, keys: YAMLKeys = ()) -> Iterator[tuple[YAMLKeys, str]]:
     """Yields the texts in a tree with their keys; a text in a list has the list's keys."""
     match tree:
         case str():
@@ -107,10 +107,10 @@ def nest(path: str, value: Any) -> Any:
 
 def dump(tree: Any, width: float = 120) -> str:
     """Writes YAML that `parse` reads back as the same values."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+    return yaml.dump(tree, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=width)
 
 
-def annotate(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
+def annotate(tree: dict[str, Any], note: Callable[[YAMLKeys], str]) -> str:
     """Writes YAML like `dump`, with a comment after each option, aligned if the option is short.
 
     Args:
@@ -127,7 +127,7 @@ def annotate(tree: dict[str, Any], note: Callable[[Keys], str]) -> str:
 
 
 def _annotate_lines(
-    tree: dict[str, Any], above: Keys, note: Callable[[Keys], str]
+    tree: dict[str, Any], above: YAMLKeys, note: Callable[[YAMLKeys], str]
 ) -> Iterator[tuple[str, str]]:
     """Lines with their comments; an option's comment is on its first line.
 
@@ -144,7 +144,7 @@ def _annotate_lines(
             yield from _annotate_lines(value, path, note)
 
 
-class _Dumper(yaml.SafeDumper):
+class _RecipeDumper(yaml.SafeDumper):
     """Quotes text that `parse` would read as a number, and keeps multi-line text on one line."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
@@ -152,11 +152,11 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
-_Dumper.add_representer(str, _Dumper.represent_text)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_RecipeDumper.add_representer(str, _RecipeDumper.represent_text)
+_RecipeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-class _Loader(yaml.SafeLoader):
+class _RecipeLoader(yaml.SafeLoader):
     """Loader of plain data."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (of YAML 1.1, which are not wanted)
@@ -188,10 +188,10 @@ class _Loader(yaml.SafeLoader):
 
 
 for _kind, _pattern in _PLAIN.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)
+    _RecipeLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)
 
 
-def flat(tree: Any, above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+def flat(tree: Any, above: YAMLKeys = ()) -> Iterator[tuple[YAMLKeys, Any]]:
     """Options by their keys; a list is one value, and so is an empty section."""
     if not isinstance(tree, dict) or not tree:
         yield above, tree

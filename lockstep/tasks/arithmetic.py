@@ -86,7 +86,7 @@ class Arithmetic(Task):
             write_rows(files.demonstrations, demonstrations(train, self))
         return files
 
-    def _row(self, number: int, problem: Problem) -> Mapping[str, str | bool]:
+    def _row(self, number: int, problem: WordProblem) -> Mapping[str, str | bool]:
         """A problem's row, by its number in the file."""
         if self.pairs:
             return problem.pair()
@@ -96,7 +96,7 @@ class Arithmetic(Task):
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     """A question, the equations that lead to its answer, and the answer."""
 
     question: str
@@ -118,9 +118,9 @@ class Problem:
         return {**self.row(), "completion": self.row(direct=not label)["answer"], "label": label}
 
 
-def distinct_problems(count: int, seed: int) -> list[Problem]:
+def distinct_problems(count: int, seed: int) -> list[WordProblem]:
     """The first `count` problems of a seed, with distinct questions."""
-    found: dict[str, Problem] = {}
+    found: dict[str, WordProblem] = {}
     block = 0
     while len(found) < count:
         for problem in _problems(block, seed):
@@ -129,7 +129,7 @@ def distinct_problems(count: int, seed: int) -> list[Problem]:
     return list(found.values())[:count]
 
 
-def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str, str]]:
+def demonstrations(train: list[WordProblem], spec: Arithmetic) -> Iterator[dict[str, str]]:
     """Demonstrations in training order: reasoning first, then both styles.
 
     The training questions come in passes, each in its own order. A question's index decides whether
@@ -146,14 +146,14 @@ def demonstrations(train: list[Problem], spec: Arithmetic) -> Iterator[dict[str,
         yield (direct if position >= first_direct and question < num_direct else reasoned)[question]
 
 
-def _problems(block: int, seed: int) -> Iterator[Problem]:
+def _problems(block: int, seed: int) -> Iterator[WordProblem]:
     """A block of problems, not yet distinct: each comes from uniform numbers with its own key."""
     rows = range(block * _BLOCK, (block + 1) * _BLOCK)
     for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
         yield _problem(iter(draws))
 
 
-def _problem(draws: Iterator[float]) -> Problem:
+def _problem(draws: Iterator[float]) -> WordProblem:
     def pick(low: int, high: int) -> int:
         """A uniform integer from low to high, inclusive."""
         return low + int(next(draws) * (high - low + 1))
@@ -172,4 +172,4 @@ def _problem(draws: Iterator[float]) -> Problem:
         steps.append(f"{value}{'+' if gain else '-'}{n}={result}")
         value = result
     sentences.append(f"How many {things} does {name} have now?")
-    return Problem(" ".join(sentences), tuple(steps), value)
+    return WordProblem(" ".join(sentences), tuple(steps), value)

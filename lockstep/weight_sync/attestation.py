@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Attestation:
+class WeightAttestation:
     """The weights that one engine holds after a weight sync.
 
     Names are the sent names.

@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Slot:
+class BucketSlot:
     """A tensor in a bucket."""
 
     name: str
@@ -41,7 +41,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class WeightBucket:
     """Some of the weights, sent together.
 
     Attributes:
@@ -53,7 +53,7 @@ class Bucket:
 
     number: int
     size: int
-    slots: tuple[Slot, ...]
+    slots: tuple[BucketSlot, ...]
     handles: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> str:
@@ -61,21 +61,25 @@ class Bucket:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Bucket:
+    def read(cls, text: str) -> WeightBucket:
         """Parses the output of `json`."""
         fields = json.loads(text)
-        slots = (Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots"))
+        slots = (
+            BucketSlot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots")
+        )
         return cls(**fields, slots=tuple(slots))
 
 
 def pack(
     tensors: Iterable[tuple[str, Tensor, torch.dtype]],
-) -> Iterator[tuple[tuple[Slot, ...], list[Tensor]]]:
+) -> Iterator[tuple[tuple[BucketSlot, ...], list[Tensor]]]:
     """Groups tensors, with their sent types, into buckets: as many as fit, or one larger tensor."""
-    slots = list[Slot]()
+    slots = list[BucketSlot]()
     packed = list[Tensor]()
     for name, tensor, dtype in tensors:
-        slot = Slot(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), end_of(slots))
+        slot = BucketSlot(
+            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), end_of(slots)
+        )
         if slots and slot.start + slot.size > CAPACITY:
             yield tuple(slots), packed
             slot = replace(slot, start=0)
@@ -87,7 +91,7 @@ def pack(
         yield tuple(slots), packed
 
 
-def end_of(slots: Sequence[Slot]) -> int:
+def end_of(slots: Sequence[BucketSlot]) -> int:
     """Bytes up to the aligned end of the last slot, where another slot may start."""
     if slots:
         return -(-(slots[-1].start + slots[-1].size) // _ALIGNMENT) * _ALIGNMENT

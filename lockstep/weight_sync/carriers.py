@@ -1,6 +1,6 @@
 """Carriers send the bytes of buckets to other processes.
 
-Sender and receivers open the same `Route`.
+Sender and receivers open the same `TransferRoute`.
 
 The bytes are in memory that both map, on the host or a GPU, or are broadcast in a process group.
 """
@@ -25,17 +25,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.core.errors import InputError
-from lockstep.distributed.meeting import Meeting
-from lockstep.weight_sync.buckets import CAPACITY, Bucket, Slot, end_of
+from lockstep.distributed.meeting import RendezvousAddress
+from lockstep.weight_sync.buckets import CAPACITY, BucketSlot, WeightBucket, end_of
 
-Transfer = Literal["shared_memory", "process_group", "cuda_ipc"]
+TransferKind = Literal["shared_memory", "process_group", "cuda_ipc"]
 
 BUFFERS = 2
 """Number of buffers, filled in turn."""
 
 
 @dataclass(frozen=True)
-class Route:
+class TransferRoute:
     """A carrier and its meeting point; a sender and its receivers open the same route.
 
     Attributes:
@@ -45,25 +45,25 @@ class Route:
         backend: Backend of the process group; NCCL if every process has its own GPU.
     """
 
-    transfer: Transfer
+    transfer: TransferKind
     places: tuple[str, ...] = ()
-    meeting: Meeting | None = None
+    meeting: RendezvousAddress | None = None
     backend: Literal["gloo", "nccl"] = "gloo"
 
-    def of(self, rank: int) -> Route:
+    def of(self, rank: int) -> TransferRoute:
         """The same route for another rank of the process group."""
         if self.meeting is None:
             return self
         return replace(self, meeting=self.meeting.of(rank))
 
-    def is_like(self, other: Route) -> bool:
+    def is_like(self, other: TransferRoute) -> bool:
         """True if both use the same carrier."""
         return (self.transfer, self.backend) == (other.transfer, other.backend)
 
-    def from_host(self, one_machine: bool) -> Route:
+    def from_host(self, one_machine: bool) -> TransferRoute:
         """The same for weights in host memory, which neither CUDA IPC nor NCCL can read."""
         if self.is_between_gpus:
-            return Route("shared_memory" if one_machine else "process_group")
+            return TransferRoute("shared_memory" if one_machine else "process_group")
         return self
 
     @property
@@ -84,15 +84,15 @@ class Route:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Route:
+    def read(cls, text: str) -> TransferRoute:
         """Parses the output of `json`."""
         fields = json.loads(text)
         meeting = fields.pop("meeting")
         fields["places"] = tuple(fields["places"])
-        return cls(**fields, meeting=None if meeting is None else Meeting(**meeting))
+        return cls(**fields, meeting=None if meeting is None else RendezvousAddress(**meeting))
 
 
-class Carrier(ABC):
+class BucketCarrier(ABC):
     """One end of a route: senders call `memory`, `seal`, `ship`; receivers `take`, `release`."""
 
     @abstractmethod
@@ -106,21 +106,21 @@ class Carrier(ABC):
         """
 
     @abstractmethod
-    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
+    def seal(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
         """The bucket whose bytes were written to `memory`; the caller passes it to receivers."""
 
-    def ship(self, bucket: Bucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
+    def ship(self, bucket: WeightBucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
         """Sends the newest bucket's bytes to receivers that were passed it; returns when done."""
 
     @abstractmethod
-    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         """A bucket's bytes on the receiver's device. They may change after `release`."""
 
     def release(self) -> None:  # noqa: B027 — copies from host memory are finished when they are used
         """Waits until the last taken bytes have been read."""
 
 
-def open_carrier(route: Route) -> Carrier:
+def open_carrier(route: TransferRoute) -> BucketCarrier:
     """Opens an end of a route; in a process group, waits for all other processes."""
     match route.transfer:
         case "shared_memory":
@@ -134,7 +134,9 @@ def open_carrier(route: Route) -> Carrier:
             assert_never(route.transfer)
 
 
-def unpack(carrier: Carrier, bucket: Bucket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+def unpack(
+    carrier: BucketCarrier, bucket: WeightBucket, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """Yields names and tensors of a bucket. The tensors may change once all have been yielded."""
     flat = carrier.take(bucket, device)
     for slot in bucket.slots:
@@ -181,7 +183,7 @@ class _DoubleBuffer:
         return self.whole(number, size, device)[:size]
 
 
-class _ThroughHost(Carrier):
+class _ThroughHost(BucketCarrier):
     """Base of host-memory carriers: fills a bucket on the weights' GPU, then copies it once."""
 
     def __init__(self) -> None:
@@ -198,10 +200,10 @@ class _ThroughHost(Carrier):
             self._staged = self._stages.memory(number, len(sent), device)
         return self._staged
 
-    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
+    def seal(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
         if self._staged is not self._sent:
             self._sent.copy_(self._staged)
-        return Bucket(number, end_of(slots), slots)
+        return WeightBucket(number, end_of(slots), slots)
 
 
 class SharedMemory(_ThroughHost):
@@ -217,7 +219,7 @@ class SharedMemory(_ThroughHost):
     def memory(self, number: int, size: int, device: torch.device) -> Tensor:
         return self._stage(number, self._map(number, size), device)
 
-    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         return self._map(bucket.number, bucket.size).to(device)
 
     def _map(self, number: int, size: int) -> Tensor:
@@ -236,7 +238,7 @@ class SharedMemory(_ThroughHost):
 class GroupBroadcast(_ThroughHost):
     """Carries buckets by broadcasts in a process group separate from torch's default group."""
 
-    def __init__(self, meeting: Meeting, backend: Literal["gloo", "nccl"]) -> None:
+    def __init__(self, meeting: RendezvousAddress, backend: Literal["gloo", "nccl"]) -> None:
         super().__init__()
         self._group = _join(meeting, backend)
         self._on_gpu = backend == "nccl"
@@ -247,13 +249,13 @@ class GroupBroadcast(_ThroughHost):
             number, self._buffers.memory(number, size, device if self._on_gpu else _HOST), device
         )
 
-    def ship(self, bucket: Bucket) -> None:
+    def ship(self, bucket: WeightBucket) -> None:
         work = self._group.broadcast([self._sent], _FROM_SENDER)
         if self._on_gpu:
             self._require_done(work, bucket)
         work.wait()
 
-    def _require_done(self, work: dist.Work, bucket: Bucket) -> None:
+    def _require_done(self, work: dist.Work, bucket: WeightBucket) -> None:
         """Waits on the host.
 
         A stream that waits for a dead receiver could only be left by ending this process.
@@ -267,7 +269,7 @@ class GroupBroadcast(_ThroughHost):
                 )
             time.sleep(_POLL_S)
 
-    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         flat = self._buffers.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
         self._group.broadcast([flat], _FROM_SENDER).wait()
         # the next bucket goes to the other buffer, on a GPU in stream order after these reads
@@ -282,7 +284,7 @@ _FROM_SENDER = dist.BroadcastOptions()
 _FROM_SENDER.rootRank = 0
 
 
-def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
+def _join(own: RendezvousAddress, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
     if backend == "gloo":
         group = own.join_gloo()
     else:
@@ -293,7 +295,7 @@ def _join(own: Meeting, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", group)  # it has the same methods
 
 
-class CudaIPC(Carrier):
+class CudaIPC(BucketCarrier):
     """Carries buckets in memory of a GPU that both ends share, without copying.
 
     If several processes send, each fills memory of its own GPU, and one bucket has the handles of
@@ -322,13 +324,13 @@ class CudaIPC(Carrier):
             self._exported[buffer] = whole, _export(whole)
         return whole[:size]
 
-    def seal(self, number: int, slots: tuple[Slot, ...]) -> Bucket:
+    def seal(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
         # streams of this process do not order another process's reads
         torch.cuda.synchronize(self._device)
         _, handle = self._exported[number % BUFFERS]
-        return Bucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
+        return WeightBucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
 
-    def take(self, bucket: Bucket, device: torch.device) -> Tensor:
+    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         self._device, name = device, name_gpu(device)
         if name not in bucket.handles:
             raise InputError(

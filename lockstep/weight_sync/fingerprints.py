@@ -22,7 +22,7 @@ _SHORTEST_TABLE = 64
 
 
 @dataclass(frozen=True)
-class Taken:
+class PendingFingerprint:
     """A computed fingerprint whose content is still on the tensor's device.
 
     Attributes:
@@ -46,7 +46,7 @@ def fingerprint(tensor: Tensor) -> int:
     return read([take(tensor)])[0]
 
 
-def read(taken: Sequence[Taken]) -> list[int]:
+def read(taken: Sequence[PendingFingerprint]) -> list[int]:
     """Reads computed fingerprints in one transfer from the device."""
     if not taken:
         return []
@@ -55,16 +55,16 @@ def read(taken: Sequence[Taken]) -> list[int]:
     return [content ^ one.kind for content, one in zip(contents, taken, strict=True)]
 
 
-def take(tensor: Tensor) -> Taken:
+def take(tensor: Tensor) -> PendingFingerprint:
     """Computes the fingerprint of a tensor, without a device sync."""
     words = _words(tensor)
     if words.is_cuda:
-        return Taken(_sum_lanes(_add_at_once(words)), _kind(tensor))
+        return PendingFingerprint(_sum_lanes(_add_at_once(words)), _kind(tensor))
     rows = words.split(_LANES)
     sums = torch.zeros_like(rows[0])
     for row, odd in zip(rows, _odd_numbers(_table(len(rows))), strict=False):
         sums[: row.numel()].add_(row, alpha=odd)
-    return Taken(_sum_lanes(sums), _kind(tensor))
+    return PendingFingerprint(_sum_lanes(sums), _kind(tensor))
 
 
 def _add_at_once(words: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def column_fingerprint(matrix: Tensor) -> int:
     return read([take_columns(matrix)])[0]
 
 
-def take_columns(matrix: Tensor) -> Taken:
+def take_columns(matrix: Tensor) -> PendingFingerprint:
     """Computes the fingerprint of a matrix's sampled columns, without a device sync."""
     return take(matrix.detach().index_select(1, _columns(matrix.shape[1], matrix.device)) + 0.0)
 

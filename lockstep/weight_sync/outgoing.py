@@ -10,24 +10,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route, open_carrier, unpack
-from lockstep.weight_sync.fingerprints import Taken, read, take, take_columns
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import TransferRoute, open_carrier, unpack
+from lockstep.weight_sync.fingerprints import PendingFingerprint, read, take, take_columns
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentFingerprint:
     """Fingerprints of a sent tensor, as in `Attestation`; `columns` if receivers pack it."""
 
     whole: int
     columns: int | None
 
 
-Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+WeightSupplier = Callable[[], Iterator[tuple[str, Tensor]]]
 """`Learner.weights`, or the same method of another source of weights."""
 
 
-class Sender(Protocol):
+class WeightSender(Protocol):
     """Sends weights from the processes that hold them. The caller passes each bucket to receivers.
 
     Attributes:
@@ -36,7 +36,7 @@ class Sender(Protocol):
         one_machine: Whether its processes share memory with this one.
     """
 
-    route: Route | None
+    route: TransferRoute | None
     on_host: bool
     one_machine: bool
 
@@ -49,11 +49,11 @@ class Sender(Protocol):
         """Yields names and tensors in messages, also across machines; cast before sending."""
         ...
 
-    def join(self, route: Route) -> None:
+    def join(self, route: TransferRoute) -> None:
         """Opens its end of the route for all following buckets."""
         ...
 
-    def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
+    def buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         """Fills buckets, and notes what was sent.
 
         A bucket's bytes stay until the bucket after the next is requested.
@@ -64,7 +64,7 @@ class Sender(Protocol):
         """
         ...
 
-    def ship(self, bucket: Bucket) -> None:
+    def ship(self, bucket: WeightBucket) -> None:
         """Sends the newest bucket's bytes; returns when all receivers have them."""
         ...
 
@@ -73,7 +73,7 @@ class Sender(Protocol):
         ...
 
 
-class Outgoing:
+class OutgoingWeights:
     """The learner's weights in the sampler's type; can be iterated again.
 
     Args:
@@ -85,21 +85,26 @@ class Outgoing:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: WeightSupplier,
         dtype: torch.dtype | None,
-        sender: Sender | None = None,
+        sender: WeightSender | None = None,
         once: bool = False,
     ) -> None:
-        self._sent, self._taken = dict[str, Sent](), dict[str, tuple[Taken, Taken | None]]()
+        self._sent, self._taken = (
+            dict[str, SentFingerprint](),
+            dict[str, tuple[PendingFingerprint, PendingFingerprint | None]](),
+        )
         self.dtype = dtype
         self.sender = sender
         self._weights = weights
         self._once = once
 
     @classmethod
-    def of(cls, stream: Iterable[tuple[str, Tensor]]) -> Outgoing:
-        """Wraps a stream of this process's tensors, uncast; returns an `Outgoing` unchanged."""
-        if isinstance(stream, Outgoing):
+    def of(cls, stream: Iterable[tuple[str, Tensor]]) -> OutgoingWeights:
+        """Wraps a stream of this process's tensors, uncast; returns an `OutgoingWeights`
+        unchanged.
+        """
+        if isinstance(stream, OutgoingWeights):
             return stream
         return cls(lambda: iter(stream), None, once=True)
 
@@ -121,7 +126,7 @@ class Outgoing:
         if not self.sender.one_machine:
             yield from self._send(self.sender.stream(self.dtype))
             return
-        route = Route("shared_memory", self.sender.places)
+        route = TransferRoute("shared_memory", self.sender.places)
         self.sender.join(route)
         carrier = open_carrier(route)
         for bucket in self.sender.buckets(self, columns=True):
@@ -139,27 +144,31 @@ class Outgoing:
             yield name, cast
 
     @property
-    def sent(self) -> dict[str, Sent]:
+    def sent(self) -> dict[str, SentFingerprint]:
         """Fingerprints of the sent tensors, by name; reads all computed ones in one transfer."""
         found = iter(
             read([one for both in self._taken.values() for one in both if one is not None])
         )
         for name, (_, columns) in self._taken.items():
-            self._sent[name] = Sent(next(found), None if columns is None else next(found))
+            self._sent[name] = SentFingerprint(
+                next(found), None if columns is None else next(found)
+            )
         self._taken = {}
         return self._sent
 
-    def take_sent(self) -> dict[str, Sent]:
+    def take_sent(self) -> dict[str, SentFingerprint]:
         """The fingerprints computed or noted since the last call."""
         sent = self.sent
         self._sent = {}
         return sent
 
-    def note_taken(self, name: str, taken: Taken, tensor: Tensor, columns: bool = True) -> None:
+    def note_taken(
+        self, name: str, taken: PendingFingerprint, tensor: Tensor, columns: bool = True
+    ) -> None:
         """Notes the fingerprint of a tensor of this process, and computes its columns'."""
         self._taken[name] = taken, take_columns(tensor) if columns and tensor.ndim == 2 else None
 
-    def note(self, sent: Mapping[str, Sent]) -> None:
+    def note(self, sent: Mapping[str, SentFingerprint]) -> None:
         """Notes fingerprints from another process, of what it sent."""
         self._sent |= sent
 

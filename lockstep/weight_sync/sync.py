@@ -12,9 +12,9 @@ from torch import Tensor
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import BrokenPromiseError
-from lockstep.core.metrics import Last, Metrics
-from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.outgoing import Outgoing, Sender, Sent, type_for
+from lockstep.core.metrics import LastValue, Metrics
+from lockstep.weight_sync.attestation import WeightAttestation
+from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint, WeightSender, type_for
 
 _SEQUENCES = 2
 _LENGTH = 32
@@ -27,10 +27,10 @@ class WeightSyncError(BrokenPromiseError):
 
 
 class WeightSource(Protocol):
-    """The source of a sampler's weights: a learner, or a `Snapshot` of it."""
+    """The source of a sampler's weights: a learner, or a `WeightSnapshot` of it."""
 
     @property
-    def sender(self) -> Sender | None:
+    def sender(self) -> WeightSender | None:
         """Sends them from the processes that hold them; None if that is this process."""
         ...
 
@@ -39,7 +39,7 @@ class WeightSource(Protocol):
     def logprobs(self, batch: Batch) -> Tensor: ...
 
 
-class Receiver(Protocol):
+class WeightTarget(Protocol):
     """Inference engines that receive weights: the part of a sampler that a weight sync needs."""
 
     @property
@@ -47,13 +47,13 @@ class Receiver(Protocol):
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
-    ) -> Sequence[Attestation]: ...
+    ) -> Sequence[WeightAttestation]: ...
 
     def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
+class SyncProbe:
     """Sequences that learner and engines score: equal weights, equal log-probabilities.
 
     Attributes:
@@ -75,7 +75,7 @@ class Probe:
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class WeightSnapshot:
     """A copy of a learner's weights, for a sampler that works while the learner trains.
 
     Attributes:
@@ -90,13 +90,13 @@ class Snapshot:
 
     @classmethod
     def of(
-        cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: Probe | None
-    ) -> Snapshot:
+        cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: SyncProbe | None
+    ) -> WeightSnapshot:
         """Copies the learner's current weights; other processes cast theirs before sending."""
         if learner.sender is None:
             leaving = learner.weights()
         else:
-            leaving = Outgoing(learner.weights, dtype, learner.sender)
+            leaving = OutgoingWeights(learner.weights, dtype, learner.sender)
         copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
         if learner.sender is not None:
             learner.sender.finish()
@@ -122,7 +122,7 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def sync_weights(
-    learner: WeightSource, sampler: Receiver, version: int, probe: Probe | None = None
+    learner: WeightSource, sampler: WeightTarget, version: int, probe: SyncProbe | None = None
 ) -> Metrics:
     """Streams the weights, and compares sent fingerprints with what each engine now holds.
 
@@ -136,7 +136,7 @@ def sync_weights(
         WeightSyncError: Tensors differ or are missing on one side, caches were kept, or an engine
             scores the probe differently.
     """
-    outgoing = Outgoing(learner.weights, sampler.dtype, learner.sender)
+    outgoing = OutgoingWeights(learner.weights, sampler.dtype, learner.sender)
     attestations = sampler.load_weights(outgoing, version)
     for engine, held in enumerate(attestations, start=1):
         wrong = differing(outgoing.sent, held)
@@ -148,13 +148,13 @@ def sync_weights(
     first = attestations[0]
     metrics = Metrics(
         {
-            "refit/attested": Last(float(len(outgoing.sent))),
-            "refit/version": Last(float(version)),
-            "refit/read_whole": Last(
+            "refit/attested": LastValue(float(len(outgoing.sent))),
+            "refit/version": LastValue(float(version)),
+            "refit/read_whole": LastValue(
                 float(len(first.fingerprints.keys() - first.columns.keys() - first.received))
             ),
-            "refit/read_in_part": Last(float(len(first.columns))),
-            "refit/received_only": Last(float(len(first.received))),
+            "refit/read_in_part": LastValue(float(len(first.columns))),
+            "refit/received_only": LastValue(float(len(first.received))),
         }
     )
     if probe is None:
@@ -162,7 +162,7 @@ def sync_weights(
     return metrics + _compare_probe(learner, sampler, version, probe)
 
 
-def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
+def differing(sent: Mapping[str, SentFingerprint], held: WeightAttestation) -> dict[str, str]:
     """Finds tensors that an engine does not hold as sent, and caches that it kept, with reasons."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
@@ -174,7 +174,7 @@ def differing(sent: Mapping[str, Sent], held: Attestation) -> dict[str, str]:
     return dict(sorted(faults.items())) | dict.fromkeys(held.kept_caches, "was not dropped")
 
 
-def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
+def _fault(name: str, sent: SentFingerprint, held: WeightAttestation) -> str | None:
     """Explains what is wrong with a tensor; None if it is correct."""
     if name not in held.fingerprints:
         return "did not arrive"
@@ -185,7 +185,7 @@ def _fault(name: str, sent: Sent, held: Attestation) -> str | None:
     return None
 
 
-def random_probe(vocabulary: int, context: int, *dtypes: str) -> Probe:
+def random_probe(vocabulary: int, context: int, *dtypes: str) -> SyncProbe:
     """A few sequences of random tokens, the same every time.
 
     Args:
@@ -199,10 +199,12 @@ def random_probe(vocabulary: int, context: int, *dtypes: str) -> Probe:
     batch = Batch(
         (draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask}
     )
-    return Probe(batch, max(_LARGEST_GAP[dtype] for dtype in dtypes or ("fp32",)))
+    return SyncProbe(batch, max(_LARGEST_GAP[dtype] for dtype in dtypes or ("fp32",)))
 
 
-def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe: Probe) -> Metrics:
+def _compare_probe(
+    learner: WeightSource, sampler: WeightTarget, version: int, probe: SyncProbe
+) -> Metrics:
     """Compares the learner's log-probabilities with each engine's."""
     if probe.logprob is None:
         expected = learner.logprobs(probe.batch)
@@ -222,5 +224,5 @@ def _compare_probe(learner: WeightSource, sampler: Receiver, version: int, probe
             )
     every = torch.stack(gaps)
     return Metrics(
-        {"refit/probe_gap": Last(every.mean()), "refit/probe_gap_max": Last(every.max())}
+        {"refit/probe_gap": LastValue(every.mean()), "refit/probe_gap_max": LastValue(every.max())}
     )

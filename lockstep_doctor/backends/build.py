@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
-from lockstep.cluster.workers import Workers, workers_of
+from lockstep.cluster.workers import WorkerPool, workers_of
 from lockstep.config import DType, LearnerSection, SamplerSection
 from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, count_cache_numbers, read_config
 from lockstep.models.precision import TORCH_TYPES
-from lockstep.report.progress import Progress
+from lockstep.report.progress import RunProgress
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.table.base import Backend
@@ -26,7 +26,7 @@ _LEAST_GIB = 0.5
 
 
 @contextmanager
-def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Backend]]:
+def backends_of(recipe: DoctorRecipe, shown: RunProgress) -> Iterator[dict[str, Backend]]:
     """Opens all backends that this machine can run, by name, in the recipe's order, and closes them
     at the end.
 
@@ -54,7 +54,7 @@ def backends_of(recipe: DoctorRecipe, shown: Progress) -> Iterator[dict[str, Bac
 
 
 def backend_of(
-    recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: Workers
+    recipe: DoctorRecipe, name: str, note: Callable[[str], object], workers: WorkerPool
 ) -> Backend:
     """Builds one backend.
 

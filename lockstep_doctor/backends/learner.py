@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.workers import HERE, Workers
+from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.config import LearnerSection
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
@@ -37,7 +37,7 @@ class LearnerBackend:
         section: LearnerSection | None = None,
         name: str = "torch",
         batch_size: int = 8,
-        workers: Workers = HERE,
+        workers: WorkerPool = HERE,
     ) -> None:
         self.name, self._section, self._batch_size = name, section or LearnerSection(), batch_size
         self._config = read_config(folder)

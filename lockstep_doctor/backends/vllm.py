@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
-from lockstep.cluster.workers import HERE, Workers
+from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.config import Computation, SamplerSection
 from lockstep.core.batch import Batch, concat
 from lockstep.core.errors import InputError
@@ -37,7 +37,7 @@ class VLLMBackend:
         section: SamplerSection,
         computation: Computation,
         note: Callable[[str], object] = print,
-        workers: Workers = HERE,
+        workers: WorkerPool = HERE,
         tp: int = 1,
     ) -> None:
         if section.replicas > 1:

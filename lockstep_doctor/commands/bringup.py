@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import DType
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.core import exit_codes
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import read_config
-from lockstep.report.progress import Progress
+from lockstep.report.progress import RunProgress
 from lockstep.report.terminal import markdown_table
 from lockstep.rollouts.rollout import requests_of
 from lockstep.system.whole_files import write_whole
@@ -71,7 +71,7 @@ class Observation:
     said: str
 
 
-def bring_up(loaded: Loaded) -> int:
+def bring_up(loaded: LoadedRecipe) -> int:
     """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
     found: list[Observation] = []
     with open_session(loaded) as (results, backends, shown):
@@ -91,7 +91,7 @@ def bring_up(loaded: Loaded) -> int:
 
 
 def observe(
-    recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress
+    recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: RunProgress
 ) -> Iterator[Observation]:
     """Yields all rows."""
     witness = HFBackend(recipe.model.path, device=recipe.learner.device)

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.core.batch import Batch
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import context_of, read_config
 from lockstep.models.precision import TORCH_TYPES
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.system.whole_files import write_whole
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.commands.session import choose_results
@@ -107,7 +107,7 @@ class Located:
     script: Path | None
 
 
-def locate_model(loaded: Loaded) -> list[PairExamination]:
+def locate_model(loaded: LoadedRecipe) -> list[PairExamination]:
     """Examines every pair, prints and writes the results, and returns them.
 
     Engines that agree with a different one but not with their own variants come after the pairs.
@@ -148,7 +148,7 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
 
 
 def _locate_pairs(
-    recipe: DoctorRecipe, drawn: Batch, folder: Path, shown: Progress
+    recipe: DoctorRecipe, drawn: Batch, folder: Path, shown: RunProgress
 ) -> Iterator[Located]:
     """Examines pairs of engines, then the variants of engines that agree with a different one."""
     with shown.phase("open float64"):

@@ -11,9 +11,9 @@ from typing import Any
 
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import Loaded, RecipeError, load, load_run
+from lockstep.config.loading import LoadedRecipe, RecipeError, load, load_run
 from lockstep.config.model_recipe import computation_of, weights_of
-from lockstep.config.recipe_files import Layer
+from lockstep.config.recipe_files import RecipeLayer
 from lockstep_doctor.table.options import DoctorRecipe
 
 
@@ -22,7 +22,7 @@ def doctor_recipe(
     overrides: Sequence[str] = (),
     recipe: str = "doctor",
     folder: str | None = None,
-) -> Loaded:
+) -> LoadedRecipe:
     """Loads the recipe.
 
     Args:
@@ -48,11 +48,11 @@ def doctor_recipe(
         begun = [_as_trained(own)]
     else:
         begun = []
-    loaded = load(recipe, overrides, [*begun, Layer("lockstep doctor", said)], DoctorRecipe)
+    loaded = load(recipe, overrides, [*begun, RecipeLayer("lockstep doctor", said)], DoctorRecipe)
     return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
 
 
-def _as_trained(own: Path) -> Layer:
+def _as_trained(own: Path) -> RecipeLayer:
     """Returns the settings that the doctor takes from a run's recipe."""
     training = load_run(own.parent).training
     tree = training.model_dump(mode="json")
@@ -64,4 +64,4 @@ def _as_trained(own: Path) -> Layer:
             "torch",
             *(["vllm"] if tree["sampler"]["backend"] == "vllm" else []),
         ]
-    return Layer(str(own), said)
+    return RecipeLayer(str(own), said)

@@ -23,18 +23,24 @@ from lockstep.cluster.sampler_pool import SamplerPool, processes
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.workers import workers_of
 from lockstep.config import Computation, LearnerSection, Optimizer
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.core import keyed
 from lockstep.core.errors import InputError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import context_of, read_config
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.report.terminal import summary_table
 from lockstep.system.whole_files import write_whole
-from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.sync import Outgoing, Probe, Sent, differing, random_probe
+from lockstep.weight_sync.attestation import WeightAttestation
+from lockstep.weight_sync.sync import (
+    OutgoingWeights,
+    SentFingerprint,
+    SyncProbe,
+    differing,
+    random_probe,
+)
 from lockstep_doctor.table.options import DoctorRecipe
 
 REPORT = "refit.json"
@@ -86,7 +92,7 @@ class RefitStage:
         return "PASS"
 
 
-def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
+def check_model(loaded: LoadedRecipe) -> dict[str, list[RefitStage]]:
     """Checks every backend after the first that receives weights, prints the results, and returns
     them by backend.
 
@@ -133,7 +139,7 @@ def check_model(loaded: Loaded) -> dict[str, list[RefitStage]]:
 
 
 def check_refits(
-    learner: RankLearner, engine: SamplerPool, probe: Probe, shown: Progress
+    learner: RankLearner, engine: SamplerPool, probe: SyncProbe, shown: RunProgress
 ) -> Iterator[RefitStage]:
     """Runs the stages.
 
@@ -162,18 +168,18 @@ class _Check:
     each stage, newest first.
     """
 
-    def __init__(self, learner: RankLearner, engine: SamplerPool, probe: Probe) -> None:
+    def __init__(self, learner: RankLearner, engine: SamplerPool, probe: SyncProbe) -> None:
         self._learner = learner
         self._engine = engine
         self._probe = probe.batch
         self._bound = probe.bound
         self._sent = {"the model's folder": _fingerprint_all(learner, engine.dtype)}
-        self._held = Attestation(0, {})
+        self._held = WeightAttestation(0, {})
         self._answers = engine.logprobs(probe.batch)
 
     def refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
         """Sends the weights of a source, and compares what the engine then holds."""
-        outgoing = Outgoing(source.weights, self._engine.dtype)
+        outgoing = OutgoingWeights(source.weights, self._engine.dtype)
         start = time.perf_counter()
         self._held = self._engine.load_weights(outgoing, version=len(self._sent))[0]
         seconds = time.perf_counter() - start
@@ -236,14 +242,14 @@ class _Check:
             name, len(names), received, float(gap.mean()), float(gap.max()), seconds, tuple(found)
         )
 
-    def _holds(self, name: str, one: Sent) -> bool:
+    def _holds(self, name: str, one: SentFingerprint) -> bool:
         """True if the engine's attestation matches a sent tensor."""
         if name in self._held.columns:
             return self._held.columns[name] == one.columns
         return self._held.fingerprints[name] == one.whole
 
     def _find_faults(
-        self, source: RankLearner | Noise, sent: Mapping[str, Sent]
+        self, source: RankLearner | Noise, sent: Mapping[str, SentFingerprint]
     ) -> Iterator[RefitFinding]:
         """Yields differences between the engine's tensors and those sent by a source."""
         tensors = {name: tensor.cpu() for name, tensor in source.weights()}
@@ -260,7 +266,7 @@ class _Check:
             )
 
     def _describe(
-        self, name: str, own: str, tensor: Tensor, sent: Mapping[str, Sent], why: str
+        self, name: str, own: str, tensor: Tensor, sent: Mapping[str, SentFingerprint], why: str
     ) -> str:
         """Describes what the engine holds instead of a tensor that was sent as `own`."""
         for state, earlier in self._sent.items():
@@ -296,15 +302,15 @@ class Noise:
             yield name, tensor
 
 
-def _fingerprint_all(source: RankLearner | Noise, dtype: torch.dtype) -> dict[str, Sent]:
+def _fingerprint_all(source: RankLearner | Noise, dtype: torch.dtype) -> dict[str, SentFingerprint]:
     """Returns fingerprints of the weights that would be sent."""
-    outgoing = Outgoing(source.weights, dtype)
+    outgoing = OutgoingWeights(source.weights, dtype)
     for _ in outgoing:
         pass
     return outgoing.sent
 
 
-def probe_of(folder: str, computation: Computation) -> Probe:
+def probe_of(folder: str, computation: Computation) -> SyncProbe:
     """Random tokens of a model's vocabulary."""
     config = read_config(folder).get_text_config()
     return random_probe(int(config.vocab_size), context_of(config), computation.dtype)

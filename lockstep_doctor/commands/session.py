@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from lockstep.algorithms.rows import files_of
-from lockstep.config.loading import Loaded
-from lockstep.inference.results import Results, results_of
+from lockstep.config.loading import LoadedRecipe
+from lockstep.inference.results import ResultsFolder, results_of
 from lockstep.models.folder import read_config
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep_doctor.backends.build import backends_of
 from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.options import DoctorRecipe
 from lockstep_doctor.table.plan import PromptSource
 
 
-def choose_results(loaded: Loaded) -> Results:
+def choose_results(loaded: LoadedRecipe) -> ResultsFolder:
     """Returns the results folder of a recipe.
 
     Raises:
@@ -31,7 +31,9 @@ def choose_results(loaded: Loaded) -> Results:
 
 
 @contextmanager
-def open_session(loaded: Loaded) -> Iterator[tuple[Results, dict[str, Backend], Progress]]:
+def open_session(
+    loaded: LoadedRecipe,
+) -> Iterator[tuple[ResultsFolder, dict[str, Backend], RunProgress]]:
     """Creates the results folder and starts the backends while progress is shown; raises as
     `choose_results`.
     """

@@ -27,7 +27,7 @@ from lockstep.losses.cross_entropy import CrossEntropyLoss
 from lockstep.models.folder import read_config
 from lockstep.models.open_kernels import describe_attention
 from lockstep.monitor.options import AgreementSection
-from lockstep.objectives.tally import Tally
+from lockstep.objectives.tally import MismatchTally
 from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler
 from lockstep.weight_sync.sync import random_probe, sync_weights
@@ -250,7 +250,9 @@ def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> di
     begun = time.perf_counter()
     batch = sampler.generate(trial.requests, trial.sampling)
     seconds = time.perf_counter() - begun
-    tally = Tally.of(learner.logprobs(batch), batch["sampler_logprob"], batch.mask, batch.lengths)
+    tally = MismatchTally.of(
+        learner.logprobs(batch), batch["sampler_logprob"], batch.mask, batch.lengths
+    )
     bound = AgreementSection().bound(dtype)
     if tally.breaks(bound):
         raise BrokenPromiseError(

@@ -20,7 +20,7 @@ from lockstep.config.machinery import Computation, DType
 from lockstep.core import exit_codes
 from lockstep.core.errors import BrokenPromiseError, InputError, LockstepError
 from lockstep.models.device import resolve_device
-from lockstep.plan.time import Engines, Rates, sampling_seconds
+from lockstep.plan.time import DeviceRates, EngineCounts, sampling_seconds
 from lockstep.report.progress import show_progress
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.machine import describe_machine
@@ -129,7 +129,7 @@ def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
     return Outcome(name, "ok", measured, "", time.monotonic() - begun)
 
 
-def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Rates]:
+def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, DeviceRates]:
     """Rates for `lockstep plan --rates`, for each dtype whose checks all succeeded."""
     sync = next((measured[name] for name in _SYNCS if name in measured), None)
     if sync is None:
@@ -147,13 +147,13 @@ def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, Ra
 
 def _find_rates_in(
     trial: Trial, measured: Mapping[str, Measured], dtype: DType, sync: Measured
-) -> Rates:
+) -> DeviceRates:
     """Rates for one dtype.
 
     The time of a layer is the rest of a decoding pass after products and memory reads.
     """
     products = measured["products"]
-    known = Rates(
+    known = DeviceRates(
         products=1e12 * float(products[f"{dtype}, TFLOP/s"]),
         learner=float(measured[f"learner, {dtype}"]["share of products"]),
         memory=1e9 * float(products[f"{dtype}, weights read by {FEW_ROWS} rows, GB/s"]),
@@ -164,7 +164,7 @@ def _find_rates_in(
     rank = trial.rank(dtype)
     scale = trial.scale
     seconds = scale.rows * scale.response / float(measured[f"torch sampler, {dtype}"]["tokens/s"])
-    left = seconds - sampling_seconds(rank, Engines(1, 1, scale.rows), scale.response, known)
+    left = seconds - sampling_seconds(rank, EngineCounts(1, 1, scale.rows), scale.response, known)
     return replace(known, layer_s=max(0.0, left) / (scale.response * scale.layers))
 
 

@@ -19,8 +19,8 @@ from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.memory import FP32, Rank
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.memory import FP32, ModelRank
+from lockstep.plan.sizes import ModelSizes
 
 TYPES: Mapping[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _OPTIMIZER = Optimizer(lr=1e-3)
@@ -103,12 +103,12 @@ class Trial:
         section = LearnerSection.of(self.computation(dtype), parallel=Parallel(dp=ranks))
         return LearnerSpec(str(self.folder), "logits", section, _OPTIMIZER, seed=0)
 
-    def rank(self, dtype: DType) -> Rank:
+    def rank(self, dtype: DType) -> ModelRank:
         """The learner as `lockstep plan` describes it; it samples and trains on all rows once."""
         length = self.scale.prompt + self.scale.response
         rows = self.scale.rows
-        sizes = Sizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
-        return Rank(
+        sizes = ModelSizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
+        return ModelRank(
             sizes, self.learner(dtype).section, Load(length, 1, rows, scored=rows, generated=length)
         )
 

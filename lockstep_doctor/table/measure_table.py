@@ -16,8 +16,8 @@ from pathlib import Path
 import orjson
 from safetensors.torch import save
 
-from lockstep.config.loading import Loaded
-from lockstep.report.progress import Progress
+from lockstep.config.loading import LoadedRecipe
+from lockstep.report.progress import RunProgress
 from lockstep.system.whole_files import write_whole
 from lockstep_doctor.backends.build import find_missing
 from lockstep_doctor.backends.hf import HFBackend
@@ -48,7 +48,7 @@ from lockstep_doctor.table.report import (
 TABLE = "table.md"
 
 
-def measure_and_report(loaded: Loaded) -> TableResult:
+def measure_and_report(loaded: LoadedRecipe) -> TableResult:
     """Measures a table, prints it, and writes the report.
 
     Raises:
@@ -74,7 +74,7 @@ class Measurement:
     """
 
     def __init__(
-        self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: Progress
+        self, recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: RunProgress
     ) -> None:
         self._recipe = recipe
         self._backends = backends

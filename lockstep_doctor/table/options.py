@@ -10,9 +10,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from lockstep.config.machinery import ClusterSection, Computation, SamplerSection
 from lockstep.config.parallel import Parallel
 from lockstep.config.recipe import Recipe
-from lockstep.config.sampling import Distribution
+from lockstep.config.sampling import TokenDistribution
 from lockstep.config.section import LocalPath, Probability, Section, rule
-from lockstep.config.sources import DataSection, ModelFolder, Paths, PromptSection
+from lockstep.config.sources import DataPaths, DataSection, ModelFolder, PromptSection
 from lockstep.core.errors import InputError
 
 _LAYOUT = re.compile(r"(dp|tp|cp|pp)([1-9]\d*)")
@@ -39,7 +39,7 @@ def ranks_of(backend: BackendName) -> Parallel:
 class DoctorData(PromptSection):
     """Source of real prompts."""
 
-    prompts: Paths | None = Field(
+    prompts: DataPaths | None = Field(
         default=None,
         description="file of rows, or a list of files; null: a few that ship with Lockstep",
     )
@@ -48,12 +48,12 @@ class DoctorData(PromptSection):
     def idle_options(self) -> dict[str, str]:
         return {"overlong_prompts": "since prompts are cut to their last tokens"}
 
-    def uncut(self, rows: Paths) -> DataSection:
+    def uncut(self, rows: DataPaths) -> DataSection:
         """The same section for `rows`, in their order, with prompts of any length."""
         return self.model_copy(update={"max_prompt_tokens": _ANY_LENGTH}).as_data(rows, answer="")
 
 
-class Method(Distribution):
+class Method(TokenDistribution):
     """A sampling distribution."""
 
     @property

@@ -53,10 +53,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.models.digests import digest
 from lockstep.report.terminal import markdown_table
-from lockstep.run.folder.identity import Identity
+from lockstep.run.folder.identity import RunIdentity
 from lockstep.run.folder.machine import describe_machine
 from lockstep_doctor.statistics import figures
 from lockstep_doctor.table.base import Backend
@@ -119,7 +119,7 @@ def describe(backend: Backend) -> dict[str, Any]:
     }
 
 
-def tree_of(found: TableResult, loaded: Loaded, inputs: Identity) -> dict[str, Any]:
+def tree_of(found: TableResult, loaded: LoadedRecipe, inputs: RunIdentity) -> dict[str, Any]:
     """`report.json`."""
     folder = Path(loaded.expect(DoctorRecipe).model.path)
     files = {

@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from lockstep.cluster.learner_group import RankSpec, require_computable, start_ranks
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import Remote, outcomes
-from lockstep.cluster.workers import Workers
+from lockstep.cluster.worker_proxy import WorkerProxy, outcomes
+from lockstep.cluster.workers import WorkerPool
 from lockstep.config import LearnerSection, Parallel
 from lockstep.core.errors import InputError
-from lockstep.distributed.meeting import Meeting
+from lockstep.distributed.meeting import RendezvousAddress
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config
 from lockstep.models.heads import LogitsHead
@@ -87,7 +87,7 @@ class RanksTap:
         parallel: Parallel sizes.
     """
 
-    def __init__(self, name: str, ranks: Sequence[Remote], parallel: Parallel) -> None:
+    def __init__(self, name: str, ranks: Sequence[WorkerProxy], parallel: Parallel) -> None:
         self.name = name
         self._ranks = ranks
         self._order: Sequence[CutPoint] = ()
@@ -138,9 +138,9 @@ def open_learner(
     if section.in_process:
         yield attach_rank(spec.build, name, options.neighbors)
         return
-    with Workers() as workers:
+    with WorkerPool() as workers:
 
-        def make(meeting: Meeting) -> Callable[[], RankTap]:
+        def make(meeting: RendezvousAddress) -> Callable[[], RankTap]:
             return partial(attach_rank, RankSpec(spec, meeting).build, name, options.neighbors)
 
         ranks, _host = start_ranks(section, f"tap of {name},", make, _TIMEOUT_S, workers)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.learners.megatron.model import Stage
+from lockstep.learners.megatron.model import PipelineStage
 from lockstep.learners.rank import RankLearner
 from lockstep_doctor.cuts import CutPoint, End
 from lockstep_doctor.taps.rank import LAST, RankTap, gather_parts
@@ -47,7 +47,7 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
     """Returns the tap on a rank of the Megatron learner; see `RankTap`."""
     stage = learner.model
     ranks = learner._ranks
-    assert isinstance(stage, Stage), "a learner of Megatron"
+    assert isinstance(stage, PipelineStage), "a learner of Megatron"
     heads = stage.config.num_attention_heads // (stage.config.num_query_groups or 1)
     views: Mapping[int, Callable[[Tensor], Sequence[Tensor]]] = {
         0: lambda x: (),

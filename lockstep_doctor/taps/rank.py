@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.core.batch import Batch
-from lockstep.distributed.ranks import DIMENSIONS, Ranks
+from lockstep.distributed.ranks import DIMENSIONS, RankMesh
 from lockstep.learners.rank import MicroBatches, RankLearner
-from lockstep.models.cut import Cut
+from lockstep.models.cut import RowShare
 from lockstep.models.heads import LogitsHead
-from lockstep.models.laid_out import LaidOut, Read
+from lockstep.models.laid_out import LaidOut, OutputStates
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
 from lockstep_doctor.modules import Pass, Share, Values, count_functions, visit_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder, find_own_part
@@ -60,14 +60,14 @@ class RankShare(Share):
         count: Number of tokens of the sequence.
     """
 
-    ranks: Ranks
+    ranks: RankMesh
     row: int
     here: Tensor
     place: Tensor
     count: int
 
     @classmethod
-    def of(cls, cut: Cut, first: int, count: int, ranks: Ranks) -> RankShare:
+    def of(cls, cut: RowShare, first: int, count: int, ranks: RankMesh) -> RankShare:
         """The share of a sequence that starts at token `first` of the batch."""
         if cut.place is None:
             place_N = torch.arange(len(cut.tokens), device=cut.tokens.device)
@@ -128,7 +128,7 @@ class RankShare(Share):
         return self.ranks.size("tp") > 1 and cut.stage in _DIVIDED
 
 
-def gather_parts(ranks: Ranks, own: Tensor) -> list[Tensor]:
+def gather_parts(ranks: RankMesh, own: Tensor) -> list[Tensor]:
     """Gathers the parts of all tensor-parallel ranks."""
     group = ranks.group("tp")
     if group is None:
@@ -292,7 +292,7 @@ class RankTap:
         first = int(batch.starts[-1])
         count = int(batch.lengths[-1])
         state_T = torch.arange(first, first + count)
-        return replace(laid, read=Read.of(laid.cut, state_T, state_T.roll(-1)))
+        return replace(laid, read=OutputStates.of(laid.cut, state_T, state_T.roll(-1)))
 
 
 def _lay_behind(tokens_T: Tensor, neighbors: int) -> Batch:

@@ -26,8 +26,8 @@ from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import carries_state, context_of
 from lockstep.models.heads import PLAIN
 from lockstep.models.precision import autocast
-from lockstep.samplers.torch.continuous import Continuous, call_modules
-from lockstep.samplers.torch.scheduler import Scheduler
+from lockstep.samplers.torch.continuous import ContinuousLayout, call_modules
+from lockstep.samplers.torch.scheduler import BatchScheduler
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import (
@@ -128,7 +128,7 @@ class SamplerTap:
         logits: list[Tensor] = []
 
         def forward(
-            token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+            token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
         ) -> Tensor:
             rows.begin(len(token_N), 1 if logits else prompt, first=bool(logits))
             keep_N = torch.arange(len(token_N), device=token_N.device)
@@ -150,7 +150,7 @@ class SamplerTap:
         return torch.cat(logits).to(tokens_T.device), column if prompt == 1 else None
 
 
-class _Following(Scheduler):
+class _Following(BatchScheduler):
     """A scheduler that draws the tokens of a given sequence."""
 
     def __init__(self, tokens_T: Tensor, *args: Any) -> None:

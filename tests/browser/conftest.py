@@ -11,7 +11,7 @@ import pytest
 import yaml
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from lockstep.run.folder.logs import Logs
+from lockstep.run.folder.logs import RunLogs
 
 QUIET = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -69,7 +69,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
         **recipe: Any,
     ) -> Path:
         folder = tmp_path / name
-        logs = Logs(folder)
+        logs = RunLogs(folder)
         whole = {
             "algorithm": "ppo",
             "run": {"max_steps": 30},

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from lockstep.report.live import LiveServer
-from lockstep.run.folder.logs import Logs
+from lockstep.run.folder.logs import RunLogs
 
 pytestmark = pytest.mark.needs("browser")
 
@@ -30,11 +30,11 @@ def test_the_page_follows_the_run_and_leaves_samples_to_their_reader(
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(server.url)
         page.wait_for_selector(".run >> text=step 1")
-        Logs(folder).metrics(2, {"train/reward": 0.7})
+        RunLogs(folder).metrics(2, {"train/reward": 0.7})
         page.wait_for_selector(".run >> text=step 2")
         page.click("nav >> text=Samples")
         page.wait_for_selector(".line")
-        Logs(folder).samples(3, [{"id": "t:1", "prompt": "Q", "response": "second"}])
+        RunLogs(folder).samples(3, [{"id": "t:1", "prompt": "Q", "response": "second"}])
         page.wait_for_selector("#renew")
         assert page.locator(".line:visible").count() == 1
         page.click("#renew")

@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 from report_pages import METRICS, page_of, rows, sample, traces
 
 from lockstep.cli import main
-from lockstep.monitor.agreement import Certificate
+from lockstep.monitor.agreement import ExactnessCertificate
 from lockstep.run.folder.certificate import write_certificate
 
 pytestmark = pytest.mark.needs("browser")
@@ -56,8 +56,8 @@ def test_a_certificate_says_its_level_and_what_it_rests_on(
         written(name, metrics=agreeing(1.0, 1.0), agreement={}) for name in ("exact", "bounded")
     ]
     sound, fell = (
-        Certificate("E2", 20, 5, 0, 0.0, True),
-        Certificate("E1", 20, 0, 3, 1e-6, False, "a reason <b>"),
+        ExactnessCertificate("E2", 20, 5, 0, 0.0, True),
+        ExactnessCertificate("E1", 20, 0, 3, 1e-6, False, "a reason <b>"),
     )
     for folder, certificate in zip(runs, (sound, fell), strict=True):
         write_certificate(folder / "certificate.json", certificate, {"step": 2})

@@ -15,40 +15,40 @@ from remote_workers import Abacus
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.placement import (
-    Devices,
-    Place,
-    Placement,
-    Processes,
+    DeviceGrid,
+    ProcessCounts,
+    ProcessPlace,
+    RunPlacement,
     choose_placement,
     choose_route,
     placement_of,
     takes_turns,
 )
-from lockstep.cluster.workers import Workers
+from lockstep.cluster.workers import WorkerPool
 from lockstep.config import ClusterSection, Computation, SamplerSection
 from lockstep.config.loading import load
 from lockstep.core.errors import InputError
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.carriers import TransferRoute
 
-MACHINES = [Devices(1, 1, True), Devices(1, 8, True), Devices(2, 8, True)]
+MACHINES = [DeviceGrid(1, 1, True), DeviceGrid(1, 8, True), DeviceGrid(2, 8, True)]
 CASES = [
-    Processes(*case)
+    ProcessCounts(*case)
     for case in itertools.product((0, 1, 2, 7, 8, 16), (0, 1, 2, 8, 16), (1, 2, 8), (False, True))
 ]
 
 
-def devices_of(places: tuple[Place, ...]) -> list[tuple[int, int]]:
+def devices_of(places: tuple[ProcessPlace, ...]) -> list[tuple[int, int]]:
     return [(place.machine, device) for place in places for device in place.devices]
 
 
 @pytest.mark.parametrize(
     "devices", MACHINES, ids=lambda found: f"{found.machines}x{found.per_machine}"
 )
-def test_every_process_has_devices_of_its_own_kind_to_itself(devices: Devices) -> None:
+def test_every_process_has_devices_of_its_own_kind_to_itself(devices: DeviceGrid) -> None:
     placed = 0
     for processes in CASES:
         try:
-            found = Placement.of(devices, processes)
+            found = RunPlacement.of(devices, processes)
         except InputError:
             fits = processes.devices <= devices.machines * devices.per_machine
             assert not fits or devices.per_machine % processes.width, processes
@@ -82,8 +82,8 @@ def test_every_process_has_devices_of_its_own_kind_to_itself(devices: Devices) -
 
 
 @pytest.mark.parametrize("processes", CASES, ids=str)
-def test_cores_have_room_for_any_number(processes: Processes) -> None:
-    found = Placement.of(Devices.of_cores(processes), processes)
+def test_cores_have_room_for_any_number(processes: ProcessCounts) -> None:
+    found = RunPlacement.of(DeviceGrid.of_cores(processes), processes)
     assert (len(found.ranks), len(found.engines)) == (processes.ranks, processes.engines)
     assert all(place.environment() == {} for place in found.ranks + found.engines)
     shared = {place.first for place in found.ranks} & {place.first for place in found.engines}
@@ -91,19 +91,19 @@ def test_cores_have_room_for_any_number(processes: Processes) -> None:
 
 
 def test_a_process_sees_its_own_gpus_alone() -> None:
-    found = Placement.of(Devices(2, 8, True), Processes(16, 8, 2))
+    found = RunPlacement.of(DeviceGrid(2, 8, True), ProcessCounts(16, 8, 2))
     assert found.ranks[9].environment({}) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert found.engines[5].environment({}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     some = {"CUDA_VISIBLE_DEVICES": "4, 5,GPU-8f1c,7"}
-    assert Placement.of(Devices(1, 4, True), Processes(4)).ranks[2].environment(some) == {
+    assert RunPlacement.of(DeviceGrid(1, 4, True), ProcessCounts(4)).ranks[2].environment(some) == {
         "CUDA_VISIBLE_DEVICES": "GPU-8f1c"
     }, "of those that this process sees itself"
 
 
 def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    place = Placement.of(Devices(1, 2, True), Processes(2)).ranks[1]
-    remote = Workers().start(Abacus, "seeing", 400.0, place)
+    place = RunPlacement.of(DeviceGrid(1, 2, True), ProcessCounts(2)).ranks[1]
+    remote = WorkerPool().start(Abacus, "seeing", 400.0, place)
     try:
         assert remote.call("variable", "CUDA_VISIBLE_DEVICES") == "7"
     finally:
@@ -114,30 +114,34 @@ def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
 COLOCATED, SEPARATE = ClusterSection(), ClusterSection(placement="separate")
 
 
-WITHIN, HOST, GLOO = Route("cuda_ipc"), Route("shared_memory"), Route("process_group")
-NCCL = Route("process_group", backend="nccl")
+WITHIN, HOST, GLOO = (
+    TransferRoute("cuda_ipc"),
+    TransferRoute("shared_memory"),
+    TransferRoute("process_group"),
+)
+NCCL = TransferRoute("process_group", backend="nccl")
 
 
 @pytest.mark.parametrize(
     ("devices", "processes", "route"),
     [
-        (Devices(1, 1, True), Processes(1, 1), WITHIN),
-        (Devices(1, 8, True), Processes(8, 4, 2), WITHIN),
+        (DeviceGrid(1, 1, True), ProcessCounts(1, 1), WITHIN),
+        (DeviceGrid(1, 8, True), ProcessCounts(8, 4, 2), WITHIN),
         (
-            Devices(1, 8, True),
-            Processes(2, 8),
+            DeviceGrid(1, 8, True),
+            ProcessCounts(2, 8),
             GLOO,
         ),  # rank 0 shares a GPU with an engine, which NCCL refuses
-        (Devices(1, 8, True), Processes(4, 2, apart=True), NCCL),
-        (Devices(1, 8, True), Processes(0, 2), HOST),
-        (Devices(1, 4, False), Processes(2, 2), HOST),
-        (Devices(2, 4, False), Processes(4, 4, apart=True), GLOO),
+        (DeviceGrid(1, 8, True), ProcessCounts(4, 2, apart=True), NCCL),
+        (DeviceGrid(1, 8, True), ProcessCounts(0, 2), HOST),
+        (DeviceGrid(1, 4, False), ProcessCounts(2, 2), HOST),
+        (DeviceGrid(2, 4, False), ProcessCounts(4, 4, apart=True), GLOO),
     ],
 )
 def test_weights_take_the_shortest_way_that_there_is(
-    devices: Devices, processes: Processes, route: Route
+    devices: DeviceGrid, processes: ProcessCounts, route: TransferRoute
 ) -> None:
-    placement = Placement.of(devices, processes)
+    placement = RunPlacement.of(devices, processes)
     one_machine = len({place.machine for place in (*placement.ranks, *placement.engines)}) == 1
     assert choose_route(SamplerSection(), placement, one_machine) == route
 
@@ -146,14 +150,14 @@ def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.Monke
     """As `lockstep.open_sampler` and a judge do."""
     show_gpus(monkeypatch, 8)
     sampler = SamplerSection(backend="vllm", replicas=4, tensor_parallel=2)
-    assert [place.devices for place in Workers().place_engines(sampler, Computation())] == [
+    assert [place.devices for place in WorkerPool().place_engines(sampler, Computation())] == [
         (0, 1),
         (2, 3),
         (4, 5),
         (6, 7),
     ]
-    run = Workers(
-        choose_placement(SEPARATE, Computation(), Processes.of(SEPARATE, 4, SamplerSection()))
+    run = WorkerPool(
+        choose_placement(SEPARATE, Computation(), ProcessCounts.of(SEPARATE, 4, SamplerSection()))
     )
     assert [
         place.devices for place in run.place_engines(SamplerSection(replicas=3), Computation())
@@ -165,7 +169,7 @@ def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.Monke
     with pytest.raises(InputError, match=r"asks for 4 GPUs and .* for 5 × 1, side by side"):
         run.place_engines(SamplerSection(replicas=5), Computation())
     assert run.engines_apart
-    assert not Workers().engines_apart
+    assert not WorkerPool().engines_apart
 
 
 @pytest.fixture
@@ -187,10 +191,10 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
     from lockstep.cluster.ray_transport import RayCluster
     from lockstep.config import RaySection
 
-    with Workers() as ending:
-        cluster = RayCluster(RaySection(), Processes(2, 1, 2), gpus=True)
+    with WorkerPool() as ending:
+        cluster = RayCluster(RaySection(), ProcessCounts(2, 1, 2), gpus=True)
         ending.callback(cluster.close)
-        workers = Workers(cluster.placement, cluster)
+        workers = WorkerPool(cluster.placement, cluster)
         places = (*cluster.placement.ranks, *cluster.placement.engines)
         remotes = [workers.start(Abacus, f"worker {place}", 400.0, place) for place in places]
         first, second, both = (
@@ -231,12 +235,12 @@ def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.M
 def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 4)
     on, off = Computation(), Computation(device="cpu")
-    assert choose_placement(COLOCATED, on, Processes(4, 4)).devices == Devices(1, 4, True)
-    assert choose_placement(COLOCATED, off, Processes(8, 3)).devices == Devices(1, 8, False)
+    assert choose_placement(COLOCATED, on, ProcessCounts(4, 4)).devices == DeviceGrid(1, 4, True)
+    assert choose_placement(COLOCATED, off, ProcessCounts(8, 3)).devices == DeviceGrid(1, 8, False)
     with pytest.raises(InputError, match="there are 4 GPUs"):
-        choose_placement(COLOCATED, on, Processes(5))
+        choose_placement(COLOCATED, on, ProcessCounts(5))
     ray = ClusterSection(backend="ray")
-    assert choose_placement(ray, on, Processes(5)).devices == Devices(2, 4, True), (
+    assert choose_placement(ray, on, ProcessCounts(5)).devices == DeviceGrid(2, 4, True), (
         "others are taken to be like this one"
     )
 

@@ -18,7 +18,7 @@ from lockstep.config import Computation, DType
 from lockstep.core.batch import Batch
 from lockstep.core.types import SamplingParams
 from lockstep.models import cut, heads
-from lockstep.models.attention import Packed, SideBySide
+from lockstep.models.attention import PackedLayout, SideBySide
 from lockstep.models.folder import ModelError
 from lockstep.models.heads import PLAIN
 from lockstep.models.miniature import miniature
@@ -69,7 +69,7 @@ def config(**fields: Any) -> PreTrainedConfig:
 
 def proof(
     fields: dict[str, Any], sampling: SamplingParams | None = PLAIN, dtype: DType = "fp32"
-) -> self_check.Proof:
+) -> self_check.SelfCheckResult:
     sampling = (
         None
         if sampling is None
@@ -106,23 +106,23 @@ def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught(
 
 
 def test_a_neighbor_that_is_seen_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def merged(batch: Batch) -> Packed:
+    def merged(batch: Batch) -> PackedLayout:
         first, second = int(batch.lengths[0]), int(batch.lengths[1:].sum())
         lengths = batch.lengths if second == 0 else torch.tensor([first, second])
         return original(Batch(batch.tokens, lengths))
 
-    original = Packed.of
-    monkeypatch.setattr(cut.Packed, "of", merged)
+    original = PackedLayout.of
+    monkeypatch.setattr(cut.PackedLayout, "of", merged)
     with pytest.raises(ModelError, match="differs from transformers"):
         proof({"model_type": "llama"}, sampling=None)
 
 
 def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blind(self: Packed, *arguments: Any) -> Tensor:
+    def blind(self: PackedLayout, *arguments: Any) -> Tensor:
         return original(self, *arguments[:-1], None)
 
-    original: Any = Packed.attend
-    monkeypatch.setattr(Packed, "attend", blind)
+    original: Any = PackedLayout.attend
+    monkeypatch.setattr(PackedLayout, "attend", blind)
     with pytest.raises(ModelError, match="mistral differs from transformers"):
         proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
 

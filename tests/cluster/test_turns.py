@@ -11,8 +11,8 @@ from gpus import show_gpus
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rows import data_files
-from lockstep.cluster.turns import Turns
-from lockstep.cluster.workers import Workers
+from lockstep.cluster.turns import DeviceTurns
+from lockstep.cluster.workers import WorkerPool
 from lockstep.config.loading import load
 from lockstep.models.source import open_source
 from lockstep.report.progress import show_notes
@@ -33,7 +33,7 @@ class Noting:
 
 
 def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
-    turns = Turns()
+    turns = DeviceTurns()
     learners: list[Any] = [Noting(), Noting()]
     for learner in learners:
         turns.add(learner)
@@ -46,7 +46,7 @@ def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
 
 
 def test_whoever_worked_before_gives_back_what_it_keeps_for_later() -> None:
-    turns = Turns()
+    turns = DeviceTurns()
     policy: Any = Noting()
     critic: Any = Noting()
     for working in (policy, policy, critic, critic, policy):
@@ -67,7 +67,7 @@ def test_an_engine_sleeps_where_learners_leave_and_has_a_larger_cache(
         ]
         recipe = load("ppo_arithmetic", [*options, f"model.path={model}"]).expect(Algorithm)
         files, source = data_files(recipe.data, in_tmp), open_source(str(model))
-        spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), Workers())._spec
+        spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), WorkerPool())._spec
         assert spec.section.takes_turns is spec.backend.forgets_weights(spec.section) is offload
         assert spec.budget is not None
         beside[offload] = spec.budget.beside

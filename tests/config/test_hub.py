@@ -16,7 +16,7 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import PINS, parse
-from lockstep.config.loading import Loaded, load, load_run
+from lockstep.config.loading import LoadedRecipe, load, load_run
 from lockstep.core.errors import InputError
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
@@ -71,7 +71,7 @@ def hub(
         yield server
 
 
-def tiny(*overrides: str) -> Loaded:
+def tiny(*overrides: str) -> LoadedRecipe:
     return load("tiny.yaml", list(overrides))
 
 

@@ -12,7 +12,7 @@ from jsonschema.exceptions import ValidationError
 
 from lockstep.cli import main
 from lockstep.config import registry
-from lockstep.config.errors import Shape
+from lockstep.config.errors import RecipeShape
 from lockstep.config.loading import RecipeError, load, read_tree
 from lockstep.config.recipe_files import find_shipped
 from lockstep.config.schema import make_schema
@@ -23,7 +23,7 @@ PPO = Draft202012Validator(make_schema("ppo"))
 SHIPPED = find_shipped()
 
 
-def options(shape: Shape, above: str = "") -> dict[str, str]:
+def options(shape: RecipeShape, above: str = "") -> dict[str, str]:
     """What is said of each option and section, by its keys."""
     found: dict[str, str] = {}
     for name, field in shape.fields.items():
@@ -71,7 +71,7 @@ def test_a_short_form_and_a_task_of_the_user_are_taken() -> None:
 @pytest.mark.parametrize(("name", "kind"), list(registry.every()))
 def test_each_option_is_described(name: str, kind: type) -> None:
     described = json.dumps(make_schema(name), ensure_ascii=False)
-    for keys, meaning in options(Shape(kind)).items():
+    for keys, meaning in options(RecipeShape(kind)).items():
         assert f'"{keys.rpartition(".")[2]}"' in described
         assert (
             json.dumps(meaning.splitlines()[0] if meaning else "", ensure_ascii=False)[1:-1]

@@ -18,14 +18,14 @@ from tabular_ppo import recipe, workers
 from torch import Tensor
 
 from lockstep.algorithms.job import StepResult
-from lockstep.algorithms.policy_gradient.ahead import Ahead
+from lockstep.algorithms.policy_gradient.ahead import OneStepAhead
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams
 from lockstep.losses.base import Loss
-from lockstep.monitor.agreement import Agreement, Disagreement, Promise
-from lockstep.report.progress import Progress, show_progress
+from lockstep.monitor.agreement import Agreement, AgreementPromise, DisagreementError
+from lockstep.report.progress import RunProgress, show_progress
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.loop import RunLength
 
@@ -47,14 +47,14 @@ class Bench:
 
     sampler: TabularSampler
     place: PPOWorkers
-    shown: Progress
+    shown: RunProgress
     agreement: Agreement
     abandoned: list[None] = field(default_factory=list)
     position: int = 0
 
-    def ahead(self, steps: int, sampling: dict[str, Any] | None = None, **ppo: Any) -> Ahead:
+    def ahead(self, steps: int, sampling: dict[str, Any] | None = None, **ppo: Any) -> OneStepAhead:
         rule = build_settings(recipe(sampling, correction={"kind": "token_tis"}, **ppo), ())
-        return Ahead(
+        return OneStepAhead(
             replace(self.place, phase=self.shown.phase),
             rule,
             self.agreement,
@@ -65,24 +65,24 @@ class Bench:
             lambda: self.abandoned.append(None),
         )
 
-    def run(self, ahead: Ahead, steps: Iterable[int]) -> list[dict[str, float]]:
+    def run(self, ahead: OneStepAhead, steps: Iterable[int]) -> list[dict[str, float]]:
         return [self.step(ahead, step).metrics.floats() for step in steps]
 
-    def step(self, ahead: Ahead, step: int) -> StepResult:
+    def step(self, ahead: OneStepAhead, step: int) -> StepResult:
         result = ahead(step, self.position)
         self.position = result.position
         return result
 
-    def save(self, ahead: Ahead, folder: Path) -> None:
+    def save(self, ahead: OneStepAhead, folder: Path) -> None:
         for name, lasting in self._lasting(ahead).items():
             lasting.save(folder / name)
             assert lasting.poll_save(wait=True)
 
-    def load(self, ahead: Ahead, folder: Path) -> None:
+    def load(self, ahead: OneStepAhead, folder: Path) -> None:
         for name, lasting in self._lasting(ahead).items():
             lasting.load(folder / name)
 
-    def _lasting(self, ahead: Ahead) -> dict[str, Any]:
+    def _lasting(self, ahead: OneStepAhead) -> dict[str, Any]:
         return {"policy": self.place.policy, "critic": self.place.critic, "ahead": ahead}
 
 
@@ -91,7 +91,11 @@ def bench(sampler: TabularSampler | None = None, policy: TabularLearner | None =
     place = workers(used)
     collector = replace(place.collector, engine=SamplerSession(used, learner))
     agreement = Agreement(
-        learner, collector.engine, Promise(1.001, True, "lockstep doctor quick"), None, print
+        learner,
+        collector.engine,
+        AgreementPromise(1.001, True, "lockstep doctor quick"),
+        None,
+        print,
     )
     with show_progress("test", stream=io.StringIO()) as shown:
         place = replace(place, policy=learner, collector=collector, agreement=None)
@@ -149,7 +153,7 @@ def test_an_engine_that_is_wrong_stops_it_before_that_is_trained_on(
     ahead = here.ahead(30)
     rows = list[dict[str, float]]()
     told = r"mean e\^\|Δ\| is 1\.0\d+ over \d+ tokens of this step, and the bound is 1.001"
-    with pytest.raises(Disagreement, match=told):
+    with pytest.raises(DisagreementError, match=told):
         rows.extend(here.step(ahead, step).metrics.floats() for step in range(9))
     assert 3 <= len(rows) <= 4, "before what the weights 3 drew is trained on"
     assert all(row["agreement/breach"] == 0.0 for row in rows)
@@ -166,7 +170,7 @@ def test_an_engine_that_is_wrong_stops_it_before_that_is_trained_on(
 def test_what_is_drawn_otherwise_is_compared_by_reading() -> None:
     here = bench(Biased())
     ahead = here.ahead(30, sampling={"max_tokens": 4, "temperature": 0.7})
-    with pytest.raises(Disagreement):
+    with pytest.raises(DisagreementError):
         here.run(ahead, range(6))
 
 

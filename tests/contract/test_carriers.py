@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from lockstep.core.errors import InputError
-from lockstep.distributed.meeting import Host
+from lockstep.distributed.meeting import RendezvousHost
 from lockstep.weight_sync import buckets
-from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import (
-    Carrier,
-    Route,
+    BucketCarrier,
     SharedFiles,
-    Transfer,
+    TransferKind,
+    TransferRoute,
     open_carrier,
     unpack,
 )
 from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
-from lockstep.weight_sync.outgoing import Outgoing, Sent
+from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint
 from lockstep.weight_sync.sender import LocalSender
 
 SHAPES = {
@@ -50,16 +50,16 @@ class Ends:
     """Both ends of a route; the receiver's is in a thread, since a process group waits for both."""
 
     sender: LocalSender
-    announced: queue.SimpleQueue[Bucket | None]
+    announced: queue.SimpleQueue[WeightBucket | None]
     taken: list[Taken]
     thread: threading.Thread
-    host: Host | None
+    host: RendezvousHost | None
     sent: int = 0
 
-    def send(self, bucket: Bucket) -> None:
+    def send(self, bucket: WeightBucket) -> None:
         """Announces and ships a bucket, when the one before has been read."""
         self.wait()
-        self.announced.put(Bucket.read(bucket.json()))
+        self.announced.put(WeightBucket.read(bucket.json()))
         self.sender.ship(bucket)
         self.sent += 1
 
@@ -78,7 +78,7 @@ class Ends:
 
 
 def receive(
-    carrier: Carrier, announced: queue.SimpleQueue[Bucket | None], taken: list[Taken]
+    carrier: BucketCarrier, announced: queue.SimpleQueue[WeightBucket | None], taken: list[Taken]
 ) -> None:
     while (bucket := announced.get()) is not None:
         taken.append({name: tensor.clone() for name, tensor in unpack(carrier, bucket, CPU)})
@@ -86,16 +86,17 @@ def receive(
 
 @pytest.fixture(params=["shared_memory", "process_group"])
 def ends(request: pytest.FixtureRequest) -> Ends:
-    transfer: Transfer = request.param
+    transfer: TransferKind = request.param
     sender, host = (
         LocalSender(),
-        Host("127.0.0.1", 2, 30.0) if transfer == "process_group" else None,
+        RendezvousHost("127.0.0.1", 2, 30.0) if transfer == "process_group" else None,
     )
-    route = Route(transfer, () if host else sender.places, host.meeting if host else None)
-    announced, taken = queue.SimpleQueue[Bucket | None](), list[Taken]()
+    route = TransferRoute(transfer, () if host else sender.places, host.meeting if host else None)
+    announced, taken = queue.SimpleQueue[WeightBucket | None](), list[Taken]()
     text = route.of(1).json()
     thread = threading.Thread(
-        target=lambda: receive(open_carrier(Route.read(text)), announced, taken), daemon=True
+        target=lambda: receive(open_carrier(TransferRoute.read(text)), announced, taken),
+        daemon=True,
     )
     thread.start()
     sender.join(route)
@@ -119,7 +120,7 @@ def assert_same(left: Taken, right: Taken) -> None:
 
 def test_what_is_taken_is_what_was_written(ends: Ends) -> None:
     numbers = list[int]()
-    for bucket in ends.sender.buckets(Outgoing.of(weights().items()), columns=True):
+    for bucket in ends.sender.buckets(OutgoingWeights.of(weights().items()), columns=True):
         numbers.append(bucket.number)
         assert bucket.size <= 512 or len(bucket.slots) == 1
         assert all(slot.start % 64 == 0 for slot in bucket.slots)
@@ -133,8 +134,8 @@ def test_a_bucket_stays_while_the_next_is_filled(ends: Ends) -> None:
     """The receiver begins to read a bucket only when the sender has filled the next one."""
     if ends.host is not None:
         pytest.skip("a broadcast ends when all have the bytes")
-    before: Bucket | None = None
-    for bucket in ends.sender.buckets(Outgoing.of(weights().items()), columns=False):
+    before: WeightBucket | None = None
+    for bucket in ends.sender.buckets(OutgoingWeights.of(weights().items()), columns=False):
         if before is not None:
             ends.send(before)
             ends.wait()
@@ -148,7 +149,7 @@ def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
     """The second time there is more of it, so that memory has to grow."""
     more = {"more": torch.arange(3000.0)}
     for sent in ({"one": torch.ones(3)}, {"one": torch.zeros(3), **more}):
-        for bucket in ends.sender.buckets(Outgoing.of(sent.items()), columns=False):
+        for bucket in ends.sender.buckets(OutgoingWeights.of(sent.items()), columns=False):
             ends.send(bucket)
     assert_same(ends.finish(), {"one": torch.zeros(3), **more})
 
@@ -156,7 +157,7 @@ def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
 def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dtype | None) -> None:
     held = {"matrix": torch.randn(50, 30), "turned": torch.randn(4, 9).T, "count": torch.arange(7)}
-    outgoing = Outgoing(lambda: iter(held.items()), dtype)
+    outgoing = OutgoingWeights(lambda: iter(held.items()), dtype)
     for bucket in ends.sender.buckets(outgoing, columns=True):
         ends.send(bucket)
     for name, tensor in ends.finish().items():
@@ -164,7 +165,7 @@ def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dty
             dtype if held[name].is_floating_point() and dtype is not None else held[name].dtype
         )
         columns = column_fingerprint(tensor) if tensor.ndim == 2 else None
-        assert outgoing.sent[name] == Sent(fingerprint(tensor), columns)
+        assert outgoing.sent[name] == SentFingerprint(fingerprint(tensor), columns)
 
 
 def test_a_stream_is_gone_through_as_it_is_sent() -> None:
@@ -176,8 +177,8 @@ def test_a_stream_is_gone_through_as_it_is_sent() -> None:
             yield name, tensor
 
     sender = LocalSender()
-    sender.join(Route("shared_memory", sender.places))
-    next(sender.buckets(Outgoing.of(stream()), columns=False))
+    sender.join(TransferRoute("shared_memory", sender.places))
+    next(sender.buckets(OutgoingWeights.of(stream()), columns=False))
     assert len(asked) < len(SHAPES)
 
 
@@ -197,17 +198,17 @@ def test_files_of_shared_memory_are_gone_with_their_owner() -> None:
 @pytest.mark.parametrize(
     ("carrier", "what"),
     [
-        (lambda: Route("cuda_ipc"), "sampler.transfer=cuda_ipc"),
+        (lambda: TransferRoute("cuda_ipc"), "sampler.transfer=cuda_ipc"),
         (
-            lambda: Route(
-                "process_group", meeting=Host("127.0.0.1", 1, 5.0).meeting, backend="nccl"
+            lambda: TransferRoute(
+                "process_group", meeting=RendezvousHost("127.0.0.1", 1, 5.0).meeting, backend="nccl"
             ),
             "NCCL",
         ),
     ],
 )
 def test_without_a_gpu_what_needs_one_is_refused_by_name(
-    carrier: Callable[[], Route], what: str
+    carrier: Callable[[], TransferRoute], what: str
 ) -> None:
     with pytest.raises(InputError, match=f"{what} .*torch sees none here"):
         open_carrier(carrier())

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lockstep.core.types import Request, SamplingParams
 from lockstep.rollouts.sampler_session import SamplerSession
-from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.sync import Sent, WeightSyncError, differing
+from lockstep.weight_sync.attestation import WeightAttestation
+from lockstep.weight_sync.sync import SentFingerprint, WeightSyncError, differing
 
 ASKED = ([Request((0,), 1)], SamplingParams(max_tokens=2))
 
@@ -54,10 +54,10 @@ def test_a_refit_that_failed_is_made_again() -> None:
 
         def load_weights(
             self, stream: Iterable[tuple[str, Tensor]], version: int
-        ) -> Sequence[Attestation]:
+        ) -> Sequence[WeightAttestation]:
             held = super().load_weights(stream, version)
             failed, self.failed = self.failed, True
-            return held if failed else [Attestation(version, {"logits": 0})]
+            return held if failed else [WeightAttestation(version, {"logits": 0})]
 
     sampler = Once()
     engine = SamplerSession(sampler, TabularLearner(0.1))
@@ -68,33 +68,35 @@ def test_a_refit_that_failed_is_made_again() -> None:
     assert sampler.phases.count("load 0") == 2
 
 
-SENT = {"embed": Sent(1, 10), "norm": Sent(2, None)}
+SENT = {"embed": SentFingerprint(1, 10), "norm": SentFingerprint(2, None)}
 
 
 @pytest.mark.parametrize(
     ("held", "faults"),
     [
-        (Attestation(0, {"embed": 1, "norm": 2}, {"embed": 10}), {}),
-        (Attestation(0, {"embed": 1, "norm": 3}), {"norm": "has different bits"}),
-        (Attestation(0, {"embed": 1}), {"norm": "did not arrive"}),
-        (Attestation(0, {"embed": 1, "norm": 2, "more": 4}), {"more": "was not sent"}),
+        (WeightAttestation(0, {"embed": 1, "norm": 2}, {"embed": 10}), {}),
+        (WeightAttestation(0, {"embed": 1, "norm": 3}), {"norm": "has different bits"}),
+        (WeightAttestation(0, {"embed": 1}), {"norm": "did not arrive"}),
+        (WeightAttestation(0, {"embed": 1, "norm": 2, "more": 4}), {"more": "was not sent"}),
         (
-            Attestation(0, {"embed": 1, "norm": 2}, {"embed": 11}),
+            WeightAttestation(0, {"embed": 1, "norm": 2}, {"embed": 11}),
             {"embed": UNUSED},
         ),
         (
-            Attestation(0, {"embed": 1, "norm": 2, "head": 5}, tied={"head": "embed"}),
+            WeightAttestation(0, {"embed": 1, "norm": 2, "head": 5}, tied={"head": "embed"}),
             {"head": "has different bits"},
         ),
         (
-            Attestation(0, {"embed": 1, "norm": 2}, tied={"head": "embed"}),
+            WeightAttestation(0, {"embed": 1, "norm": 2}, tied={"head": "embed"}),
             {"head": "did not arrive"},
         ),
         (
-            Attestation(0, {"embed": 1, "norm": 2}, kept_caches=("prefix cache",)),
+            WeightAttestation(0, {"embed": 1, "norm": 2}, kept_caches=("prefix cache",)),
             {"prefix cache": "was not dropped"},
         ),
     ],
 )
-def test_what_differs_is_named_with_its_reason(held: Attestation, faults: dict[str, str]) -> None:
+def test_what_differs_is_named_with_its_reason(
+    held: WeightAttestation, faults: dict[str, str]
+) -> None:
     assert differing(SENT, held) == faults

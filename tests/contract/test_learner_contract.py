@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.core.batch import Batch, concat
-from lockstep.core.types import Head, SamplingParams
+from lockstep.core.types import HeadKind, SamplingParams
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
@@ -247,7 +247,7 @@ def test_ppos_losses_and_metrics_are_those_of_one_process(pair: Pair) -> None:
     noise = 0.3 * torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(5))
     columns = {"weight": torch.ones_like(noise), "old_value": pair.critic.values(batch)[0] + noise}
     batch = batch.with_columns({**columns, "old_logprob": pair.policy.logprobs(batch) + noise})
-    losses: dict[Head, Loss] = {
+    losses: dict[HeadKind, Loss] = {
         "logits": ClippedSurrogate(0.2, 0.3, dual_clip=3.0),
         "value": ClippedValue(0.2),
     }

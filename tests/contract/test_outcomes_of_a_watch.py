@@ -14,7 +14,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams
 from lockstep.monitor.sequential import DriftTest
-from lockstep.monitor.watch import FLOOR, Evidence, Watch
+from lockstep.monitor.watch import FLOOR, DriftEvidence, DriftWatch
 from lockstep.rollouts.sampler_session import SamplerSession
 
 TEST = DriftTest(false_alarm_rate=0.01, baseline_steps=3, factor=1.5, floor=FLOOR)
@@ -69,7 +69,7 @@ class Run:
         self.notes: list[str] = []
         self.learner, self.sampler = certain_learner(), sampler
         self.engine = SamplerSession(sampler, self.learner)
-        self.watch = Watch(self.learner, self.engine, TEST, self.notes.append)
+        self.watch = DriftWatch(self.learner, self.engine, TEST, self.notes.append)
         self.steps = 0
 
     def step(self, first: int, mask: bool = True) -> Metrics:
@@ -123,7 +123,7 @@ def test_kept_sequences_that_became_unlikely_are_no_fault() -> None:
         run.learner.logits[SURE, SURE] = 1.0
     with run.engine.at(1):
         pass
-    run.watch, old = Watch(run.learner, run.engine, TEST, run.notes.append), run.watch
+    run.watch, old = DriftWatch(run.learner, run.engine, TEST, run.notes.append), run.watch
     run.watch.restore(old.dump())
     for _ in range(60):
         requests = [Request((SURE,), 5000 + 100 * run.steps + i) for i in range(64)]
@@ -163,7 +163,7 @@ def test_a_sampler_that_is_lost_at_an_alarm_leaves_the_state_as_it_was() -> None
     ],
 )
 def test_the_outcome_is_the_first_that_holds(measured: dict[str, float], outcome: str) -> None:
-    usual = Evidence(
+    usual = DriftEvidence(
         usual=0.01, now=0.09, rescored=0.08, resent=0.08, kept_then=0.01, kept_now=0.01
     )
     evidence = replace(usual, **measured)

@@ -17,15 +17,15 @@ import pytest
 import torch
 from remote_workers import Abacus, build_nothing
 
-from lockstep.cluster.placement import Place
-from lockstep.cluster.transport import Failure, Result, decode, encode
+from lockstep.cluster.placement import ProcessPlace
+from lockstep.cluster.transport import CallFailure, CallResult, decode, encode
 from lockstep.cluster.worker_proxy import (
-    Remote,
     RemoteError,
     WorkerDied,
+    WorkerProxy,
     outcomes,
 )
-from lockstep.cluster.workers import HERE, Workers, workers_of
+from lockstep.cluster.workers import HERE, WorkerPool, workers_of
 from lockstep.config import ClusterSection, Computation
 from lockstep.core.batch import Batch
 from lockstep.core.borders import NotFiniteError
@@ -43,12 +43,12 @@ TENSORS = {
 }
 
 
-PLACE = Place(0, (0,), 0, on_gpu=False)
+PLACE = ProcessPlace(0, (0,), 0, on_gpu=False)
 KILLED = "(killed by SIGKILL|Ray says: The actor died unexpectedly.*)"
 
 
 @contextmanager
-def open_workers(backend: Literal["local", "ray"]) -> Iterator[Workers]:
+def open_workers(backend: Literal["local", "ray"]) -> Iterator[WorkerPool]:
     section, computation = ClusterSection(backend=backend), Computation(device="cpu")
     with (
         show_progress("tests") as shown,
@@ -58,27 +58,27 @@ def open_workers(backend: Literal["local", "ray"]) -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
+def workers() -> Iterator[WorkerPool]:
     """Child processes."""
     with open_workers("local") as workers:
         yield workers
 
 
 def abacus(
-    workers: Workers, start: int = 0, name: str = "abacus", timeout_s: float = 400.0
-) -> Remote:
+    workers: WorkerPool, start: int = 0, name: str = "abacus", timeout_s: float = 400.0
+) -> WorkerProxy:
     remote = workers.start(partial(Abacus, start), name, timeout_s, PLACE)
     workers.callback(remote.close)
     return remote
 
 
 @pytest.fixture(scope="module")
-def shared(workers: Workers) -> Remote:
+def shared(workers: WorkerPool) -> WorkerProxy:
     return abacus(workers)
 
 
 @pytest.fixture
-def own(workers: Workers) -> Remote:
+def own(workers: WorkerPool) -> WorkerProxy:
     """A worker that a test may ruin."""
     own = abacus(workers, start=10)
     own.ready()
@@ -102,21 +102,23 @@ def gone(pid: int, within_s: float) -> bool:
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_crosses_as_it_is_and_alone(name: str) -> None:
     tensor = TENSORS[name]
-    parts = encode(Result({"tensor": tensor}))
+    parts = encode(CallResult({"tensor": tensor}))
     assert sum(part.nbytes for part in parts[1:]) == tensor.numel() * tensor.element_size()
     crossed = decode([bytearray(part) for part in parts])
-    assert isinstance(crossed, Result)
+    assert isinstance(crossed, CallResult)
     assert crossed.value["tensor"].dtype == tensor.dtype
     assert torch.equal(crossed.value["tensor"], tensor)
 
 
-def test_calls_keep_their_object(shared: Remote) -> None:
+def test_calls_keep_their_object(shared: WorkerProxy) -> None:
     total = shared.call("add", 2)
     assert shared.call("add", 3) == total + 3
     assert shared.call("echo", "x", twice=True) == ("x", "x")
 
 
-def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote, tmp_path: Path) -> None:
+def test_several_workers_work_at_the_same_time(
+    shared: WorkerProxy, own: WorkerProxy, tmp_path: Path
+) -> None:
     """Each waits for the other to have begun."""
     shared.ready()
     seen = [str(tmp_path / name) for name in ("one", "other")]
@@ -126,7 +128,7 @@ def test_several_workers_work_at_the_same_time(shared: Remote, own: Remote, tmp_
     assert outcomes(pending) == ["met", "met"]
 
 
-def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
+def test_a_worker_does_one_thing_at_a_time(shared: WorkerProxy) -> None:
     pending = shared.submit("sleep", 0.2)
     assert not pending.is_done()
     with pytest.raises(RuntimeError, match="worker abacus received add while sleep is running"):
@@ -134,17 +136,17 @@ def test_a_worker_does_one_thing_at_a_time(shared: Remote) -> None:
     assert pending.result() == "rested"
 
 
-def test_a_refusal_reads_as_it_was_written(shared: Remote) -> None:
+def test_a_refusal_reads_as_it_was_written(shared: WorkerProxy) -> None:
     with pytest.raises(InputError, match=r"policy\.lr is -1") as caught:
         shared.call("refuse")
     assert str(caught.value) == "policy.lr is -1, but must be positive"
     assert "raised in refuse of worker abacus" in caught.value.__notes__[0]
     assert shared.call("echo", 1) == 1
     batch = Batch(torch.tensor([1]), torch.tensor([1]))
-    assert Failure.of(NotFiniteError("the loss is not finite", batch)).family is RunError
+    assert CallFailure.of(NotFiniteError("the loss is not finite", batch)).family is RunError
 
 
-def test_an_error_brings_its_traceback(shared: Remote) -> None:
+def test_an_error_brings_its_traceback(shared: WorkerProxy) -> None:
     with pytest.raises(
         RemoteError, match="fail of worker abacus raised LookupError: no such thing"
     ) as caught:
@@ -153,7 +155,7 @@ def test_an_error_brings_its_traceback(shared: Remote) -> None:
     assert shared.call("echo", 1) == 1
 
 
-def test_streams_come_item_by_item(shared: Remote) -> None:
+def test_streams_come_item_by_item(shared: WorkerProxy) -> None:
     pieces = shared.stream("pieces", 1000, 100_000)
     assert next(pieces)[0] == 0
     pieces.close()
@@ -161,14 +163,14 @@ def test_streams_come_item_by_item(shared: Remote) -> None:
     assert [piece.tolist() for piece in pieces] == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_a_stream_is_not_made_ahead_of_its_reader(shared: Remote, tmp_path: Path) -> None:
+def test_a_stream_is_not_made_ahead_of_its_reader(shared: WorkerProxy, tmp_path: Path) -> None:
     with closing(shared.stream("pieces", 50, 1_000_000, progress=tmp_path / "made")) as pieces:
         next(pieces)
         time.sleep(0.3)
         assert (tmp_path / "made").stat().st_size <= 5
 
 
-def test_a_stream_that_breaks_says_so(shared: Remote) -> None:
+def test_a_stream_that_breaks_says_so(shared: WorkerProxy) -> None:
     pieces = shared.stream("broken_pieces")
     assert next(pieces) == 1
     with pytest.raises(RemoteError, match="the second piece is missing"):
@@ -176,7 +178,7 @@ def test_a_stream_that_breaks_says_so(shared: Remote) -> None:
     assert shared.call("echo", 1) == 1
 
 
-def test_an_error_in_building_shows_itself(workers: Workers) -> None:
+def test_an_error_in_building_shows_itself(workers: WorkerPool) -> None:
     remote = workers.start(build_nothing, "broken", 120.0, PLACE)
     with pytest.raises(ValueError, match="the model folder is empty"):
         remote.ready()
@@ -185,7 +187,7 @@ def test_an_error_in_building_shows_itself(workers: Workers) -> None:
     remote.close()
 
 
-def test_a_worker_that_takes_too_long_is_ended(workers: Workers) -> None:
+def test_a_worker_that_takes_too_long_is_ended(workers: WorkerPool) -> None:
     hasty = abacus(workers, name="hasty")
     hasty.ready()
     hasty.timeout_s = 0.5
@@ -199,7 +201,7 @@ def test_a_worker_that_takes_too_long_is_ended(workers: Workers) -> None:
         hasty.call("add", 1)
 
 
-def test_a_worker_that_takes_no_message_in_time_is_ended(own: Remote) -> None:
+def test_a_worker_that_takes_no_message_in_time_is_ended(own: WorkerProxy) -> None:
     own.timeout_s = 0.5
     os.kill(own.call("pid"), signal.SIGSTOP)
     with pytest.raises(WorkerDied, match=r"for echo and was ended"):
@@ -210,7 +212,7 @@ def test_a_worker_that_takes_no_message_in_time_is_ended(own: Remote) -> None:
     ("verb", "argument", "ending"),
     [("end", signal.SIGKILL, KILLED), ("leave", 3, "(exit code 3|Ray says: .*)")],
 )
-def test_death_is_named(own: Remote, verb: str, argument: int, ending: str) -> None:
+def test_death_is_named(own: WorkerProxy, verb: str, argument: int, ending: str) -> None:
     total = own.call("add", 5)
     assert total >= 15
     with pytest.raises(WorkerDied, match=f"^worker abacus died in {verb}: {ending}$"):
@@ -220,7 +222,7 @@ def test_death_is_named(own: Remote, verb: str, argument: int, ending: str) -> N
         own.call("add", 1)
 
 
-def test_a_worker_killed_from_outside_is_noticed_at_once(own: Remote) -> None:
+def test_a_worker_killed_from_outside_is_noticed_at_once(own: WorkerProxy) -> None:
     pid = own.call("pid")
     pending = own.submit("sleep", 60.0)
     os.kill(pid, signal.SIGKILL)
@@ -228,7 +230,7 @@ def test_a_worker_killed_from_outside_is_noticed_at_once(own: Remote) -> None:
         pending.result()
 
 
-def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote) -> None:
+def test_the_rest_is_not_waited_for_where_one_fails(shared: WorkerProxy, own: WorkerProxy) -> None:
     shared.ready()
     with pytest.raises(RemoteError, match="no such thing"):
         outcomes([own.submit("sleep", 60.0), shared.submit("fail")], grace_s=0.2)
@@ -236,7 +238,9 @@ def test_the_rest_is_not_waited_for_where_one_fails(shared: Remote, own: Remote)
     assert shared.call("echo", 1) == 1
 
 
-def test_a_death_is_told_before_the_errors_it_may_have_caused(shared: Remote, own: Remote) -> None:
+def test_a_death_is_told_before_the_errors_it_may_have_caused(
+    shared: WorkerProxy, own: WorkerProxy
+) -> None:
     failing = shared.submit("fail")
     assert failing.is_done(wait_s=5.0)
     with pytest.raises(WorkerDied, match=KILLED):
@@ -276,7 +280,7 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
         assert not own.alive()
 
 
-def test_threads_are_shared_out(own: Remote) -> None:
+def test_threads_are_shared_out(own: WorkerProxy) -> None:
     assert own.call("threads") == torch.get_num_threads()
     one = HERE.start(Abacus, "abacus", 400.0, PLACE, threads=3)
     assert one.call("threads") == 3

@@ -16,7 +16,7 @@ from diary import SAMPLING, Start
 from tiny_models import SECTION, requests
 from torch import Tensor
 
-from lockstep.cluster.placement import Place
+from lockstep.cluster.placement import ProcessPlace
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import WorkerDied
@@ -78,7 +78,7 @@ def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(
 ) -> None:
     pool = start(replicas=2)
     spec = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0)
-    remote = HERE.start(spec.build, "learner", 60.0, Place(0, (0,), 0, on_gpu=False))
+    remote = HERE.start(spec.build, "learner", 60.0, ProcessPlace(0, (0,), 0, on_gpu=False))
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for number, pair in enumerate(remote.stream("weights")):

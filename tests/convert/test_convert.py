@@ -13,10 +13,10 @@ from lockstep.cli import main
 from lockstep.core.errors import InputError
 from lockstep.system import yaml12
 from lockstep_convert.command import convert_words
-from lockstep_convert.convert import Converted, convert, detect_library
+from lockstep_convert.convert import ConvertedConfig, convert, detect_library
 from lockstep_convert.read import flatten, read_config
 from lockstep_convert.report import check_recipe, list_lines, render_recipe
-from lockstep_convert.table import Verdict, list_libraries
+from lockstep_convert.table import KeyVerdict, list_libraries
 
 VERL = r"""#!/bin/bash
 set -x
@@ -98,14 +98,16 @@ CONFIGS = {
 }
 
 
-def converted(folder: Path, name: str, text: str, algorithm: str = "", *words: str) -> Converted:
+def converted(
+    folder: Path, name: str, text: str, algorithm: str = "", *words: str
+) -> ConvertedConfig:
     """Converts a config by the library that its keys are of."""
     (folder / name).write_text(text)
     config = read_config([str(folder / name), *words])
     return convert(config, detect_library(config.tree), algorithm or None)
 
 
-def recipe(found: Converted) -> dict[str, Any]:
+def recipe(found: ConvertedConfig) -> dict[str, Any]:
     """The recipe as it loads, by dotted options."""
     resolved, wrong = check_recipe(found)
     assert not wrong
@@ -121,7 +123,7 @@ def test_every_key_is_accounted_for_and_the_recipe_loads(library: str, tmp_path:
     assert {
         key for key in given if not any(f"{key}.".startswith(f"{other}.") for other in accounted)
     } == set()
-    assert not found.select(Verdict.UNKNOWN)
+    assert not found.select(KeyVerdict.UNKNOWN)
     recipe(found)
 
 
@@ -192,7 +194,7 @@ def test_what_is_doubtful_is_listed_and_left_out(case: str, tmp_path: Path) -> N
     library, algorithm, word, key = LOOK[case]
     name, text, usual = CONFIGS[library]
     found = converted(tmp_path, name, text, algorithm or usual, *filter(None, [word]))
-    [entry] = [entry for entry in found.select(Verdict.LOOK) if entry.theirs.endswith(key)]
+    [entry] = [entry for entry in found.select(KeyVerdict.LOOK) if entry.theirs.endswith(key)]
     assert entry.sentence
     assert not entry.options
     assert f"Look at this: {entry.theirs}" in render_recipe(found)
@@ -241,8 +243,8 @@ def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> N
     found = converted(
         tmp_path, *CONFIGS["verl"], "trainer.total_epoch=3", "data.seed=1", "trainer.seed=2"
     )
-    assert [entry.theirs for entry in found.select(Verdict.UNKNOWN)] == ["trainer.total_epoch"]
-    [clash] = [entry for entry in found.select(Verdict.LOOK) if entry.theirs == "trainer.seed"]
+    assert [entry.theirs for entry in found.select(KeyVerdict.UNKNOWN)] == ["trainer.total_epoch"]
+    [clash] = [entry for entry in found.select(KeyVerdict.LOOK) if entry.theirs == "trainer.seed"]
     assert clash.sentence == "seed is already 1, from data.seed"
 
 

@@ -13,9 +13,16 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.config import other_libraries, registry
-from lockstep.config.errors import Shape, list_options
+from lockstep.config.errors import RecipeShape, list_options
 from lockstep_convert.convert import order_options
-from lockstep_convert.table import Row, Table, Verdict, list_libraries, load_ours, load_table
+from lockstep_convert.table import (
+    KeyEntry,
+    KeyTable,
+    KeyVerdict,
+    list_libraries,
+    load_ours,
+    load_table,
+)
 from lockstep_convert.values import CONVERSIONS
 
 TRAINED = (
@@ -34,7 +41,7 @@ OPTIONS = {
     option
     for name, kind in registry.every()
     if name in TRAINED
-    for option in list_options(Shape(kind))
+    for option in list_options(RecipeShape(kind))
 }
 
 
@@ -47,7 +54,7 @@ def spell(option: str) -> set[str]:
     }
 
 
-def named_options(row: Row) -> Iterator[str]:
+def named_options(row: KeyEntry) -> Iterator[str]:
     """All options that a row may set."""
     yield from row.to
     yield from row.sets
@@ -57,7 +64,7 @@ def named_options(row: Row) -> Iterator[str]:
         yield from named_options(other)
 
 
-def named_keys(row: Row) -> Iterator[str]:
+def named_keys(row: KeyEntry) -> Iterator[str]:
     """All other keys that a row reads."""
     yield from (*row.when, *row.times, *row.per)
     for other in row.also:
@@ -66,7 +73,7 @@ def named_keys(row: Row) -> Iterator[str]:
 
 @pytest.mark.parametrize("library", list_libraries())
 def test_every_row_names_options_and_keys_that_exist(library: str) -> None:
-    table: Table = load_table(library)
+    table: KeyTable = load_table(library)
     options = {name for row in table.rows.values() for name in named_options(row)}
     options |= {name for sets in table.always.values() for name in sets}
     assert not {name for name in options if not OPTIONS & spell(name)}
@@ -79,12 +86,12 @@ def test_every_row_names_options_and_keys_that_exist(library: str) -> None:
 def test_a_row_without_an_option_has_a_reason(library: str) -> None:
     rows = load_table(library).rows
     assert not [
-        key for key, row in rows.items() if row.verdict is not Verdict.CONVERTED and not row.note
+        key for key, row in rows.items() if row.verdict is not KeyVerdict.CONVERTED and not row.note
     ]
     bare = [
         key
         for key, row in rows.items()
-        if row.verdict is Verdict.CONVERTED and not [*named_options(row)]
+        if row.verdict is KeyVerdict.CONVERTED and not [*named_options(row)]
     ]
     assert not [
         key

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.pair_options import PairSection
-from lockstep.data.pairs import Pairs
-from lockstep.data.prompts import Prompts
+from lockstep.data.pairs import PairRows
+from lockstep.data.prompts import PromptRows
 from lockstep.data.rows import DataError
 from lockstep.data.template_date import keep_date
 from lockstep.models.tokenizer import load_tokenizer
@@ -103,10 +103,10 @@ def write(folder: Path, *rows: dict[str, Any]) -> JsonlIndex:
 
 def open_rows(
     folder: Path, tokenizer: Any, row: dict[str, Any], stops: tuple[str, ...] = (), **options: Any
-) -> Demonstrations:
+) -> DemonstrationRows:
     fields = {"train": "rows.jsonl", "max_prompt_tokens": 999, "shuffle": False, **options}
     data = DataSection.model_validate(fields)
-    return Demonstrations(
+    return DemonstrationRows(
         write(folder, row), tokenizer, data, 999, tokenizer.convert_tokens_to_ids(list(stops))
     )
 
@@ -219,7 +219,7 @@ def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) ->
     row = {"talk": [user("2+2?"), assistant("4")], "tools": tools}
     rows = open_rows(tmp_path, build_tokenizer(CALLS), row, messages="talk")
     data = DataSection(train="rows.jsonl", messages="talk", max_prompt_tokens=999, answer="")
-    prompts = Prompts(rows.selection.rows, build_tokenizer(CALLS), data)
+    prompts = PromptRows(rows.selection.rows, build_tokenizer(CALLS), data)
     assert rows[0].prompt == prompts[0]
     assert f"system\n{json.dumps([SCHEMA])}<|im_end|>" in prompts[0].text
 
@@ -240,7 +240,7 @@ def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:
     answers = {name: [assistant("4", reasoning_content=name)] for name in ("chosen", "rejected")}
     rows = write(tmp_path, {"talk": [user("2+2?")], **answers})
     data = PairSection(train="rows.jsonl", messages="talk", max_prompt_tokens=999, shuffle=False)
-    pair = Pairs(rows, tokenizer, data, 999)[0]
+    pair = PairRows(rows, tokenizer, data, 999)[0]
     texts = [tokenizer.decode(list(answer)) for answer in pair.answers]
     assert texts == [f"<think>\n{name}\n</think>\n\n4<|im_end|>" for name in answers]
 
@@ -249,14 +249,14 @@ def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:
 def test_a_prompt_has_one_opening_token(question: str, assets: Path, tmp_path: Path) -> None:
     llama = load_tokenizer(assets / "models/stories260K/hf")
     data = DataSection(train="rows.jsonl", prompt="{question}", max_prompt_tokens=99, answer="")
-    tokens = Prompts(write(tmp_path, {"question": question}), llama, data)[0].tokens
+    tokens = PromptRows(write(tmp_path, {"question": question}), llama, data)[0].tokens
     assert tokens.count(llama.bos_token_id or 0) == 1
     assert tokens[0] == llama.bos_token_id
 
 
-def open_prompts(folder: Path, tokenizer: Any, **options: Any) -> Prompts:
+def open_prompts(folder: Path, tokenizer: Any, **options: Any) -> PromptRows:
     data = DataSection(train="rows.jsonl", max_prompt_tokens=9999, answer="", **options)
-    return Prompts(write(folder, {"question": "2+2?"}), tokenizer, data)
+    return PromptRows(write(folder, {"question": "2+2?"}), tokenizer, data)
 
 
 DATED = CHATML + "{{ strftime_now('%d %b %Y %H:%M') }}"

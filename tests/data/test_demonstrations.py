@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
 from lockstep.data.answers import batch_of
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.jsonl import DataError, JsonlIndex
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 
 ROWS = [{"question": f"Say {'very ' * n}{n}", "answer": "7 " * (3 - n) + "end"} for n in range(4)]
@@ -45,7 +45,7 @@ def section(**options: Any) -> DataSection:
 def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
     index: Any, tokenizer: Any
 ) -> None:
-    batch = batch_of(Demonstrations(index, tokenizer, section(), max_tokens=64).first())
+    batch = batch_of(DemonstrationRows(index, tokenizer, section(), max_tokens=64).first())
     rows = zip(ROWS, batch.sequences(), batch.sequences("mask"), strict=True)
     for row, tokens, mask in rows:
         assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
@@ -57,8 +57,8 @@ def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
 def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: Path) -> None:
     llama = load_tokenizer(assets / "models/stories260K/hf")
     demonstrations, prompts = (
-        Demonstrations(index, llama, section(), 512),
-        Prompts(index, llama, section()),
+        DemonstrationRows(index, llama, section(), 512),
+        PromptRows(index, llama, section()),
     )
     for i in range(4):
         assert demonstrations[i].prompt == prompts[i]
@@ -67,9 +67,9 @@ def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: P
 
 
 def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
-    lengths = [Demonstrations(index, tokenizer, section(), 64)[i].longest for i in range(4)]
+    lengths = [DemonstrationRows(index, tokenizer, section(), 64)[i].longest for i in range(4)]
     limit = sorted(lengths)[1]
-    rows = Demonstrations(index, tokenizer, section(overlong_prompts="skip"), limit)
+    rows = DemonstrationRows(index, tokenizer, section(overlong_prompts="skip"), limit)
     assert [rows[i].longest for i in range(len(rows))] == [
         length for length in lengths if length <= limit
     ]
@@ -114,17 +114,19 @@ def test_an_answer_ends_with_a_token_at_which_the_model_stops(
     turn = chatting.convert_tokens_to_ids("<turn>")
     rows = talks(tmp_path, TALK)
     assert (
-        Demonstrations(rows, chatting, chat_section(), 64)[0].answers[0][-1]
+        DemonstrationRows(rows, chatting, chat_section(), 64)[0].answers[0][-1]
         == chatting.eos_token_id
     )
     assert (
-        Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1]
+        DemonstrationRows(index, chatting, section(), 64, [turn])[0].answers[0][-1]
         == chatting.eos_token_id
     )
-    assert Demonstrations(index, chatting, section(chat=True), 64, [turn])[0].answers[0][-1] == turn
+    assert (
+        DemonstrationRows(index, chatting, section(chat=True), 64, [turn])[0].answers[0][-1] == turn
+    )
     chatting.chat_template = "{{ raise_exception('no') }}"
     assert (
-        Demonstrations(index, chatting, section(), 64, [turn])[0].answers[0][-1]
+        DemonstrationRows(index, chatting, section(), 64, [turn])[0].answers[0][-1]
         == chatting.eos_token_id
     )
 
@@ -145,15 +147,17 @@ def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(
 ) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     data = section(prompt="{question}", messages="prompt", completion="{completion}")
-    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
+    [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 2\n", "7 end<eos>")
 
 
 def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:
     data = section(prompt="Say {info.score}", completion="{info.truth}")
-    [row] = Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
+    [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 3", "7 end<eos>")
     with pytest.raises(
         DataError, match=r"no field 'info.other', which data.prompt='{info.other}' asks for"
     ):
-        Demonstrations(write_row(tmp_path, CHAT_ROW), tokenizer, section(prompt="{info.other}"), 64)
+        DemonstrationRows(
+            write_row(tmp_path, CHAT_ROW), tokenizer, section(prompt="{info.other}"), 64
+        )

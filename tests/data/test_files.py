@@ -15,7 +15,7 @@ from pyarrow import parquet as tables
 from lockstep.config import DataSection
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.jsonl import DataError
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.models.tokenizer import words_tokenizer
 
 ROWS = [
@@ -134,6 +134,6 @@ def test_a_number_of_a_table_that_is_not_finite_is_never_text(value: Any, tmp_pa
     data = DataSection(
         train="rows.parquet", prompt="{question}", max_prompt_tokens=8, bad_rows="skip"
     )
-    prompts = Prompts(table, words_tokenizer(["q"]), data)
+    prompts = PromptRows(table, words_tokenizer(["q"]), data)
     assert len(prompts) == 1
     assert "which is not a finite number" in prompts.selection.bad.first[0]

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
 from lockstep.data import limits, prompts
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.messages import ChatTemplateError, render_prompt
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.data.rows import DataError
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -71,7 +71,7 @@ def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
         DataError,
         match=r"line 2: the tokenizer of .* fails on the text starting with 'aaa.*takes more",
     ):
-        Prompts(rows, build_tokenizer(), data)
+        PromptRows(rows, build_tokenizer(), data)
 
 
 @pytest.mark.parametrize("field", ["question", "answer"])
@@ -91,4 +91,4 @@ def test_a_text_that_would_take_a_tokenizer_gigabytes_is_refused_by_row(
         DataError,
         match=r"2: its text has 1,001 characters, more than the limit of 1,000",
     ):
-        Demonstrations(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])
+        DemonstrationRows(rows, build_tokenizer(), DataSection.model_validate(options), 99_999, [])

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from lockstep.data.answers import batch_of
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.pair_options import PairSection
-from lockstep.data.pairs import Pairs
-from lockstep.data.prompts import Prompts
+from lockstep.data.pairs import PairRows
+from lockstep.data.prompts import PromptRows
 from lockstep.models.tokenizer import words_tokenizer
 
 ROWS = [
@@ -55,7 +55,7 @@ def opened(
     max_tokens: int = 64,
     /,
     **options: Any,
-) -> Pairs:
+) -> PairRows:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {**FIELDS, **options}
@@ -63,7 +63,7 @@ def opened(
         fields.pop("prompt")
     stops = tokenizer.convert_tokens_to_ids(["<turn>"])
     data = PairSection(**fields)
-    return Pairs(JsonlIndex(path, data.bad_rows), tokenizer, data, max_tokens, stops)
+    return PairRows(JsonlIndex(path, data.bad_rows), tokenizer, data, max_tokens, stops)
 
 
 def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(
@@ -87,7 +87,7 @@ def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(
 ) -> None:
     pairs = opened(tmp_path, tokenizer, ROWS, shuffle=True, chosen_score="w", rejected_score="l")
     data = PairSection(train="rows.jsonl", prompt="{question}\n", max_prompt_tokens=64, answer="")
-    prompts = Prompts(pairs.selection.rows, tokenizer, data)
+    prompts = PromptRows(pairs.selection.rows, tokenizer, data)
     batch = batch_of(pairs.at(2, 5, seed=9))
     given = [
         tuple(t[~m].tolist())

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
 from lockstep.data.jsonl import DataError, JsonlIndex
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.data.templates import render
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.rewards.row_rules import NO_ANSWERS
@@ -51,7 +51,7 @@ def test_render_fills_fields_and_leaves_everything_else() -> None:
 def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(
     index: JsonlIndex, tokenizer: Any
 ) -> None:
-    prompt = Prompts(index, tokenizer, section(prompt="{question}\n", answer="#### {answer}"))[3]
+    prompt = PromptRows(index, tokenizer, section(prompt="{question}\n", answer="#### {answer}"))[3]
     assert prompt.id == "rows.jsonl:4"
     assert prompt.text == ROWS[3]["question"] + "\n"
     assert tokenizer.decode(prompt.tokens) == prompt.text
@@ -61,19 +61,19 @@ def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(
 def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer: Any) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "What?"}) + "\n" + json.dumps(ROWS[1]))
-    prompts = Prompts(JsonlIndex(path), tokenizer, section(), NO_ANSWERS)
+    prompts = PromptRows(JsonlIndex(path), tokenizer, section(), NO_ANSWERS)
     assert [prompts.answer(prompt) for prompt in prompts.first()] == ["", "2"]
     with pytest.raises(
         DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' asks for"
     ):
-        Prompts(JsonlIndex(path), tokenizer, section())
+        PromptRows(JsonlIndex(path), tokenizer, section())
 
 
 def test_a_chat_template_wraps_the_prompt_and_opens_the_reply(
     index: JsonlIndex, tokenizer: Any
 ) -> None:
     tokenizer.chat_template = CHAT
-    prompt = Prompts(index, tokenizer, section(chat=True, system_prompt="Be brief."))[1]
+    prompt = PromptRows(index, tokenizer, section(chat=True, system_prompt="Be brief."))[1]
     assert prompt.text == f"<system> Be brief.\n<user> {ROWS[1]['question']}\n<reply>"
     assert tokenizer.decode(prompt.tokens) == prompt.text
 
@@ -86,13 +86,13 @@ THINKING = CHAT + (
 
 def test_a_chat_template_reads_its_arguments(index: JsonlIndex, tokenizer: Any) -> None:
     tokenizer.chat_template = THINKING
-    plain = Prompts(index, tokenizer, section(chat=True))[1].text
+    plain = PromptRows(index, tokenizer, section(chat=True))[1].text
     assert (
-        Prompts(index, tokenizer, section(chat=True, template_args={"style": "What"}))[1].text
+        PromptRows(index, tokenizer, section(chat=True, template_args={"style": "What"}))[1].text
         == f"{plain}<What>"
     )
     quiet = section(chat=True, template_args={"style": "What", "loud": False})
-    assert Prompts(index, tokenizer, quiet)[1].text == plain
+    assert PromptRows(index, tokenizer, quiet)[1].text == plain
 
 
 def test_arguments_that_a_chat_template_does_not_read_are_refused(
@@ -104,10 +104,12 @@ def test_arguments_that_a_chat_template_does_not_read_are_refused(
             ValueError,
             match=rf"data\.template_args has {name}, which .* not use; it uses loud, style",
         ):
-            Prompts(index, tokenizer, section(chat=True, template_args={"style": "x", name: True}))
+            PromptRows(
+                index, tokenizer, section(chat=True, template_args={"style": "x", name: True})
+            )
     tokenizer.chat_template = CHAT
     with pytest.raises(ValueError, match="does not use; it takes no arguments"):
-        Prompts(index, tokenizer, section(chat=True, template_args={"style": "x"}))
+        PromptRows(index, tokenizer, section(chat=True, template_args={"style": "x"}))
     with pytest.raises(
         ValueError, match="template_args require a chat template; set chat: true, or messages"
     ):
@@ -118,9 +120,9 @@ def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_
     index: JsonlIndex, assets: Path
 ) -> None:
     llama = load_tokenizer(assets / "models/stories260K/hf")
-    assert Prompts(index, llama, section())[0].tokens[0] == llama.bos_token_id
+    assert PromptRows(index, llama, section())[0].tokens[0] == llama.bos_token_id
     llama.chat_template = "{{ bos_token }}{{ messages[0].content }}"
-    assert Prompts(index, llama, section(chat=True))[0].tokens.count(llama.bos_token_id) == 1
+    assert PromptRows(index, llama, section(chat=True))[0].tokens.count(llama.bos_token_id) == 1
 
 
 def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
@@ -128,7 +130,7 @@ def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
         prompt="Question: {question}\nAnswer:", max_prompt_tokens=300, overlong_prompts="skip"
     )
     tokenizer = load_tokenizer(assets / "models/stories260K/hf")
-    prompts = Prompts(JsonlIndex(assets / "data/gsm8k/test.jsonl"), tokenizer, data)
+    prompts = PromptRows(JsonlIndex(assets / "data/gsm8k/test.jsonl"), tokenizer, data)
     assert len(prompts) + prompts.selection.overlong.count == 1319
     assert 0 < prompts.selection.overlong.count < 1319
     assert all(len(prompt.tokens) <= 300 for prompt in prompts.first())
@@ -150,7 +152,7 @@ def test_messages_go_through_the_chat_template_without_the_answer(
     tokenizer.chat_template = CHAT
     answered = [*TALK, {"role": "assistant", "content": "A number."}]
     longer = [*answered, {"role": "user", "content": "Say."}]
-    prompts = Prompts(
+    prompts = PromptRows(
         talks(tmp_path, TALK, answered, longer), tokenizer, section(messages="talk", answer="")
     ).first()
     asked = "<system> Be brief.\n<user> What is 7?\n"

@@ -11,7 +11,7 @@ import pytest
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.ranked import RankedResponses, read_ranked
 from lockstep.data.ranked_options import RankedSection
-from lockstep.data.rows import DataError, Skipped
+from lockstep.data.rows import DataError, SkippedRows
 
 FLAT: dict[str, Any] = {"ranked": "x", "ranks": "ranks"}
 TREE: dict[str, Any] = {"ranked": "x", "tree": True}
@@ -19,7 +19,7 @@ TREE: dict[str, Any] = {"ranked": "x", "tree": True}
 
 def ranked(
     folder: Path, rows: list[Any], section: dict[str, Any], name: str = "rows.jsonl"
-) -> tuple[list[RankedResponses], Skipped]:
+) -> tuple[list[RankedResponses], SkippedRows]:
     path = folder / name
     path.write_text(
         "".join(json.dumps(row) + "\n" for row in rows) if name.endswith("l") else json.dumps(rows)

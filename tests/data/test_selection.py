@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
 from lockstep.data import prompts as prompts_module
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.jsonl import JsonlIndex
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.data.templates import complaint
 from lockstep.models.tokenizer import words_tokenizer
 
@@ -52,9 +52,9 @@ def section(**options: Any) -> DataSection:
     return DataSection(**chosen)
 
 
-def used(path: Path, tokenizer: Any, **options: Any) -> Prompts:
+def used(path: Path, tokenizer: Any, **options: Any) -> PromptRows:
     data = section(**options)
-    return Prompts(open_rows(FileGroup((path,)), data.bad_rows), tokenizer, data)
+    return PromptRows(open_rows(FileGroup((path,)), data.bad_rows), tokenizer, data)
 
 
 def test_rows_are_skipped_counted_by_reason_and_named(
@@ -95,13 +95,13 @@ def test_the_pass_over_all_rows_is_made_once(
     path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     used(path, tokenizer)
-    Demonstrations(JsonlIndex(path, "skip"), tokenizer, section(), 9)
+    DemonstrationRows(JsonlIndex(path, "skip"), tokenizer, section(), 9)
     monkeypatch.setattr("lockstep.data.prompts.token_ids", refused)
     monkeypatch.setattr("lockstep.data.answers.token_ids", refused)
     moved = tmp_path / "moved.jsonl"
     path.rename(moved)
     assert len(used(moved, tokenizer)) == 2
-    assert len(Demonstrations(JsonlIndex(moved, "skip"), tokenizer, section(), 9)) == 2
+    assert len(DemonstrationRows(JsonlIndex(moved, "skip"), tokenizer, section(), 9)) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.data.thoughts import THOUGHT_MARKS, Marks, decode_marked, drop_thought, opening_mark
+from lockstep.data.thoughts import (
+    THOUGHT_MARKS,
+    ThoughtMarks,
+    decode_marked,
+    drop_thought,
+    opening_mark,
+)
 from lockstep.models.tokenizer import words_tokenizer
 
 ANSWERS = {
@@ -35,7 +41,7 @@ def test_an_answer_follows_the_thoughts_that_a_response_begins_with(
 
 
 @pytest.mark.parametrize("marks", THOUGHT_MARKS)
-def test_each_kind_of_marks_is_known(marks: Marks) -> None:
+def test_each_kind_of_marks_is_known(marks: ThoughtMarks) -> None:
     thought = f"two and two{marks.closing}"
     prompt = f"What is 2 + 2?\n{marks.opening}\n"
 

@@ -22,10 +22,10 @@ from lockstep.config import SamplerSection
 from lockstep.learners.base import hand_over, train
 from lockstep.losses.kto import KTOLoss
 from lockstep.objectives.kto import estimate_reference_point
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import TransferRoute
 from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.outgoing import Outgoing, Sent, type_for
+from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint, type_for
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -129,7 +129,7 @@ def test_ranks_send_their_weights_as_one_process_would(
     """
     section = SamplerSection.model_validate({"replicas": 2, "transfer": transfer})
     pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION))
-    outgoing = Outgoing(two.weights, dtype, two.sender)
+    outgoing = OutgoingWeights(two.weights, dtype, two.sender)
     try:
         for version in (1, 2):
             held = pool.load_weights(outgoing, version)
@@ -137,7 +137,7 @@ def test_ranks_send_their_weights_as_one_process_would(
         pool.close()
     whole = {name: tensor.to(type_for(tensor, dtype)) for name, tensor in two.weights()}
     assert outgoing.sent == {
-        name: Sent(fingerprint(tensor), None) for name, tensor in whole.items()
+        name: SentFingerprint(fingerprint(tensor), None) for name, tensor in whole.items()
     }
     expected = {name: fingerprint(tensor.float()) for name, tensor in whole.items()}
     assert [dict(one.fingerprints) for one in held] == [expected, expected]
@@ -150,7 +150,7 @@ class Killing:
 
     def __init__(self, sender: RankSender, victim: str) -> None:
         self._sender, self._victim = sender, victim
-        self.route: Route | None = None
+        self.route: TransferRoute | None = None
         self.places, self.on_host, self.one_machine = (
             sender.places,
             sender.on_host,
@@ -160,18 +160,18 @@ class Killing:
     def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
         return self._sender.stream(dtype)
 
-    def join(self, route: Route) -> None:
+    def join(self, route: TransferRoute) -> None:
         self._sender.join(route)
         self.route = route
 
-    def buckets(self, stream: Outgoing, columns: bool) -> Generator[Bucket]:
+    def buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         for bucket in self._sender.buckets(stream, columns):
             if self._victim:
                 kill(self._victim)
                 self._victim = ""
             yield bucket
 
-    def ship(self, bucket: Bucket) -> None:
+    def ship(self, bucket: WeightBucket) -> None:
         self._sender.ship(bucket)
 
     def finish(self) -> None:
@@ -191,7 +191,7 @@ def test_ranks_survive_an_engine_that_dies_while_they_send(
         pool.ready()
         with pytest.raises(SamplerLost):
             pool.load_weights(
-                Outgoing(two.weights, torch.float32, Killing(two.sender, "sampler 2")), 1
+                OutgoingWeights(two.weights, torch.float32, Killing(two.sender, "sampler 2")), 1
             )
     finally:
         pool.close()
@@ -216,7 +216,7 @@ def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(
     spec: LearnerSpec, rank: int
 ) -> None:
     learner = launch(over(spec, dp=2), timeout_s=400.0)
-    learner.sender.join(Route("shared_memory", learner.sender.places))
+    learner.sender.join(TransferRoute("shared_memory", learner.sender.places))
     kill_soon(learner, rank)
     with pytest.raises(
         WorkerDied,
@@ -224,7 +224,7 @@ def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(
     ):
         list(
             learner.sender.buckets(
-                Outgoing(learner.weights, torch.float32, learner.sender), columns=True
+                OutgoingWeights(learner.weights, torch.float32, learner.sender), columns=True
             )
         )
     assert not any(rank.alive() for rank in learner.ranks)

@@ -84,12 +84,16 @@ def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor,
     apart.
     """
     from lockstep.core.batch import Batch
-    from lockstep.models.attention import Packed
+    from lockstep.models.attention import PackedLayout
     from lockstep_logprobs import linear_ce
 
     gpt = model(tied)
     tokens = torch.randint(VOCABULARY, (1, LENGTH), generator=torch.Generator().manual_seed(0))
-    given = tokens, torch.arange(LENGTH)[None], Packed.of(Batch(tokens[0], torch.tensor([LENGTH])))
+    given = (
+        tokens,
+        torch.arange(LENGTH)[None],
+        PackedLayout.of(Batch(tokens[0], torch.tensor([LENGTH]))),
+    )
     linear_ce.patch_gpt_model_forward_for_linear_ce_fusion(chunk_size=3)
     linear_ce.patch_gpt_model_forward_for_linear_ce_fusion(chunk_size=chunk_size)
     found = gpt(*given, labels=tokens, return_logprobs_for_linear_ce_fusion=True)

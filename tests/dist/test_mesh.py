@@ -17,7 +17,7 @@ from lockstep.cluster.learner_group import launch
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Parallel
 from lockstep.core.batch import Batch
-from lockstep.core.types import Head, SamplingParams
+from lockstep.core.types import HeadKind, SamplingParams
 from lockstep.learners.base import train
 from lockstep.losses.base import Loss
 from lockstep.losses.distill import Distillation
@@ -263,7 +263,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
 
 @pytest.mark.parametrize(("head", "architecture"), [("logits", "qwen2 tied"), ("value", "llama")])
 def test_ranks_that_never_held_the_model_hold_what_its_folder_says(
-    models: Models, head: Head, architecture: str
+    models: Models, head: HeadKind, architecture: str
 ) -> None:
     spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
     expected = dict(spec.build().weights())
@@ -308,6 +308,9 @@ def test_other_families_have_rows_and_tokens_cut_but_no_heads(
         pair.alike(demonstrations(2))
     with pytest.raises(
         ValueError,
-        match="a gpt_neox does not support tensor parallelism; use dp and cp, or a model of these families",
+        match=(
+            "a gpt_neox does not support tensor parallelism; use dp and cp, or a model of these "
+            "families"
+        ),
     ):
         next(twins((section("torch", tp=2), folder), "logits", tmp_path))

@@ -18,10 +18,10 @@ from twins import section
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.cluster.turns import Turns
+from lockstep.cluster.turns import DeviceTurns
 from lockstep.config import LoRA, SamplerSection
 from lockstep.core.types import Request, SamplingParams
-from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
@@ -43,7 +43,7 @@ LAYOUTS = {
 class CountedSpec(LearnerSpec):
     """A learner with one more verb."""
 
-    def build(self, ranks: Ranks = ALONE) -> RankLearner:
+    def build(self, ranks: RankMesh = ALONE) -> RankLearner:
         learner = super().build(ranks)
         setattr(learner, "count_bytes", partial(count_bytes, learner))  # noqa: B010 -- it has no such attribute
         return learner
@@ -139,7 +139,7 @@ def test_ranks_that_leave_between_their_verbs_learn_the_same(
 @pytest.mark.full
 def test_an_engine_is_sent_the_weights_of_ranks_that_are_away(models: Models) -> None:
     folder, how = str(models("llama")), section("torch", dp=2)
-    turns = Turns()
+    turns = DeviceTurns()
     learner = launch(
         CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, begin=turns.begin
     )

@@ -28,12 +28,12 @@ from lockstep.cluster.worker_proxy import RemoteError
 from lockstep.config import LearnerSection, LoRA, Parallel
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
-from lockstep.distributed.ranks import Ranks
+from lockstep.distributed.ranks import RankMesh
 from lockstep.learners.base import train
 from lockstep.losses.base import Denominator, Outputs
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.memory import Rank
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.memory import ModelRank
+from lockstep.plan.sizes import ModelSizes
 
 pytestmark = pytest.mark.needs("gloo")
 Models = Callable[..., Path]
@@ -116,7 +116,7 @@ class Watch(TorchDispatchMode):
 
 def learn(layout: Layout, spec: LearnerSpec, passes: int) -> list[tuple[str, torch.dtype, int]]:
     """A step of one rank, in passes of one sequence each."""
-    learner = spec.build(Ranks.of("cpu", spec.section.parallel.model_dump()))
+    learner = spec.build(RankMesh.of("cpu", spec.section.parallel.model_dump()))
     batch = ragged((9,) * passes, layout.rank)
     train(learner, batch, WeightedLogprob())  # the first step prepares FSDP
     with Watch() as watch:
@@ -160,8 +160,10 @@ def test_a_step_sends_what_was_planned(
     assert {kind for kind, _ in sums} == {torch.float32}
     model = skeleton(read_config(spec.model), spec.model)
     rows = passes * spec.section.parallel.row_shares
-    planned = Rank(
-        Sizes.of(model), spec.section.model_copy(update={"micro_batch_tokens": 9}), Load(9, 1, rows)
+    planned = ModelRank(
+        ModelSizes.of(model),
+        spec.section.model_copy(update={"micro_batch_tokens": 9}),
+        Load(9, 1, rows),
     )
     gathered = passes * 2 * planned.sizes.layers * planned.gathered_layer + planned.root
     assert sum(size for _, size in gathers) == pytest.approx(gathered, rel=0.01)

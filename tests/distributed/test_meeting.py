@@ -8,7 +8,7 @@ import socket
 import psutil
 import pytest
 
-from lockstep.distributed.meeting import Meeting
+from lockstep.distributed.meeting import RendezvousAddress
 
 ADDRESSES = {
     one.address: name
@@ -22,7 +22,7 @@ ADDRESSES = {
 def test_gloo_listens_on_the_interface_that_reaches_the_host(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting = Meeting(address, 1, 0, 2, 1.0)
+    meeting = RendezvousAddress(address, 1, 0, 2, 1.0)
     assert meeting.own_address == address
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")

@@ -22,7 +22,7 @@ from openai_server import OpenAIServer, Said, listening
 
 import lockstep
 from lockstep.core.types import SamplingParams
-from lockstep.environments.tools import Tools
+from lockstep.environments.tools import ToolSet
 from lockstep.judge.options import JudgeSection
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer
@@ -123,7 +123,7 @@ def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any
 
     store = run_block(shop)["Shop"]()
     store.reset({"prices": {"pear": "2 crowns"}, "answer": "4 crowns"}, seed=0)
-    tools = Tools(store.tools())
+    tools = ToolSet(store.tools())
     assert (
         tools.schemas[0]["function"]["parameters"]["properties"]["item"]["description"]
         == "Its name, in the singular."

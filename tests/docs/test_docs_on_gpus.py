@@ -19,7 +19,7 @@ from doc_commands import ROOT, Command, commands, fate, warmed_up_shortly, with_
 from gpus import show_gpus
 
 from lockstep.cli import main
-from lockstep.cluster.placement import Processes, choose_placement
+from lockstep.cluster.placement import ProcessCounts, choose_placement
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import SamplerSection
 from lockstep.config.loading import load
@@ -129,7 +129,7 @@ def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch
         case _:
             raise AssertionError(f"{recipe} trains")
     require_sampler(sampler, asked.learner)
-    choose_placement(asked.cluster, asked.learner, Processes.of(asked.cluster, 0, sampler))
+    choose_placement(asked.cluster, asked.learner, ProcessCounts.of(asked.cluster, 0, sampler))
 
 
 FILES = ("data.train=train.jsonl", "data.validation=test.jsonl")

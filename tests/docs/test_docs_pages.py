@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lockstep.config import registry
-from lockstep.config.errors import Shape, list_options
+from lockstep.config.errors import RecipeShape, list_options
 from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,9 @@ def test_the_reference_of_the_site_has_every_option_metric_and_name(tmp_path: Pa
     }
     for name, kind in registry.every():
         assert f"### `algorithm: {name}`\n" in (tmp_path / "options.md").read_text()
-        keys = {key.rpartition(".")[2] for key in list_options(Shape(kind, {"algorithm": name}))}
+        keys = {
+            key.rpartition(".")[2] for key in list_options(RecipeShape(kind, {"algorithm": name}))
+        }
         assert keys - {"algorithm"} <= rows["options.md"]
     assert rows["metrics.md"] > {*BY_NAME, *BY_LAST_WORD}
     for package in ("lockstep", "lockstep.algorithms", "lockstep_logprobs"):

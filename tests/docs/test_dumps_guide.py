@@ -63,8 +63,8 @@ def test_a_dump_beside_its_model(here: Path, capsys: pytest.CaptureFixture[str])
     Path("train_data_step3.jsonl").write_text(json.dumps(row) + "\n")
     exec(DUMP, {})
     said = capsys.readouterr().out
-    assert said.startswith("4 generated tokens of 1 rows, beside my_model in float32\n")
-    assert "train (prev_logprobs) is 0 from the model: rounding explains it" in said
+    assert said.startswith("4 generated tokens of 1 rows, compared with my_model in float32\n")
+    assert "train (prev_logprobs) differs from the model by 0: rounding explains it" in said
 
 
 PADDED = torch.tensor([[0, 1, 5, 6, 7, 0], [1, 5, 6, 7, 8, 9]])

@@ -20,7 +20,7 @@ from lockstep.config import DataSection
 from lockstep.core.errors import InputError
 from lockstep.data.messages import render_prompt
 from lockstep.environments import environment
-from lockstep.environments.tools import Malformed, ToolCall, Tools, parse_calls, tool_messages
+from lockstep.environments.tools import MalformedCall, ToolCall, ToolSet, parse_calls, tool_messages
 from lockstep.models.source import ModelSource, open_source
 
 
@@ -38,12 +38,12 @@ def test_calls_are_read_in_order_and_what_is_wrong_with_one_is_said() -> None:
         "hermes",
     )
     assert isinstance(first, ToolCall)
-    whys = [call.why for call in (broken, unnamed, listed, cut) if isinstance(call, Malformed)]
+    whys = [call.why for call in (broken, unnamed, listed, cut) if isinstance(call, MalformedCall)]
     assert whys[0].startswith("the call is no JSON (Expecting property name")
     assert whys[1:3] == ['a call is {"name": …, "arguments": {…}}', "arguments of add is no object"]
     assert whys[3] == "the call is not closed by </tool_call>"
     assert isinstance(
-        parse_calls("<tool_call>" + "[" * 100_000 + "</tool_call>", "hermes")[0], Malformed
+        parse_calls("<tool_call>" + "[" * 100_000 + "</tool_call>", "hermes")[0], MalformedCall
     )
 
 
@@ -89,7 +89,7 @@ def test_calls_are_read_to_the_end_of_their_json(
 ) -> None:
     found = parse_calls(response, "hermes")
     for one, expected in zip(found, calls, strict=True):
-        if isinstance(one, Malformed):
+        if isinstance(one, MalformedCall):
             assert one.why.startswith(str(expected))
         else:
             assert (one.name, one.arguments) == (
@@ -108,7 +108,7 @@ def test_llama_writes_json_alone() -> None:
     text = '{"name": "add", "parameters": {"a": 1}}; {"name": "now"}'
     assert parse_calls(text, "llama3_json") == [ToolCall("add", {"a": 1}), ToolCall("now", {})]
     assert parse_calls("It is {3}.", "llama3_json") == []
-    assert isinstance(parse_calls('{"name": ', "llama3_json")[0], Malformed)
+    assert isinstance(parse_calls('{"name": ', "llama3_json")[0], MalformedCall)
     assert parse_calls('{"name": "add", "arguments": {"a": 1}}', "llama3_json") == [
         ToolCall("add", {"a": 1})
     ]
@@ -119,7 +119,7 @@ def test_llama_writes_json_alone() -> None:
         '{"name": "add", "parameters": {"a": 1, "a": 2}}',
         '{"name": "add", "parameters": {"a": Infinity}}',
     ):
-        assert isinstance(parse_calls(wrong, "llama3_json")[0], Malformed)
+        assert isinstance(parse_calls(wrong, "llama3_json")[0], MalformedCall)
 
 
 def add(a: int, b: int = 0) -> int:
@@ -133,10 +133,10 @@ def add(a: int, b: int = 0) -> int:
 
 
 def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> None:
-    tools = Tools([add])
+    tools = ToolSet([add])
     assert tools.schemas == [get_json_schema(add)]
     given = {"type": "function", "function": {"name": "plus", "parameters": {}}}
-    assert Tools([(given, add)]).schemas == [given]
+    assert ToolSet([(given, add)]).schemas == [given]
     assert tools.check(ToolCall("add", {"a": 1})) == ToolCall("add", {"a": 1})
     for call, why in (
         (ToolCall("sub", {}), "there is no tool sub; there are: add"),
@@ -144,21 +144,21 @@ def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> N
         (ToolCall("add", {"a": 1, "c": 1}), "add: got an unexpected keyword argument 'c'"),
         (ToolCall("add", {"a": "1"}), "add: a: Input should be a valid integer"),
     ):
-        assert tools.check(call) == Malformed(why, call.name)
+        assert tools.check(call) == MalformedCall(why, call.name)
     # nothing is made of hints where a schema is given, nor of what is returned
-    own = Tools([(given, untyped)])
+    own = ToolSet([(given, untyped)])
     assert own.check(ToolCall("plus", {"a": "1", "context": 2})) == ToolCall(
         "plus", {"a": "1", "context": 2}
     )
-    assert Tools([strange]).schemas == [get_json_schema(strange)]
+    assert ToolSet([strange]).schemas == [get_json_schema(strange)]
     with pytest.raises(InputError, match="two tools are called add"):
-        Tools([add, add])
+        ToolSet([add, add])
     with pytest.raises(InputError, match="tools returned 3; return a list of functions"):
-        Tools([3])
+        ToolSet([3])
     with pytest.raises(
         InputError, match=r"no JSON schema can be made of the tool bare: .*docstring"
     ):
-        Tools([bare])
+        ToolSet([bare])
 
 
 def bare(a: int) -> int:
@@ -262,7 +262,7 @@ def test_results_follow_a_reply_as_the_template_writes_them(
     source = talker(QWEN.replace("<|im_end|>", "{{ eos_token }}"))
     data, eos = DATA.with_tools(SCHEMAS), source.token_ids("</s>")[-1]
     observed = observations(data, (), source, pytest.fail)
-    calls = [ToolCall("add", {"a": 1}), Malformed("why", "sub")]
+    calls = [ToolCall("add", {"a": 1}), MalformedCall("why", "sub")]
     results = tool_messages([(calls[0], "3"), (calls[1], "Error: why")])
     asked = [{"role": "user", "content": "Who?"}]
     told = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
@@ -287,7 +287,8 @@ def test_results_follow_a_reply_as_the_template_writes_them(
         ("{{ tools }}" + CHAT.replace("{{ m.content }}", ("{% if m.role != 'tool' %}{{ m.content "
                                                          "}}{% endif %}")),
          "omits tool results or changes their order"),
-        ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), ("does not end a call with a stop token "
+        ("{{ tools }}" + CHAT.replace("{{ eos_token }}", ""), ("does not end a call with a stop "
+                                                               "token "
                                                               "of the model")),
         ("{{ tools }}{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% "
          "endif %}" + CHAT,

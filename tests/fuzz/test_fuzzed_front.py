@@ -22,11 +22,11 @@ from workspace import furnish
 from lockstep.config import DataSection
 from lockstep.config.loading import describe, load
 from lockstep.core.errors import LockstepError
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pair_options import PairSection
-from lockstep.data.pairs import Pairs
-from lockstep.data.prompts import Prompts
+from lockstep.data.pairs import PairRows
+from lockstep.data.prompts import PromptRows
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import open_source
 from lockstep.models.tokenizer import load_tokenizer
@@ -172,11 +172,11 @@ def read_rows(content: bytes, name: str, kind: str, talk: str, options: dict[str
     rows = open_rows(FileGroup((Path(name),)), options.get("bad_rows", "error"))
     match kind:
         case "pairs":
-            read = Pairs(rows, tokenizer, PairSection.model_validate(fields | PAIR), 64)
+            read = PairRows(rows, tokenizer, PairSection.model_validate(fields | PAIR), 64)
         case "demonstrations":
-            read = Demonstrations(rows, tokenizer, DataSection.model_validate(fields), 64)
+            read = DemonstrationRows(rows, tokenizer, DataSection.model_validate(fields), 64)
         case _:
-            read = Prompts(rows, tokenizer, DataSection.model_validate(fields))
+            read = PromptRows(rows, tokenizer, DataSection.model_validate(fields))
     read.first()
 
 

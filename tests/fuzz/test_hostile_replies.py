@@ -15,8 +15,8 @@ from strategies import VALUES, corrupted, spoiled
 
 from lockstep.config import OpenAI
 from lockstep.core.errors import LockstepError
-from lockstep.core.types import Reply as Response
 from lockstep.core.types import SamplingParams
+from lockstep.core.types import ServerReply as Response
 from lockstep.samplers.openai.client import OpenAIClient
 from lockstep.system.printable import make_printable
 

@@ -19,9 +19,9 @@ from lockstep.config import SamplerSection
 from lockstep.core.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.weight_sync import buckets
-from lockstep.weight_sync.carriers import Route, open_carrier
+from lockstep.weight_sync.carriers import TransferRoute, open_carrier
 from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 from lockstep.weight_sync.sync import sync_weights
 
@@ -65,7 +65,7 @@ def test_an_engine_on_the_same_gpu_holds_what_was_sent(
 @pytest.mark.timeout(300)
 def test_a_changed_weight_is_seen(learner: RankLearner, pool: SamplerPool) -> None:
     sync_weights(learner, pool, 1)
-    (held,) = pool.load_weights(Outgoing(learner.weights, torch.float32), 2)
+    (held,) = pool.load_weights(OutgoingWeights(learner.weights, torch.float32), 2)
     with torch.no_grad():
         next(learner.model.parameters()).view(-1)[3] += 1e-3
     differ = [
@@ -83,15 +83,15 @@ def test_fingerprints_are_those_of_the_host() -> None:
 
 def test_weights_of_the_host_are_refused_by_name() -> None:
     sender = LocalSender()
-    sender.join(Route("cuda_ipc"))
+    sender.join(TransferRoute("cuda_ipc"))
     with pytest.raises(InputError, match=r"sampler\.transfer=cuda_ipc needs weights on a GPU"):
-        next(sender.buckets(Outgoing.of([("one", torch.ones(3))]), columns=False))
+        next(sender.buckets(OutgoingWeights.of([("one", torch.ones(3))]), columns=False))
 
 
 def test_a_bucket_of_other_gpus_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="needs a learner rank on each engine's GPU"):
-        open_carrier(Route("cuda_ipc")).take(
-            buckets.Bucket(0, 8, (), {"GPU-other": ""}), torch.device("cuda", 0)
+        open_carrier(TransferRoute("cuda_ipc")).take(
+            buckets.WeightBucket(0, 8, (), {"GPU-other": ""}), torch.device("cuda", 0)
         )
 
 
@@ -99,13 +99,13 @@ def test_a_bucket_of_other_gpus_is_refused_by_name() -> None:
 @pytest.mark.timeout(300)
 def test_nccl_carries_to_another_gpu(learner: RankLearner, models: Callable[..., Path]) -> None:
     """Rank 0 is this process, on GPU 0; the engine has GPU 1 to itself."""
-    from lockstep.cluster.placement import Devices, Placement, Processes
-    from lockstep.cluster.workers import Workers
+    from lockstep.cluster.placement import DeviceGrid, ProcessCounts, RunPlacement
+    from lockstep.cluster.workers import WorkerPool
 
-    placement = Placement.of(Devices(1, 2, on_gpu=True), Processes(1, 1, apart=True))
+    placement = RunPlacement.of(DeviceGrid(1, 2, on_gpu=True), ProcessCounts(1, 1, apart=True))
     section = SamplerSection.model_validate({"transfer": "auto", "max_batch_size": 4})
-    with Workers(placement) as workers:
-        assert workers.choose_route(section) == Route("process_group", backend="nccl")
+    with WorkerPool(placement) as workers:
+        assert workers.choose_route(section) == TransferRoute("process_group", backend="nccl")
         with closing(
             SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU), workers)
         ) as pool:

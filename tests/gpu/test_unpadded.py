@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lockstep.core.batch import Batch
-from lockstep.models.attention import Packed
-from lockstep.models.kernels import FUSED, VARLEN, Kernel, attend
+from lockstep.models.attention import PackedLayout
+from lockstep.models.kernels import FUSED, VARLEN, AttentionKernel, attend
 
 pytestmark = pytest.mark.gpu
 LENGTHS = (700, 1, 333, 64, 128, 5, 1024)
@@ -24,9 +24,9 @@ def test_it_is_near_to_float64(heads: int, groups: int, size: int, window: int |
     given = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
     slope = torch.randn(1, sum(LENGTHS), heads, size, dtype=torch.bfloat16)
 
-    def compute(kernel: Kernel, device: str, dtype: torch.dtype) -> list[Tensor]:
+    def compute(kernel: AttentionKernel, device: str, dtype: torch.dtype) -> list[Tensor]:
         q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
-        packed = Packed.of(batch).map(lambda x: x.to(device))
+        packed = PackedLayout.of(batch).map(lambda x: x.to(device))
         out = packed.attend(kernel, 0, q, k, v, size**-0.5, window)
         found = [out, *torch.autograd.grad(out, (q, k, v), slope.to(device, dtype))]
         return [x.detach().cpu().double() for x in found]

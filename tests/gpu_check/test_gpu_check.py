@@ -16,7 +16,7 @@ from lockstep import cli
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.core import exit_codes
 from lockstep.core.errors import BrokenPromiseError, InputError
-from lockstep.plan.time import Engines, Rates, sampling_seconds
+from lockstep.plan.time import DeviceRates, EngineCounts, sampling_seconds
 from lockstep_doctor.machine import checks, command
 from lockstep_doctor.machine.checks import Measured, list_checks
 from lockstep_doctor.machine.command import check_machine, find_rates
@@ -123,9 +123,9 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
 
 
 def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
-    wanted = Rates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
+    wanted = DeviceRates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
     seconds = sampling_seconds(
-        trial.rank("fp32"), Engines(1, 1, trial.scale.rows), trial.scale.response, wanted
+        trial.rank("fp32"), EngineCounts(1, 1, trial.scale.rows), trial.scale.response, wanted
     )
     measured: dict[str, Measured] = {
         "copy": {"from the host, GB/s": 2.0},

@@ -27,16 +27,16 @@ from lockstep.cluster.learner_group import RankSpec
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.core.errors import InputError
-from lockstep.distributed.meeting import Host, Meeting
-from lockstep.distributed.ranks import Ranks
+from lockstep.distributed.meeting import RendezvousAddress, RendezvousHost
+from lockstep.distributed.ranks import RankMesh
 from lockstep.learners.sending import SendsWeights
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.samplers.vllm.backend import VLLMInference
 from lockstep.weight_sync import carriers
-from lockstep.weight_sync.buckets import Bucket, pack
-from lockstep.weight_sync.carriers import CudaIPC, GroupBroadcast, Route, unpack
-from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.buckets import WeightBucket, pack
+from lockstep.weight_sync.carriers import CudaIPC, GroupBroadcast, TransferRoute, unpack
+from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ class Holder(SendsWeights):
     """A rank that gathers whole tensors, on a GPU or what passes for one."""
 
     def __init__(self, rank: int, tensors: dict[str, Tensor]) -> None:
-        self._ranks = cast(Ranks, SimpleNamespace(number=rank, count=2))
+        self._ranks = cast(RankMesh, SimpleNamespace(number=rank, count=2))
         self.device, self._tensors, self.gathered = torch.device("cuda"), tensors, 0
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -179,11 +179,11 @@ class Holder(SendsWeights):
             yield name, tensor
 
 
-def fill(rank: Holder, route: Route) -> list[Bucket]:
+def fill(rank: Holder, route: TransferRoute) -> list[WeightBucket]:
     """Lets a rank send all its weights."""
     rank.join_receivers(route)
     rank.begin_sending(torch.float32, columns=False)
-    buckets = list[Bucket]()
+    buckets = list[WeightBucket]()
     while (shipment := rank.fill_bucket()).bucket is not None:
         buckets.append(shipment.bucket)
     return buckets
@@ -216,11 +216,11 @@ def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Ten
     sent = tensors_of(0)
     with pretended.pretend_gpu():
         sender, receiver = LocalSender(), CudaIPC()
-        sender.join(Route("cuda_ipc"))
+        sender.join(TransferRoute("cuda_ipc"))
         there = {name: tensor.to("cuda") for name, tensor in sent.items()}
         for _ in range(2):
             held = dict[str, Tensor]()
-            for bucket in sender.buckets(Outgoing.of(there.items()), columns=False):
+            for bucket in sender.buckets(OutgoingWeights.of(there.items()), columns=False):
                 assert bucket.handles.keys() == {"GPU 0"}
                 held |= {
                     name: tensor.cpu() for name, tensor in unpack(receiver, bucket, pretended.GPU)
@@ -229,7 +229,7 @@ def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Ten
         sender.finish()
         assert len(ipc) == 1, "memory is exported once"
         with pytest.raises(InputError, match="needs weights on a GPU, but these are on cpu"):
-            list(sender.buckets(Outgoing.of(sent.items()), columns=False))
+            list(sender.buckets(OutgoingWeights.of(sent.items()), columns=False))
 
 
 @pytest.mark.parametrize(("transfer", "exports"), [("shared_memory", 0), ("cuda_ipc", 2)])
@@ -240,7 +240,9 @@ def test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each(
     with pretended.pretend_gpu():
         there = {name: tensor.to("cuda") for name, tensor in sent.items()}
         ranks = [Holder(number, there) for number in range(2)]
-        route = Route(transfer, ranks[0]._sender.places if transfer == "shared_memory" else ())
+        route = TransferRoute(
+            transfer, ranks[0]._sender.places if transfer == "shared_memory" else ()
+        )
         filled = [fill(rank, route)[0] for rank in ranks]
         for rank, bucket in zip(ranks, filled, strict=True):
             assert rank.gathered == len(sent), "all ranks take part"
@@ -257,8 +259,8 @@ def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.Mon
     """
     join = carriers._join
     monkeypatch.setattr(carriers, "_join", lambda meeting, backend: join(meeting, "gloo"))
-    host, held = Host("127.0.0.1", 2, 60.0), dict[str, Tensor]()
-    sent, told = tensors_of(2), list[Bucket]()
+    host, held = RendezvousHost("127.0.0.1", 2, 60.0), dict[str, Tensor]()
+    sent, told = tensors_of(2), list[WeightBucket]()
     ready = threading.Event()
 
     def receive() -> None:
@@ -312,7 +314,7 @@ def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(
 
     group = Stuck()
     monkeypatch.setattr(carriers, "_join", lambda *_: group)
-    sender = GroupBroadcast(Meeting("127.0.0.1", 1, 0, 2, timeout_s=0.05), "nccl")
+    sender = GroupBroadcast(RendezvousAddress("127.0.0.1", 1, 0, 2, timeout_s=0.05), "nccl")
     sender.memory(3, 64, torch.device("cpu"))
     with pytest.raises(RuntimeError, match=r"bucket 3 did not reach all engines within 0\.05 s"):
         sender.ship(sender.seal(3, ()))
@@ -321,8 +323,8 @@ def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(
 
 def test_weights_on_a_gpu_are_known_to_be_there() -> None:
     with pretended.pretend_gpu():
-        assert Outgoing(lambda: iter([("a", torch.zeros(2, device="cuda"))]), None).on_gpu
-        assert not Outgoing(lambda: iter([("a", torch.zeros(2))]), None).on_gpu
+        assert OutgoingWeights(lambda: iter([("a", torch.zeros(2, device="cuda"))]), None).on_gpu
+        assert not OutgoingWeights(lambda: iter([("a", torch.zeros(2))]), None).on_gpu
 
 
 def test_a_rank_joins_nccl_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,13 +332,14 @@ def test_a_rank_joins_nccl_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     chosen, joined, built = list[int](), list[str](), list[str]()
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.append(backend))
-    monkeypatch.setattr(Meeting, "store", lambda _: None)
-    monkeypatch.setattr(learner_group.Ranks, "of", lambda device, _: built.append(device))
+    monkeypatch.setattr(RendezvousAddress, "store", lambda _: None)
+    monkeypatch.setattr(learner_group.RankMesh, "of", lambda device, _: built.append(device))
     monkeypatch.setattr(LearnerSpec, "build", lambda *_: None)
     section = SECTION.model_copy(update={"device": "auto"})
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     RankSpec(
-        LearnerSpec("m", "logits", section, OPTIMIZER, 0), Meeting("127.0.0.1", 1, 3, 4, 1.0)
+        LearnerSpec("m", "logits", section, OPTIMIZER, 0),
+        RendezvousAddress("127.0.0.1", 1, 3, 4, 1.0),
     ).build()
     assert (chosen, joined, built) == ([1], ["cuda:nccl,cpu:gloo"], ["cuda"])
 

@@ -15,7 +15,7 @@ from tiny_models import ARCHITECTURES, OPTIMIZER, SECTION, SquaredError, Weighte
 from transformers import PreTrainedModel
 
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.base import Loss
@@ -24,7 +24,7 @@ from lockstep.models.load import load_causal_lm
 from lockstep.models.open_kernels import open_kernels
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync import buckets
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.carriers import TransferRoute
 from lockstep.weight_sync.fingerprints import (
     column_fingerprint,
     fingerprint,
@@ -32,7 +32,7 @@ from lockstep.weight_sync.fingerprints import (
     take,
     take_columns,
 )
-from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 from lockstep.weight_sync.sync import sync_weights
 
@@ -60,7 +60,7 @@ MOE = {
 EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 
 
-def build(folder: Path, head: Head, **section: object) -> RankLearner:
+def build(folder: Path, head: HeadKind, **section: object) -> RankLearner:
     return LearnerSpec(
         str(folder), head, ON_GPU.model_copy(update=section), OPTIMIZER, seed=0
     ).build()
@@ -79,7 +79,7 @@ def assert_no_wait(record: Record) -> None:
     "kind", [kind if kind in ("llama", "qwen2 window") else full(kind) for kind in ARCHITECTURES]
 )
 def test_a_pass_of_a_dense_family_waits_for_nothing(
-    models: Callable[..., Path], kind: str, head: Head
+    models: Callable[..., Path], kind: str, head: HeadKind
 ) -> None:
     loss: Loss = WeightedLogprob() if head == "logits" else SquaredError()
     folder = models(kind)
@@ -182,10 +182,10 @@ def test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once(
     folder = models("llama")
     with pretend_gpu() as record:
         learner, sender = build(folder, "logits"), LocalSender()
-        sender.join(Route("shared_memory", sender.places))
+        sender.join(TransferRoute("shared_memory", sender.places))
 
         def send() -> tuple[int, list[str]]:
-            before, outgoing = len(record.events), Outgoing(learner.weights, dtype)
+            before, outgoing = len(record.events), OutgoingWeights(learner.weights, dtype)
             count = sum(1 for _ in sender.buckets(outgoing, columns=False))
             assert outgoing.sent
             return count, [event.kind for event in record.events[before:]]

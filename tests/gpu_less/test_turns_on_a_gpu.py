@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lockstep.cluster.judges import AwakeWhenAsked
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.turns import Turns
+from lockstep.cluster.turns import DeviceTurns
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.base import train
@@ -123,7 +123,7 @@ TABLES = 400_000
 def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
     folder = models("qwen2 tied")
     with pretend_gpu():
-        turns, learners = Turns(), [build(folder) for _ in range(2)]
+        turns, learners = DeviceTurns(), [build(folder) for _ in range(2)]
         stays = LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build()
         for learner in learners:
             turns.add(learner)
@@ -152,7 +152,7 @@ def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
 def test_a_judge_is_awake_while_it_answers_and_no_learner_is_there(models: Models) -> None:
     folder = models("llama")
     with pretend_gpu():
-        turns, learner = Turns(), build(folder)
+        turns, learner = DeviceTurns(), build(folder)
         turns.add(learner)
         train(learner, ragged(LENGTHS), WeightedLogprob())
         engine = Watched(load_on_device(str(folder), ON_GPU), 4)
@@ -171,7 +171,7 @@ def test_a_sampler_of_the_policys_own_weights_keeps_no_more_than_these(models: M
     """Two samplers in turn, each of another learner's weights."""
     folder = models("llama")
     with pretend_gpu():
-        turns, learners = Turns(), [build(folder) for _ in range(2)]
+        turns, learners = DeviceTurns(), [build(folder) for _ in range(2)]
         for learner in learners:
             turns.add(learner)
             train(learner, ragged(LENGTHS), WeightedLogprob())

@@ -9,11 +9,11 @@ import os
 import pytest
 from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, for_all_users, in_fork
 
-from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
+from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
-LIMITS = Limits(cpu_s=2, wall_s=10.0, memory_mb=256)
+LIMITS = ProgramLimits(cpu_s=2, wall_s=10.0, memory_mb=256)
 
 DOUBLE = "assert double(4) == 8\nassert double(5) == 10"
 CLOSE = "assert abs(half(3) - 1.5) < 1e-6"
@@ -291,12 +291,12 @@ HONEST = {
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    return Sandbox(LIMITS)
+def sandbox() -> CodeSandbox:
+    return CodeSandbox(LIMITS)
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
+def test_no_cheat_passes(sandbox: CodeSandbox, cheat: str) -> None:
     assert not sandbox.passes(*CHEATS[cheat])
 
 
@@ -304,7 +304,7 @@ def test_no_cheat_passes(sandbox: Sandbox, cheat: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
 def test_no_cheat_passes_as_an_ordinary_user() -> None:
     own, asked = (
-        Sandbox(LIMITS, interpreter=SYSTEM_PYTHON),
+        CodeSandbox(LIMITS, interpreter=SYSTEM_PYTHON),
         {"no cheat": HONEST["imported"], **CHEATS},
     )
 
@@ -317,7 +317,7 @@ def test_no_cheat_passes_as_an_ordinary_user() -> None:
 
 
 @pytest.mark.parametrize("honest", HONEST)
-def test_an_honest_program_passes(sandbox: Sandbox, honest: str) -> None:
+def test_an_honest_program_passes(sandbox: CodeSandbox, honest: str) -> None:
     assert sandbox.passes(*HONEST[honest])
 
 
@@ -337,7 +337,9 @@ FORGED = (
 
 
 @pytest.mark.parametrize("said", FORGED)
-def test_what_was_not_asked_fails_the_test_whatever_it_catches(sandbox: Sandbox, said: str) -> None:
+def test_what_was_not_asked_fails_the_test_whatever_it_catches(
+    sandbox: CodeSandbox, said: str
+) -> None:
     """The program takes the place of its side and answers as it likes."""
     find = (
         "import gc, io\npipes = [one for one in gc.get_objects() if isinstance(one, "
@@ -364,6 +366,6 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(sandbox: Sandbox,
     ],
 )
 def test_a_test_that_raises_or_cannot_go_on_is_not_passed(
-    sandbox: Sandbox, program: str, test: str
+    sandbox: CodeSandbox, program: str, test: str
 ) -> None:
     assert not sandbox.passes(program, test)

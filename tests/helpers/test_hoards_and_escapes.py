@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from ordinary_user import SYSTEM_PYTHON, become_ordinary_user, for_all_users, in_fork
 
-from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
+from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits
 
-LIMITS = Limits(cpu_s=2, wall_s=20.0, memory_mb=128)
-SANDBOX = Sandbox(LIMITS, interpreter=SYSTEM_PYTHON)
+LIMITS = ProgramLimits(cpu_s=2, wall_s=20.0, memory_mb=128)
+SANDBOX = CodeSandbox(LIMITS, interpreter=SYSTEM_PYTHON)
 
 pytestmark = [
     pytest.mark.usefixtures("sandboxes"),

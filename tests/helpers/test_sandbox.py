@@ -17,23 +17,23 @@ from typing import Any
 import psutil
 import pytest
 
-from lockstep.helpers.sandbox.sandbox import Limits, Sandbox, SandboxError
+from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits, SandboxError
 
-LIMITS = Limits(cpu_s=1, wall_s=10.0, memory_mb=128)
+LIMITS = ProgramLimits(cpu_s=1, wall_s=10.0, memory_mb=128)
 
 pytestmark = pytest.mark.usefixtures("sandboxes")
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    return Sandbox(LIMITS)
+def sandbox() -> CodeSandbox:
+    return CodeSandbox(LIMITS)
 
 
-def printed(sandbox: Sandbox, *lines: str, given: str = "") -> str | None:
+def printed(sandbox: CodeSandbox, *lines: str, given: str = "") -> str | None:
     return sandbox.output("\n".join(lines), given)
 
 
-def test_a_program_reads_and_prints(sandbox: Sandbox) -> None:
+def test_a_program_reads_and_prints(sandbox: CodeSandbox) -> None:
     assert (
         printed(sandbox, "print(int(input()) * 2)", "print(input())", given="21\nüñ→\n")
         == "42\nüñ→\n"
@@ -43,7 +43,7 @@ def test_a_program_reads_and_prints(sandbox: Sandbox) -> None:
     assert printed(sandbox, "import sys", "print(__name__, sys.argv)") == "__main__ ['main.py']\n"
 
 
-def test_it_may_end_itself_and_only_0_is_good(sandbox: Sandbox) -> None:
+def test_it_may_end_itself_and_only_0_is_good(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "print('a')", "exit()", "print('b')") == "a\n"
     assert printed(sandbox, "print('a')", "quit(1)") is None
     assert printed(sandbox, "print('a')", "1 / 0") is None
@@ -53,18 +53,20 @@ def test_it_may_end_itself_and_only_0_is_good(sandbox: Sandbox) -> None:
     assert printed(sandbox, "import os", "os.kill(os.getpid(), 9)") is None
 
 
-def test_what_is_no_text_comes_back_as_what_it_is_not(sandbox: Sandbox) -> None:
+def test_what_is_no_text_comes_back_as_what_it_is_not(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "import os", r"os.write(1, b'\xff\xfe')") == "��"
     assert printed(sandbox, "print('\ud800')") == "?\n"
 
 
-def test_a_loop_ends_by_its_cpu_time_and_a_sleep_by_the_clock(sandbox: Sandbox) -> None:
+def test_a_loop_ends_by_its_cpu_time_and_a_sleep_by_the_clock(sandbox: CodeSandbox) -> None:
     """Each by that limit alone: the other one would come after the test's own deadline."""
-    assert printed(Sandbox(replace(LIMITS, wall_s=3600.0)), "while True: pass") is None
-    assert printed(Sandbox(replace(LIMITS, wall_s=0.5)), "import time", "time.sleep(3600)") is None
+    assert printed(CodeSandbox(replace(LIMITS, wall_s=3600.0)), "while True: pass") is None
+    assert (
+        printed(CodeSandbox(replace(LIMITS, wall_s=0.5)), "import time", "time.sleep(3600)") is None
+    )
 
 
-def test_memory_is_limited(sandbox: Sandbox) -> None:
+def test_memory_is_limited(sandbox: CodeSandbox) -> None:
     hold = "held = bytearray({} << 20)"
     assert printed(sandbox, hold.format(64), "print('held')") == "held\n"
     assert printed(sandbox, hold.format(160), "print('held')") is None
@@ -84,9 +86,9 @@ print(count)
 """
 
 
-def test_processes_are_limited_and_all_end(sandbox: Sandbox, others: set[int]) -> None:
+def test_processes_are_limited_and_all_end(sandbox: CodeSandbox, others: set[int]) -> None:
     assert printed(sandbox, FORKS) in ("7\n", "8\n")  # bubblewrap may be one of them
-    hasty = Sandbox(replace(LIMITS, wall_s=1.0))
+    hasty = CodeSandbox(replace(LIMITS, wall_s=1.0))
     assert (
         printed(hasty, "import os", "while True:", "  try: os.fork()", "  except OSError: pass")
         is None
@@ -94,7 +96,7 @@ def test_processes_are_limited_and_all_end(sandbox: Sandbox, others: set[int]) -
     assert descendants(others) == []
 
 
-def test_output_and_files_are_limited(sandbox: Sandbox) -> None:
+def test_output_and_files_are_limited(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "print('x' * 1_000_000)") == "x" * 1_000_000 + "\n"
     assert printed(sandbox, "while True: print('x' * 1000)") is None
     write = "with open('a', 'wb') as file: file.write(bytes({}))"
@@ -107,7 +109,7 @@ def test_output_and_files_are_limited(sandbox: Sandbox) -> None:
     assert printed(sandbox, *many) is None
 
 
-def test_its_folder_is_empty_and_its_own(sandbox: Sandbox) -> None:
+def test_its_folder_is_empty_and_its_own(sandbox: CodeSandbox) -> None:
     assert (
         printed(sandbox, "open('left', 'w').write('x')", "import os", "print(os.listdir())")
         is not None
@@ -116,10 +118,10 @@ def test_its_folder_is_empty_and_its_own(sandbox: Sandbox) -> None:
 
 
 def test_it_sees_no_variable_and_no_descriptor(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    sandbox: CodeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_KEY", "hunter2")
-    fresh = Sandbox(LIMITS)
+    fresh = CodeSandbox(LIMITS)
     # Python itself sets LC_CTYPE if the locale is C, and bubblewrap PWD.
     assert printed(fresh, "import os", "print(set(os.environ) - {'LC_CTYPE', 'PWD'})") == "set()\n"
     descriptors = [
@@ -135,7 +137,7 @@ def test_it_sees_no_variable_and_no_descriptor(
     )
 
 
-def test_it_changes_no_file_of_the_system(sandbox: Sandbox) -> None:
+def test_it_changes_no_file_of_the_system(sandbox: CodeSandbox) -> None:
     places = [
         f"{folder}/x"
         for folder in ("/usr", "/bin", os.path.dirname(sandbox.interpreter), sys.base_exec_prefix)
@@ -173,7 +175,7 @@ def descendants(others: set[int]) -> list[psutil.Process]:
     return psutil.wait_procs([one for one in found if one.name() != "cat"], timeout=5)[1]
 
 
-def test_nothing_outlives_its_program(sandbox: Sandbox, others: set[int]) -> None:
+def test_nothing_outlives_its_program(sandbox: CodeSandbox, others: set[int]) -> None:
     assert printed(sandbox, ORPHAN) == "4\n"
     assert descendants(others) == []
     assert printed(sandbox, ORPHAN, "while True: pass") is None
@@ -201,7 +203,7 @@ def test_without_bubblewrap_time_memory_and_files_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plain = Sandbox(LIMITS, is_isolated=False)
+    plain = CodeSandbox(LIMITS, is_isolated=False)
     plain.start()
     assert printed(plain, "print(int(input()) * 2)", given="21") == "42\n"
     assert printed(plain, "while True: pass") is None
@@ -221,12 +223,12 @@ def test_without_bubblewrap_time_memory_and_files_are_limited(
     assert plain.strength().startswith("without isolation: ")
 
 
-def test_a_test_that_ends_its_process_has_not_passed(sandbox: Sandbox) -> None:
+def test_a_test_that_ends_its_process_has_not_passed(sandbox: CodeSandbox) -> None:
     assert not sandbox.passes("x = 1", "import os\nos._exit(0)")
     assert sandbox.passes("x = 1", "assert x == 1")
 
 
-def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
+def test_test_code_sees_what_the_program_defines(sandbox: CodeSandbox) -> None:
     program = (
         "from __future__ import annotations\nimport math\n_half = 0.5\ndef area(r): return "
         "math.pi * r * r"
@@ -248,7 +250,9 @@ def test_test_code_sees_what_the_program_defines(sandbox: Sandbox) -> None:
         "import os\nos.execv('/usr/bin/true', ['true'])",
     ],
 )
-def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, program: str) -> None:
+def test_a_program_that_ends_before_its_test_has_not_passed(
+    sandbox: CodeSandbox, program: str
+) -> None:
     assert not sandbox.passes(program, "pass")
 
 
@@ -262,4 +266,4 @@ def test_a_program_that_ends_before_its_test_has_not_passed(sandbox: Sandbox, pr
 )
 def test_what_cannot_be_set_up_is_said_at_the_start(options: dict[str, Any], why: str) -> None:
     with pytest.raises(SandboxError, match=rf"cannot run programs in a sandbox here \(.*{why}"):
-        Sandbox(**{"limits": LIMITS, **options}).start()
+        CodeSandbox(**{"limits": LIMITS, **options}).start()

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lockstep.cli import main
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch import stateful
-from lockstep.samplers.torch.continuous import Continuous
+from lockstep.samplers.torch.continuous import ContinuousLayout
 from lockstep.samplers.torch.sampler import TorchSampler
 
 FEW = ("--count", "6", "--max-tokens", "8")
@@ -90,7 +90,7 @@ class Batched(TorchSampler):
     """Says another log-probability where it samples fewer than three side by side."""
 
     def _logits(
-        self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+        self, token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
     ) -> Tensor:
         return super()._logits(token_N, position_N, layout, keep_M) * (
             1.0 if self._max_batch_size > 3 else 1.0 + 1e-6

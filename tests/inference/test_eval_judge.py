@@ -19,7 +19,7 @@ from judge_server import JudgeServer, Said, serve_judge
 from lockstep.cli import main
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate_judge import evaluate_judge
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.samplers.openai.client import ServerError
 from lockstep.system.whole_files import append
 
@@ -279,7 +279,7 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
 
     with monkeypatch.context() as patch:
         patch.setattr("lockstep.inference.evaluate_judge.append", interrupted)
-        with pytest.raises(Stopped, match="stopped after 2 of 5 prompts: Ctrl-C was received"):
+        with pytest.raises(StoppedRun, match="stopped after 2 of 5 prompts: Ctrl-C was received"):
             ask("stopped")
     assert not (Path("stopped") / "results.json").exists()
     log = Path("stopped/judgements.jsonl")

@@ -22,7 +22,7 @@ from lockstep.objectives.estimates import share
 from lockstep.report.evaluation import results_table
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -119,7 +119,9 @@ def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(TorchSampler, "generate", interrupted)
-        with pytest.raises(Stopped, match="stopped after step 1: Ctrl-C was received") as stopped:
+        with pytest.raises(
+            StoppedRun, match="stopped after step 1: Ctrl-C was received"
+        ) as stopped:
             ask("stopped")
     assert (stopped.value.code, len(asked)) == (130, 1)
     assert samples(ask("stopped")) == samples(plain)

@@ -22,7 +22,7 @@ from tiers import full
 
 from lockstep.algorithms.rows import files_of, open_prompts
 from lockstep.cli import main
-from lockstep.cluster.sampler_pool import Block
+from lockstep.cluster.sampler_pool import RequestBlock
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.core.batch import Batch
@@ -31,7 +31,7 @@ from lockstep.inference import generate as module
 from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import GenerateRecipe, generate_recipe
 from lockstep.models.source import open_source
-from lockstep.report.progress import Progress
+from lockstep.report.progress import RunProgress
 from lockstep.rollouts.rollout import requests_of
 from lockstep.samplers.base import gather_pieces
 
@@ -62,14 +62,16 @@ class Here:
     what is tested.
     """
 
-    def __init__(self, spec: SamplerSpec, shown: Progress, workers: contextlib.ExitStack) -> None:
+    def __init__(
+        self, spec: SamplerSpec, shown: RunProgress, workers: contextlib.ExitStack
+    ) -> None:
         self._sampler = spec.build()
 
     def blocks(
-        self, blocks: Iterable[Block], sampling: SamplingParams
+        self, blocks: Iterable[RequestBlock], sampling: SamplingParams
     ) -> Iterator[tuple[int, Batch]]:
         """Each block twice as late as it could be, so that they come in another order."""
-        waiting: list[Block] = []
+        waiting: list[RequestBlock] = []
         for block in blocks:
             waiting.append(block)
             if len(waiting) == 2:
@@ -77,7 +79,7 @@ class Here:
         for block in waiting:
             yield self._answered(block, sampling)
 
-    def _answered(self, block: Block, sampling: SamplingParams) -> tuple[int, Batch]:
+    def _answered(self, block: RequestBlock, sampling: SamplingParams) -> tuple[int, Batch]:
         number, requests = block
         return number, gather_pieces(self._sampler.pieces(requests, sampling))
 

@@ -20,12 +20,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.judge.asking import Reader, SamplerAnswers
+from lockstep.judge.asking import ConversationEncoder, SamplerAnswers
 from lockstep.judge.build import meta_case, pair_case, pair_judge, response_case, score_judge
 from lockstep.judge.judge import (
-    Judge,
-    Judged,
+    CaseJudgments,
     JudgeError,
+    LLMJudge,
     judge_metrics,
     mean_score,
     score_variance,
@@ -105,18 +105,18 @@ def section(**options: Any) -> JudgeSection:
     return JudgeSection.model_validate(said)
 
 
-def judge(script: Script, **options: Any) -> tuple[Judge[float], Scripted]:
+def judge(script: Script, **options: Any) -> tuple[LLMJudge[float], Scripted]:
     options_of = section(**options)
     sampler = Scripted(script)
     return score_judge(options_of, answering(sampler, options_of), seed=3), sampler
 
 
 def answering(sampler: Scripted, options: AskedSection) -> SamplerAnswers:
-    reader = Reader(TOKENIZER, options.chat, options.max_prompt_tokens)
+    reader = ConversationEncoder(TOKENIZER, options.chat, options.max_prompt_tokens)
     return SamplerAnswers(sampler.generate, reader, SamplingParams(options.sampling.max_tokens))
 
 
-def scored(judged: Sequence[Judged[float]]) -> list[float | None]:
+def scored(judged: Sequence[CaseJudgments[float]]) -> list[float | None]:
     return [mean_score(one) for one in judged]
 
 
@@ -225,7 +225,9 @@ def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     around = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", stop)])
     assert isinstance(tokenizer.backend_tokenizer, Tokenizer)
     tokenizer.backend_tokenizer.post_processor = around
-    firsts = [Reader(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)]
+    firsts = [
+        ConversationEncoder(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)
+    ]
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
 
 

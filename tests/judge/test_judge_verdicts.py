@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.judge.verdicts import ScoreParser, Verdict, WinnerParser
+from lockstep.judge.verdicts import JudgeVerdict, ScoreParser, WinnerParser
 
 SCORES = ScoreParser(0, 5, "score|points", decimals=True)
 WINNERS = WinnerParser("winner")
@@ -139,7 +139,7 @@ UNDECIDED = (
 
 @pytest.mark.parametrize(("reply", "score"), SCORED)
 def test_a_score_is_read_however_it_is_dressed_up(reply: str, score: float) -> None:
-    assert SCORES(reply) == Verdict(float(score))
+    assert SCORES(reply) == JudgeVerdict(float(score))
 
 
 @pytest.mark.parametrize(("reply", "cause"), UNSCORED)
@@ -183,7 +183,7 @@ def test_a_quoted_score_does_not_overrule_the_judges_own(
     own: int, quoted: int, marks: tuple[str, str], last: bool
 ) -> None:
     quotation, verdict = f"The response says {marks[0]}Score: {quoted}{marks[1]}.", f"Score: {own}"
-    assert SCORES(f"{verdict}\n{quotation}" if last else f"{quotation}\n{verdict}") == Verdict(
+    assert SCORES(f"{verdict}\n{quotation}" if last else f"{quotation}\n{verdict}") == JudgeVerdict(
         float(own)
     )
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.judge.asking import Answer, Conversation, Reader, SamplerAnswers
+from lockstep.judge.asking import ChatConversation, ConversationEncoder, ModelAnswer, SamplerAnswers
 from lockstep.judge.remembered import RememberedAnswers
 from lockstep.models.tokenizer import load_tokenizer
 
-QUESTIONS: list[Conversation] = [({"role": "user", "content": text},) for text in "abc"]
+QUESTIONS: list[ChatConversation] = [({"role": "user", "content": text},) for text in "abc"]
 
 
 class Silent:
@@ -32,35 +32,37 @@ class Flaky:
     def escape(self, text: str) -> str:
         return text
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return [0] * len(conversations)
 
     def answers(
-        self, conversations: Sequence[Conversation], keys: Sequence[int]
-    ) -> list[Answer | None]:
+        self, conversations: Sequence[ChatConversation], keys: Sequence[int]
+    ) -> list[ModelAnswer | None]:
         texts = [str(conversation[0]["content"]) for conversation in conversations]
         self.asked += texts
-        return [None if text in self.silent else Answer(f"said {text}", True) for text in texts]
+        return [
+            None if text in self.silent else ModelAnswer(f"said {text}", True) for text in texts
+        ]
 
 
 def test_only_what_had_no_reply_is_asked_again(tmp_path: Path) -> None:
     file, server = tmp_path / "replies.jsonl", Flaky("c")
     remembered = RememberedAnswers(server, file, "judge")
     assert remembered.answers(QUESTIONS, [0, 0, 0]) == [
-        Answer("said a", True),
-        Answer("said b", True),
+        ModelAnswer("said a", True),
+        ModelAnswer("said b", True),
         None,
     ]
     file.write_bytes(file.read_bytes() + b'{"question": "half')
     server.silent = set()
     resumed = RememberedAnswers(server, file, "judge")
-    said = [Answer(f"said {text}", True) for text in "abc"]
+    said = [ModelAnswer(f"said {text}", True) for text in "abc"]
     assert resumed.answers([*QUESTIONS, *QUESTIONS], [0] * 6) == [*said, *said]
     assert server.asked == ["a", "b", "c", "c"]
 
 
 def test_a_reply_loses_its_stop_token_and_keeps_what_completes_a_stop_string(assets: Path) -> None:
-    reader = Reader(load_tokenizer(assets / "models/stories260K/hf"), False, 64)
+    reader = ConversationEncoder(load_tokenizer(assets / "models/stories260K/hf"), False, 64)
     sampled = SamplerAnswers(Silent().generate, reader, SamplingParams(8, stop_token_ids=(2,)))
     said = reader.tokenizer("Score: 5")["input_ids"][1:]
     texts = [sampled._answer((1,), drawn, False).text for drawn in (said, [*said, 2])]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from lockstep.learners.boxes import Boxes, FileContents, find_written
+from lockstep.learners.boxes import BoxReader, FileContents, find_written
 
 WHOLE = torch.arange(7 * 5, dtype=torch.float32).view(7, 5)
 
@@ -48,7 +48,7 @@ def test_any_box_is_read_from_any_boxes(
     folder = tmp_path_factory.mktemp("boxes")
     write(folder, parts, dim)
     (top, bottom), (left, right) = (sorted(side) for side in box)
-    with Boxes(find_written(folder, "model")) as saved:
+    with BoxReader(find_written(folder, "model")) as saved:
         assert torch.equal(
             saved.read("matrix", (top, left), (bottom - top, right - left)),
             WHOLE[top:bottom, left:right],
@@ -60,7 +60,7 @@ def test_any_box_is_read_from_any_boxes(
 
 def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
     write(tmp_path, 3, 0, missing=1)
-    with Boxes(find_written(tmp_path, "model")) as saved:
+    with BoxReader(find_written(tmp_path, "model")) as saved:
         assert torch.equal(saved.read("matrix", (0, 0), (2, 5)), WHOLE[:2])
         with pytest.raises(
             ValueError, match="matrix is incomplete: files of some ranks are missing"

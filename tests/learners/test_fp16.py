@@ -28,7 +28,7 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
 from lockstep.core.batch import Batch
 from lockstep.core.borders import NotFiniteError
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 from lockstep.learners.base import Learner, train
 from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.saving import COUNTERS
@@ -43,7 +43,7 @@ def spec(models: Callable[..., Path]) -> LearnerSpec:
     return LearnerSpec(str(models("qwen3")), "logits", FP16, OPTIMIZER, seed=0)
 
 
-def build(spec: LearnerSpec, head: Head = "logits") -> TorchLearner:
+def build(spec: LearnerSpec, head: HeadKind = "logits") -> TorchLearner:
     learner = replace(spec, head=head).build()
     assert isinstance(learner, TorchLearner)
     return learner
@@ -156,7 +156,7 @@ def test_the_scale_doubles_after_2000_updates_and_ends_the_run_below_1() -> None
 
 
 @pytest.mark.parametrize("head", ["logits", "value"])
-def test_an_overflow_of_the_forward_pass_is_named(spec: LearnerSpec, head: Head) -> None:
+def test_an_overflow_of_the_forward_pass_is_named(spec: LearnerSpec, head: HeadKind) -> None:
     batch, learner = ragged(LENGTHS), build(spec, head)
     network = learner.model.get_submodule("lm.model" if head == "logits" else "backbone")
     with torch.no_grad():

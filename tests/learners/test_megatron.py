@@ -19,7 +19,7 @@ from workspace import furnish
 
 from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train
 
 pytestmark = [pytest.mark.needs("megatron"), pytest.mark.usefixtures("megatron")]
@@ -62,7 +62,7 @@ def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, lay
 def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
     options = (TWO_LAYERS, "learner=megatron", "learner.parallel.pp=2", "run.max_steps=2")
     whole = run("run.folder=whole", *options)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run("run.folder=stopped", *options, "run.max_time_s=0.01")
     assert run("run.folder=stopped", *options, "run.max_time_s=0.01") == whole
     assert_same(final("stopped"), final("whole"))

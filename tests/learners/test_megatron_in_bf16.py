@@ -15,7 +15,7 @@ from twins import section
 
 from lockstep.cluster.learner_group import MeshLearner, launch
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 from lockstep.learners.base import train
 from lockstep.learners.megatron.backend import MegatronTraining
 
@@ -34,7 +34,7 @@ def lifted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def started(model: Path, head: Head, **parallel: int) -> Iterator[MeshLearner]:
+def started(model: Path, head: HeadKind, **parallel: int) -> Iterator[MeshLearner]:
     chosen = section("megatron", **parallel).model_copy(update={"dtype": "bf16"})
     learner = launch(LearnerSpec(str(model), head, chosen, OPTIMIZER, seed=0), timeout_s=400.0)
     with ExitStack() as stack:
@@ -44,7 +44,7 @@ def started(model: Path, head: Head, **parallel: int) -> Iterator[MeshLearner]:
 
 @pytest.mark.parametrize("head", ["logits", pytest.param("value", marks=pytest.mark.full)])
 def test_two_stages_compute_what_one_does_in_every_digit(
-    models: Callable[..., Path], head: Head
+    models: Callable[..., Path], head: HeadKind
 ) -> None:
     model, batch = models("qwen3"), ragged(LENGTHS)
     loss = WeightedLogprob() if head == "logits" else SquaredError()
@@ -76,6 +76,6 @@ def test_ranks_compute_what_torch_does_within_rounding(
             assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], rel=0.05)
 
 
-def scores(learner: MeshLearner, head: Head, seed: int) -> tuple[torch.Tensor, ...]:
+def scores(learner: MeshLearner, head: HeadKind, seed: int) -> tuple[torch.Tensor, ...]:
     batch = ragged(LENGTHS, seed)
     return (learner.logprobs(batch),) if head == "logits" else tuple(learner.values(batch))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, LoRA
 from lockstep.core.batch import Batch
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 from lockstep.learners.base import train
 from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.rank import RankLearner
@@ -28,7 +28,9 @@ CPU = torch.device("cpu")
 LENGTHS = (7, 2, 19, 4, 33, 12, 9, 3)
 
 
-def build(folder: Path, head: Head = "logits", section: LearnerSection = SECTION) -> RankLearner:
+def build(
+    folder: Path, head: HeadKind = "logits", section: LearnerSection = SECTION
+) -> RankLearner:
     """A learner whose weights are memory of its own, as on a GPU; on a CPU they may be those of a
     file.
     """
@@ -53,7 +55,7 @@ def snapshot(learner: RankLearner) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in learner.weights()}
 
 
-def score(learner: RankLearner, batch: Batch, head: Head) -> Tensor:
+def score(learner: RankLearner, batch: Batch, head: HeadKind) -> Tensor:
     return torch.cat(learner.values(batch)) if head == "value" else learner.logprobs(batch)
 
 
@@ -62,7 +64,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-CASES: dict[str, tuple[str, Head, LoRA | None]] = {
+CASES: dict[str, tuple[str, HeadKind, LoRA | None]] = {
     "policy": ("llama", "logits", None),
     "tied weights": ("qwen2 tied", "logits", None),
     "critic": ("llama", "value", None),

@@ -14,9 +14,9 @@ from lockstep.config import Optimizer, Schedule
 from lockstep.config.loading import load_section
 from lockstep.config.optimizer import OptimizerName
 from lockstep.core.errors import InputError
-from lockstep.learners.boxes import Boxes, find_written
+from lockstep.learners.boxes import BoxReader, find_written
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
-from lockstep.learners.pieces import Piece, norm
+from lockstep.learners.pieces import ParameterPiece, norm
 from lockstep.learners.torch.pieces import TorchPiece
 
 
@@ -41,11 +41,13 @@ def test_cosine_decay() -> None:
     assert rates(Schedule(decay="cosine", decay_steps=8), 20)[-1] == 0.0
 
 
-def pieces(model: nn.Module) -> list[Piece]:
+def pieces(model: nn.Module) -> list[ParameterPiece]:
     return [TorchPiece.of(name, parameter) for name, parameter in model.named_parameters()]
 
 
-def step(model: nn.Module, optimizer: TorchOptimizer, held: list[Piece], seed: int) -> None:
+def step(
+    model: nn.Module, optimizer: TorchOptimizer, held: list[ParameterPiece], seed: int
+) -> None:
     inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
     model(inputs).square().sum().backward()
     gradients = [piece.gradient() for piece in held]
@@ -59,10 +61,12 @@ def linear() -> nn.Linear:
         return nn.Linear(4, 3)
 
 
-def written_moments(optimizer: TorchOptimizer, held: list[Piece], folder: Path) -> Boxes:
+def written_moments(
+    optimizer: TorchOptimizer, held: list[ParameterPiece], folder: Path
+) -> BoxReader:
     tensors = {name: tensor.clone() for name, tensor, _ in optimizer.moments(held)}
     save_file(tensors, folder / "optimizer.safetensors")
-    return Boxes(find_written(folder, "optimizer"))
+    return BoxReader(find_written(folder, "optimizer"))
 
 
 def build(name: str) -> Optimizer:

@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks import lockstep_group, lockstep_ppo
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
-from lockstep.core.types import Values
+from lockstep.core.types import ValuePositions
 from lockstep.learners.torch.learner import TorchLearner
 from lockstep.losses import CrossEntropyLoss
 from lockstep.losses.base import Denominator, Outputs
@@ -76,7 +76,7 @@ def test_a_step_of_a_group_trains_once_and_scores_a_share(
 
 @pytest.mark.parametrize(("values", "read"), [("all", 12), ("masked", 8), ("final", 2)])
 def test_a_loss_reads_few_values_by_few_states_and_has_the_same_gradient(
-    tmp_path: Path, values: Values, read: int
+    tmp_path: Path, values: ValuePositions, read: int
 ) -> None:
     _, (_, critic, _) = lockstep_ppo.step_of(
         tmp_path, lockstep_ppo.arguments("").parse_args(["--prompts=4", *SMALL])
@@ -100,7 +100,7 @@ def test_a_loss_reads_few_values_by_few_states_and_has_the_same_gradient(
 class SumOfValues:
     """A loss of values after sequences, and before masked tokens, if these count."""
 
-    reads_values: Values
+    reads_values: ValuePositions
     masked: bool
     denominator: Denominator = "rows"
 

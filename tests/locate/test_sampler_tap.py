@@ -12,7 +12,7 @@ import torch
 from located import TOKENS, ends, families, functions
 
 from lockstep.core.errors import InputError
-from lockstep.samplers.torch.continuous import Growing
+from lockstep.samplers.torch.continuous import DecodeRows
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
 from lockstep_doctor.locate import locate
@@ -55,10 +55,15 @@ def test_the_sampler_computes_what_transformers_does(
 def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
     located_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, attend = located_model("qwen3"), Growing.attend
+    folder, attend = located_model("qwen3"), DecodeRows.attend
 
     def keep_rounded(
-        own: Growing, kernel: object, layer: int, query: object, key: torch.Tensor, *others: object
+        own: DecodeRows,
+        kernel: object,
+        layer: int,
+        query: object,
+        key: torch.Tensor,
+        *others: object,
     ):
         return attend(own, kernel, layer, query, key.bfloat16().float(), *others)  # pyright: ignore[reportArgumentType]
 
@@ -67,7 +72,7 @@ def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
         open_sampler(folder, EngineOptions(prompt=9)) as decoding,
     ):
         prefill._prompt = None
-        monkeypatch.setattr(Growing, "attend", keep_rounded)
+        monkeypatch.setattr(DecodeRows, "attend", keep_rounded)
         found = locate(prefill, decoding, TOKENS)
     assert ends(found) == {"attn"}
     assert {segment.first for segment in found.segments} == {9}

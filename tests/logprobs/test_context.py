@@ -7,7 +7,7 @@ import torch
 from ranks import Collectives, HostWaits, Layout, Ranks
 from torch import Tensor
 
-from lockstep_logprobs.collectives import Gradient
+from lockstep_logprobs.collectives import GradientMode
 from lockstep_logprobs.context import gather, take, zigzag
 
 
@@ -18,7 +18,7 @@ def shares(x: Tensor, size: int, dim: int) -> list[Tensor]:
 
 
 def there_and_back(
-    layout: Layout, x: Tensor, dim: int, gradient: Gradient, upstream: Tensor
+    layout: Layout, x: Tensor, dim: int, gradient: GradientMode, upstream: Tensor
 ) -> dict[str, Any]:
     x = x.clone().requires_grad_()
     before = upstream.clone()
@@ -55,7 +55,7 @@ def test_early_and_late_chunks_are_dealt_in_pairs(size: int) -> None:
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_gather_is_the_inverse_of_take(
-    ranks: Ranks, size: int, dim: int, gradient: Gradient
+    ranks: Ranks, size: int, dim: int, gradient: GradientMode
 ) -> None:
     x, upstream = torch.randn(2, 16, 8, 24, generator=torch.Generator().manual_seed(0))
     found = ranks.run(there_and_back, x, dim, gradient, upstream, cp=size)

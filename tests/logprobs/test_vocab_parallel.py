@@ -322,12 +322,10 @@ def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> N
     )
     weight[4500:] *= 3.0  # the largest logits come last
     token = torch.tensor([[0, 2047, 4999], [2048, 4095, 4096]]).repeat(rows // 2, 1)
-    tolerance = (
-        {"atol": 1e-4, "rtol": 1e-5}
-        if dtype == torch.float32
-        else {"atol": 2.0**-3, "rtol": 2.0**-6}
-    )
-    check_alone(case, hidden, weight, token, **tolerance)
+    if dtype == torch.float32:
+        check_alone(case, hidden, weight, token, atol=1e-4, rtol=1e-5)
+    else:
+        check_alone(case, hidden, weight, token, atol=2.0**-3, rtol=2.0**-6)
 
 
 def test_autocast_sets_the_type_of_the_products() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.batch import Batch
-from lockstep.core.types import Divergence
+from lockstep.core.types import DivergenceKind
 from lockstep.losses.base import Outputs
 from lockstep.losses.distill import Distillation
 from lockstep.objectives.distill import LOG_OUTSIDE
@@ -51,7 +51,7 @@ def brute(kind: str, student_V: Tensor, teacher_V: Tensor, weight: float) -> Ten
 
 
 def scored(
-    kind: Divergence, logits_MV: Tensor, teacher_MV: Tensor, k: int | None, outside: bool
+    kind: DivergenceKind, logits_MV: Tensor, teacher_MV: Tensor, k: int | None, outside: bool
 ) -> Tensor:
     """What the loss makes of the teacher's k likeliest tokens; None: of all, without a list of
     them.
@@ -75,7 +75,7 @@ def scored(
 @pytest.mark.parametrize("k", [None, VOCABULARY, NAMED])
 @pytest.mark.parametrize("outside", [False, True])
 def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
-    logits: tuple[Tensor, Tensor], kind: Divergence, k: int | None, outside: bool
+    logits: tuple[Tensor, Tensor], kind: DivergenceKind, k: int | None, outside: bool
 ) -> None:
     student, teacher = logits[0].requires_grad_(), logits[1].log_softmax(-1)
     total = scored(kind, student, logits[1], k, outside)

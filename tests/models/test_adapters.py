@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import DType, LearnerSection, LoRA
-from lockstep.core.types import Head
+from lockstep.core.types import HeadKind
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 
@@ -44,7 +44,7 @@ def section(
 
 
 def taught(
-    folder: Path, head: Head = "logits", own: LearnerSection | None = None, steps: int = 3
+    folder: Path, head: HeadKind = "logits", own: LearnerSection | None = None, steps: int = 3
 ) -> RankLearner:
     """A learner after some steps, when no adapter is zero any more."""
     learner = LearnerSpec(str(folder), head, own or section(), FAST, seed=3).build()
@@ -105,7 +105,7 @@ def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_i
 
 @pytest.mark.parametrize("head", ["logits", "value", "reward"])
 def test_adapters_and_a_unit_learn_and_nothing_else_does(
-    models: Models, head: Head, tmp_path: Path
+    models: Models, head: HeadKind, tmp_path: Path
 ) -> None:
     folder = models("llama")
     first, learner = taught(folder, head, steps=0), taught(folder, head)

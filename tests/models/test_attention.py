@@ -13,7 +13,7 @@ from uncached import generate_uncached
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.attention import Packed, SideBySide
+from lockstep.models.attention import PackedLayout, SideBySide
 from lockstep.models.kernels import FUSED
 from lockstep.models.load import load_causal_lm
 from lockstep.models.miniature import miniature, plain_logits
@@ -42,7 +42,7 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tens
 def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> None:
     batch = ragged((5, 1, 9, 3, 8, 4))
     query, key, value = projections(batch, 0)
-    out = Packed.of(batch).attend(FUSED, 0, query, key, value, 0.3, window)[0]
+    out = PackedLayout.of(batch).attend(FUSED, 0, query, key, value, 0.3, window)[0]
     pieces = [x[0].split(batch.lengths.tolist(), dim=1) for x in (query, key, value)]
     expected = torch.cat([alone(q, k, v, window) for q, k, v in zip(*pieces, strict=True)])
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0.0)
@@ -60,7 +60,7 @@ def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architect
     embedded = lm.get_input_embeddings()(batch.tokens)[None].detach().requires_grad_()
 
     def logits(vectors: Tensor) -> Tensor:
-        layout = Packed.of(batch)
+        layout = PackedLayout.of(batch)
         return lm(
             inputs_embeds=vectors, position_ids=batch.position[None], use_cache=False, layout=layout
         ).logits[0]
@@ -119,7 +119,7 @@ def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, flo
         "position_ids": batch.position[None],
         "use_cache": False,
     }
-    logits = model(**inputs, layout=Packed.of(batch)).logits[0]
+    logits = model(**inputs, layout=PackedLayout.of(batch)).logits[0]
     expected = torch.cat([plain_logits(model, tokens) for tokens in batch.sequences()])
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
     with pytest.raises(

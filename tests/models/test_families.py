@@ -12,7 +12,7 @@ from tiny_models import SHAPE
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from lockstep.models import families
-from lockstep.models.families.base import Family
+from lockstep.models.families.base import ModelFamily
 from lockstep.models.families.registry import FAMILIES
 from lockstep.models.folder import skeleton
 from lockstep.models.megatron import places
@@ -21,11 +21,11 @@ MACHINERY = {"__init__", "base", "known", "own_code", "registry"}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 
 
-def config_of(family: Family) -> PreTrainedConfig:
+def config_of(family: ModelFamily) -> PreTrainedConfig:
     return AutoConfig.for_model(family.model_type, **SHAPE)
 
 
-def model_of(family: Family) -> PreTrainedModel:
+def model_of(family: ModelFamily) -> PreTrainedModel:
     return skeleton(config_of(family), family.model_type)
 
 
@@ -35,7 +35,7 @@ def test_every_file_is_registered() -> None:
 
 
 @every_family
-def test_a_plan_names_modules_and_cuts_every_matrix(family: Family) -> None:
+def test_a_plan_names_modules_and_cuts_every_matrix(family: ModelFamily) -> None:
     assert family.tensor_parallel is not None
     plan, backbone = family.tensor_parallel.plan(), model_of(family).base_model
     modules = [name for name, _ in backbone.named_modules()]
@@ -47,7 +47,7 @@ def test_a_plan_names_modules_and_cuts_every_matrix(family: Family) -> None:
 
 
 @every_family
-def test_each_tensor_of_a_model_has_one_place_in_megatron(family: Family) -> None:
+def test_each_tensor_of_a_model_has_one_place_in_megatron(family: ModelFamily) -> None:
     assert family.megatron is not None
     config, model = config_of(family), model_of(family)
     parameters = [

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from lockstep.config import DType
-from lockstep.models.attention import NAME, UNPADDED, Packed
+from lockstep.models.attention import NAME, UNPADDED, PackedLayout
 from lockstep.models.heads import LogitsHead
 from lockstep.models.kernels import FUSED, VARLEN
 from lockstep.models.load import load_causal_lm
@@ -43,7 +43,7 @@ def projections(tokens: int, size: int = 8, values: int = 8) -> tuple[Tensor, Te
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
     batch = ragged(LENGTHS)
-    packed, given = Packed.of(batch), projections(batch.tokens.numel())
+    packed, given = PackedLayout.of(batch), projections(batch.tokens.numel())
     found = list[list[Tensor]]()
     for kernel in (FUSED, VARLEN):
         out = packed.attend(kernel, 0, *given, 0.3, window)
@@ -55,7 +55,7 @@ def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
 @pytest.mark.parametrize(("size", "values"), [(12, 12), (264, 264), (16, 8)])
 def test_heads_that_flash_attention_does_not_take_are_padded(size: int, values: int) -> None:
     batch = ragged(LENGTHS)
-    packed, given = Packed.of(batch), projections(batch.tokens.numel(), size, values)
+    packed, given = PackedLayout.of(batch), projections(batch.tokens.numel(), size, values)
     assert torch.equal(*(packed.attend(kernel, 0, *given, 0.3, None) for kernel in (FUSED, VARLEN)))
 
 

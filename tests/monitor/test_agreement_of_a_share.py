@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.algorithms.policy_gradient.step import prepare_batch, sample_step, train_policy
 from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings
 from lockstep.core.batch import Batch
-from lockstep.monitor.agreement import Agreement, Disagreement, Promise
+from lockstep.monitor.agreement import Agreement, AgreementPromise, DisagreementError
 from lockstep.rollouts.sampler_session import SamplerSession
 
 
@@ -24,7 +24,7 @@ def exact_workers(
     exact: bool = True, stops_inexact: bool = False
 ) -> tuple[PPOWorkers, PPOSettings, list[str]]:
     place, notes = workers(TabularSampler()), list[str]()
-    its = Promise(1.001, True, "lockstep doctor quick", exact, stops_inexact)
+    its = AgreementPromise(1.001, True, "lockstep doctor quick", exact, stops_inexact)
     agreement = Agreement(place.policy, place.collector.engine, its, None, notes.append)
     return replace(place, agreement=agreement), build_settings(recipe(), ()), notes
 
@@ -86,7 +86,7 @@ def test_what_differs_within_the_share_or_is_no_number_has_all_recomputed() -> N
     assert "step 1: 32 of 256 tokens" in note
     assert note.endswith("and recomputes every token from now on")
     assert scored(place, batch)["recomputed"].all()
-    with pytest.raises(Disagreement, match="without finite log-probabilities"):
+    with pytest.raises(DisagreementError, match="without finite log-probabilities"):
         agreement_of(place).compare(1, 0, scored(place, nothing))
 
 
@@ -119,7 +119,7 @@ def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_lea
     prepared, metrics = prepare_batch(0, 0, off, place, rule)
     assert metrics.floats()["agreement/mismatches"] == 0
     prepared = prepared.with_columns({"advantage": torch.ones_like(prepared["old_logprob"])})
-    with pytest.raises(Disagreement, match="nothing of this step was trained on") as caught:
+    with pytest.raises(DisagreementError, match="nothing of this step was trained on") as caught:
         train_policy(0, 0, 0, prepared.select(range(32)), place, rule)
     assert caught.value.metrics.floats()["agreement/breach"] == 1
     assert agreement.dump() == before

@@ -27,9 +27,9 @@ from lockstep.cli import main
 from lockstep.core.types import Request, SamplingParams
 from lockstep.report.log import read_metrics
 from lockstep.rollouts import sampler_session
-from lockstep.samplers.base import Piece
+from lockstep.samplers.base import ResponsePiece
 from lockstep.samplers.torch import stateful
-from lockstep.samplers.torch.continuous import Continuous
+from lockstep.samplers.torch.continuous import ContinuousLayout
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.system.command_line import command
 
@@ -59,7 +59,7 @@ class StaleDecoding(Separate):
     captured: PreTrainedModel | None = None
 
     def _logits(
-        self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+        self, token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
     ) -> Tensor:
         if self.captured is None and (self.version or 0) >= SOUND:
             self.captured = copy.deepcopy(self._lm)
@@ -157,7 +157,9 @@ def test_a_fault_that_attestation_cannot_see_is_named(
 class Off(TorchSampler):
     """Says of each token that it was less likely by a hundredth than it was."""
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         for places, batch in super().pieces(requests, sampling):
             shifted_N = batch["sampler_logprob"] - math.log(1.01) * batch.mask
             yield places, batch.with_columns({"sampler_logprob": shifted_N})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.objectives.battles import (
-    Winner,
+    BattleWinner,
     bradley_terry,
     consistent_wins,
     position_weighted_wins,
@@ -25,7 +25,7 @@ def wins(*rows: Sequence[float]) -> Tensor:
 
 
 def test_a_win_counts_where_both_orders_agree() -> None:
-    battles: dict[tuple[int, int], Winner | None] = {
+    battles: dict[tuple[int, int], BattleWinner | None] = {
         (0, 1): "A", (1, 0): "B",  # 0 beats 1
         (0, 2): "A", (2, 0): "A",  # a tie: the one shown first
         (1, 2): "B", (2, 1): None,  # half of it undecided
@@ -37,7 +37,7 @@ def test_the_place_that_wins_more_often_weighs_less() -> None:
     """Equations 3 and 4 of Wu et al. 2024: of five verdicts the first place wins four, so ω₁ = 1/5
     and ω₂ = 4/5.
     """
-    battles: dict[tuple[int, int], Winner | None] = {
+    battles: dict[tuple[int, int], BattleWinner | None] = {
         (0, 1): "A", (1, 0): "A",  # each wins in front
         (0, 2): "A", (2, 0): "B",  # 0 wins in both places
         (1, 2): None, (2, 1): "A",  # one order without a verdict: the other counts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.core.types import Baseline, ScaleRewards
+from lockstep.core.types import BaselineKind, ScaleRewards
 from lockstep.objectives.group import group_advantage
 
 NAN = float("nan")
@@ -18,7 +18,7 @@ SCORES = [1.0, 0.0, 0.5, NAN, 2.0, NAN, NAN, NAN, 1.0, 1.0, 1.0, 1.0]
 GROUP = 4
 
 
-def plain(baseline: Baseline, scale: ScaleRewards) -> list[float]:
+def plain(baseline: BaselineKind, scale: ScaleRewards) -> list[float]:
     """Group by group, response by response."""
     groups = [SCORES[start : start + GROUP] for start in range(0, len(SCORES), GROUP)]
     judged = [score for score in SCORES if score == score]
@@ -47,7 +47,7 @@ def plain(baseline: Baseline, scale: ScaleRewards) -> list[float]:
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
 @pytest.mark.parametrize("scale", ["group", "others", "batch", "none"])
-def test_it_is_what_the_loop_says(baseline: Baseline, scale: ScaleRewards) -> None:
+def test_it_is_what_the_loop_says(baseline: BaselineKind, scale: ScaleRewards) -> None:
     scores = torch.tensor(SCORES)
     found, _ = group_advantage(scores, scores.isfinite(), GROUP, baseline=baseline, scale=scale)
     assert found.tolist() == pytest.approx(plain(baseline, scale), rel=1e-5, abs=1e-6)
@@ -55,7 +55,7 @@ def test_it_is_what_the_loop_says(baseline: Baseline, scale: ScaleRewards) -> No
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", ["group", "others", "batch", "none"])
-def test_equal_scores_are_exactly_0(baseline: Baseline, scale: ScaleRewards) -> None:
+def test_equal_scores_are_exactly_0(baseline: BaselineKind, scale: ScaleRewards) -> None:
     """To the last bit: Adam makes a whole step of a rounding error."""
     for size in (2, 3, 7, 8, 48):
         for score in (0.1, 0.3, 0.7, -123.4, 1e8 / 3):

@@ -11,29 +11,29 @@ from collections.abc import Callable
 
 import pytest
 
-from lockstep.objectives.battles import Battles, Winner
-from lockstep.objectives.order_consistency import LEVEL, Comparisons, count_comparisons
+from lockstep.objectives.battles import BattleResults, BattleWinner
+from lockstep.objectives.order_consistency import LEVEL, ComparisonCounts, count_comparisons
 
-Judge = Callable[[random.Random, bool], Winner]
+Judge = Callable[[random.Random, bool], BattleWinner]
 """Names the winner of a battle; told whether the better one is shown first."""
 
 
-def always_first(chance: random.Random, better_first: bool) -> Winner:
+def always_first(chance: random.Random, better_first: bool) -> BattleWinner:
     return "A"
 
 
-def coin(chance: random.Random, better_first: bool) -> Winner:
+def coin(chance: random.Random, better_first: bool) -> BattleWinner:
     return "A" if chance.random() < 0.5 else "B"
 
 
-def mostly_first(chance: random.Random, better_first: bool) -> Winner:
+def mostly_first(chance: random.Random, better_first: bool) -> BattleWinner:
     return "A" if chance.random() < 0.9 else "B"
 
 
-def judge_all(judge: Judge, comparisons: int, seed: int) -> Comparisons:
+def judge_all(judge: Judge, comparisons: int, seed: int) -> ComparisonCounts:
     chance = random.Random(seed)
     # the better one is number 0
-    battles: list[Battles] = [
+    battles: list[BattleResults] = [
         {(0, 1): judge(chance, True), (1, 0): judge(chance, False)} for _ in range(comparisons)
     ]
     return count_comparisons(battles)
@@ -58,15 +58,17 @@ def test_luck_is_exact(total: int, first_wins: int) -> None:
     consistent = [sum(way[2 * k] != way[2 * k + 1] for k in range(total)) for way in ways]
     for count in set(consistent):
         exact = sum(one >= count for one in consistent) / len(ways)
-        assert Comparisons(total, count, first_wins).luck == pytest.approx(exact, rel=1e-9)
+        assert ComparisonCounts(total, count, first_wins).luck == pytest.approx(exact, rel=1e-9)
 
 
 def test_what_was_not_decided_in_both_orders_does_not_count() -> None:
-    battles: Battles = {
+    battles: BattleResults = {
         (0, 1): "A", (1, 0): "B",
         (0, 2): "A", (2, 0): "A",
         (1, 2): "B", (2, 1): None,
         (0, 3): "A",
     }  # fmt: skip
-    assert count_comparisons([battles]) == Comparisons(2, 1, 3)
-    assert count_comparisons([battles, battles]) == Comparisons(2, 1, 3) + Comparisons(2, 1, 3)
+    assert count_comparisons([battles]) == ComparisonCounts(2, 1, 3)
+    assert count_comparisons([battles, battles]) == ComparisonCounts(2, 1, 3) + ComparisonCounts(
+        2, 1, 3
+    )

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.objectives.pairing import AnswerPair, Candidate, balance, choose
+from lockstep.objectives.pairing import AnswerPair, PairCandidate, balance, choose
 
 
 def answer(
     score: float | None, length: int = 3, finished: bool = True, variance: float | None = 0.0
-) -> Candidate:
-    return Candidate(tuple(range(length)), finished, score, variance)
+) -> PairCandidate:
+    return PairCandidate(tuple(range(length)), finished, score, variance)
 
 
-def several(*scores: float | None) -> list[Candidate]:
+def several(*scores: float | None) -> list[PairCandidate]:
     """Answers of different lengths, so that none is another."""
     return [answer(score, length=place + 1) for place, score in enumerate(scores)]
 
@@ -43,7 +43,7 @@ def several(*scores: float | None) -> list[Candidate]:
         ),
     ],
 )
-def test_without_length_control(answers: list[Candidate], pair: AnswerPair) -> None:
+def test_without_length_control(answers: list[PairCandidate], pair: AnswerPair) -> None:
     assert choose(answers, 0.0) == pair
 
 
@@ -57,7 +57,7 @@ def test_it_is_the_rule_of_the_paper(
     rows: list[tuple[float | None, int, bool]], rho: float
 ) -> None:
     answers = [
-        Candidate((place, *range(length)), done, score, 0.0)
+        PairCandidate((place, *range(length)), done, score, 0.0)
         for place, (score, length, done) in enumerate(rows)
     ]
     pair = choose(answers, rho)

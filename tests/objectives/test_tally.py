@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.objectives.tally import CAP, Tally
+from lockstep.objectives.tally import CAP, MismatchTally
 
 FP32, BF16 = 1.001, 1.05
 
 
-def tally(delta_N: Tensor, lengths: list[int]) -> Tally:
+def tally(delta_N: Tensor, lengths: list[int]) -> MismatchTally:
     everything = torch.ones_like(delta_N, dtype=torch.bool)
-    return Tally.of(delta_N, torch.zeros_like(delta_N), everything, torch.tensor(lengths))
+    return MismatchTally.of(delta_N, torch.zeros_like(delta_N), everything, torch.tensor(lengths))
 
 
 def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:
@@ -52,12 +52,12 @@ def test_what_is_not_finite_breaks_any_bound(value: float) -> None:
 
 def test_only_masked_tokens_count() -> None:
     mask = torch.tensor([False, True, True, False])
-    found = Tally.of(
+    found = MismatchTally.of(
         torch.tensor([math.nan, 0.0, 0.0, 9.0]), torch.zeros(4), mask, torch.tensor([3, 1])
     )
     assert (found.responses, found.tokens, found.unknown, found.mean) == (1, 2, 0, 1.0)
-    nothing = Tally.of(
+    nothing = MismatchTally.of(
         torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool), torch.tensor([2])
     )
-    assert nothing == Tally()
+    assert nothing == MismatchTally()
     assert not nothing.breaks(FP32)

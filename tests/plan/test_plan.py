@@ -24,9 +24,9 @@ from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import adapt
 from lockstep.plan.command import plan
-from lockstep.plan.memory import Head, Rank
-from lockstep.plan.page import Plan
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.memory import HeadKind, ModelRank
+from lockstep.plan.page import PlanPage
+from lockstep.plan.sizes import ModelSizes
 from lockstep.samplers.torch.sampler import TorchSampler
 
 Models = Callable[..., Path]
@@ -38,8 +38,8 @@ def full(lengths: list[int]) -> Batch:
     return bare.with_columns({"mask": torch.ones_like(bare.mask)})
 
 
-def sizes(folder: Path, lora: LoRA | None = None) -> Sizes:
-    return Sizes.of(skeleton(read_config(folder), str(folder)), lora)
+def sizes(folder: Path, lora: LoRA | None = None) -> ModelSizes:
+    return ModelSizes.of(skeleton(read_config(folder), str(folder)), lora)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -60,7 +60,7 @@ def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("head", ["logits", "value"])
 def test_what_a_pass_keeps_is_what_was_foretold(
-    models: Models, architecture: str, dtype: DType, head: Head
+    models: Models, architecture: str, dtype: DType, head: HeadKind
 ) -> None:
     folder = models(architecture)
     model = (
@@ -69,7 +69,7 @@ def test_what_a_pass_keeps_is_what_was_foretold(
         else ValueHead(load_backbone(folder), 0)
     )
     learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48)
-    foretold = Rank(sizes(folder), learner, Load(24, 1, 2), head).saved_tensors
+    foretold = ModelRank(sizes(folder), learner, Load(24, 1, 2), head).saved_tensors
     assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05), (
         "all but a few numbers per token"
     )
@@ -102,7 +102,7 @@ def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(
     model = LogitsHead(lm, products=True)
     adapt(lm, section)
     learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48, lora=section)
-    foretold = Rank(sizes(folder, section), learner, Load(24, 1, 2)).saved_tensors
+    foretold = ModelRank(sizes(folder, section), learner, Load(24, 1, 2)).saved_tensors
     assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05)
 
 
@@ -114,12 +114,12 @@ NORMS = 2 * D
 
 
 def rank(
-    folder: Path, head: Head = "logits", tokens: int = 48, rows: int = 2, **learner: Any
-) -> Rank:
+    folder: Path, head: HeadKind = "logits", tokens: int = 48, rows: int = 2, **learner: Any
+) -> ModelRank:
     section = LearnerSection.model_validate(
         {"device": "cpu", "micro_batch_tokens": tokens, **learner}
     )
-    return Rank(sizes(folder), section, Load(24, 1, rows), head)
+    return ModelRank(sizes(folder), section, Load(24, 1, rows), head)
 
 
 def test_sizes_are_those_of_the_configuration(models: Models) -> None:
@@ -156,7 +156,7 @@ def test_what_a_rank_with_adapters_holds(models: Models) -> None:
     folder, section = models("llama"), LoRA(rank=4, target_modules=("q_proj", "down_proj"))
     whole, adapters = 4 * sizes(folder).policy, 4 * LAYERS * 4 * (D + Q + F + D)
     learner = LearnerSection(device="cpu", micro_batch_tokens=48, lora=section)
-    found = Rank(sizes(folder, section), learner, Load(24, 1, 2))
+    found = ModelRank(sizes(folder, section), learner, Load(24, 1, 2))
     assert found.resident == whole + 3 * adapters
     assert found.moments()[-1].size == whole + 4 * adapters
     two = replace(found, learner=learner.model_copy(update={"parallel": Parallel(dp=2)}))
@@ -193,7 +193,7 @@ def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, i
     assert more == 48 * V * 4 + 48 * 24 // 2 * 44, "and each token with those before it"
 
 
-def planned(models: Models, gpus: int, memory: str, *overrides: str) -> Plan:
+def planned(models: Models, gpus: int, memory: str, *overrides: str) -> PlanPage:
     return plan(load("sft_chat", [f"model.path={models('llama')}", *overrides]), gpus, memory)
 
 

@@ -20,19 +20,19 @@ from lockstep.cli import main
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.loading import load
 from lockstep.models.folder import read_config, skeleton
-from lockstep.plan.memory import Rank
-from lockstep.plan.sizes import Sizes
-from lockstep.plan.time import Engines, Rates, StepTime, count_learning
+from lockstep.plan.memory import ModelRank
+from lockstep.plan.sizes import ModelSizes
+from lockstep.plan.time import DeviceRates, EngineCounts, StepTime, count_learning
 
-RATES = Rates(products=1e12, learner=0.5, memory=1e11, layer_s=1e-3, sync=1e9, host=2e9)
-ENGINES = Engines(count=1, width=1, sequences=8)
+RATES = DeviceRates(products=1e12, learner=0.5, memory=1e11, layer_s=1e-3, sync=1e9, host=2e9)
+ENGINES = EngineCounts(count=1, width=1, sequences=8)
 LOAD = Load(sequence=64, group=1, rows=8, updates=2, scored=16, generated=64)
 
 
 @pytest.fixture
-def rank(models: Callable[..., Path]) -> Rank:
+def rank(models: Callable[..., Path]) -> ModelRank:
     folder = models("llama")
-    return Rank(Sizes.of(skeleton(read_config(folder), str(folder))), SECTION, LOAD)
+    return ModelRank(ModelSizes.of(skeleton(read_config(folder), str(folder))), SECTION, LOAD)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def inference() -> Inference:
 
 
 def test_products_of_a_pass_that_learns_are_those_that_torch_counts(
-    models: Callable[..., Path], rank: Rank
+    models: Callable[..., Path], rank: ModelRank
 ) -> None:
     """Attention is left out of both: torch counts what kernels compute, and that is more than what
     is seen.
@@ -67,7 +67,7 @@ def test_products_of_a_pass_that_learns_are_those_that_torch_counts(
     )
 
 
-def test_phases_are_what_the_rates_make_of_them(rank: Rank, inference: Inference) -> None:
+def test_phases_are_what_the_rates_make_of_them(rank: ModelRank, inference: Inference) -> None:
     ranks = {"policy": rank, "reference": replace(rank, trained=False)}
     sent = 4 * rank.sizes.policy
     time = StepTime.of(ranks, inference, ENGINES, RATES, sent, copied=10**9)

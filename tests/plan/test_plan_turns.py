@@ -15,13 +15,13 @@ from lockstep.config.loading import load
 from lockstep.core.errors import InputError
 from lockstep.models.folder import read_config, skeleton
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.layouts import Search
-from lockstep.plan.sizes import Sizes
+from lockstep.plan.layouts import LayoutSearch
+from lockstep.plan.sizes import ModelSizes
 from lockstep.samplers.cache_budget import usable_bytes
 
 
-def sizes(folder: Path) -> Sizes:
-    return Sizes.of(skeleton(read_config(folder), str(folder)))
+def sizes(folder: Path) -> ModelSizes:
+    return ModelSizes.of(skeleton(read_config(folder), str(folder)))
 
 
 SEVEN_BILLION = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -38,7 +38,7 @@ def estimated(config: Path, *overrides: str, parallel: Parallel = EIGHT) -> Memo
         "ppo_gsm8k", ["sampler=vllm", "ppo.kl.coef=0.1", f"model.path={config.parent}", *overrides]
     )
     model = read_config(config.parent)
-    search = Search(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
+    search = LayoutSearch(recipe.expect(Algorithm), sizes(config.parent), model, 80 * 10**9)
     found = search.estimate(parallel, {"sync_every_pass": True})
     assert found is not None
     return found

@@ -21,12 +21,12 @@ import yaml
 from lockstep.report.live import LiveServer
 from lockstep.report.overview import overview
 from lockstep.run.folder.files import lock_folder
-from lockstep.run.folder.logs import Logs
+from lockstep.run.folder.logs import RunLogs
 
 
-def begin(folder: Path) -> Logs:
+def begin(folder: Path) -> RunLogs:
     """A run's folder after its first step."""
-    logs = Logs(folder)
+    logs = RunLogs(folder)
     (folder / "recipe.yaml").write_text(
         yaml.safe_dump({"algorithm": "ppo", "run": {"max_steps": 9}})
     )

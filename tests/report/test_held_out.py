@@ -14,7 +14,7 @@ import yaml
 from lockstep.report.card import card
 from lockstep.report.held_out import best, figures, headlines
 from lockstep.report.summary import summary
-from lockstep.run.folder.logs import Logs
+from lockstep.run.folder.logs import RunLogs
 
 ACCURACY = "validation/accuracy"
 
@@ -33,7 +33,7 @@ ROWS = [
 
 
 def run_folder(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
-    logs = Logs(folder)
+    logs = RunLogs(folder)
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo"}))
     versions = {"recipe": "tiny", "lockstep": "0", "torch": "0", "transformers": "0"}
     (folder / "environment.json").write_text(json.dumps(versions))

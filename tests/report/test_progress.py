@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lockstep.report.progress import Progress, show_progress
+from lockstep.report.progress import RunProgress, show_progress
 
 
 @dataclass
@@ -79,7 +79,7 @@ def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(cloc
 def on_a_terminal(
     columns: int,
     steps: int | None,
-    use: Callable[[Progress], None],
+    use: Callable[[RunProgress], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     """All that a terminal of that width was sent during a run."""
@@ -100,7 +100,7 @@ def on_a_terminal(
 def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def use(shown: Progress) -> None:
+    def use(shown: RunProgress) -> None:
         shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
         shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
 
@@ -116,7 +116,7 @@ def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
 def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def use(shown: Progress) -> None:
+    def use(shown: RunProgress) -> None:
         shown.total(4, "2 prompts → 2 responses")
         for step in (1, 2):
             shown.step(step, {"train/reward": 0.5}, 100)

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from lockstep.report.summary import summary
-from lockstep.run.folder.logs import Logs
+from lockstep.run.folder.logs import RunLogs
 
 COMPARED = {
     "agreement/tokens": 100.0,
@@ -20,7 +20,7 @@ COMPARED = {
 
 
 def summarize(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
-    logs = Logs(folder)
+    logs = RunLogs(folder)
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo", "agreement": {}}))
     for step, row in enumerate(rows):
         logs.metrics(step, row)

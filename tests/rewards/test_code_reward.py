@@ -191,7 +191,10 @@ def test_it_crosses_a_process_border() -> None:
     assert again([prompt(TESTS[:2])], [DOUBLE], [""]) == [1.0]
 
 
-REFUSED = "reward.code: cannot run programs in a sandbox here ({}); see docs/guides/rewards.md; reward.code.isolation=none runs them with your user's permissions"
+REFUSED = (
+    "reward.code: cannot run programs in a sandbox here ({}); see docs/guides/rewards.md; "
+    "reward.code.isolation=none runs them with your user's permissions"
+)
 
 
 def build_text(isolation: str) -> str:
@@ -220,7 +223,7 @@ def forbid_namespaces() -> None:
         )
     clone = library.seccomp_syscall_resolve_name(b"clone")
     for flag in (0x00020000, 0x10000000):  # namespaces of mounts and of users
-        comparison = seccomp._Comparison(0, 7, flag, flag)
+        comparison = seccomp._ArgumentComparison(0, 7, flag, flag)
         assert (
             library.seccomp_rule_add_array(rules, refuse, clone, 1, ctypes.byref(comparison)) == 0
         )

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.core.types import Prompt
 from lockstep.data.jsonl import JsonlIndex
-from lockstep.helpers.process import Child
+from lockstep.helpers.process import HelperProcess
 from lockstep.rewards import math_verifier
 from lockstep.rewards.base import Reward, RewardError
 from lockstep.rewards.build import build
@@ -19,7 +19,7 @@ from lockstep.rewards.instruction_reward import InstructionReward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import CodeSection, InstructionSection, RewardSection
 from lockstep.rewards.python_reward import PythonReward
-from lockstep.rollouts.evaluation import Grading, grading
+from lockstep.rollouts.evaluation import GradingRule, grading
 
 PROMPT = Prompt("rows.jsonl:7", "What?", (1, 2), {"answer": "18", "level": 3})
 
@@ -44,7 +44,7 @@ def test_an_answer_that_takes_for_ever_is_no_verdict_and_the_next_one_is_judged(
 
 
 def test_a_verifier_that_was_killed_between_questions_is_started_again() -> None:
-    child = Child(math_verifier.__name__)
+    child = HelperProcess(math_verifier.__name__)
     assert math_verifier.ask(child, "5", "5") is True
     assert child._running is not None
     child._running.process.kill()
@@ -191,27 +191,27 @@ def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("options", "graded"),
     [
-        ({"type": "math"}, Grading(1.0, majority=True, graded=False)),
-        ({"type": "code", "code": CODE}, Grading(1.0, majority=False, graded=True)),
+        ({"type": "math"}, GradingRule(1.0, majority=True, graded=False)),
+        ({"type": "code", "code": CODE}, GradingRule(1.0, majority=False, graded=True)),
         (
             {"type": "code", "code": CODE.model_copy(update={"all_or_nothing": True})},
-            Grading(1.0, False, False),
+            GradingRule(1.0, False, False),
         ),
-        ({"type": "instructions", "instructions": INSTRUCTIONS}, Grading(1.0, False, True)),
+        ({"type": "instructions", "instructions": INSTRUCTIONS}, GradingRule(1.0, False, True)),
         (
             {
                 "type": "instructions",
                 "instructions": INSTRUCTIONS.model_copy(update={"all_or_nothing": True}),
             },
-            Grading(1.0, False, False),
+            GradingRule(1.0, False, False),
         ),
-        ({"type": "by_row", "verifier": "by"}, Grading(1.0, False, True)),
-        ({"type": "by_row", "verifier": "by", "function": "a:b"}, Grading(None, False, True)),
+        ({"type": "by_row", "verifier": "by"}, GradingRule(1.0, False, True)),
+        ({"type": "by_row", "verifier": "by", "function": "a:b"}, GradingRule(None, False, True)),
         (
             {"type": "by_row", "verifier": "by", "function": "a:b", "pass_score": 0.5},
-            Grading(0.5, False, True),
+            GradingRule(0.5, False, True),
         ),
     ],
 )
-def test_figures_follow_from_the_reward(options: dict[str, Any], graded: Grading) -> None:
+def test_figures_follow_from_the_reward(options: dict[str, Any], graded: GradingRule) -> None:
     assert grading(RewardSection(**options)) == graded

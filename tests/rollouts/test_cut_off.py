@@ -14,7 +14,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.environments.options import EnvironmentSection
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
-from lockstep.rollouts.episodes import EnvironmentFault, Episodes
+from lockstep.rollouts.episodes import EnvironmentFault, EpisodeRunner
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 
@@ -75,7 +75,7 @@ def collect(
         name = kind if isinstance(kind, str) else user_code.refer(kind)
         section = {"class_name": name, "max_tokens": 12, "max_turns": 3, **options}
         environment = EnvironmentSection.model_validate(section)
-        episodes = Episodes(
+        episodes = EpisodeRunner(
             environment, (), str, lambda tools: lambda text, last: [5], lambda text: None
         )
     session = cast(SamplerSession, speaker)
@@ -137,7 +137,7 @@ def test_tools_that_loop_are_cut_off() -> None:
     section = EnvironmentSection(
         class_name=user_code.refer(Looping), max_tokens=12, max_turns=3, tool_format="llama3_json"
     )
-    episodes = Episodes(
+    episodes = EpisodeRunner(
         section,
         (),
         lambda tokens: '{"name": "look"}',

@@ -20,7 +20,7 @@ from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.environments.options import EnvironmentSection
 from lockstep.models.load import load_causal_lm
 from lockstep.models.source import ModelSource, open_source
-from lockstep.rollouts.episodes import EnvironmentFault, Episodes, Observation
+from lockstep.rollouts.episodes import EnvironmentFault, EpisodeObservation, EpisodeRunner
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -135,7 +135,7 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> TorchSampler:
     return TorchSampler(model, 64)
 
 
-def observed(text: Observation, last: int) -> Sequence[int]:
+def observed(text: EpisodeObservation, last: int) -> Sequence[int]:
     said = text if isinstance(text, str) else text[0]["content"]
     return [10 + int(number) % 50 for number in said.split()]
 
@@ -156,7 +156,7 @@ def played(
     section = EnvironmentSection.model_validate(
         {"class_name": f"worlds.py:{name}", "max_tokens": 44, "timeout_s": 20.0, **options}
     )
-    episodes = Episodes(section, STOPS, decode, lambda tools: observed, notes.append)
+    episodes = EpisodeRunner(section, STOPS, decode, lambda tools: observed, notes.append)
     engine = SamplerSession(sampler)
     prompts = [Prompt(f"rows.jsonl:{i}", "", (3 + i, 4), row) for i, row in enumerate(rows)]
     requests = [Request(prompt.tokens, keyed.key(0, i)) for i, prompt in enumerate(prompts)]

@@ -10,13 +10,13 @@ import pytest
 
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
-from lockstep.rollouts.evaluation import Grading, Sample, grading, name_votes
+from lockstep.rollouts.evaluation import GradedSample, GradingRule, grading, name_votes
 
-MATH = Grading(pass_score=1.0, majority=True, graded=False)
-EMPTY = Sample(0, "rows.jsonl:1", 0, "?", "", "18", None, None, 1, False)
+MATH = GradingRule(pass_score=1.0, majority=True, graded=False)
+EMPTY = GradedSample(0, "rows.jsonl:1", 0, "?", "", "18", None, None, 1, False)
 
 
-def question(number: int, *answers: tuple[float | None, str | None]) -> list[Sample]:
+def question(number: int, *answers: tuple[float | None, str | None]) -> list[GradedSample]:
     """One question's responses, as (score, vote)."""
     return [
         replace(EMPTY, question=number, draw=draw, score=score, vote=vote)

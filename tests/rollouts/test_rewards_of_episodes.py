@@ -15,7 +15,7 @@ from lockstep.environments.options import EnvironmentSection
 from lockstep.models.load import load_causal_lm
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.combined_rewards import WeightedPart, WeightedSum
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.sampler import TorchSampler
@@ -55,7 +55,9 @@ def collector(folder: Path, reward: Reward) -> RolloutCollector:
             "max_no_verdict_rate": 0.5,
         }
     )
-    episodes = Episodes(section, (2,), str, lambda tools: lambda text, last: [], lambda note: None)
+    episodes = EpisodeRunner(
+        section, (2,), str, lambda tools: lambda text, last: [], lambda note: None
+    )
     sampler = TorchSampler(load_causal_lm(model_folder(folder, "llama")), 8)
     return RolloutCollector(SamplerSession(sampler), Rows(), reward, str, 0, episodes)
 

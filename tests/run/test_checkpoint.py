@@ -22,8 +22,8 @@ from lockstep.learners import saving
 from lockstep.learners.base import NotSavedError
 from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import StateWriter
-from lockstep.run.checkpoint.checkpoints import Checkpoint, CheckpointError, Checkpoints
-from lockstep.run.checkpoint.saver import Saver
+from lockstep.run.checkpoint.checkpoints import CheckpointError, CheckpointStore, VerifiedCheckpoint
+from lockstep.run.checkpoint.saver import CheckpointSaver
 
 Write = Callable[[Path], None]
 
@@ -38,7 +38,7 @@ def weights(value: float, count: int = 4) -> Write:
 
 
 def save(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointStore,
     step: int,
     write: Write,
     state: dict[str, Any],
@@ -54,21 +54,21 @@ def nothing(text: str) -> None:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", keep=2, note=nothing)
+def checkpoints(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", keep=2, note=nothing)
 
 
-def newest(checkpoints: Checkpoints) -> Checkpoint:
+def newest(checkpoints: CheckpointStore) -> VerifiedCheckpoint:
     found = checkpoints.latest()
     assert found is not None
     return found
 
 
-def names(checkpoints: Checkpoints) -> list[str]:
+def names(checkpoints: CheckpointStore) -> list[str]:
     return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
-def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
+def test_what_is_saved_comes_back(checkpoints: CheckpointStore) -> None:
     save(checkpoints, 10, weights(0.1), {"position": 320, "queue": [1, 2]})
     found = newest(checkpoints)
     assert (found.folder, found.step) == (checkpoints.folder / "step_000010", 10)
@@ -78,7 +78,9 @@ def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
     )
 
 
-def test_the_newest_by_step_is_found_and_only_so_many_are_kept(checkpoints: Checkpoints) -> None:
+def test_the_newest_by_step_is_found_and_only_so_many_are_kept(
+    checkpoints: CheckpointStore,
+) -> None:
     for step in (999_999, 1_000_000, 1_000_001):
         save(checkpoints, step, weights(step), {})
     assert names(checkpoints) == ["step_1000000", "step_1000001"]
@@ -115,7 +117,7 @@ def nest(path: Path) -> None:
 @pytest.mark.parametrize("damage", [truncate, alter, remove, dangle, pipe, nest])
 @pytest.mark.parametrize("file", ["policy/model.safetensors", "learner.json", "manifest.json"])
 def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
-    checkpoints: Checkpoints, file: str, damage: Callable[[Path], None]
+    checkpoints: CheckpointStore, file: str, damage: Callable[[Path], None]
 ) -> None:
     save(checkpoints, 10, weights(1), {"position": 1})
     save(checkpoints, 20, weights(2), {"position": 2})
@@ -155,7 +157,7 @@ def fail(
 
 
 def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    checkpoints: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [checkpoints.folder / name for name in (".aside_step_000020", ".aside_old_step_000010")]
     for folder in left:
@@ -177,7 +179,7 @@ def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
 
 
 def test_what_passes_is_tried_again(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    checkpoints: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, shutil, "rmtree", errno.ENOTEMPTY, "old_step_000010", times=2)
     fail(monkeypatch, Path, "rename", errno.ESTALE, "aside_step_000030", times=2)
@@ -186,7 +188,7 @@ def test_what_passes_is_tried_again(
     assert names(checkpoints) == ["step_000020", "step_000030"]
 
 
-def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpoints) -> None:
+def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: CheckpointStore) -> None:
     save(checkpoints, 10, weights(1), {})
     save(checkpoints, 20, weights(2), {})
     (checkpoints.folder / "step_000020" / "extra.json").write_text("{}")
@@ -199,7 +201,7 @@ def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpo
 
 
 def test_going_on_before_a_damaged_one_replaces_it_and_keeps_the_good(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointStore,
 ) -> None:
     for step in (10, 20, 30):
         save(checkpoints, step, weights(step), {})
@@ -243,15 +245,15 @@ class Filling(Checkpointable):
         self.weights = load_file(folder / "model.safetensors")["w"]
 
 
-def begun_and_ended(saver: Saver, step: int) -> None:
+def begun_and_ended(saver: CheckpointSaver, step: int) -> None:
     with saver:
         saver.begin(step, {})
 
 
 def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path) -> None:
-    checkpoints = Checkpoints(small_disk / "checkpoints", keep=2)
+    checkpoints = CheckpointStore(small_disk / "checkpoints", keep=2)
     save(checkpoints, 10, weights(1), {})
-    saver = Saver(checkpoints, {"policy": Filling(torch.ones(100_000))})
+    saver = CheckpointSaver(checkpoints, {"policy": Filling(torch.ones(100_000))})
     with pytest.raises(
         CheckpointError, match=r"cannot save the checkpoint of step 20 .*the newest .* step_000010"
     ):
@@ -264,15 +266,15 @@ def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path
 
 @pytest.mark.parametrize("name", ["weights.pt", "manifest.json"])
 def test_only_safetensors_and_json_under_names_of_their_own(
-    checkpoints: Checkpoints, name: str
+    checkpoints: CheckpointStore, name: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(name))):
         save(checkpoints, 10, lambda folder: torch.save({}, folder / name), {})
     assert names(checkpoints) == []
 
 
-def test_the_best_are_kept_besides_the_newest(checkpoints: Checkpoints) -> None:
-    best = Checkpoints(checkpoints.folder, keep=1, best=2)
+def test_the_best_are_kept_besides_the_newest(checkpoints: CheckpointStore) -> None:
+    best = CheckpointStore(checkpoints.folder, keep=1, best=2)
     for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.1), (6, 0.2)):
         save(best, step, weights(step), {}, score)
     assert names(best) == ["step_000002", "step_000004", "step_000006"]
@@ -280,10 +282,10 @@ def test_the_best_are_kept_besides_the_newest(checkpoints: Checkpoints) -> None:
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointStore,
 ) -> None:
     learner = Filling(torch.zeros(1 << 22))
-    with Saver(checkpoints, {"policy": learner}) as saver:
+    with CheckpointSaver(checkpoints, {"policy": learner}) as saver:
         for step in (1, 2):
             saver.begin(step, {})
             learner.weights += 1.0
@@ -293,9 +295,9 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
     assert [(w.min().item(), w.max().item()) for w in saved] == [(0.0, 0.0), (1.0, 1.0)]
 
 
-def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: Checkpoints) -> None:
+def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: CheckpointStore) -> None:
     def fails_after_saving() -> None:
-        with Saver(checkpoints, {"policy": Filling(torch.ones(4))}) as saver:
+        with CheckpointSaver(checkpoints, {"policy": Filling(torch.ones(4))}) as saver:
             saver.begin(10, {})
             raise ValueError("a step failed")
 

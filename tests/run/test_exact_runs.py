@@ -21,12 +21,12 @@ from lockstep.algorithms import exactness
 from lockstep.cli import main
 from lockstep.config.loading import load
 from lockstep.core.types import Request, SamplingParams
-from lockstep.monitor.agreement import Certificate, Promise
-from lockstep.objectives.tally import Tally
+from lockstep.monitor.agreement import AgreementPromise, ExactnessCertificate
+from lockstep.objectives.tally import MismatchTally
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.samplers.base import Piece
+from lockstep.samplers.base import ResponsePiece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -147,7 +147,9 @@ class Nudged(TorchSampler):
     def __init__(self, lm: PreTrainedModel, *options: Any) -> None:
         super().__init__(copy.deepcopy(lm), *options)
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         weight = self._lm.get_parameter("model.norm.weight").data
         true = weight[0].clone()
         if self.version == 2:
@@ -245,5 +247,10 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(
 def test_a_level_rests_on_what_was_compared(
     tokens: int, mismatches: int, exact: bool, stops: bool, level: str
 ) -> None:
-    total = Tally(tokens=tokens, mismatches=mismatches)
-    assert Certificate.of(total, Promise(1.05, stops, "lockstep doctor", exact)).level == level
+    total = MismatchTally(tokens=tokens, mismatches=mismatches)
+    assert (
+        ExactnessCertificate.of(
+            total, AgreementPromise(1.05, stops, "lockstep doctor", exact)
+        ).level
+        == level
+    )

@@ -22,7 +22,7 @@ from lockstep.cli import main
 from lockstep.core import keyed
 from lockstep.core.types import Request, SamplingParams
 from lockstep.report.log import read_metrics
-from lockstep.samplers.base import Piece
+from lockstep.samplers.base import ResponsePiece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.sampler import TorchSampler
 
@@ -140,7 +140,9 @@ def test_the_certificate_counts_what_was_not_recomputed_apart(
 class Slipped(TorchSampler):
     """Says of one token of step 2 a log-probability that is one unit in the last place off."""
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         slips = first_unshared(step=1) if self.version == 1 and len(requests) == 16 else -1
         for places, batch in super().pieces(requests, sampling):
             if slips in places:

@@ -26,7 +26,7 @@ from lockstep.core import exit_codes
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint import checkpoints
 from lockstep.run.folder.identity import ChangedError, differences, identity, inputs
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train
 from lockstep.system import disk
 
@@ -128,7 +128,7 @@ def test_two_interrupts_end_at_once(run: Run, in_tmp: Path) -> None:
 
 def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=8")
-    with pytest.raises(Stopped, match=r"the next step would exceed run\.max_time_s") as stopped:
+    with pytest.raises(StoppedRun, match=r"the next step would exceed run\.max_time_s") as stopped:
         run("run.folder=short", "run.max_steps=8", "run.max_time_s=0.01", "run.save_every=100")
     assert stopped.value.code == 75
     assert [path.name for path in Path("short/checkpoints").iterdir()] == ["step_000001"]
@@ -148,7 +148,7 @@ def test_a_run_keeps_its_threads_when_it_is_resumed(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run("run.folder=short", "run.max_steps=4", "run.max_time_s=0.01")
     torch.set_num_threads(1)
     assert run("run.folder=short", "run.max_steps=4") == whole
@@ -164,7 +164,7 @@ def test_a_run_keeps_its_threads_when_it_is_resumed(
 def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
     two = ("learner.parallel.dp=2", "run.max_steps=3")
     whole = run("run.folder=whole", *two)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run("run.folder=stopped", *two, "run.max_time_s=0.01")
     assert run("run.folder=stopped", *two) == whole
     assert (
@@ -177,7 +177,7 @@ def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path)
 @pytest.mark.needs("gloo")
 def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_tmp: Path) -> None:
     run("run.folder=whole", "run.max_steps=3", "run.keep=3")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run(
             "run.folder=moved",
             "learner.parallel.dp=2",
@@ -213,7 +213,7 @@ def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
         "run.max_time_s=0.01",
         "run.folder=run",
     ]
-    with pytest.raises(Stopped, match="stopped after step 1"):
+    with pytest.raises(StoppedRun, match="stopped after step 1"):
         train(load("ppo_arithmetic", first))
     assert not Path("run/checkpoints").exists()
 
@@ -246,7 +246,7 @@ def unfinished(run: Run, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
     """A run on a data file that has done two of four steps; called, it goes on."""
     Path("train.jsonl").write_text(rows(list(range(64))))
     given = ("data.task=null", "data.train=train.jsonl", "run.max_steps=4")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run(*given, "run.max_time_s=0.01")
     return lambda *overrides: run(*given, *overrides)
 
@@ -304,7 +304,7 @@ def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
 @pytest.mark.full
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run("run.max_steps=4", "run.max_time_s=0.01")
     biggest = max(path.stat().st_size for path in Path("run/checkpoints").rglob("*.safetensors"))
     limited = f"ulimit -f {biggest // 1024 - 8}; exec " + " ".join(
@@ -397,7 +397,7 @@ def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) 
 def test_a_log_that_was_altered_between_two_sessions_is_named(
     name: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run("run.max_steps=3", "run.max_time_s=0.01")
     content = (Path("run") / name).read_text()
     (Path("run") / name).write_text(content.replace("0", "1", 1))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lockstep.core import exit_codes
-from lockstep.run.stop import Stop
+from lockstep.run.stop import StopRequests
 
 
 def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> int:
     """How many steps of these lengths are made."""
     now = [0.0]
-    stop = Stop(deadline_s, lambda: now[0])
+    stop = StopRequests(deadline_s, lambda: now[0])
     now[0] += start_up_s
     stop.begin()
     for done, length in enumerate(lengths, 1):
@@ -35,7 +35,7 @@ def test_what_came_before_the_first_step_is_no_step() -> None:
 
 
 def test_who_asks_is_told_why() -> None:
-    stop = Stop(None)
+    stop = StopRequests(None)
     assert stop.check_after_step() is None
     stop.ask("SIGTERM was received", 143)
     assert stop.check_after_step() == ("SIGTERM was received", 143)

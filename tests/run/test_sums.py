@@ -12,10 +12,10 @@ import pytest
 from lockstep.config.model_recipe import weights_of
 from lockstep.core.errors import InputError
 from lockstep.report.log import METRICS
-from lockstep.run.folder.logs import Logs
+from lockstep.run.folder.logs import RunLogs
 from lockstep.system.sums import (
     SUMS,
-    Sum,
+    FileDigest,
     find_altered,
     find_altered_beginnings,
     finish,
@@ -37,7 +37,7 @@ def export(folder: Path) -> None:
         (folder / name).write_bytes(name.encode() * 100)
 
 
-def end(run: Path, logs: Logs) -> list[str]:
+def end(run: Path, logs: RunLogs) -> list[str]:
     shutil.rmtree(run / "final", ignore_errors=True)
     return finish(run, logs.sums(), export)
 
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(name.encode() * 100)
     (tmp_path / "recipe.yaml").touch()
-    logs = Logs(tmp_path)
+    logs = RunLogs(tmp_path)
     logs.metrics(1, {"train/reward": 0.5})
     logs.samples(1, [{"response": "one"}])
     assert end(tmp_path, logs) == []
@@ -99,7 +99,7 @@ def test_a_model_appears_with_its_digests_or_not_at_all(run: Path) -> None:
 
 @pytest.mark.parametrize("name", [METRICS, "samples.jsonl"])
 def test_logs_have_to_begin_as_a_checkpoint_noted_them(name: str, tmp_path: Path) -> None:
-    logs, noted = Logs(tmp_path), list[dict[str, Sum]]()
+    logs, noted = RunLogs(tmp_path), list[dict[str, FileDigest]]()
     for step in (1, 2):
         logs.metrics(step, {"train/reward": 0.5})
         logs.samples(step, [{"response": "one"}])

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from lockstep.core.errors import RunError
 from lockstep.report.log import encode, read_metrics
-from lockstep.run.folder.logs import Logs, append
+from lockstep.run.folder.logs import RunLogs, append
 
 
 def steps(folder: Path, name: str) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()]
 
 
-def run(tracker: Logs, start: int, stop: int) -> None:
+def run(tracker: RunLogs, start: int, stop: int) -> None:
     for step in range(start, stop):
         tracker.metrics(step, {"train/reward": step / 10})
         tracker.timings(step, {"generate": 0.5})
@@ -40,12 +40,12 @@ def test_every_number_comes_back_and_every_line_is_strict_json(value: float) -> 
 
 @pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, -0.0, math.inf, -math.inf, math.nan])
 def test_numbers_read_back_as_the_same_bits(tmp_path: Path, value: float) -> None:
-    Logs(tmp_path).metrics(0, {"x": value})
+    RunLogs(tmp_path).metrics(0, {"x": value})
     assert read_metrics(tmp_path)[0]["x"].hex() == value.hex()
 
 
 def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> None:
-    tracker = Logs(tmp_path)
+    tracker = RunLogs(tmp_path)
     run(tracker, 0, 8)
     before = (tmp_path / "samples.jsonl").read_text()
     tracker.rewind(4)
@@ -56,7 +56,7 @@ def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> Non
 
 
 def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
-    tracker = Logs(tmp_path)
+    tracker = RunLogs(tmp_path)
     run(tracker, 0, 3)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "train/rew')

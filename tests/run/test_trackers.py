@@ -21,10 +21,10 @@ from read_trackers import (
 )
 
 from lockstep.config import TensorBoard, Trackers, WandB
-from lockstep.run.folder.logs import Logs
-from lockstep.run.stop import Stopped
-from lockstep.run.trackers.follow import Tracker, track_run, views_of
-from lockstep.run.trackers.view import Facts, Outcome, Rows, View
+from lockstep.run.folder.logs import RunLogs
+from lockstep.run.stop import StoppedRun
+from lockstep.run.trackers.follow import LogTracker, track_run, views_of
+from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView
 
 ROWS = [
     {"prompt": "# <b>Ada</b>\n[x](y)", "tokens": 3, "parts": {"math": 1.0}},
@@ -34,13 +34,13 @@ RECIPE = {"algorithm": "ppo", "ppo": {"clip": 0.2}, "seed": 3, "betas": [0.9, 0.
 
 
 @pytest.fixture
-def facts(in_tmp: Path) -> Facts:
+def facts(in_tmp: Path) -> RunFacts:
     folder = in_tmp / "ppo-1a2b"
     folder.mkdir()
-    return Facts(folder, RECIPE, {"torch": "2.13.0"})
+    return RunFacts(folder, RECIPE, {"torch": "2.13.0"})
 
 
-def steps(tracker: Tracker, start: int, stop: int, worth: float = 1.0) -> None:
+def steps(tracker: LogTracker, start: int, stop: int, worth: float = 1.0) -> None:
     for step in range(start, stop):
         tracker.logs.metrics(step, {"train/reward": step * worth})
         tracker.logs.samples(step, ROWS)
@@ -48,14 +48,14 @@ def steps(tracker: Tracker, start: int, stop: int, worth: float = 1.0) -> None:
         tracker.catch_up()
 
 
-def process(facts: Facts, recipe: Trackers, kept: int, stop: int, worth: float = 1.0) -> None:
+def process(facts: RunFacts, recipe: Trackers, kept: int, stop: int, worth: float = 1.0) -> None:
     """One process of a run: from the newest checkpoint to its end."""
-    with track_run(Logs(facts.folder), views_of(recipe, facts), print) as tracker:
+    with track_run(RunLogs(facts.folder), views_of(recipe, facts), print) as tracker:
         tracker.rewind(kept)
         steps(tracker, kept + 1, stop, worth)
 
 
-def test_tensorboard_shows_the_run(facts: Facts) -> None:
+def test_tensorboard_shows_the_run(facts: RunFacts) -> None:
     process(facts, Trackers(tensorboard=TensorBoard()), -1, 2)
     assert tensorboard_series(facts.folder) == {
         "train/reward": [(0, 0.0), (1, 1.0)],
@@ -71,7 +71,7 @@ def test_tensorboard_shows_the_run(facts: Facts) -> None:
     )
 
 
-def test_wandb_shows_the_run(facts: Facts) -> None:
+def test_wandb_shows_the_run(facts: RunFacts) -> None:
     process(facts, Trackers(wandb=WandB(project="words", name="first")), -1, 2)
     assert wandb_series(facts.folder) == {
         "train/reward": [(0, 0.0), (1, 1.0)],
@@ -93,7 +93,7 @@ def test_wandb_shows_the_run(facts: Facts) -> None:
 
 
 def test_wandb_online_without_a_key_is_refused_before_anything_is_done(
-    facts: Facts, monkeypatch: pytest.MonkeyPatch
+    facts: RunFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(facts.folder / "netrc"))
@@ -102,7 +102,7 @@ def test_wandb_online_without_a_key_is_refused_before_anything_is_done(
 
 
 @dataclass
-class Told(View):
+class Told(TrackerView):
     """A view that remembers what it is sent, and fails where it is told to."""
 
     newest: int = -1
@@ -116,18 +116,20 @@ class Told(View):
     def open(self, step: int) -> int:
         return self.newest
 
-    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+    def send(
+        self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
+    ) -> None:
         if self.broken is not None:
             raise self.broken
         self.rows.append((step, {**values, **samples}))
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         self.rows.append((-1, outcome))
 
 
 def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) -> None:
-    logs, early, late = Logs(tmp_path), Told(), Told(newest=1)
-    tracker = Tracker(logs, {"early": early}, print)
+    logs, early, late = RunLogs(tmp_path), Told(), Told(newest=1)
+    tracker = LogTracker(logs, {"early": early}, print)
     tracker.rewind(-1)
     logs.metrics(0, {"validation/accuracy": math.inf})
     tracker.catch_up()
@@ -146,13 +148,13 @@ def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) ->
         "validation_samples": [{"held_out": True, "prompt": "c"}],
     }
     assert early.rows == [(0, {"validation/accuracy": math.inf}), (1, whole), (2, whole)]
-    Tracker(logs, {"late": late}, print).rewind(2)  # it has had step 1
+    LogTracker(logs, {"late": late}, print).rewind(2)  # it has had step 1
     assert late.rows == [(2, whole)]
 
 
 def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_path: Path) -> None:
-    logs, failing, healthy, notes = Logs(tmp_path), Told(), Told(), list[str]()
-    tracker = Tracker(logs, {"failing": failing, "healthy": healthy}, notes.append)
+    logs, failing, healthy, notes = RunLogs(tmp_path), Told(), Told(), list[str]()
+    tracker = LogTracker(logs, {"failing": failing, "healthy": healthy}, notes.append)
     tracker.rewind(-1)
     assert notes == ["failing: in memory", "healthy: in memory"]
     failing.broken = OSError("no route to https://ada:secret@server/api")
@@ -174,16 +176,16 @@ def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_pa
         (None, "finished"),
         (ValueError(), "failed"),
         (KeyboardInterrupt(), "interrupted"),
-        (Stopped("time is over", 75), "interrupted"),
+        (StoppedRun("time is over", 75), "interrupted"),
     ],
 )
 def test_views_are_told_how_the_run_ended(
-    tmp_path: Path, ending: BaseException | None, outcome: Outcome
+    tmp_path: Path, ending: BaseException | None, outcome: RunOutcome
 ) -> None:
     view = Told()
     with (
-        suppress(Stopped, KeyboardInterrupt, ValueError),
-        track_run(Logs(tmp_path), {"told": view}, print) as tracker,
+        suppress(StoppedRun, KeyboardInterrupt, ValueError),
+        track_run(RunLogs(tmp_path), {"told": view}, print) as tracker,
     ):
         tracker.rewind(-1)
         if ending is not None:

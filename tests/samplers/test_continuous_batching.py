@@ -23,7 +23,7 @@ from lockstep.models.folder import count_cache_numbers
 from lockstep.models.heads import LogitsHead
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.samplers.torch.scheduler import Scheduler
+from lockstep.samplers.torch.scheduler import BatchScheduler
 
 SHAPE = {
     "vocab_size": 32, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -208,6 +208,6 @@ def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedMo
     assert [scheduler.finished[number].tokens for number in numbers[1:9]] == expected[1:9]
 
 
-def open_scheduler(lm: PreTrainedModel) -> Scheduler:
+def open_scheduler(lm: PreTrainedModel) -> BatchScheduler:
     sampler = TorchSampler(lm, 4)
     return sampler._open()

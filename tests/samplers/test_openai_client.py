@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BatchEncoding, PreTra
 
 from lockstep.config import OpenAI
 from lockstep.core.batch import Batch
-from lockstep.core.types import Reply, Request, SamplingParams
+from lockstep.core.types import Request, SamplingParams, ServerReply
 from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.samplers.openai.client import OpenAIClient
@@ -96,14 +96,14 @@ class Server:
             requests, sampling
         )
 
-    def reply(self, batch: Batch, row: int) -> Reply:
+    def reply(self, batch: Batch, row: int) -> ServerReply:
         """A row's response as a server would give it."""
         start, length = int(batch.starts[row]), int(batch.lengths[row])
         own = slice(start, start + length)
         tokens = batch.tokens[own][batch["mask"][own]]
         stopped = not batch["truncated"][row]
         text = self.tokenizer.decode(tokens[:-1] if stopped else tokens, skip_special_tokens=True)
-        return Reply(str(text), len(tokens), "stop" if stopped else "length")
+        return ServerReply(str(text), len(tokens), "stop" if stopped else "length")
 
 
 @pytest.fixture(scope="session")
@@ -182,7 +182,7 @@ def conversations(count: int = 6) -> list[list[dict[str, str]]]:
     return [[judge, {"role": "user", "content": f"{i % 10} + {i // 10} = 4"}] for i in range(count)]
 
 
-def texts(replies: Iterator[tuple[int, Reply]]) -> list[str]:
+def texts(replies: Iterator[tuple[int, ServerReply]]) -> list[str]:
     return [reply.text for _, reply in sorted(replies, key=lambda pair: pair[0])]
 
 

@@ -14,7 +14,7 @@ import pytest
 from openai_server import OpenAIServer, Said, listening
 
 from lockstep.config import OpenAI
-from lockstep.core.types import Reply, SamplingParams
+from lockstep.core.types import SamplingParams, ServerReply
 from lockstep.samplers.openai.client import OpenAIClient, ServerError
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-9f1c"
@@ -71,7 +71,7 @@ class Script(OpenAIServer):
         }
         return OpenAIClient(OpenAI.model_validate(said), timeout_s, note=self.told.append)
 
-    def reply(self, **options: Any) -> Reply:
+    def reply(self, **options: Any) -> ServerReply:
         """To one request."""
         [(place, reply)] = self.client(**options).chat([TALK], SAMPLING, [7])
         assert place == 0
@@ -95,7 +95,7 @@ def first(*said: Said) -> Callable[[int], Said]:
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> None:
     script.says = first((status, {"error": {"message": "busy"}}), completed())
-    assert script.reply() == Reply("so", 4, "length")
+    assert script.reply() == ServerReply("so", 4, "length")
     assert len(script.bodies) == 2
     assert script.bodies[0] == script.bodies[1]
     assert [line.split("; ")[-1] for line in script.told] == [

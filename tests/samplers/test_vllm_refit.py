@@ -19,10 +19,10 @@ from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.rank import RankLearner
-from lockstep.samplers.base import Piece, Sampler
-from lockstep.weight_sync.attestation import Attestation
+from lockstep.samplers.base import ResponsePiece, Sampler
+from lockstep.weight_sync.attestation import WeightAttestation
 from lockstep.weight_sync.sync import (
-    Outgoing,
+    OutgoingWeights,
     WeightSyncError,
     differing,
     random_probe,
@@ -62,7 +62,9 @@ class Tampering(Sampler):
     def version(self) -> int | None:
         return self._sampler.version
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         return self._sampler.pieces(requests, sampling)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
@@ -80,7 +82,9 @@ class Tampering(Sampler):
     def sleep(self) -> None:
         self._sampler.sleep()
 
-    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> list[Attestation]:
+    def load_weights(
+        self, stream: Iterable[tuple[str, Tensor]], version: int
+    ) -> list[WeightAttestation]:
         return list(self._sampler.load_weights(dict(self._damaged(stream)).items(), version))
 
     def _damaged(self, stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -188,7 +192,7 @@ def test_tables_of_the_engine_s_own_are_rescored(
     other numbers.
     """
     learner.model.get_buffer("lm.model.rotary_emb.inv_freq").mul_(2.0)
-    outgoing = Outgoing(learner.weights, torch.float32)
+    outgoing = OutgoingWeights(learner.weights, torch.float32)
     (held,) = sampler.load_weights(outgoing, 2)
     assert not differing(outgoing.sent, held)
     with pytest.raises(

@@ -17,7 +17,7 @@ from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import SamplerSection
 from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.rank import RankLearner
-from lockstep.weight_sync.attestation import Attestation
+from lockstep.weight_sync.attestation import WeightAttestation
 from lockstep.weight_sync.sync import WeightSyncError, random_probe, sync_weights
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
@@ -34,7 +34,7 @@ class Damaging(SamplerPool):
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
-    ) -> Sequence[Attestation]:
+    ) -> Sequence[WeightAttestation]:
         sent = {name: tensor.clone() for name, tensor in stream}
         if self.victim:
             sent[self.victim].view(-1)[-1] += 0.5

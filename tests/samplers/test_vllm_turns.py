@@ -21,7 +21,7 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.torch.backend import TorchInference
 from lockstep.samplers.vllm.sampler import VLLMSampler
-from lockstep.weight_sync.buckets import Bucket
+from lockstep.weight_sync.buckets import WeightBucket
 
 HELD = {"fingerprints": {}, "columns": {}, "received": [], "tied": {}}
 
@@ -70,7 +70,7 @@ class Resting(VLLMSampler):
 
 
 def sync(sampler: Resting) -> None:
-    sampler.receive(Bucket(0, 0, ()))
+    sampler.receive(WeightBucket(0, 0, ()))
     sampler.attest(1)
 
 

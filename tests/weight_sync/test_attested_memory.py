@@ -11,9 +11,9 @@ import torch
 
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.carriers import TransferRoute
 from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.outgoing import Outgoing
+from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 
 NAME = "model.norm.weight"
@@ -25,10 +25,10 @@ def test_what_is_written_after_it_came_shows(models: Callable[..., Path]) -> Non
         for name, tensor in load_causal_lm(models("llama", seed=1)).named_parameters()
     }
     sampler, sender = TorchSampler(load_causal_lm(models("llama")), 2), LocalSender()
-    route = Route("shared_memory", sender.places)
+    route = TransferRoute("shared_memory", sender.places)
     sender.join(route)
     sampler.join(route)
-    for bucket in sender.buckets(Outgoing.of(weights.items()), columns=False):
+    for bucket in sender.buckets(OutgoingWeights.of(weights.items()), columns=False):
         sampler.receive(bucket)
     expected = {name: fingerprint(tensor) for name, tensor in weights.items()}
     held = sampler.attest(1).fingerprints

@@ -30,10 +30,10 @@ from lockstep.core.batch import Batch
 from lockstep.core.borders import require_logprobs
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
-from lockstep.core.types import Phase
+from lockstep.core.types import PhaseTimer
 from lockstep.data.answers import batch_of
-from lockstep.data.demonstrations import Demonstrations
-from lockstep.data.prompts import Prompts
+from lockstep.data.demonstrations import DemonstrationRows
+from lockstep.data.prompts import PromptRows
 from lockstep.learners.base import Learner, train
 from lockstep.losses.distill import Distillation
 from lockstep.models.folder import read_config
@@ -56,8 +56,8 @@ class DistillStep:
 
     policy: Learner
     teacher: Learner
-    source: ComparedSampler | Demonstrations
-    phase: Phase
+    source: ComparedSampler | DemonstrationRows
+    phase: PhaseTimer
     options: DistillSection
     run_length: RunLength
     vocabulary: int
@@ -78,7 +78,7 @@ class DistillStep:
         self, step: int, position: int, count: int
     ) -> tuple[Batch, Metrics, list[dict[str, Any]]]:
         """Takes sequences: samples y ~ π(·|x) with agreement metrics, or rows of the data."""
-        if isinstance(self.source, Demonstrations):
+        if isinstance(self.source, DemonstrationRows):
             with self.phase("data"):
                 return batch_of(self.source.at(position, count, self.seed)), Metrics(), []
         rollouts, batch, compared = self.source(step, position, count)
@@ -123,7 +123,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         asked = recipe.validation_sampling
         measure = measure_answers(recipe, setup, held_out, collector, asked, None, own=reward)
     agreement = None
-    if isinstance(rows, Demonstrations):
+    if isinstance(rows, DemonstrationRows):
         source = rows
     else:
         assert recipe.sampling is not None, "the recipe says how the student answers"
@@ -152,7 +152,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         run_length=run_length,
         state={"policy": policy},
         validate=validate_figures(measure),
-        data=describe(rows, "rows" if isinstance(rows, Demonstrations) else "prompts"),
+        data=describe(rows, "rows" if isinstance(rows, DemonstrationRows) else "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         agreement=agreement,
     )
@@ -176,7 +176,7 @@ def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
         )
 
 
-def _open_rows(recipe: DistillRecipe, setup: Setup) -> Prompts | Demonstrations:
+def _open_rows(recipe: DistillRecipe, setup: Setup) -> PromptRows | DemonstrationRows:
     """Opens prompts for the student's rollouts, or demonstrations."""
     data = recipe.data
     longest = recipe.distill.max_tokens

@@ -10,7 +10,7 @@ from lockstep.algorithms.rewarded import SampledRecipe
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.config import ModelFolder, Optimizer, RepeatedSampling, Sampling, Section
 from lockstep.config.section import rule
-from lockstep.core.types import Divergence
+from lockstep.core.types import DivergenceKind
 
 
 class DistillSection(Section):
@@ -28,7 +28,7 @@ class DistillSection(Section):
     max_tokens: PositiveInt | None = Field(
         default=None, description="longest prompt plus answer, without on_policy"
     )
-    kl_type: Divergence = Field(
+    kl_type: DivergenceKind = Field(
         default="reverse",
         description=(
             "KL(teacher ‖ student), KL(student ‖ teacher), their weighted sum, or the "

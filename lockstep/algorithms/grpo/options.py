@@ -9,7 +9,7 @@ from pydantic import Field
 
 from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe, PolicyGradientSection
 from lockstep.config.section import rule
-from lockstep.core.types import Baseline, LossMean, ScaleRewards
+from lockstep.core.types import BaselineKind, LossMean, ScaleRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ class GRPOSection(PolicyGradientSection):
         default=False,
         description=("normalize the advantages of a step to mean 0 and variance 1 (REINFORCE++)"),
     )
-    baseline: Baseline = Field(
+    baseline: BaselineKind = Field(
         default="mean",
         description=(
             "baseline subtracted from a reward: mean of its group, mean of the other responses "

@@ -10,9 +10,9 @@ from torch import Tensor
 from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.step import (
+    AnyPolicySettings,
     PolicyGradientWorkers,
     SampledStep,
-    Settings,
     adapt_kl,
     measure_advantages,
     minibatches,
@@ -31,7 +31,7 @@ def learn(
     step: int,
     sampled: SampledStep,
     workers: PolicyGradientWorkers,
-    settings: Settings,
+    settings: AnyPolicySettings,
     recipe: PolicyGradient,
 ) -> StepResult:
     """Trains the policy on sampled rollouts: compares responses in groups, then updates."""

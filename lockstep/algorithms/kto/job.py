@@ -15,7 +15,7 @@ from itertools import chain
 
 import torch
 
-from lockstep.algorithms.job import Job, RunLength, StepResult, Validate
+from lockstep.algorithms.job import Job, RunLength, StepResult, ValidationFunction
 from lockstep.algorithms.kto.options import KTORecipe
 from lockstep.algorithms.opening import (
     describe,
@@ -28,12 +28,12 @@ from lockstep.algorithms.setup import Setup
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError, shorten
 from lockstep.core.metrics import Metrics
-from lockstep.core.types import Phase
+from lockstep.core.types import PhaseTimer
 from lockstep.data.answers import AnsweredRow, batch_of
-from lockstep.data.demonstrations import Demonstrations
+from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup
-from lockstep.data.rows import Row
-from lockstep.data.selection import Rule
+from lockstep.data.rows import DataRow
+from lockstep.data.selection import RowRule
 from lockstep.data.templates import read_field
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Outputs
@@ -64,10 +64,10 @@ class KTOStep:
 
     policy: Learner
     reference: Learner
-    rows: Demonstrations
+    rows: DemonstrationRows
     label: str
     max_tokens: int
-    phase: Phase
+    phase: PhaseTimer
     loss: KTOLoss
     run_length: RunLength
     seed: int
@@ -174,10 +174,10 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     )
 
 
-def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
+def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> DemonstrationRows:
     field = recipe.data.label
 
-    def fault(row: Row) -> str | None:
+    def fault(row: DataRow) -> str | None:
         label = read_field(row, field)
         if label is None:
             return f"lacks the field {field!r} set in data.label"
@@ -185,13 +185,15 @@ def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Demonstrations:
             return None
         return f"field {field!r} is {shorten(str(label))}, expected true or false"
 
-    rule = Rule(fault, ("label", field))
+    rule = RowRule(fault, ("label", field))
     return open_demonstrations(
         files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", rule
     )
 
 
-def _validate(recipe: KTORecipe, held_out: Demonstrations, step: KTOStep) -> Validate | None:
+def _validate(
+    recipe: KTORecipe, held_out: DemonstrationRows, step: KTOStep
+) -> ValidationFunction | None:
     rows = held_out.first(recipe.data.max_validation_samples)
     # raises early, before the first validation, if all prompts are equal
     mismatch(rows, recipe.kto.max_tokens)

@@ -7,7 +7,7 @@ from typing import Annotated, final
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from lockstep.algorithms.roles import Load, ModelRole
-from lockstep.algorithms.supervised import Supervised
+from lockstep.algorithms.supervised import SupervisedRecipe
 from lockstep.config import DataSection, Section
 from lockstep.config.section import rule
 
@@ -48,7 +48,7 @@ class KTOSection(Section):
 
 
 @final
-class KTORecipe(Supervised):
+class KTORecipe(SupervisedRecipe):
     """`algorithm: kto`"""
 
     data: LabeledSection  # pyright: ignore[reportIncompatibleVariableOverride] — frozen, so safe to narrow

@@ -25,7 +25,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics, Sum
 from lockstep.learners.base import Learner, train
 from lockstep.losses.preference import Preference
-from lockstep.objectives.pairing import Candidate, Status, choose
+from lockstep.objectives.pairing import PairCandidate, PairStatus, choose
 from lockstep.rollouts.samples import sample_rows
 
 
@@ -71,7 +71,7 @@ def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
         none because of equal scores, too few verdicts, or equal answers.
     """
     candidates = [
-        Candidate(tokens, True, score if score == score else None)  # NaN: no verdict
+        PairCandidate(tokens, True, score if score == score else None)  # NaN: no verdict
         for tokens, score in zip(list_answers(answers), answers["score"].tolist(), strict=True)
     ]
     groups = [
@@ -79,7 +79,7 @@ def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
     ]
     pairs = [choose(group, 0.0) for group in groups]
     counts = Counter(pair.status for pair in pairs)
-    statuses: tuple[Status, ...] = ("ok", "tie", "unscored", "identical")
+    statuses: tuple[PairStatus, ...] = ("ok", "tie", "unscored", "identical")
     metrics = Metrics({status: Mean(counts[status], len(pairs)) for status in statuses})
     return select_pairs(answers, pairs, generations), metrics
 

@@ -4,9 +4,9 @@
     sampler |           | sample and score y_(t+1) ~ π_t           |       |               | …
 
 The first rollouts come from the current policy; all others come from weights that are one step old.
-`Ahead` implements the usual step interface, and nothing is in flight from the loop's point of view.
-Checkpoints do not hold rollouts that were sampled ahead; they hold the weights that sampled them,
-so that a resumed run samples bit-identical ones.
+`OneStepAhead` implements the usual step interface, and nothing is in flight from the loop's point
+of view. Checkpoints do not hold rollouts that were sampled ahead; they hold the weights that
+sampled them, so that a resumed run samples bit-identical ones.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from safetensors.torch import load_file
 
 from lockstep.algorithms.job import RunLength, StepResult
 from lockstep.algorithms.policy_gradient.step import (
+    AnyPolicySettings,
     PolicyGradientWorkers,
     SampledStep,
-    Settings,
     draw,
 )
 from lockstep.core.metrics import Metrics
-from lockstep.core.types import Phase
+from lockstep.core.types import PhaseTimer
 from lockstep.learners.boxes import FileContents
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.monitor.agreement import Agreement
 from lockstep.system.background import run_in_background, wait_for_all
-from lockstep.weight_sync.sync import Snapshot
+from lockstep.weight_sync.sync import WeightSnapshot
 
 _WEIGHTS = "weights.safetensors"
 _PROBE = "probe.safetensors"
 
 
 @dataclass
-class Ahead:
+class OneStepAhead:
     """A `Step` whose rollouts are sampled during the previous step; its state is checkpointed.
 
     Attributes:
@@ -55,15 +55,15 @@ class Ahead:
     """
 
     workers: PolicyGradientWorkers
-    settings: Settings
+    settings: AnyPolicySettings
     agreement: Agreement
     learn: Callable[[int, SampledStep], StepResult]
     version: Callable[[int], int]
     run_length: RunLength
-    beside: Phase
+    beside: PhaseTimer
     abandon: Callable[[], object]
     # of the weights that sample for the next step
-    _snapshot: Snapshot | None = field(default=None, init=False)
+    _snapshot: WeightSnapshot | None = field(default=None, init=False)
     _begun: Future[SampledStep] | None = field(default=None, init=False)
     _writer: StateWriter = field(default_factory=StateWriter, init=False)
 
@@ -111,7 +111,7 @@ class Ahead:
         if not folder.exists():
             return
         version = int(json.loads((folder / COUNTERS).read_text(encoding="utf-8"))["version"])
-        self._snapshot = Snapshot(
+        self._snapshot = WeightSnapshot(
             version, load_file(folder / _WEIGHTS), load_file(folder / _PROBE)["logprob"]
         )
 
@@ -171,7 +171,7 @@ class Ahead:
             with self.workers.phase("wait for rollouts"):
                 wait_for_all([self._begun])
 
-    def _copy_weights(self, step: int) -> Snapshot:
+    def _copy_weights(self, step: int) -> WeightSnapshot:
         """Copies the policy's weights, or returns the existing copy of this version."""
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:

@@ -12,12 +12,12 @@ from lockstep.algorithms.opening import (
     open_sampling,
     validate_figures,
 )
-from lockstep.algorithms.policy_gradient.ahead import Ahead
+from lockstep.algorithms.policy_gradient.ahead import OneStepAhead
 from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
 from lockstep.algorithms.policy_gradient.step import (
+    AnyPolicySettings,
     PolicyGradientWorkers,
     SampledStep,
-    Settings,
     sample_step,
 )
 from lockstep.algorithms.setup import Setup
@@ -34,7 +34,7 @@ class AlgorithmParts:
         state: Additional checkpoint state.
     """
 
-    settings: Settings
+    settings: AnyPolicySettings
     learn: Callable[[int, SampledStep], StepResult]
     version: Callable[[int], int] = int
     state: Mapping[str, Checkpointable] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def open_policy_gradient(
         job = replace(job, state={**job.state, "kl": kl})
     if abandon is None:
         return job
-    ahead = Ahead(
+    ahead = OneStepAhead(
         workers,
         its.settings,
         parts.agreement,

@@ -79,7 +79,7 @@ class RewardScaling(Section):
             raise ValueError(f"source must rise, but is {list(self.source)}")
 
 
-class Overlong(Section):
+class OverlongPenalty(Section):
     """Soft overlong punishment (DAPO, Yu et al. 2025, eq. 13) over the last `buffer` tokens."""
 
     buffer: PositiveInt = Field(
@@ -143,7 +143,7 @@ class PolicyGradientSection(Section):
     )
     kl: KL | None = Field(default=None, description="KL penalty; null: none")
     reward_scaling: RewardScaling | None = None
-    overlong_penalty: Overlong | None = None
+    overlong_penalty: OverlongPenalty | None = None
     truncation_penalty: NonNegativeFloat = Field(
         default=0.0, description="subtracted from the reward of a truncated response"
     )

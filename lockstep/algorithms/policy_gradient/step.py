@@ -21,7 +21,7 @@ from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite, require_logprobs
 from lockstep.core.metrics import Mean, Metrics, Sum
-from lockstep.core.types import Phase, SamplingParams
+from lockstep.core.types import PhaseTimer, SamplingParams
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss
 from lockstep.losses.policy import ComparedLoss, KLPenalizedLoss
@@ -37,7 +37,7 @@ from lockstep.objectives.mismatch import (
     token_tis,
 )
 from lockstep.objectives.shaping import overlong_penalty, scale_reward
-from lockstep.objectives.tally import Tally
+from lockstep.objectives.tally import MismatchTally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
 # limit on the relative error, so that the coefficient changes slowly
@@ -97,15 +97,15 @@ class PolicyGradientWorkers:
     policy: Learner
     reference: Learner | None
     collector: RolloutCollector
-    phase: Phase
+    phase: PhaseTimer
     agreement: Agreement | None = None
 
 
-Options = TypeVar("Options", bound=PolicyGradientSection, covariant=True)
+SectionT = TypeVar("SectionT", bound=PolicyGradientSection, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyGradientSettings(Generic[Options]):
+class PolicyGradientSettings(Generic[SectionT]):
     """The recipe's options as values for the step.
 
     Attributes:
@@ -114,7 +114,7 @@ class PolicyGradientSettings(Generic[Options]):
         policy_loss: The loss without the KL.
     """
 
-    options: Options
+    options: SectionT
     sampling: SamplingParams
     seed: int
     num_logged_samples: int
@@ -122,7 +122,7 @@ class PolicyGradientSettings(Generic[Options]):
     policy_loss: Loss
 
 
-Settings = PolicyGradientSettings[PolicyGradientSection]
+AnyPolicySettings = PolicyGradientSettings[PolicyGradientSection]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class SampledStep:
 
 
 def sample_step(
-    position: int, version: int, workers: PolicyGradientWorkers, settings: Settings
+    position: int, version: int, workers: PolicyGradientWorkers, settings: AnyPolicySettings
 ) -> SampledStep:
     """Samples responses from the current policy."""
     with workers.phase("generate"), workers.collector.engine.at(version) as refitted:
@@ -152,7 +152,7 @@ def sample_step(
 
 
 def draw(
-    position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: Settings
+    position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: AnyPolicySettings
 ) -> SampledStep:
     """Samples responses; dynamic sampling keeps only prompts whose rewards differ."""
     options = settings.options
@@ -172,7 +172,11 @@ def draw(
 
 
 def prepare_batch(
-    step: int, version: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
+    step: int,
+    version: int,
+    batch: Batch,
+    workers: PolicyGradientWorkers,
+    settings: AnyPolicySettings,
 ) -> tuple[Batch, Metrics]:
     """Adds log-probabilities and importance weights, and masks excluded responses.
 
@@ -209,7 +213,7 @@ def train_policy(
     place: int,
     batch: Batch,
     workers: PolicyGradientWorkers,
-    settings: Settings,
+    settings: AnyPolicySettings,
 ) -> Metrics:
     """Runs one optimizer step of the policy: number `place` of epoch `epoch`.
 
@@ -225,8 +229,8 @@ def train_policy(
         return of_epoch(metrics.with_prefix("policy"), epoch, settings)
 
     def compare(metrics: Metrics) -> None:
-        tally = metrics.pop("compared", Tally())
-        assert isinstance(tally, Tally), "which the loss counts"
+        tally = metrics.pop("compared", MismatchTally())
+        assert isinstance(tally, MismatchTally), "which the loss counts"
         compared.update(agreement.compare_trained(step + 1, tally))
 
     with workers.phase("policy"):
@@ -240,7 +244,7 @@ def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batc
     return (batch.select(rows) for rows in order.split(size))
 
 
-def of_epoch(metrics: Metrics, epoch: int, settings: Settings) -> Metrics:
+def of_epoch(metrics: Metrics, epoch: int, settings: AnyPolicySettings) -> Metrics:
     """Metrics of an epoch; with several epochs, also under the epoch's own name."""
     if settings.options.ppo_epochs == 1:
         return metrics
@@ -268,7 +272,7 @@ def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
 
 
 def _add_old_logprobs(
-    step: int, batch: Batch, workers: PolicyGradientWorkers, settings: Settings
+    step: int, batch: Batch, workers: PolicyGradientWorkers, settings: AnyPolicySettings
 ) -> Batch:
     """Adds log π_old(y_t | x, y_<t)."""
     if workers.agreement is None:
@@ -276,7 +280,7 @@ def _add_old_logprobs(
     return workers.agreement.score(batch, settings.seed, step)
 
 
-def _shape_scores(batch: Batch, settings: Settings) -> Batch:
+def _shape_scores(batch: Batch, settings: AnyPolicySettings) -> Batch:
     """Shapes scores; masks responses without a verdict and, if set, truncated ones."""
     options = settings.options
     score_B = batch["score"]
@@ -296,7 +300,7 @@ def _shape_scores(batch: Batch, settings: Settings) -> Batch:
     return _keeping(batch, keep_B)
 
 
-def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]:
+def _correct_mismatch(batch: Batch, settings: AnyPolicySettings) -> tuple[Batch, Metrics]:
     """Masks responses with a large mismatch and weighs the rest, as the recipe sets."""
     metrics = Metrics()
     if settings.options.max_sequence_mismatch is not None:
@@ -314,7 +318,7 @@ def _correct_mismatch(batch: Batch, settings: Settings) -> tuple[Batch, Metrics]
 
 
 def _with_reference(
-    batch: Batch, workers: PolicyGradientWorkers, settings: Settings
+    batch: Batch, workers: PolicyGradientWorkers, settings: AnyPolicySettings
 ) -> tuple[Batch, Metrics]:
     section = settings.options.kl
     coef = settings.kl
@@ -334,7 +338,7 @@ def _with_reference(
     return batch.with_columns(columns), metrics
 
 
-def _measure_objective(batch: Batch, settings: Settings) -> Metrics:
+def _measure_objective(batch: Batch, settings: AnyPolicySettings) -> Metrics:
     """Metrics of the objective, shaped score − β·KL per response, and of clamping."""
     objective_B = batch["shaped_score"]
     if settings.kl is not None:
@@ -350,7 +354,7 @@ def _measure_objective(batch: Batch, settings: Settings) -> Metrics:
     return metrics
 
 
-def policy_loss(settings: Settings) -> Loss:
+def policy_loss(settings: AnyPolicySettings) -> Loss:
     """The policy's loss in the current step."""
     if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
         return settings.policy_loss
@@ -360,7 +364,7 @@ def policy_loss(settings: Settings) -> Loss:
     return KLPenalizedLoss(settings.policy_loss, settings.kl.value)
 
 
-def adapt_kl(batch: Batch, settings: Settings) -> None:
+def adapt_kl(batch: Batch, settings: AnyPolicySettings) -> None:
     """Adapts the KL coefficient to its target, at the end of a step."""
     if settings.kl is not None and settings.kl.adaptive is not None and batch.mask.any():
         settings.kl.follow(float(batch["kl"].sum() / batch.mask.sum()))
@@ -372,8 +376,8 @@ def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
 
 
 def build_settings(
-    recipe: PolicyGradientRecipe, options: Options, stop_token_ids: tuple[int, ...]
-) -> PolicyGradientSettings[Options]:
+    recipe: PolicyGradientRecipe, options: SectionT, stop_token_ids: tuple[int, ...]
+) -> PolicyGradientSettings[SectionT]:
     """Converts a recipe's options to values.
 
     Args:

@@ -11,7 +11,7 @@ from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
 from lockstep.algorithms.setup import Setup
 from lockstep.core.errors import InputError
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import EpisodeRunner
 
 
 def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
@@ -33,7 +33,7 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     return open_policy_gradient(recipe, setup, program)
 
 
-def _require_rewards_so_far(episodes: Episodes | None) -> None:
+def _require_rewards_so_far(episodes: EpisodeRunner | None) -> None:
     """Raises InputError if truncated episodes have a final reward but are bootstrapped."""
     if episodes is not None and not episodes.keeps_rewards:
         raise InputError(

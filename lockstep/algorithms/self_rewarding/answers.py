@@ -13,12 +13,14 @@ from lockstep.algorithms.learn_pairs import list_answers, select_pairs
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics, StandardDeviation
 from lockstep.judge.build import response_case
-from lockstep.judge.judge import Judge, Judged, mean_score, score_variance
-from lockstep.objectives.pairing import AnswerPair, Candidate, Status, choose
+from lockstep.judge.judge import CaseJudgments, LLMJudge, mean_score, score_variance
+from lockstep.objectives.pairing import AnswerPair, PairCandidate, PairStatus, choose
 from lockstep.rollouts.rollout import Rollouts
 
 
-def judge_answers(rollouts: Rollouts, judge: Judge[float], key: int) -> list[Judged[float]]:
+def judge_answers(
+    rollouts: Rollouts, judge: LLMJudge[float], key: int
+) -> list[CaseJudgments[float]]:
     """Asks the judge to score each answer; `key` keys the random numbers."""
     answered = enumerate(zip(rollouts.prompts, rollouts.responses, strict=True))
     return judge(
@@ -40,7 +42,7 @@ class RankedAnswers:
     """
 
     rollouts: Rollouts
-    judged: Sequence[Judged[float]]
+    judged: Sequence[CaseJudgments[float]]
     pairs: Sequence[AnswerPair]
 
     @property
@@ -83,12 +85,12 @@ class RankedAnswers:
 
 
 def choose_pairs(
-    rollouts: Rollouts, judged: Sequence[Judged[float]], length_control: float, group: int
+    rollouts: Rollouts, judged: Sequence[CaseJudgments[float]], length_control: float, group: int
 ) -> RankedAnswers:
     """Chooses a pair per prompt of `group` answers, with length control; see `pairing`."""
     cut = rollouts.batch["truncated"].tolist()
     answers = [
-        Candidate(own, not unfinished, mean_score(one), score_variance(one))
+        PairCandidate(own, not unfinished, mean_score(one), score_variance(one))
         for own, unfinished, one in zip(list_answers(rollouts.batch), cut, judged, strict=True)
     ]
     pairs = [
@@ -102,10 +104,10 @@ def choose_pairs(
     return RankedAnswers(Rollouts(batch, rollouts.prompts, rollouts.responses), judged, pairs)
 
 
-_STATUSES: tuple[Status, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
+_STATUSES: tuple[PairStatus, ...] = ("ok", "unscored", "tie", "identical", "unfinished")
 
 
-def answer_metrics(rollouts: Rollouts, judged: Sequence[Judged[float]]) -> Metrics:
+def answer_metrics(rollouts: Rollouts, judged: Sequence[CaseJudgments[float]]) -> Metrics:
     """Metrics of the scores, lengths and truncation of all answers.
 
     `top_class_share` is the share of the most frequent verdict; it is 1 for a judge that always

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
-from lockstep.algorithms.job import Job, RunLength, Step, Validate, Validation
+from lockstep.algorithms.job import Job, RunLength, StepFunction, Validation, ValidationFunction
 from lockstep.algorithms.learn_answers import open_answers, sft_step
 from lockstep.algorithms.opening import (
     build_agreement,
@@ -18,7 +18,7 @@ from lockstep.algorithms.opening import (
     validate_figures,
 )
 from lockstep.algorithms.rows import open_prompts
-from lockstep.algorithms.self_rewarding.meta import MetaJudging, Skill
+from lockstep.algorithms.self_rewarding.meta import MetaJudgeSkill, MetaJudging
 from lockstep.algorithms.self_rewarding.new_prompts import open_new_prompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.algorithms.self_rewarding.step import (
@@ -27,10 +27,10 @@ from lockstep.algorithms.self_rewarding.step import (
     self_rewarding_step,
 )
 from lockstep.algorithms.self_rewarding.validation import measure_judges, open_twins, read_known
-from lockstep.algorithms.setup import Policy, Setup
+from lockstep.algorithms.setup import PolicyJudge, Setup
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
-from lockstep.judge.asking import Answering
+from lockstep.judge.asking import JudgeModel
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
@@ -52,8 +52,8 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference)
     )
 
-    def answering(section: AskedSection, name: str) -> Answering:
-        return setup.answering(section, Policy(actor.generate, setup.source), name)
+    def answering(section: AskedSection, name: str) -> JudgeModel:
+        return setup.answering(section, PolicyJudge(actor.generate, setup.source), name)
 
     judge = score_judge(recipe.judge, answering(recipe.judge, "judge"), recipe.seed)
     meta = setup.attempt(lambda: _open_meta_judge(recipe, answering), None)
@@ -72,7 +72,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         judge=judge,
         meta=meta,
         phase=setup.phase,
-        skill=Skill(setup.note),
+        skill=MetaJudgeSkill(setup.note),
         shared_folder=setup.folder / "handed_over",
         new_prompts=open_new_prompts(
             recipe, prompts, settings.rows, actor, setup.source, setup.folder / "prompts"
@@ -104,7 +104,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
 
 
 def _open_meta_judge(
-    recipe: SelfRewardingRecipe, answering: Callable[[AskedSection, str], Answering]
+    recipe: SelfRewardingRecipe, answering: Callable[[AskedSection, str], JudgeModel]
 ) -> MetaJudging | None:
     section = recipe.meta_judge
     if section is None:
@@ -170,7 +170,7 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
             assert_never(recipe.self_rewarding.prompt_source)
 
 
-def _together(*measures: Validate | None) -> Validate | None:
+def _together(*measures: ValidationFunction | None) -> ValidationFunction | None:
     """Combines validations into one; None if there are none."""
     present = [measure for measure in measures if measure is not None]
     if present:
@@ -180,7 +180,7 @@ def _together(*measures: Validate | None) -> Validate | None:
 
 def _true_worth(
     recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
-) -> Validate | None:
+) -> ValidationFunction | None:
     """Builds the validation of held-out answers by a reward instead of the policy's judgment."""
     reward = recipe.validation_reward
     rows = None if reward is None else open_held_out(recipe, setup, reward)
@@ -191,7 +191,9 @@ def _true_worth(
     )
 
 
-def open_first_iteration(recipe: SelfRewardingRecipe, policy: Learner, setup: Setup) -> Step:
+def open_first_iteration(
+    recipe: SelfRewardingRecipe, policy: Learner, setup: Setup
+) -> StepFunction:
     """Opens the step of a first iteration that trains on demonstrations."""
     size = recipe.self_rewarding.global_batch_size
     data = recipe.data

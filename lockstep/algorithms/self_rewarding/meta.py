@@ -3,7 +3,7 @@
 The answers whose verdicts differ most are used. Every two judgments of an answer battle in both
 orders, without their final scores, and the strongest and the weakest form a training pair.
 Everything happens within a step, so there is no queue. Pairs are trained on only while the
-iteration's comparisons show skill (`Skill`).
+iteration's comparisons show skill (`MetaJudgeSkill`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from lockstep.algorithms.self_rewarding.answers import RankedAnswers
 from lockstep.core.batch import Batch
-from lockstep.core.metrics import Last, Mean, Metrics, Sum
+from lockstep.core.metrics import LastValue, Mean, Metrics, Sum
 from lockstep.core.types import Prompt
 from lockstep.data.answers import build_batch
-from lockstep.judge.asking import Answer
+from lockstep.judge.asking import ModelAnswer
 from lockstep.judge.build import meta_case
-from lockstep.judge.judge import Case, Judge, Judged, judge_metrics, score_variance
-from lockstep.judge.verdicts import Winner
-from lockstep.objectives.battles import Battles, bradley_terry
-from lockstep.objectives.order_consistency import Comparisons, count_comparisons
+from lockstep.judge.judge import CaseJudgments, JudgeCase, LLMJudge, judge_metrics, score_variance
+from lockstep.judge.verdicts import PairWinner
+from lockstep.objectives.battles import BattleResults, bradley_terry
+from lockstep.objectives.order_consistency import ComparisonCounts, count_comparisons
 from lockstep.objectives.pairing import balance
 
 _SPARE = 2
@@ -50,15 +50,15 @@ class MetaJudging:
         max_judgement_tokens: Maximum length of a preferred judgment, tokens; None: no limit.
     """
 
-    judge: Judge[Winner]
-    wins: Callable[[Battles, int], Tensor]
+    judge: LLMJudge[PairWinner]
+    wins: Callable[[BattleResults, int], Tensor]
     reasons: Callable[[str], str]
     max_class_share: float
     max_judgement_tokens: int | None
 
 
 @dataclass(frozen=True)
-class Reading:
+class ScoredJudgment:
     """A finished judgment with a score.
 
     Attributes:
@@ -69,11 +69,11 @@ class Reading:
 
     score: float
     reasons: str
-    answer: Answer
+    answer: ModelAnswer
 
 
 @dataclass(frozen=True)
-class Doubted:
+class DisputedResponse:
     """A response whose judgments disagree.
 
     Attributes:
@@ -86,7 +86,7 @@ class Doubted:
     place: int
     prompt: Prompt
     response: str
-    judgements: Sequence[Reading]
+    judgements: Sequence[ScoredJudgment]
 
     @property
     def orders(self) -> list[tuple[int, int]]:
@@ -105,22 +105,22 @@ class JudgePair:
         elo_gap: Difference of their Elo ratings.
     """
 
-    doubted: Doubted
-    chosen: Reading
-    rejected: Reading
+    doubted: DisputedResponse
+    chosen: ScoredJudgment
+    rejected: ScoredJudgment
     elo_gap: float
 
 
 def judge_pairs(
     ranked: RankedAnswers, room: int, meta: MetaJudging, step: int
-) -> tuple[list[JudgePair], Metrics, Comparisons]:
+) -> tuple[list[JudgePair], Metrics, ComparisonCounts]:
     """Builds at most `room` pairs of judgments; returns metrics and counts of battles."""
     varied = _pick_doubted(ranked, meta.reasons)
     fitting = [one for one in varied if meta.judge.fits(_cases(one, step))]
     doubted = fitting[: _SPARE * room]
     judged = meta.judge([case for one in doubted for case in _cases(one, step)])
     fought = iter(judged)
-    battles: list[Battles] = [
+    battles: list[BattleResults] = [
         {order: next(iter(next(fought).values), None) for order in one.orders} for one in doubted
     ]
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
@@ -162,7 +162,7 @@ def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> d
     return row
 
 
-def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _tokens(answer: ModelAnswer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens of the question and of the reply."""
     prompt = answer.prompt_tokens
     reply = answer.tokens
@@ -171,7 +171,7 @@ def _tokens(answer: Answer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return prompt, reply
 
 
-def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[Doubted]:
+def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[DisputedResponse]:
     """Picks each prompt's finished answer with the most varied verdicts, most varied first.
 
     Answers with equal verdicts, or shortened for the judge, are not picked.
@@ -188,24 +188,26 @@ def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[
     )
     places = [max(group, key=variances.__getitem__) for group in groups]
     found = [
-        Doubted(at, rollouts.prompts[at], rollouts.responses[at], _differing(judged[at], reasons))
+        DisputedResponse(
+            at, rollouts.prompts[at], rollouts.responses[at], _differing(judged[at], reasons)
+        )
         for at in sorted(places, key=variances.__getitem__, reverse=True)
         if variances[at] > 0
     ]
     return [one for one in found if len(one.judgements) > 1]
 
 
-def _differing(judged: Judged[float], reasons: Callable[[str], str]) -> list[Reading]:
+def _differing(judged: CaseJudgments[float], reasons: Callable[[str], str]) -> list[ScoredJudgment]:
     """Finished judgments without duplicate reasons."""
-    found: dict[str, Reading] = {}
+    found: dict[str, ScoredJudgment] = {}
     for one in judged.judgements:
         if one.verdict.value is not None and one.answer is not None and one.answer.finished:
             text = reasons(one.answer.text)
-            found.setdefault(text, Reading(one.verdict.value, text, one.answer))
+            found.setdefault(text, ScoredJudgment(one.verdict.value, text, one.answer))
     return list(found.values())
 
 
-def _cases(doubted: Doubted, step: int) -> list[Case]:
+def _cases(doubted: DisputedResponse, step: int) -> list[JudgeCase]:
     """Builds all battles: prompt, response, and the reasons of two judgments in one order."""
     prompt = doubted.prompt
     texts = [one.reasons for one in doubted.judgements]
@@ -223,7 +225,9 @@ def _cases(doubted: Doubted, step: int) -> list[Case]:
     ]
 
 
-def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> JudgePair | None:
+def _best_and_worst(
+    doubted: DisputedResponse, battles: BattleResults, meta: MetaJudging
+) -> JudgePair | None:
     """The strongest and the weakest judgment; None if tied or of equal score."""
     strength_P = bradley_terry(meta.wins(battles, len(doubted.judgements)))
     order = strength_P.argsort(descending=True, stable=True).tolist()
@@ -240,7 +244,7 @@ def _best_and_worst(doubted: Doubted, battles: Battles, meta: MetaJudging) -> Ju
 
 
 def _measure_battles(
-    battles: Sequence[Battles], compared: Comparisons, found: Sequence[JudgePair | None]
+    battles: Sequence[BattleResults], compared: ComparisonCounts, found: Sequence[JudgePair | None]
 ) -> Metrics:
     """Metrics of the meta-judge: first-position wins, undecided battles, Elo gaps."""
     winners = [winner for own in battles for winner in own.values() if winner is not None]
@@ -256,7 +260,7 @@ def _measure_battles(
 _FILE = "skill.json"
 
 
-class Skill:
+class MetaJudgeSkill:
     """Tracks whether the meta-judge's comparisons show skill in an iteration; checkpointed.
 
     An iteration has one meta-judge; the next iteration has a new one, which must show its own
@@ -268,12 +272,12 @@ class Skill:
 
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
-        self._iteration, self._seen = 0, Comparisons()
+        self._iteration, self._seen = 0, ComparisonCounts()
 
-    def show(self, iteration: int, found: Comparisons) -> bool:
+    def show(self, iteration: int, found: ComparisonCounts) -> bool:
         """True if the iteration's comparisons, including the newest, show skill."""
         if iteration != self._iteration:
-            self._iteration, self._seen = iteration, Comparisons()
+            self._iteration, self._seen = iteration, ComparisonCounts()
         is_first = not self._seen.total
         self._seen += found
         if is_first and found.total and not self._seen.show_skill:
@@ -288,9 +292,9 @@ class Skill:
 
     def metrics(self) -> Metrics:
         """Metrics of the iteration so far."""
-        told = Metrics(luck=Last(self._seen.luck))
+        told = Metrics(luck=LastValue(self._seen.luck))
         if self._seen.total:
-            return told + Metrics(consistent_by_chance=Last(self._seen.by_chance))
+            return told + Metrics(consistent_by_chance=LastValue(self._seen.by_chance))
         return told
 
     def save(self, folder: Path) -> None:
@@ -309,4 +313,4 @@ class Skill:
         """
         if folder.exists():
             state = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-            self._iteration, self._seen = state["iteration"], Comparisons(**state["seen"])
+            self._iteration, self._seen = state["iteration"], ComparisonCounts(**state["seen"])

@@ -22,12 +22,18 @@ from lockstep.core import keyed
 from lockstep.core.errors import InputError, RunError
 from lockstep.core.metrics import Metrics, Sum
 from lockstep.data.files import FileGroup
-from lockstep.data.prompts import Prompts, is_chat
+from lockstep.data.prompts import PromptRows, is_chat
 from lockstep.data.templates import fields
 from lockstep.data.text_field import TextField, text_field
 from lockstep.data.thoughts import drop_thought
-from lockstep.judge.asking import Answer, Answering, Conversation, Reader, SamplerAnswers
-from lockstep.judge.templates import Template
+from lockstep.judge.asking import (
+    ChatConversation,
+    ConversationEncoder,
+    JudgeModel,
+    ModelAnswer,
+    SamplerAnswers,
+)
+from lockstep.judge.templates import JudgeTemplate
 from lockstep.models.source import ModelSource
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.system.whole_files import write_whole
@@ -48,7 +54,7 @@ assistant can answer it in writing. Write the request alone: no number in front 
 Request {_EXAMPLES + 1}:
 """
 
-Outcome = Literal[
+PromptOutcome = Literal[
     "made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"
 ]
 """Outcomes of an attempt.
@@ -75,9 +81,9 @@ class PromptWriter:
         seed: Seed of the random numbers.
     """
 
-    answering: Answering
-    template: Template
-    prompts: Prompts
+    answering: JudgeModel
+    template: JudgeTemplate
+    prompts: PromptRows
     field: TextField
     max_attempts: int
     seed: int
@@ -89,7 +95,7 @@ class PromptWriter:
             TooFewPromptsError: The attempts gave fewer prompts.
         """
         found: dict[int, str] = {}
-        outcomes = Counter[Outcome]()
+        outcomes = Counter[PromptOutcome]()
         limit = count * self.max_attempts
         while len(found) < count and outcomes.total() < limit:
             start = outcomes.total()
@@ -116,12 +122,12 @@ class PromptWriter:
                 f"prompts ({causes}); check new_prompts.template and new_prompts.sampling, or "
                 "raise new_prompts.max_attempts"
             )
-        counts = {outcome: Sum(outcomes[outcome]) for outcome in get_args(Outcome)}
+        counts = {outcome: Sum(outcomes[outcome]) for outcome in get_args(PromptOutcome)}
         return [self.field.row(text) for text in found.values()], Metrics(
             attempts=Sum(outcomes.total()), **counts
         )
 
-    def _ask(self, iteration: int, attempts: range) -> list[Answer | None]:
+    def _ask(self, iteration: int, attempts: range) -> list[ModelAnswer | None]:
         """Samples replies to the requests that are not too long."""
         requests = [self._request(iteration, number) for number in attempts]
         keys = [keyed.key(self.seed, "new prompts", iteration, number) for number in attempts]
@@ -130,7 +136,7 @@ class PromptWriter:
         ]
         return self.answering.answers([requests[i] for i in fitting], [keys[i] for i in fitting])
 
-    def _request(self, iteration: int, number: int) -> Conversation:
+    def _request(self, iteration: int, number: int) -> ChatConversation:
         """Builds a request, with examples sampled for this attempt."""
         names = self.template.fields
         places = keyed.sample(
@@ -143,7 +149,9 @@ class PromptWriter:
             {"role": "user", "content": self.template.fill(dict(zip(names, texts, strict=True)))},
         )
 
-    def _check(self, answer: Answer | None, text: str, found: Mapping[int, str]) -> Outcome:
+    def _check(
+        self, answer: ModelAnswer | None, text: str, found: Mapping[int, str]
+    ) -> PromptOutcome:
         if answer is None or not answer.finished:
             return "unfinished"
         if not text:
@@ -175,13 +183,13 @@ def _mark(text: str) -> int:
     return keyed.key(" ".join(text.split()).casefold())
 
 
-NewPrompts = Callable[[int, int], tuple[Prompts, Metrics]]
+NewPrompts = Callable[[int, int], tuple[PromptRows, Metrics]]
 """Prompts and metrics of an iteration, by its number and the version of its weights."""
 
 
 def open_new_prompts(
     recipe: SelfRewardingRecipe,
-    prompts: Prompts,
+    prompts: PromptRows,
     count: int,
     engine: SamplerSession,
     source: ModelSource,
@@ -207,7 +215,7 @@ def open_new_prompts(
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
     source.require_room("new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens", tokens)
     template = _open_template(section, len(prompts))
-    reader = Reader(
+    reader = ConversationEncoder(
         source.tokenizer, is_chat(data), section.max_prompt_tokens, "data", data.template_args
     )
     answering = SamplerAnswers(engine.generate, reader, source.sampling(section.sampling))
@@ -217,7 +225,7 @@ def open_new_prompts(
     without_answers = data.model_copy(update={"answer": ""})
 
     @lru_cache(maxsize=1)
-    def write(iteration: int, version: int) -> tuple[Prompts, Metrics]:
+    def write(iteration: int, version: int) -> tuple[PromptRows, Metrics]:
         with engine.at(version):
             rows, metrics = writer(iteration, count)
         folder.mkdir(exist_ok=True)
@@ -230,11 +238,11 @@ def open_new_prompts(
     return write
 
 
-def _open_template(section: NewPromptsSection, prompts: int) -> Template:
+def _open_template(section: NewPromptsSection, prompts: int) -> JudgeTemplate:
     """Opens the request template, whose fields are {example_1}, {example_2} and so on."""
     text = WRITE if section.template is None else section.template
     count = max(1, len(set(fields(text))))
-    template = Template(
+    template = JudgeTemplate(
         text, tuple(f"example_{number}" for number in range(1, count + 1)), "new_prompts.template"
     )
     if prompts < count:

@@ -20,7 +20,7 @@ from lockstep.config.section import rule
 from lockstep.judge.options import AskedSection, JudgeSection, MetaJudgeSection
 from lockstep.rewards.options import RewardSection
 
-Control = Annotated[float, Field(ge=0.0, lt=1.0)]
+FractionBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class SelfRewardingSection(PreferenceSection):
@@ -37,7 +37,7 @@ class SelfRewardingSection(PreferenceSection):
     num_responses_to_gen: Annotated[int, Field(ge=2)] = Field(
         default=4, description="answers per prompt"
     )
-    length_control: Control | tuple[Control, ...] = Field(
+    length_control: FractionBelowOne | tuple[FractionBelowOne, ...] = Field(
         default=0.0,
         description=(
             "ρ: among answers scored within this share of the range, prefer the shortest "
@@ -68,7 +68,7 @@ class SelfRewardingSection(PreferenceSection):
             "them; see section meta_judge"
         ),
     )
-    meta_judge_pcnt: Control | tuple[Control, ...] = Field(
+    meta_judge_pcnt: FractionBelowOne | tuple[FractionBelowOne, ...] = Field(
         default=0.15,
         description=(
             "largest share of pairs of judgments among the pairs of a step; a list: one "

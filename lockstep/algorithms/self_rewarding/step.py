@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.algorithms.job import Step, StepResult
+from lockstep.algorithms.job import StepFunction, StepResult
 from lockstep.algorithms.learn_pairs import build_preference_loss
 from lockstep.algorithms.opening import with_reference
 from lockstep.algorithms.self_rewarding.answers import (
@@ -26,8 +26,8 @@ from lockstep.algorithms.self_rewarding.answers import (
 )
 from lockstep.algorithms.self_rewarding.meta import (
     JudgePair,
+    MetaJudgeSkill,
     MetaJudging,
-    Skill,
     judge_batch,
     judge_pair_row,
     judge_pairs,
@@ -35,9 +35,9 @@ from lockstep.algorithms.self_rewarding.meta import (
 from lockstep.algorithms.self_rewarding.new_prompts import NewPrompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.core.batch import Batch, concat
-from lockstep.core.metrics import Last, Mean, Metrics, Sum
-from lockstep.core.types import Phase, SamplingParams
-from lockstep.judge.judge import Judge, judge_metrics
+from lockstep.core.metrics import LastValue, Mean, Metrics, Sum
+from lockstep.core.types import PhaseTimer, SamplingParams
+from lockstep.judge.judge import LLMJudge, judge_metrics
 from lockstep.learners.base import Learner, hand_over, train
 from lockstep.losses.preference import Preference
 from lockstep.monitor.agreement import Agreement
@@ -59,13 +59,13 @@ class SelfRewardingWorkers:
     policy: Learner
     reference: Learner
     collector: RolloutCollector
-    judge: Judge[float]
+    judge: LLMJudge[float]
     meta: MetaJudging | None
-    phase: Phase
-    skill: Skill
+    phase: PhaseTimer
+    skill: MetaJudgeSkill
     shared_folder: Path
     new_prompts: NewPrompts | None
-    first_iteration: Step | None
+    first_iteration: StepFunction | None
     agreement: Agreement
 
 
@@ -123,8 +123,8 @@ def self_rewarding_step(
         result = _learn_from_own_judgement(step, position, workers, settings)
     done = Metrics(
         {
-            "train/iteration": Last(float(iteration)),
-            "train/epoch": Last(float(settings.epoch(step))),
+            "train/iteration": LastValue(float(iteration)),
+            "train/epoch": LastValue(float(settings.epoch(step))),
         }
     )
     return replace(result, metrics=result.metrics + done, position=settings.position(step + 1))

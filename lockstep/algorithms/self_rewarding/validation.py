@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from lockstep.algorithms.job import Validate, Validation
+from lockstep.algorithms.job import Validation, ValidationFunction
 from lockstep.algorithms.opening import with_reference
 from lockstep.algorithms.rows import DataFiles, files_of
-from lockstep.algorithms.self_rewarding.meta import MetaJudging, Skill, judge_pair_row
+from lockstep.algorithms.self_rewarding.meta import MetaJudgeSkill, MetaJudging, judge_pair_row
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.algorithms.self_rewarding.step import (
     JudgedAnswers,
@@ -21,12 +21,18 @@ from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics, merge_metrics
 from lockstep.core.types import Prompt, skip_timing
 from lockstep.data.files import open_rows
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.judge.asking import SamplerAnswers
 from lockstep.judge.build import score_parser
-from lockstep.judge.judge import Judge
-from lockstep.judge.known import Known, measure_scores, measure_winners, read_scores, read_winners
-from lockstep.judge.verdicts import V, Winner
+from lockstep.judge.judge import LLMJudge
+from lockstep.judge.known import (
+    LabeledCase,
+    measure_scores,
+    measure_winners,
+    read_scores,
+    read_winners,
+)
+from lockstep.judge.verdicts import PairWinner, V
 from lockstep.learners.base import compute_logprobs
 from lockstep.losses.base import Outputs
 from lockstep.losses.preference import interval_of_acc
@@ -47,10 +53,10 @@ class HeldOut:
 
 def open_twins(
     recipe: SelfRewardingRecipe,
-    prompts: Prompts | None,
+    prompts: PromptRows | None,
     workers: SelfRewardingWorkers,
     settings: SelfRewardingSettings,
-) -> Validate | None:
+) -> ValidationFunction | None:
     """Builds the validation by training-step metrics (`val/…`) and a table of pairs.
 
     Options and reference policy are those of the latest step, which may be the last of its
@@ -68,7 +74,7 @@ def open_twins(
     @lru_cache(maxsize=1)
     def make_pairs(iteration: int) -> tuple[list[JudgedAnswers], list[Batch]]:
         # all time counts as validation
-        own = replace(workers, phase=skip_timing, skill=Skill(lambda text: None))
+        own = replace(workers, phase=skip_timing, skill=MetaJudgeSkill(lambda text: None))
         found: list[JudgedAnswers] = []
         batches: list[Batch] = []
         for start in range(0, count, size):
@@ -103,7 +109,7 @@ def open_twins(
     return measure
 
 
-def _rebind_judge(judge: Judge[V], actor: SamplerSession, policy: SamplerSession) -> Judge[V]:
+def _rebind_judge(judge: LLMJudge[V], actor: SamplerSession, policy: SamplerSession) -> LLMJudge[V]:
     """The same judge, with the current policy in place of the acting policy."""
     answering = judge.answering
     if isinstance(answering, SamplerAnswers) and answering.generate == actor.generate:
@@ -112,8 +118,8 @@ def _rebind_judge(judge: Judge[V], actor: SamplerSession, policy: SamplerSession
 
 
 def measure_judges(
-    known: tuple[Sequence[Known[float]], Sequence[Known[Winner]]],
-    judge: Judge[float],
+    known: tuple[Sequence[LabeledCase[float]], Sequence[LabeledCase[PairWinner]]],
+    judge: LLMJudge[float],
     meta: MetaJudging | None,
     actor: SamplerSession,
     engine: SamplerSession,
@@ -145,7 +151,7 @@ def measure_judges(
 
 def read_known(
     recipe: SelfRewardingRecipe, files: DataFiles
-) -> tuple[list[Known[float]], list[Known[Winner]]]:
+) -> tuple[list[LabeledCase[float]], list[LabeledCase[PairWinner]]]:
     """Reads known judgments from the recipe's files or the task; winners only for meta-judges.
 
     Raises:
@@ -161,7 +167,7 @@ def read_known(
         comparisons = files.comparisons
     else:
         comparisons = files_of(section.comparisons)
-    scores: list[Known[float]] = []
+    scores: list[LabeledCase[float]] = []
     if judgements is not None:
         scores = read_scores(
             open_rows(judgements, "error"), judge.judge_score_low, judge.judge_score_high

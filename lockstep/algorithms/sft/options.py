@@ -7,7 +7,7 @@ from typing import final
 from pydantic import Field, PositiveInt
 
 from lockstep.algorithms.roles import Load, ModelRole
-from lockstep.algorithms.supervised import Supervised
+from lockstep.algorithms.supervised import SupervisedRecipe
 from lockstep.config import Section
 
 
@@ -19,7 +19,7 @@ class SFTSection(Section):
 
 
 @final
-class SFTRecipe(Supervised):
+class SFTRecipe(SupervisedRecipe):
     """`algorithm: sft`"""
 
     sft: SFTSection

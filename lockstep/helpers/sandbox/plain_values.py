@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-Refer = Callable[[Any], list[Any]]
-Resolve = Callable[[list[Any]], Any]
+ReferenceEncoder = Callable[[Any], list[Any]]
+ReferenceDecoder = Callable[[list[Any]], Any]
 
 _SERIES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _WRITTEN = {
@@ -45,7 +45,7 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def encode(value: Any, refer: Refer) -> Any:
+def encode(value: Any, refer: ReferenceEncoder) -> Any:
     """Encodes a value for `dumps`.
 
     Args:
@@ -69,7 +69,7 @@ def encode(value: Any, refer: Refer) -> Any:
     return refer(value)
 
 
-def decode(item: Any, resolve: Resolve) -> Any:
+def decode(item: Any, resolve: ReferenceDecoder) -> Any:
     """Decodes a value from `encode` or from an attacker.
 
     Args:

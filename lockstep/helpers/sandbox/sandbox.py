@@ -47,7 +47,7 @@ class SandboxError(InputError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramLimits:
     """The limits of a program.
 
     Attributes:
@@ -62,7 +62,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sandbox:
+class CodeSandbox:
     """Runs untrusted Python programs; thread-safe.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sandbox:
         interpreter: The Python interpreter for programs, with only its standard library.
     """
 
-    limits: Limits
+    limits: ProgramLimits
     is_isolated: bool = True
     interpreter: str = _INTERPRETER
 

@@ -58,7 +58,7 @@ _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000
 
 
-class _Comparison(ctypes.Structure):
+class _ArgumentComparison(ctypes.Structure):
     _fields_ = (
         ("argument", ctypes.c_uint),
         ("comparison", ctypes.c_int),
@@ -78,15 +78,15 @@ def build_filter() -> bytes:
     library.seccomp_init.restype = ctypes.c_void_p
     rules = ctypes.c_void_p(library.seccomp_init(_ALLOW))
 
-    def refuse(name: str, error: int, *comparisons: _Comparison) -> None:
+    def refuse(name: str, error: int, *comparisons: _ArgumentComparison) -> None:
         number = library.seccomp_syscall_resolve_name(name.encode())
-        given = (_Comparison * len(comparisons))(*comparisons)
+        given = (_ArgumentComparison * len(comparisons))(*comparisons)
         library.seccomp_rule_add_array(rules, _REFUSE | error, number, len(comparisons), given)
 
     for name in _REFUSED:
         refuse(name, errno.EPERM)
     for name, *comparison in _PARTLY_REFUSED:
-        refuse(name, errno.EPERM, _Comparison(*comparison))
+        refuse(name, errno.EPERM, _ArgumentComparison(*comparison))
     refuse("clone3", errno.ENOSYS)  # its flags are unreadable; the C library falls back to `clone`
     file = os.memfd_create("filter")
     try:

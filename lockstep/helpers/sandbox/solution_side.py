@@ -44,13 +44,13 @@ def run_program(file: int) -> None:
 
 def serve(file: int) -> NoReturn:
     """Answers questions about the program in a file over standard input and output."""
-    program = _Program(*take_pipes(), file)
+    program = _ProgramSide(*take_pipes(), file)
     while line := program.questions.readline():
         program.answer(*loads(line))
     os._exit(0)
 
 
-class _Program:
+class _ProgramSide:
     """The program's definitions, and the objects and functions of references."""
 
     def __init__(self, questions: Any, answers: Any, file: int) -> None:

@@ -23,23 +23,23 @@ PASSED = 42
 """Exit status of a passed test; a test that ends its process has a different one."""
 
 
-class Failed(BaseException):
+class FailedTest(BaseException):
     """The test has failed, even if it catches this."""
 
 
 def run_test(file: int) -> NoReturn:
     """Runs the test in a file over its standard input and output."""
-    side = _Side(*take_pipes())
+    side = _TesterSide(*take_pipes())
     os._exit(PASSED if side.passes(read_source(file).decode()) else 1)
 
 
-class _Side:
+class _TesterSide:
     """A test's connection to the program."""
 
     def __init__(self, answers: Any, questions: Any) -> None:
         self._answers = answers
         self._questions = questions
-        self._things: dict[int, Thing] = {}
+        self._things: dict[int, ProgramObject] = {}
         self._functions: list[Any] = []
         self._failed = False
 
@@ -47,16 +47,16 @@ class _Side:
         """True if a test completes."""
         try:
             names = _TestNames(self, test)
-            sys.modules["solution"] = _Module(names)  # type: ignore[assignment]
+            sys.modules["solution"] = _SolutionModule(names)  # type: ignore[assignment]
             exec(compile(test, "test.py", "exec", dont_inherit=True), names)
         except BaseException:
             return False
         return not self._failed
 
     def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
-        """Asks the program for an operation; returns a plain value or a `Thing`."""
+        """Asks the program for an operation; returns a plain value or a `ProgramObject`."""
         if self._failed:
-            raise Failed
+            raise FailedTest
         self._say([verb, encode((arguments, named), self._refer)])
         while True:
             match self._read():
@@ -71,10 +71,10 @@ class _Side:
                 case _:
                     raise self._fail()
 
-    def _fail(self) -> Failed:
+    def _fail(self) -> FailedTest:
         """Returns an exception that fails the test even if caught."""
         self._failed = True
-        return Failed()
+        return FailedTest()
 
     def _call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Calls a function of the test for the program."""
@@ -98,7 +98,7 @@ class _Side:
             raise self._fail() from None
 
     def _refer(self, value: Any) -> list[Any]:
-        if isinstance(value, Thing):
+        if isinstance(value, ProgramObject):
             return ["thing", hash(value)]
         if not callable(value):
             raise self._fail()
@@ -108,7 +108,7 @@ class _Side:
     def _resolve(self, item: list[Any]) -> Any:
         match item:
             case ["thing", int(number)]:
-                return self._things.setdefault(number, Thing(self, number))
+                return self._things.setdefault(number, ProgramObject(self, number))
             case ["callback", int(number)] if 0 <= number < len(self._functions):
                 return self._functions[number]
             case _:
@@ -128,17 +128,17 @@ class _Side:
             raise self._fail() from None
 
 
-class Thing:
+class ProgramObject:
     """A program's value that is not plain: a function, class, object or iterator.
 
     It supports calls, attributes, items and iteration, which give plain values or things. It is
     compared by the plain value that it is derived from; without one, comparison raises an error.
     """
 
-    _side: _Side
+    _side: _TesterSide
     _number: int
 
-    def __init__(self, side: _Side, number: int) -> None:
+    def __init__(self, side: _TesterSide, number: int) -> None:
         vars(self).update(_side=side, _number=number)
 
     def __getattr__(self, name: str) -> Any:
@@ -155,18 +155,18 @@ class Thing:
         return self._number
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Thing):
+        if isinstance(other, ProgramObject):
             return self is other
         return self._side.ask("plain", self) == other
 
 
 def _define(method: str, verb: str) -> None:
-    """Defines a method of `Thing` that asks the program."""
+    """Defines a method of `ProgramObject` that asks the program."""
 
-    def ask(self: Thing, *arguments: Any, **named: Any) -> Any:
+    def ask(self: ProgramObject, *arguments: Any, **named: Any) -> Any:
         return self._side.ask(verb, self, *arguments, **named)
 
-    setattr(Thing, method, ask)
+    setattr(ProgramObject, method, ask)
 
 
 for _verb in ("call", "getitem", "setitem", "iter", "next", "len", "str", "repr", "bool"):
@@ -182,7 +182,7 @@ class _TestNames(dict):
     the module if it has the attributes that the test uses.
     """
 
-    def __init__(self, side: _Side, test: str) -> None:
+    def __init__(self, side: _TesterSide, test: str) -> None:
         super().__init__(__name__="solution", __builtins__=builtins)
         self._side = side
         self._test = test
@@ -214,7 +214,7 @@ def _find_globals(table: SymbolTable) -> Iterator[str]:
         yield from _find_globals(inner)
 
 
-class _Module:
+class _SolutionModule:
     """The module `solution`, for a test that imports from it."""
 
     def __init__(self, names: _TestNames) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from lockstep.config import LearnerSection, Optimizer
-    from lockstep.core.types import Head
-    from lockstep.distributed.ranks import Ranks
+    from lockstep.core.types import HeadKind
+    from lockstep.distributed.ranks import RankMesh
     from lockstep.learners.megatron.learner import MegatronLearner
 
 
@@ -67,11 +67,11 @@ class MegatronTraining(TrainingBackend):
     def build(
         self,
         folder: str,
-        head: Head,
+        head: HeadKind,
         seed: int,
         section: LearnerSection,
         optimizer: Optimizer | None,
-        ranks: Ranks,
+        ranks: RankMesh,
     ) -> MegatronLearner:
         with warnings.catch_warnings():
             # Megatron warns about each missing optional package

@@ -15,8 +15,8 @@ from lockstep.config import LearnerSection, Optimizer
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.distributed.buckets import all_reduce_sum
-from lockstep.distributed.ranks import Ranks
-from lockstep.learners.megatron.model import Stage
+from lockstep.distributed.ranks import RankMesh
+from lockstep.learners.megatron.model import PipelineStage
 from lockstep.learners.megatron.pieces import MegatronPiece
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.losses.base import Loss, Outputs
@@ -38,12 +38,12 @@ class MegatronLearner(RankLearner):
 
     def __init__(
         self,
-        stage: Stage,
+        stage: PipelineStage,
         pieces: list[MegatronPiece],
         base: str,
         section: LearnerSection,
         optimizer: Optimizer | None,
-        ranks: Ranks,
+        ranks: RankMesh,
     ) -> None:
         super().__init__(stage, pieces, section, optimizer, ranks)
         self._stage = stage
@@ -103,7 +103,7 @@ class MegatronLearner(RankLearner):
     ) -> list[Any]:
         """Runs the passes; on the last stage, returns `finish(rows, batch, outputs)` of each."""
 
-        def step(waiting: Iterator[Any], stage: Stage) -> tuple[Any, Callable[..., Any]]:
+        def step(waiting: Iterator[Any], stage: PipelineStage) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)
             with self._computation():
                 outputs = stage(batch)
@@ -165,7 +165,7 @@ class MegatronLearner(RankLearner):
 
 
 def _of_all_stages(
-    pieces: list[MegatronPiece], ranks: Ranks
+    pieces: list[MegatronPiece], ranks: RankMesh
 ) -> list[list[tuple[str, tuple[int, ...]]]]:
     """Gathers names and shapes of each stage's tensors."""
     own = [(canonical(box.name), box.whole) for piece in pieces for box in piece.boxes]

@@ -17,13 +17,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
-from lockstep.core.types import Head
-from lockstep.distributed.ranks import Ranks
+from lockstep.core.types import HeadKind
+from lockstep.distributed.ranks import RankMesh
 from lockstep.losses.base import Outputs
 from lockstep.models.families.base import MegatronLayers
 from lockstep.models.folder import head_size
 from lockstep.models.heads import (
-    Products,
+    LogitProducts,
     first_value_weights,
     policy_outputs,
     scores_tokens,
@@ -55,7 +55,7 @@ class LayoutAttention(nn.Module):
         )
 
 
-class Stage(nn.Module):
+class PipelineStage(nn.Module):
     """The layers of a pipeline stage; the first stage has the embedding, the last the head.
 
     Args:
@@ -78,11 +78,16 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, network: PreTrainedModel, head: Head, seed: int, sent: torch.dtype, ranks: Ranks
+        self,
+        network: PreTrainedModel,
+        head: HeadKind,
+        seed: int,
+        sent: torch.dtype,
+        ranks: RankMesh,
     ) -> None:
         super().__init__()
         config = network.config
-        self._head: Head = head
+        self._head: HeadKind = head
         self._ranks = ranks
         family = layers_of(config)
         self.config = _megatron_config(config, family, sent, ranks)
@@ -152,7 +157,8 @@ class Stage(nn.Module):
         weight = self.head_weight[: self.own_rows]
         shard = Shard(self.first_row, self._ranks.group("tp"))
         return policy_outputs(
-            batch, lambda state_m: Products(states[:, 0].index_select(0, state_m), weight, shard)
+            batch,
+            lambda state_m: LogitProducts(states[:, 0].index_select(0, state_m), weight, shard),
         )
 
     @property
@@ -167,7 +173,7 @@ class Stage(nn.Module):
         return weight
 
 
-def join_groups(ranks: Ranks) -> None:
+def join_groups(ranks: RankMesh) -> None:
     """Creates Megatron's process groups, in the order of our mesh; once per process."""
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
@@ -185,7 +191,7 @@ def _layers(family: MegatronLayers) -> ModuleSpec:
 
 
 def _megatron_config(
-    config: PreTrainedConfig, family: MegatronLayers, sent: torch.dtype, ranks: Ranks
+    config: PreTrainedConfig, family: MegatronLayers, sent: torch.dtype, ranks: RankMesh
 ) -> TransformerConfig:
     split = stages(int(config.num_hidden_layers), ranks.size("pp"))
     return TransformerConfig(

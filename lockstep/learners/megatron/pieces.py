@@ -14,16 +14,16 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from lockstep.distributed.ranks import Ranks
-from lockstep.learners.megatron.model import Stage
-from lockstep.learners.pieces import Box, Piece
+from lockstep.distributed.ranks import RankMesh
+from lockstep.learners.megatron.model import PipelineStage
+from lockstep.learners.pieces import ParameterPiece, TensorBox
 from lockstep.models.heads import canonical
 from lockstep.models.megatron import ParameterSlice, itself, places
 from lockstep.weight_sync.outgoing import type_for
 
 
 @dataclass(frozen=True, eq=False)
-class MegatronPiece(Piece):
+class MegatronPiece(ParameterPiece):
     """A piece of a parameter of one stage.
 
     Attributes:
@@ -35,7 +35,7 @@ class MegatronPiece(Piece):
 
     dim: int | None
     partial: bool
-    ranks: Ranks
+    ranks: RankMesh
 
     @property
     def cut_over(self) -> frozenset[str]:
@@ -52,7 +52,7 @@ class MegatronPiece(Piece):
             return torch.zeros_like(self.local)
         return gradient[: len(self.local)]
 
-    def _whole(self, box: Box, own: Tensor) -> Tensor:
+    def _whole(self, box: TensorBox, own: Tensor) -> Tensor:
         group = self.ranks.group("tp")
         shares = self.ranks.size("tp")
         if self.dim is None or group is None:
@@ -67,7 +67,7 @@ class MegatronPiece(Piece):
 
 
 def pieces_of(
-    stage: Stage, config: PreTrainedConfig, base: str, ranks: Ranks
+    stage: PipelineStage, config: PreTrainedConfig, base: str, ranks: RankMesh
 ) -> Iterator[MegatronPiece]:
     """Yields the pieces of all parameters of a stage, except a tied head's copy of the embedding.
 
@@ -107,7 +107,7 @@ def pieces_of(
             yield MegatronPiece(name, parameter, local, boxes, found[0].dim, partial, ranks)
 
 
-def _box(place: ParameterSlice, local: Tensor, ranks: Ranks) -> Box:
+def _box(place: ParameterSlice, local: Tensor, ranks: RankMesh) -> TensorBox:
     rest = tuple(local.shape[1:])
     shape = (place.view(local).numel() // prod(rest), *rest)
     whole = list(shape)
@@ -115,4 +115,4 @@ def _box(place: ParameterSlice, local: Tensor, ranks: Ranks) -> Box:
     if place.dim is not None:
         whole[place.dim] *= ranks.size("tp")
         offset[place.dim] = shape[place.dim] * ranks.index("tp")
-    return Box(place.name, tuple(whole), tuple(offset), shape, place.view)
+    return TensorBox(place.name, tuple(whole), tuple(offset), shape, place.view)

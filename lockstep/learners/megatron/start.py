@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from lockstep.config import LearnerSection, Optimizer
-from lockstep.core.types import Head
-from lockstep.distributed.ranks import Ranks
-from lockstep.learners.boxes import Boxes
+from lockstep.core.types import HeadKind
+from lockstep.distributed.ranks import RankMesh
+from lockstep.learners.boxes import BoxReader
 from lockstep.learners.megatron.learner import MegatronLearner
-from lockstep.learners.megatron.model import Stage, join_groups
+from lockstep.learners.megatron.model import PipelineStage, join_groups
 from lockstep.learners.megatron.on_cpu import compute_on_cpu
 from lockstep.learners.megatron.pieces import pieces_of
 from lockstep.models.device import resolve_device
@@ -26,11 +26,11 @@ from lockstep.models.weight_files import check_weights, require_finite_tensor, w
 
 def start_learner(
     folder: str,
-    head: Head,
+    head: HeadKind,
     seed: int,
     section: LearnerSection,
     optimizer: Optimizer | None,
-    ranks: Ranks,
+    ranks: RankMesh,
 ) -> MegatronLearner:
     """A learner of a folder's model; no rank holds more of the model than it computes with.
 
@@ -51,13 +51,13 @@ def start_learner(
         compute_on_cpu()
     join_groups(ranks)
     sent = TORCH_TYPES[section.dtype]
-    stage = Stage(network, head, seed, sent, ranks).to(device)
+    stage = PipelineStage(network, head, seed, sent, ranks).to(device)
     if section.activation_checkpointing:
         checkpoint_layers(stage.gpt.decoder.layers)
     backbone = network.base_model_prefix
     base = f"lm.{backbone}." if scores_tokens(head) else "backbone."
     pieces = list(pieces_of(stage, network.config, base, ranks))
-    with Boxes(weight_files(Path(folder))) as saved, torch.no_grad():
+    with BoxReader(weight_files(Path(folder))) as saved, torch.no_grad():
         for piece in pieces:
             if not piece.name.startswith("value.") or in_folder(backbone, piece.name) in saved:
                 saved.fill(piece.local, piece, partial(in_folder, backbone))

@@ -8,8 +8,8 @@ from lockstep.learners.backend import TrainingBackend
 
 if TYPE_CHECKING:
     from lockstep.config import LearnerSection, Optimizer
-    from lockstep.core.types import Head
-    from lockstep.distributed.ranks import Ranks
+    from lockstep.core.types import HeadKind
+    from lockstep.distributed.ranks import RankMesh
     from lockstep.learners.torch.learner import TorchLearner
 
 
@@ -31,11 +31,11 @@ class TorchTraining(TrainingBackend):
     def build(
         self,
         folder: str,
-        head: Head,
+        head: HeadKind,
         seed: int,
         section: LearnerSection,
         optimizer: Optimizer | None,
-        ranks: Ranks,
+        ranks: RankMesh,
     ) -> TorchLearner:
         from lockstep.learners.torch.learner import TorchLearner
         from lockstep.learners.torch.start import build_model

@@ -13,7 +13,7 @@ from lockstep.config import LearnerSection, Optimizer
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.distributed.buckets import all_reduce_sum
-from lockstep.distributed.ranks import ALONE, Ranks
+from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.losses.base import Loss, Outputs
@@ -39,7 +39,7 @@ class TorchLearner(RankLearner):
         model: LogitsHead | ValueHead,
         section: LearnerSection,
         optimizer: Optimizer | None = None,
-        ranks: Ranks = ALONE,
+        ranks: RankMesh = ALONE,
     ) -> None:
         self._head = model
         self._merges = section.lora is not None and section.adapters_apart is None

@@ -11,14 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from lockstep.learners.pieces import Box, Piece
+from lockstep.learners.pieces import ParameterPiece, TensorBox
 from lockstep.models.heads import canonical
 from lockstep.models.parallelize import CUT
 from lockstep.weight_sync.outgoing import type_for
 
 
 @dataclass(frozen=True, eq=False)
-class TorchPiece(Piece):
+class TorchPiece(ParameterPiece):
     """A piece of a parameter, which is one checkpoint tensor.
 
     Attributes:
@@ -40,14 +40,14 @@ class TorchPiece(Piece):
                 name,
                 parameter,
                 held,
-                (Box(name, whole, (0,) * len(whole), whole, _itself),),
+                (TensorBox(name, whole, (0,) * len(whole), whole, _itself),),
                 None,
                 merged,
             )
         mesh = held.device_mesh
         local = held.to_local()
         _, offset = compute_local_shape_and_global_offset(held.shape, mesh, held.placements)
-        box = Box(name, whole, tuple(offset), tuple(local.shape), _itself)
+        box = TensorBox(name, whole, tuple(offset), tuple(local.shape), _itself)
         return cls(name, parameter, local, (box,), mesh, merged)
 
     @property

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lockstep.config import LearnerSection
-from lockstep.core.types import Head
-from lockstep.distributed.ranks import Ranks
-from lockstep.learners.boxes import Boxes
+from lockstep.core.types import HeadKind
+from lockstep.distributed.ranks import RankMesh
+from lockstep.learners.boxes import BoxReader
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models import lora
 from lockstep.models.families.registry import family_of
@@ -25,7 +25,12 @@ from lockstep.models.weight_files import check_weights, require_finite_tensor, w
 
 
 def build_model(
-    folder: str, head: Head, seed: int, section: LearnerSection, ranks: Ranks, device: torch.device
+    folder: str,
+    head: HeadKind,
+    seed: int,
+    section: LearnerSection,
+    ranks: RankMesh,
+    device: torch.device,
 ) -> LogitsHead | ValueHead:
     """Builds a head of `models.heads` on a folder's backbone, on its device, sharded over ranks.
 
@@ -78,7 +83,7 @@ def build_model(
 
 
 def _shard(
-    model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: Ranks
+    model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: RankMesh
 ) -> None:
     if section.compile:
         compile_layers(network)
@@ -90,7 +95,7 @@ def _shard(
 @torch.no_grad()
 def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) -> None:
     """Loads the unit of a value head from a folder, if it has one, such as a reward model's."""
-    with Boxes(weight_files(Path(folder))) as saved:
+    with BoxReader(weight_files(Path(folder))) as saved:
         for name in model.first_weights():
             if (there := in_folder(network.base_model_prefix, name)) in saved:
                 model.get_parameter(name).copy_(saved.whole(there))
@@ -109,7 +114,7 @@ def _fill(
         if any(True for _ in module.buffers(recurse=False)):
             network._init_weights(module)
     made = {**adapters, **(model.first_weights() if isinstance(model, ValueHead) else {})}
-    with Boxes(weight_files(Path(folder))) as saved:
+    with BoxReader(weight_files(Path(folder))) as saved:
         for name, parameter in model.named_parameters():
             piece = TorchPiece.of(name, parameter)
             if name in made and in_folder(network.base_model_prefix, name) not in saved:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep.models.exact.linear import pad
-from lockstep.models.kernels import FUSED, Kernel
+from lockstep.models.kernels import FUSED, AttentionKernel
 from lockstep_logprobs.kernel import runs_fused
 
 KEYS = 16
@@ -42,7 +42,7 @@ BLOCK = 128
 
 
 @dataclass(frozen=True)
-class Blockwise(Kernel):
+class BlockwiseKernel(AttentionKernel):
     """Attention with the same summation order at any number of queries and keys.
 
     Attributes:
@@ -59,7 +59,7 @@ class Blockwise(Kernel):
     ) -> Tensor:
         if self._is_fused(query):
             with _no_autocast(query.device):
-                return _Rows.apply(
+                return _TritonAttention.apply(
                     query.float(), key.float(), value.float(), scaling, window
                 ).flatten(0, 1)
         heads = key.shape[1]
@@ -68,7 +68,7 @@ class Blockwise(Kernel):
             query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
             q, groups = _fold(query * scaling, heads)
             how = window, self.softcap, groups
-            out = _Causal.apply(
+            out = _CausalAttention.apply(
                 q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how
             )
             return _unfold(out, heads, groups)[:, :width].flatten(0, 1)
@@ -141,7 +141,7 @@ def _attend(
         v: Values.
         mask: 0 if a query sees a key, else −∞: [M, W] for all rows, or [rows, 1, W] for all heads
             of a row.
-        softcap: As in `Blockwise`.
+        softcap: As in `BlockwiseKernel`.
         sinks: One for each query, broadcastable to [B, M, 1].
     """
     return _mix(_weights(q, k, mask, softcap, sinks)[0], v)
@@ -225,7 +225,7 @@ def _piece_weights(
     return _weights(q, k, _mask(start, stop, first, groups, window, q.device), softcap, own)
 
 
-class _Rows(torch.autograd.Function):
+class _TritonAttention(torch.autograd.Function):
     """Causal attention by Triton's kernel [rows, T, heads, size]; PyTorch computes the gradient."""
 
     @staticmethod
@@ -246,7 +246,7 @@ class _Rows(torch.autograd.Function):
         return *torch.autograd.grad(out, given, grad_outputs[0].flatten(0, 1)), None, None
 
 
-class _Causal(torch.autograd.Function):
+class _CausalAttention(torch.autograd.Function):
     """`_attend` by blocks of queries, each without the keys after it.
 
     Backward recomputes the weights, unless there is only one block; its weights, at most 128 per

@@ -50,14 +50,14 @@ def pad(x: Tensor, multiple: int) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """SiLU, x · sigmoid(x), with position-independent rounding; differentiable."""
     if x.requires_grad:
-        return _Activation.apply(x, _silu, torch.ops.aten.silu_backward)
+        return _ActivationFunction.apply(x, _silu, torch.ops.aten.silu_backward)
     return _silu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU by the tanh approximation, with position-independent rounding; differentiable."""
     if x.requires_grad:
-        return _Activation.apply(x, _gelu_tanh, _gelu_tanh_backward)
+        return _ActivationFunction.apply(x, _gelu_tanh, _gelu_tanh_backward)
     return _gelu_tanh(x)
 
 
@@ -100,7 +100,7 @@ class _FixedTiles(torch.autograd.Function):
         return of_x, of_weight, slope.sum(0) if ctx.has_bias else None
 
 
-class _Activation(torch.autograd.Function):
+class _ActivationFunction(torch.autograd.Function):
     """An activation with position-independent rounding; PyTorch computes its backward pass."""
 
     @staticmethod

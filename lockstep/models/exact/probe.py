@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from lockstep.config import DType, LoRA
 from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import draw, token_scores
-from lockstep.models.exact.attention import KEYS, Blockwise
+from lockstep.models.exact.attention import KEYS, BlockwiseKernel
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
 from lockstep.models.exact.linear import product
 from lockstep.models.exact.norm import rms_norm
@@ -199,7 +199,7 @@ def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
 
 def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
     """Compares some queries alone, as in decoding, with all of them."""
-    kernel = Blockwise()
+    kernel = BlockwiseKernel()
     scaling = size**-0.5
     q, k, v = (
         _random(2, number, _LENGTH, size, device=device) for number in (heads, groups, groups)

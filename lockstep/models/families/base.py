@@ -51,7 +51,7 @@ class MegatronLayers:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """An architecture of `transformers`.
 
     Only the type is required; each other field enables a feature.

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from lockstep.models.families.base import Family, MegatronLayers, TensorParallel
+from lockstep.models.families.base import MegatronLayers, ModelFamily, TensorParallel
 
 
 def plan() -> dict[str, ParallelStyle]:
@@ -67,7 +67,7 @@ TENSORS = {
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 REFUSED = ("use_sliding_window", "mlp_bias", "attention_bias")
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     "llama",
     TensorParallel(plan, DIVIDED),
     MegatronLayers(TENSORS, REFUSED),

@@ -34,7 +34,7 @@ _MODEL = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True)
-class _Own:
+class _ModelCode:
     """The code of a model type.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Own:
     content: Mapping[str, bytes]
 
 
-_OWN: dict[str, _Own] = {}
+_OWN: dict[str, _ModelCode] = {}
 """Model types whose classes come from a folder."""
 
 
@@ -126,9 +126,9 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     if kind not in _OWN:
         if multiprocessing.parent_process() is None:  # for worker processes
             note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
-        sys.meta_path.insert(0, _Files(package, folder, content))
+        sys.meta_path.insert(0, _CodeImporter(package, folder, content))
         _register(folder, kind, package, places)
-        _OWN[kind] = _Own(package, content)
+        _OWN[kind] = _ModelCode(package, content)
 
 
 def _is_of_transformers(kind: object) -> bool:
@@ -204,7 +204,7 @@ def _find_class(folder: Path, package: str, place: str) -> type:
     return found
 
 
-class _Files(MetaPathFinder, SourceLoader):
+class _CodeImporter(MetaPathFinder, SourceLoader):
     """Imports a folder's modules only from bytes that were already read.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.models.families.base import Family, MegatronLayers, TensorParallel
+from lockstep.models.families.base import MegatronLayers, ModelFamily, TensorParallel
 from lockstep.models.families.llama import DIVIDED, TENSORS, plan
 
 _BIASES = {
@@ -13,7 +13,7 @@ _BIASES = {
     )
 }
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     "qwen2",
     TensorParallel(plan, DIVIDED),
     MegatronLayers(TENSORS | _BIASES, refused_fields=("use_sliding_window", "mlp_bias")),

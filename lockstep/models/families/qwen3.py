@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel
 
-from lockstep.models.families.base import Family, MegatronLayers, TensorParallel
+from lockstep.models.families.base import MegatronLayers, ModelFamily, TensorParallel
 from lockstep.models.families.llama import DIVIDED, REFUSED, TENSORS, plan
 
 _NORMS = {
@@ -22,7 +22,7 @@ def _plan_with_norms() -> dict[str, ParallelStyle]:
     return plan() | over_heads
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     "qwen3",
     TensorParallel(_plan_with_norms, DIVIDED),
     MegatronLayers(TENSORS | _NORMS, REFUSED),

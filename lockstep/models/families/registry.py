@@ -6,7 +6,7 @@ from importlib import import_module
 
 from transformers import PreTrainedConfig
 
-from lockstep.models.families.base import Family
+from lockstep.models.families.base import ModelFamily
 
 _FILES = (
     "llama",
@@ -24,9 +24,9 @@ GPU_EXACT_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """The subset for GPUs; see `tests/models/exact/test_fused_model.py` (Triton's interpreter)."""
 
 
-def _import_family(name: str) -> Family:
+def _import_family(name: str) -> ModelFamily:
     family = import_module(f"lockstep.models.families.{name}").FAMILY
-    assert isinstance(family, Family), (
+    assert isinstance(family, ModelFamily), (
         f"FAMILY of lockstep/models/families/{name}.py is not a Family"
     )
     return family
@@ -35,10 +35,10 @@ def _import_family(name: str) -> Family:
 FAMILIES = tuple(_import_family(name) for name in _FILES)
 
 
-def family_of(config: PreTrainedConfig) -> Family:
+def family_of(config: PreTrainedConfig) -> ModelFamily:
     """The family of a model; an unregistered type gets a family without optional features."""
     kind = config.model_type
-    return next((family for family in FAMILIES if family.model_type == kind), Family(kind))
+    return next((family for family in FAMILIES if family.model_type == kind), ModelFamily(kind))
 
 
 def has_exact_layers(config: PreTrainedConfig) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 
 from lockstep.core.errors import InputError, RunError
 from lockstep.system.disk import naming, remove_tree, rename, retry, sync, sync_tree
-from lockstep.system.sums import Sum, read_sum
+from lockstep.system.sums import FileDigest, read_sum
 
 _ASIDE = ".aside_"
 _MANIFEST = "manifest.json"
@@ -43,13 +43,13 @@ class _DamagedError(Exception):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class VerifiedCheckpoint:
     """A checkpoint with every byte verified.
 
     Attributes:
         folder: Folder of its files.
         step: Number of finished steps when it was saved.
-        state: The state passed to `Checkpoints.seal`.
+        state: The state passed to `CheckpointStore.seal`.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints of one run; only one process at a time may save.
 
     Attributes:
@@ -139,7 +139,7 @@ class Checkpoints:
             "the disk is full, free space; rerun the command to resume"
         )
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> VerifiedCheckpoint | None:
         """The newest undamaged checkpoint; None if none was ever saved.
 
         Raises:
@@ -148,7 +148,7 @@ class Checkpoints:
         found = self.find()
         for step, path in reversed(found):
             try:
-                return Checkpoint(path, step, _read_verified(path, step))
+                return VerifiedCheckpoint(path, step, _read_verified(path, step))
             except _DamagedError as damage:
                 self.note(f"checkpoint {path} is skipped: {damage}")
         if found:
@@ -158,22 +158,22 @@ class Checkpoints:
             )
         return None
 
-    def newest_unverified(self) -> Checkpoint | None:
+    def newest_unverified(self) -> VerifiedCheckpoint | None:
         """The newest checkpoint with its recorded state, without verifying files; None if none."""
         found = self.find()
         if not found:
             return None
         step, path = found[-1]
-        return Checkpoint(path, step, _manifest(path).get("state", {}))
+        return VerifiedCheckpoint(path, step, _manifest(path).get("state", {}))
 
-    def at(self, step: int) -> Checkpoint:
+    def at(self, step: int) -> VerifiedCheckpoint:
         """The checkpoint of a step.
 
         Raises:
             NoCheckpointError: It does not exist or is damaged.
         """
         try:
-            return Checkpoint(
+            return VerifiedCheckpoint(
                 self.folder / _name(step), step, _read_verified(self.folder / _name(step), step)
             )
         except _DamagedError as damage:
@@ -292,6 +292,6 @@ def _files(folder: Path) -> list[str]:
     )
 
 
-def _sum(path: Path) -> Sum:
+def _sum(path: Path) -> FileDigest:
     with naming(path):
         return read_sum(path)

@@ -16,10 +16,10 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
 from lockstep.config.hub import fetch_names
-from lockstep.config.loading import Loaded, load_run
+from lockstep.config.loading import LoadedRecipe, load_run
 from lockstep.core.errors import InputError, shorten
-from lockstep.core.types import Head
-from lockstep.learners.boxes import Boxes, find_written
+from lockstep.core.types import HeadKind
+from lockstep.learners.boxes import BoxReader, find_written
 from lockstep.models.digests import model_files
 from lockstep.models.export import FileType, assemble, save_adapter
 from lockstep.models.folder import read_config, require_folder, skeleton
@@ -27,7 +27,11 @@ from lockstep.models.heads import in_folder, scores_tokens
 from lockstep.models.tokenizer import has_tokenizer
 from lockstep.report.card import card
 from lockstep.report.log import require_run
-from lockstep.run.checkpoint.checkpoints import Checkpoint, Checkpoints, NoCheckpointError
+from lockstep.run.checkpoint.checkpoints import (
+    CheckpointStore,
+    NoCheckpointError,
+    VerifiedCheckpoint,
+)
 from lockstep.run.folder.files import FRAME
 from lockstep.run.folder.identity import differences
 
@@ -65,13 +69,13 @@ def export(
         raise InputError(
             f"{run} trained all weights (its recipe has no learner.lora); remove --adapter"
         )
-    found = _choose(Checkpoints(run / "checkpoints", keep=1, note=print), which)
+    found = _choose(CheckpointStore(run / "checkpoints", keep=1, note=print), which)
     is_classifier = not scores_tokens(trained.head)
     network = skeleton(read_config(run / FRAME), str(run))
     if not has_tokenizer(run / FRAME):
         raise InputError(f"{run / FRAME} has no tokenizer to export; restore the folder")
     saved = found.folder / trained.name
-    with Boxes(find_written(saved, "model")) as boxes:
+    with BoxReader(find_written(saved, "model")) as boxes:
         weights = {
             in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()
         }
@@ -92,7 +96,7 @@ def export(
     return found.step
 
 
-def _first_model(loaded: Loaded, run: Path) -> Path:
+def _first_model(loaded: LoadedRecipe, run: Path) -> Path:
     """The folder of a run's initial weights."""
     first = loaded.warm_start
     path = fetch_names(loaded).training.model.path
@@ -104,7 +108,12 @@ def _first_model(loaded: Loaded, run: Path) -> Path:
 
 
 def _merge_weights(
-    loaded: Loaded, base: Path, found: Checkpoint, saved: Path, head: Head, backbone: str
+    loaded: LoadedRecipe,
+    base: Path,
+    found: VerifiedCheckpoint,
+    saved: Path,
+    head: HeadKind,
+    backbone: str,
 ) -> dict[str, Tensor]:
     """The weights with merged adapters, as a weight sync sends them, by name in the files."""
     recipe = loaded.training
@@ -123,7 +132,7 @@ def _merge_weights(
     return {in_folder(backbone, name): tensor for name, tensor in learner.weights()}
 
 
-def _choose(checkpoints: Checkpoints, which: str) -> Checkpoint:
+def _choose(checkpoints: CheckpointStore, which: str) -> VerifiedCheckpoint:
     if which == "latest":
         newest = checkpoints.latest()
         if newest is None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from lockstep.algorithms.job import Checkpointable
 from lockstep.learners.base import NotSavedError
-from lockstep.run.checkpoint.checkpoints import Checkpoints
+from lockstep.run.checkpoint.checkpoints import CheckpointStore
 
 
 @dataclass(frozen=True)
-class Begun:
+class UnfinishedCheckpoint:
     """A checkpoint that is being written."""
 
     aside: Path
@@ -25,7 +25,7 @@ class Begun:
     score: float | None
 
 
-class Saver:
+class CheckpointSaver:
     """Saves one checkpoint at a time.
 
     Leaving the `with` block finishes the current one, unless the block was interrupted.
@@ -38,10 +38,12 @@ class Saver:
         begun: The checkpoint that is being written, if one is.
     """
 
-    def __init__(self, checkpoints: Checkpoints, learners: Mapping[str, Checkpointable]) -> None:
+    def __init__(
+        self, checkpoints: CheckpointStore, learners: Mapping[str, Checkpointable]
+    ) -> None:
         self._checkpoints = checkpoints
         self._learners = learners
-        self.begun: Begun | None = None
+        self.begun: UnfinishedCheckpoint | None = None
         self._sealing: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -49,14 +51,14 @@ class Saver:
         """Begins a checkpoint after finishing the previous one; returns when training may continue.
 
         Raises:
-            CheckpointError: See `Checkpoints.seal`; for this checkpoint or the previous one.
+            CheckpointError: See `CheckpointStore.seal`; for this checkpoint or the previous one.
         """
         self.advance(wait=True)
         aside = self._checkpoints.begin(step)
         for name, learner in self._learners.items():
             learner.save(aside / name)
         # only after all have begun: before that it must not be sealed
-        self.begun = Begun(aside, step, state, score)
+        self.begun = UnfinishedCheckpoint(aside, step, state, score)
 
     def advance(self, wait: bool) -> None:
         """Advances a begun checkpoint as far as possible, or to its end if `wait`.
@@ -80,7 +82,7 @@ class Saver:
         if error is not None:
             raise error
 
-    def __enter__(self) -> Saver:
+    def __enter__(self) -> CheckpointSaver:
         return self
 
     def __exit__(
@@ -95,14 +97,14 @@ class Saver:
             with suppress(Exception):  # report the block's own error instead
                 self.advance(wait=True)
 
-    def _finish(self, begun: Begun, wait: bool) -> bool:
+    def _finish(self, begun: UnfinishedCheckpoint, wait: bool) -> bool:
         try:
             return all(learner.poll_save(wait) for learner in self._learners.values())
         except NotSavedError as error:
             self.begun = None
             raise self._checkpoints.failure(begun.step, error, begun.aside) from error
 
-    def _seal(self, begun: Begun) -> None:
+    def _seal(self, begun: UnfinishedCheckpoint) -> None:
         try:
             self._checkpoints.seal(begun.aside, begun.step, begun.state, begun.score)
         except Exception as error:  # raised by the next `advance`

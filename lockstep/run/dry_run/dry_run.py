@@ -24,7 +24,7 @@ from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import Common
 from lockstep.config.hub import fetch_names
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.core.errors import InputError
 from lockstep.data.files import open_rows
 from lockstep.learners import backend
@@ -36,22 +36,22 @@ from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.models.weight_files import are_on_hub, check_weights, require_finite
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.page import describe_layouts
-from lockstep.plan.sizes import FP32, Sizes
+from lockstep.plan.sizes import FP32, ModelSizes
 from lockstep.rewards.build import build as build_reward
 from lockstep.run.dry_run.remarks import remarks
-from lockstep.run.dry_run.setup import DrySetup, Findings
+from lockstep.run.dry_run.setup import DryRunFindings, DrySetup
 from lockstep.run.folder.files import FRAME, find_changed_options, find_standing, require_writable
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
 from lockstep.run.trackers.follow import views_of
-from lockstep.run.trackers.view import Facts
+from lockstep.run.trackers.view import RunFacts
 from lockstep.system import machine_memory
 from lockstep.system.units import readable
 
-_Model = tuple[ModelSource, PreTrainedModel]
+_CheckedModel = tuple[ModelSource, PreTrainedModel]
 """An initial model whose weights are not loaded."""
 
 
-def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
+def dry_run(loaded: LoadedRecipe, allow_changes: bool = False) -> str:
     """Checks a recipe; leaves no files behind.
 
     Args:
@@ -64,14 +64,16 @@ def dry_run(loaded: Loaded, allow_changes: bool = False) -> str:
     Raises:
         DryRunError: All problems found, one sentence per line.
     """
-    found = Findings()
+    found = DryRunFindings()
     with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
         _check_parts(loaded, allow_changes, Path(folder), found)
     found.problems = [problem.replace(folder, str(loaded.run_folder)) for problem in found.problems]
     return f"{loaded.name} can start; nothing was kept.\n{found.report()}"
 
 
-def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Findings) -> _Model | None:
+def _check_parts(
+    loaded: LoadedRecipe, allow_changes: bool, made: Path, found: DryRunFindings
+) -> _CheckedModel | None:
     loaded = fetch_names(loaded, weights=False)
     recipe = loaded.expect(Algorithm)
     with found.problem():
@@ -84,7 +86,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
     with found.problem():
         _run_folder(loaded, allow_changes, found)
     with found.problem():
-        views = views_of(recipe.trackers, Facts.of(loaded))
+        views = views_of(recipe.trackers, RunFacts.of(loaded))
         found.say("logs", ", ".join(["metrics.jsonl", *views]))
     files = _files(recipe, made, found)
     if files is not None:
@@ -97,7 +99,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
         source, network = model
         with found.problem():
             found.notes += filter(None, [describe_passed_end(source, recipe.data)])
-        sizes = Sizes.of(network, recipe.learner.lora)
+        sizes = ModelSizes.of(network, recipe.learner.lora)
         is_small = False  # before computing part of the model, which takes memory
         with found.problem():
             _memory(recipe, sizes, found)
@@ -117,7 +119,7 @@ def _check_parts(loaded: Loaded, allow_changes: bool, made: Path, found: Finding
     return model
 
 
-def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> None:
+def _check_layouts(recipe: Algorithm, source: ModelSource, found: DryRunFindings) -> None:
     """Checks that every model can be computed in its layout."""
     with found.problem():
         require_computable(read_config(source.folder), recipe.learner)
@@ -127,7 +129,7 @@ def _check_layouts(recipe: Algorithm, source: ModelSource, found: Findings) -> N
             require_computable(config, role.learner)
 
 
-def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> str | None:
+def _decide_exact(recipe: Algorithm, source: ModelSource, found: DryRunFindings) -> str | None:
     with found.problem():
         reason = decide_exact(recipe, source.folder, found.notes.append)
         if reason is None:
@@ -139,7 +141,7 @@ def _decide_exact(recipe: Algorithm, source: ModelSource, found: Findings) -> st
     return "it is refused"
 
 
-def _open(recipe: Algorithm, setup: DrySetup, found: Findings) -> None:
+def _open(recipe: Algorithm, setup: DrySetup, found: DryRunFindings) -> None:
     """Opens the algorithm as a run does, with stand-ins for models, and reports the settings."""
     with found.problem():
         require_lengths(recipe, setup.source)
@@ -166,7 +168,7 @@ def _course(recipe: Common, job: Job) -> str:
     )
 
 
-def _device(recipe: Algorithm, found: Findings) -> None:
+def _device(recipe: Algorithm, found: DryRunFindings) -> None:
     learner = recipe.learner
     device = resolve_device(learner.device)
     ranks = learner.parallel.ranks
@@ -180,7 +182,7 @@ def _device(recipe: Algorithm, found: Findings) -> None:
         found.say("device", keep_fp32())
 
 
-def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
+def _run_folder(loaded: LoadedRecipe, allow_changes: bool, found: DryRunFindings) -> None:
     folder = loaded.run_folder
     require_writable(folder)
     find_changed_options(loaded, allow_changes)
@@ -191,7 +193,7 @@ def _run_folder(loaded: Loaded, allow_changes: bool, found: Findings) -> None:
     found.say("run folder", f"{folder} ({state})")
 
 
-def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
+def _files(recipe: Common, made: Path, found: DryRunFindings) -> DataFiles | None:
     """The data files; None if one is unreadable."""
     before = len(found.problems)
     files = data_files(recipe.data, made)
@@ -206,8 +208,12 @@ def _files(recipe: Common, made: Path, found: Findings) -> DataFiles | None:
 
 
 def _model(
-    loaded: Loaded, allow_changes: bool, files: DataFiles | None, made: Path, found: Findings
-) -> _Model | None:
+    loaded: LoadedRecipe,
+    allow_changes: bool,
+    files: DataFiles | None,
+    made: Path,
+    found: DryRunFindings,
+) -> _CheckedModel | None:
     """The initial model; None if a problem leaves it unknown."""
     first = loaded.warm_start
     if first is None:
@@ -220,7 +226,7 @@ def _model(
             return _of_folder(first.run_folder / "final")
         return None
     found.say("model", f"{first.name} trains first:")
-    inner = Findings()
+    inner = DryRunFindings()
     model = _check_parts(first, allow_changes, made / "first", inner)
     found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
     found.lines += [(f"  {about}", text) for about, text in inner.lines]
@@ -229,8 +235,8 @@ def _model(
 
 
 def _open_model(
-    recipe: Common, files: DataFiles | None, frame: Path, found: Findings
-) -> _Model | None:
+    recipe: Common, files: DataFiles | None, frame: Path, found: DryRunFindings
+) -> _CheckedModel | None:
     if recipe.model.scratch is None:
         model = _of_folder(Path(str(recipe.model.path)))
     elif files is None:
@@ -247,7 +253,7 @@ def _open_model(
     else:
         place = str(recipe.model.path)
     source, network = model
-    sizes = Sizes.of(network)
+    sizes = ModelSizes.of(network)
     found.say(
         "model",
         f"{place}, {sizes.policy:,} parameters, context {source.context}, vocabulary "
@@ -256,7 +262,7 @@ def _open_model(
     return model
 
 
-def _of_folder(folder: Path, weights: bool = True) -> _Model:
+def _of_folder(folder: Path, weights: bool = True) -> _CheckedModel:
     """Builds a model from its configuration, without weights, and checks its weight files."""
     source = open_source(folder)
     network = skeleton(read_config(folder), str(folder))
@@ -266,7 +272,7 @@ def _of_folder(folder: Path, weights: bool = True) -> _Model:
     return source, network
 
 
-def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
+def _memory(recipe: Algorithm, sizes: ModelSizes, found: DryRunFindings) -> None:
     """Raises InputError if the run needs more memory than is available."""
     learner = recipe.learner
     trains = backend.find_backend(learner)
@@ -294,7 +300,7 @@ def _memory(recipe: Algorithm, sizes: Sizes, found: Findings) -> None:
         )
 
 
-def _require_disk(loaded: Loaded, recipe: Algorithm, sizes: Sizes) -> None:
+def _require_disk(loaded: LoadedRecipe, recipe: Algorithm, sizes: ModelSizes) -> None:
     """Raises InputError if the disk has too little space for the checkpoints and the model.
 
     Checkpoints are the kept ones and the one being written.

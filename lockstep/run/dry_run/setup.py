@@ -14,13 +14,13 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.episodes import describe_rewards, episodes_of
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
-from lockstep.algorithms.setup import Policy
+from lockstep.algorithms.setup import PolicyJudge
 from lockstep.cluster.judges import policy_answers
 from lockstep.core.errors import InputError, LockstepError
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.data.templates import read_field
 from lockstep.environments.options import EnvironmentSection
-from lockstep.judge.asking import Answering
+from lockstep.judge.asking import JudgeModel
 from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
@@ -30,7 +30,7 @@ from lockstep.report.terminal import summary_table
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
-from lockstep.rollouts.episodes import Episodes
+from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.run.live_setup import LiveSetup, role_folder
 from lockstep.samplers.base import Sampler
 
@@ -45,7 +45,7 @@ class DryRunError(InputError):
 
 
 @dataclass
-class Findings:
+class DryRunFindings:
     """Findings collected during the checks.
 
     Attributes:
@@ -91,7 +91,7 @@ class DrySetup(LiveSetup):
         found: Collects the report and the problems.
     """
 
-    found: Findings = field(default_factory=Findings)
+    found: DryRunFindings = field(default_factory=DryRunFindings)
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class DrySetup(LiveSetup):
         files: DataFiles,
         source: ModelSource,
         inexact: str | None,
-        found: Findings,
+        found: DryRunFindings,
     ) -> DrySetup:
         """The setup of an algorithm; its files go to `folder`, and its notes to `found`."""
         return cls(algorithm, folder, files, source, inexact, show_notes(), ABSENT, found=found)
@@ -122,7 +122,7 @@ class DrySetup(LiveSetup):
     def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
         return ABSENT, ABSENT.abandon
 
-    def reward(self, section: RewardSection | None, rows: Prompts, option: str) -> Reward:
+    def reward(self, section: RewardSection | None, rows: PromptRows, option: str) -> Reward:
         """Reports what is known about a reward before any response exists.
 
         An unusable reward was reported earlier.
@@ -133,7 +133,9 @@ class DrySetup(LiveSetup):
                     self._check_reward(leaf, rows, key)
         return NoReward()
 
-    def episodes(self, section: EnvironmentSection | None, judge: str | None) -> Episodes | None:
+    def episodes(
+        self, section: EnvironmentSection | None, judge: str | None
+    ) -> EpisodeRunner | None:
         if section is None:
             return None
         with self.found.problem():
@@ -146,13 +148,13 @@ class DrySetup(LiveSetup):
             return episodes
         return None
 
-    def answering(self, section: AskedSection, policy: Policy, name: str) -> Answering:
+    def answering(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
         with self.found.problem():
             if section.is_policy:
                 return policy_answers(section, policy, name)
             if section.path is not None:
                 return policy_answers(
-                    section, Policy(ABSENT.generate, open_source(section.path)), name
+                    section, PolicyJudge(ABSENT.generate, open_source(section.path)), name
                 )
         return ABSENT
 
@@ -161,7 +163,7 @@ class DrySetup(LiveSetup):
             return build()
         return otherwise
 
-    def _check_reward(self, section: SingleReward, rows: Prompts, key: str) -> None:
+    def _check_reward(self, section: SingleReward, rows: PromptRows, key: str) -> None:
         """Checks a judge, and parses the right answers of the first rows like a math verifier."""
         if section.judge is not None:
             self._check_judge(section.judge, f"{key}.judge")
@@ -187,7 +189,7 @@ class DrySetup(LiveSetup):
 
     def _check_judge(self, section: RewardJudge, key: str) -> None:
         located = section.locate(self.source.folder)
-        answering = self.answering(located, Policy(ABSENT.generate, self.source), key)
+        answering = self.answering(located, PolicyJudge(ABSENT.generate, self.source), key)
         score_judge(located, answering, self.algorithm.seed, key)
         if located.has_engine:
             who = section.path or "the initial model"
@@ -196,7 +198,7 @@ class DrySetup(LiveSetup):
         self.found.say(key, f"{who} judges {section.num_evals_to_average} times")
 
 
-class Absent:
+class StandIn:
     """A stand-in for a model or a judge, for all protocols; it computes nothing."""
 
     dtype = torch.float32
@@ -210,5 +212,5 @@ def _refuse(*values: object) -> NoReturn:
     raise AssertionError("a dry run computes nothing; `Algorithm.open` must not call a model")
 
 
-ABSENT: Any = Absent()
+ABSENT: Any = StandIn()
 """Any model or judge."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lockstep.models.exact.attention import BLOCK
-from lockstep.monitor.agreement import Certificate
+from lockstep.monitor.agreement import ExactnessCertificate
 from lockstep.run.folder.machine import describe_machine
 from lockstep.system.whole_files import write_whole
 from lockstep_logprobs.hidden import ROWS
@@ -32,7 +32,9 @@ _FUSED = "scaled_dot_product_attention"
 _ON_GPUS = f"varlen_attn of packed sequences where `lockstep gpu-check` says so, else {_FUSED}"
 
 
-def write_certificate(file: Path, certificate: Certificate, about: Mapping[str, Any]) -> None:
+def write_certificate(
+    file: Path, certificate: ExactnessCertificate, about: Mapping[str, Any]
+) -> None:
     """Writes a certificate with kernels and machine, after the keys of `about`."""
     attention = _ON_GPUS if torch.cuda.is_available() else _FUSED
     usual = {"attention": attention, "linear": "any number of rows", "softmax": "powers of 2"}

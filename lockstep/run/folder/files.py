@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.config.loading import Loaded, describe, load_run
+from lockstep.config.loading import LoadedRecipe, describe, load_run
 from lockstep.core.errors import InputError, shorten
 from lockstep.report.log import LOCK
 from lockstep.run.folder.identity import ChangedError, differences, recipe_identity
@@ -24,7 +24,7 @@ For a model from scratch, it also holds the initial weights.
 """
 
 
-def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
+def adopt(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
     """Converts the folder of a run with other options to this recipe; a changed run is unfinished.
 
     The caller holds its lock. At any instant the folder belongs to the old recipe or, unfinished,
@@ -47,13 +47,13 @@ def adopt(loaded: Loaded, changed: Sequence[str]) -> None:
         (folder / SUMS).unlink(missing_ok=True)
 
 
-def is_current(loaded: Loaded) -> bool:
+def is_current(loaded: LoadedRecipe) -> bool:
     """True if the folder holds a run of exactly this recipe."""
     recipe = loaded.run_folder / "recipe.yaml"
     return is_file(recipe) and recipe.read_bytes() == describe(loaded).encode()
 
 
-def find_changed_options(loaded: Loaded, allow_changes: bool) -> list[str]:
+def find_changed_options(loaded: LoadedRecipe, allow_changes: bool) -> list[str]:
     """Lists the options that differ from those of the folder's run, one line each.
 
     Raises:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.config.model_recipe import weights_of
 from lockstep.config.trust import list_references
 from lockstep.core.errors import InputError
@@ -17,7 +17,7 @@ from lockstep.models.digests import digest, model_files
 from lockstep.system.yaml12 import flat
 from lockstep.version import __version__
 
-Identity = dict[str, Any]
+RunIdentity = dict[str, Any]
 
 _WITH_MODELS = (
     "reward_model.",
@@ -36,7 +36,7 @@ class ChangedError(InputError):
     """A run would resume with different inputs than it began with; one line per difference."""
 
 
-def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
+def identity(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
     """Collects everything that the results of a run depend on.
 
     Args:
@@ -53,7 +53,7 @@ def identity(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ide
     return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
 
 
-def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Identity:
+def inputs(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
     """The identity without library versions; `model` is None if a server has the model."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
@@ -71,8 +71,8 @@ def inputs(loaded: Loaded, data: Mapping[str, str], model: Path | None) -> Ident
     return found | {f"code.{'.'.join(keys)}": digest([file]) for keys, _, file in code}
 
 
-def recipe_identity(loaded: Loaded) -> Identity:
-    """The options of `Loaded.identity`, by flat names."""
+def recipe_identity(loaded: LoadedRecipe) -> RunIdentity:
+    """The options of `LoadedRecipe.identity`, by flat names."""
     return {f"recipe.{'.'.join(keys)}": value for keys, value in flat(loaded.identity())}
 
 

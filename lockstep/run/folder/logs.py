@@ -12,11 +12,11 @@ from typing import Any
 from lockstep.report.log import LOGS, METRICS, SAMPLES, TIMINGS, encode, lines
 from lockstep.system.disk import sync
 from lockstep.system.records import is_file
-from lockstep.system.sums import Sum
+from lockstep.system.sums import FileDigest
 from lockstep.system.whole_files import append
 
 
-class Logs:
+class RunLogs:
     """The logs of a run: append-only, only complete lines, each step once.
 
     One process at a time may write; any number may read meanwhile.
@@ -66,7 +66,7 @@ class Logs:
         for path in [*filter(Path.is_file, paths), self.folder]:
             sync(path)
 
-    def sums(self) -> dict[str, Sum]:
+    def sums(self) -> dict[str, FileDigest]:
         """Size and digest of each log as written by this run, not as found on the disk.
 
         Other programs may have written to the files.

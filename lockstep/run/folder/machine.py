@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.models.device import keep_fp32
 from lockstep.report.log import ENVIRONMENT, read_environment
 from lockstep.run.folder.files import write_once
@@ -38,7 +38,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 @contextmanager
-def as_noted(loaded: Loaded, folder: Path) -> Iterator[None]:
+def as_noted(loaded: LoadedRecipe, folder: Path) -> Iterator[None]:
     """Records the machine in a folder if needed; in the block, torch uses the recorded threads.
 
     The caller holds the folder's lock.

@@ -12,17 +12,17 @@ from threading import Event
 
 from lockstep.config.hub import write_pins
 from lockstep.config.hub_name import PINS
-from lockstep.config.loading import Loaded, describe
+from lockstep.config.loading import LoadedRecipe, describe
 from lockstep.core.errors import LockstepError, RunError
 from lockstep.data.template_date import FILE, keep_date
 from lockstep.report.log import CRASH
 from lockstep.run.folder.files import FRAME, LOCK, lock_folder, write_once
 from lockstep.run.folder.machine import as_noted
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 
 
 @contextmanager
-def open_run(loaded: Loaded, folder: Path) -> Iterator[Callable[[], None]]:
+def open_run(loaded: LoadedRecipe, folder: Path) -> Iterator[Callable[[], None]]:
     """Creates and locks a run's folder, and records the recipe and the machine in it.
 
     The block receives a function to call once the run has started. If the block fails before that,
@@ -87,7 +87,7 @@ def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_told = isinstance(error, LockstepError | Stopped) or not isinstance(error, Exception)
+        is_told = isinstance(error, LockstepError | StoppedRun) or not isinstance(error, Exception)
         if is_told or (isinstance(error, OSError) and not started.is_set()):
             raise
         _write_crash(error, folder)

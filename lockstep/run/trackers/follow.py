@@ -14,12 +14,12 @@ from typing import Any
 from lockstep.config import Trackers
 from lockstep.core.errors import InputError, install_command
 from lockstep.report.log import LOGS, SAMPLES, TIMINGS, decode, lines
-from lockstep.run.folder.logs import Logs
-from lockstep.run.stop import Stopped
-from lockstep.run.trackers.view import Facts, Outcome, View
+from lockstep.run.folder.logs import RunLogs
+from lockstep.run.stop import StoppedRun
+from lockstep.run.trackers.view import RunFacts, RunOutcome, TrackerView
 
 
-class Tracker:
+class LogTracker:
     """The logs of a run and the views that follow them.
 
     Views receive what the files hold, so that replayed and new steps look the same.
@@ -30,14 +30,16 @@ class Tracker:
         note: Shows people a line.
     """
 
-    def __init__(self, logs: Logs, views: Mapping[str, View], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, logs: RunLogs, views: Mapping[str, TrackerView], note: Callable[[str], None]
+    ) -> None:
         self.logs, self._views, self._note = logs, dict(views), note
         # for each open view: its newest step when it was opened
         self._newest: dict[str, int] = {}
         self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes sent, by log
 
     def rewind(self, step: int) -> None:
-        """Rewinds the logs, see `Logs.rewind`, opens the views, and sends them the logs.
+        """Rewinds the logs, see `RunLogs.rewind`, opens the views, and sends them the logs.
 
         Raises:
             InputError: A view cannot be opened and the run has not trained yet: a run should not
@@ -76,7 +78,7 @@ class Tracker:
                 with self._tolerate(name):
                     self._views[name].send(step, values, samples)
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Sends the rest, and closes the views."""
         self.catch_up()
         for name in list(self._newest):
@@ -102,15 +104,15 @@ class Tracker:
 
 @contextmanager
 def track_run(
-    logs: Logs, views: Mapping[str, View], note: Callable[[str], None]
-) -> Iterator[Tracker]:
-    """Tracks a run in the `with` block; the block's end decides the outcome; see `Tracker`."""
-    tracker = Tracker(logs, views, note)
-    outcome: Outcome = "failed"
+    logs: RunLogs, views: Mapping[str, TrackerView], note: Callable[[str], None]
+) -> Iterator[LogTracker]:
+    """Tracks a run in the `with` block; the block's end decides the outcome; see `LogTracker`."""
+    tracker = LogTracker(logs, views, note)
+    outcome: RunOutcome = "failed"
     try:
         yield tracker
         outcome = "finished"
-    except (KeyboardInterrupt, Stopped):
+    except (KeyboardInterrupt, StoppedRun):
         outcome = "interrupted"
         raise
     finally:
@@ -118,7 +120,7 @@ def track_run(
         tracker.close(outcome)
 
 
-def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
+def views_of(recipe: Trackers, facts: RunFacts) -> dict[str, TrackerView]:
     """The views that a recipe enables, by name, not yet open.
 
     Packages of other views are not imported.
@@ -126,7 +128,7 @@ def views_of(recipe: Trackers, facts: Facts) -> dict[str, View]:
     Raises:
         InputError: A package is missing, or W&B has no login.
     """
-    views: dict[str, View] = {}
+    views: dict[str, TrackerView] = {}
     if recipe.tensorboard is not None:
         with _package_of("tensorboard"):
             from lockstep.run.trackers.tensorboard import TensorBoardView

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
-from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
+from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView, table
 from lockstep.system import yaml12
 
 _FLUSH_S = 10  # maximum delay of a chart on screen
 
 
-class TensorBoardView(View):
+class TensorBoardView(TrackerView):
     """Metrics and timings as scalars, samples, recipe, environment and outcome as text."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
         self._folder = facts.folder / "tensorboard"
         self._newest = 0
@@ -37,7 +37,9 @@ class TensorBoardView(View):
         )
         return -1
 
-    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+    def send(
+        self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
+    ) -> None:
         """Writes one text per response of a step: TensorBoard lists steps one below the other."""
         self._newest = step
         for name, value in values.items():
@@ -50,7 +52,7 @@ class TensorBoardView(View):
                 )
                 self._writer.add_text(f"{kind}/{number}", _verbatim(text), step)
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         self._writer.add_text("outcome", outcome, self._newest)
         self._writer.close()
 

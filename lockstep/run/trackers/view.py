@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.config.loading import Loaded
+from lockstep.config.loading import LoadedRecipe
 from lockstep.report.log import read_environment
 
-Outcome = Literal["finished", "failed", "interrupted"]
+RunOutcome = Literal["finished", "failed", "interrupted"]
 """Ways that a run's process can end; a killed process reports nothing."""
 
-Rows = Sequence[Mapping[str, Any]]
+SampleRows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """Facts of a run known before its first step.
 
     Attributes:
@@ -34,7 +34,7 @@ class Facts:
     environment: dict[str, Any]
 
     @classmethod
-    def of(cls, loaded: Loaded) -> Facts:
+    def of(cls, loaded: LoadedRecipe) -> RunFacts:
         """The facts of a run; its folder need not exist yet."""
         return cls(loaded.run_folder, loaded.dump(), read_environment(loaded.run_folder))
 
@@ -44,7 +44,7 @@ class Facts:
         return self.folder.resolve().name
 
 
-class View(ABC):
+class TrackerView(ABC):
     """A tracker that shows a run's logs."""
 
     @property
@@ -61,7 +61,9 @@ class View(ABC):
         """
 
     @abstractmethod
-    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+    def send(
+        self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
+    ) -> None:
         """Shows what was logged for a step since the last call.
 
         Args:
@@ -71,11 +73,11 @@ class View(ABC):
         """
 
     @abstractmethod
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Closes the view at the end of the run's process."""
 
 
-def table(rows: Rows) -> tuple[list[str], list[list[Any]]]:
+def table(rows: SampleRows) -> tuple[list[str], list[list[Any]]]:
     """Columns and cells of rows; values except text and numbers become JSON, missing ones None."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [[_cell(row.get(column)) for column in columns] for row in rows]

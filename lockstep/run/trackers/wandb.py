@@ -20,9 +20,9 @@ from wandb.errors import UsageError
 
 from lockstep.config import WandB
 from lockstep.core.errors import InputError
-from lockstep.run.trackers.view import Facts, Outcome, Rows, View, table
+from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView, table
 
-_EXIT_CODES: dict[Outcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
+_EXIT_CODES: dict[RunOutcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
 
 _SETTINGS = wandb.Settings(
     silent=True,
@@ -34,10 +34,10 @@ _SETTINGS = wandb.Settings(
 )
 
 
-class WandBView(View):
+class WandBView(TrackerView):
     """Metrics and timings as history, samples as tables, recipe and environment as config."""
 
-    def __init__(self, section: WandB, facts: Facts) -> None:
+    def __init__(self, section: WandB, facts: RunFacts) -> None:
         self._section = section
         self._facts = facts
         self._folder = facts.folder / "wandb"
@@ -71,7 +71,9 @@ class WandBView(View):
         )
         return self._run.step - 1  # −1 if offline or if W&B has no data of this run
 
-    def send(self, step: int, values: Mapping[str, float], samples: Mapping[str, Rows]) -> None:
+    def send(
+        self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
+    ) -> None:
         # first, because W&B names table files after the previous step
         self._run.log(dict(values), step=step)
         for kind, rows in samples.items():
@@ -79,7 +81,7 @@ class WandBView(View):
             shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
             self._run.log({kind: shown}, step=step)
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
     def _clear(self) -> None:

@@ -10,9 +10,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lockstep import config
-from lockstep.core.types import Reply, SamplingParams
-from lockstep.samplers.openai.dialects import DIALECTS, Completion, Dialect, Model, Models
-from lockstep.servers.json_server import JsonServer, Lost, ServerAddress, ServerError
+from lockstep.core.types import SamplingParams, ServerReply
+from lockstep.samplers.openai.dialects import (
+    DIALECTS,
+    ChatReply,
+    ModelList,
+    ServedModel,
+    ServerDialect,
+)
+from lockstep.servers.json_server import JsonServer, LostRequestHandler, ServerAddress, ServerError
 
 _SHOWN_MODELS = 5
 
@@ -60,8 +66,8 @@ class OpenAIClient:
         conversations: Sequence[Sequence[Mapping[str, str]]],
         sampling: SamplingParams,
         keys: Sequence[int],
-        lost: Lost | None = None,
-    ) -> Iterator[tuple[int, Reply]]:
+        lost: LostRequestHandler | None = None,
+    ) -> Iterator[tuple[int, ServerReply]]:
         """Continues conversations by the server's chat template, up to a stop token of the model.
 
         Args:
@@ -87,12 +93,12 @@ class OpenAIClient:
         ]
         return self._replies(bodies, sampling.max_tokens, lost)
 
-    def _ask_model(self) -> Model:
+    def _ask_model(self) -> ServedModel:
         """Queries the model that is served."""
         with self._server.connection() as (portal, client):
             served = {
                 model.id: model
-                for model in portal.call(self._server.ask, client, Models, "/models").data
+                for model in portal.call(self._server.ask, client, ModelList, "/models").data
             }
         if self._options.model not in served:
             others = [*list(served)[:_SHOWN_MODELS]]
@@ -105,7 +111,7 @@ class OpenAIClient:
             )
         return served[self._options.model]
 
-    def _find_dialect(self) -> Dialect:
+    def _find_dialect(self) -> ServerDialect:
         owner = self._model.owned_by
         if owner in DIALECTS:
             return DIALECTS[owner]
@@ -113,23 +119,26 @@ class OpenAIClient:
             f"{self._options.base_url}: the server calls itself {owner!r}, which is unknown; it "
             "receives only standard OpenAI options, and uses its own stop tokens"
         )
-        return Dialect(f"a server called {owner!r}")
+        return ServerDialect(f"a server called {owner!r}")
 
     def _replies(
-        self, bodies: Sequence[Mapping[str, object]], max_tokens: int, lost: Lost | None
-    ) -> Iterator[tuple[int, Reply]]:
+        self,
+        bodies: Sequence[Mapping[str, object]],
+        max_tokens: int,
+        lost: LostRequestHandler | None,
+    ) -> Iterator[tuple[int, ServerReply]]:
         """Sends all requests."""
 
-        def fault(place: int, answer: Completion) -> str | None:
+        def fault(place: int, answer: ChatReply) -> str | None:
             return answer.fault(max_tokens)
 
         for place, answer in self._server.answers(
-            Completion, "/chat/completions", bodies, fault, lost
+            ChatReply, "/chat/completions", bodies, fault, lost
         ):
             choice = answer.choices[0]
             yield (
                 place,
-                Reply(
+                ServerReply(
                     choice.message.content or "", answer.num_tokens, choice.finish_reason or "none"
                 ),
             )

@@ -15,7 +15,7 @@ _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": 0}
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ServerDialect:
     """A kind of server, by the request options that it has besides OpenAI's own.
 
     Attributes:
@@ -63,9 +63,9 @@ class Dialect:
 
 
 DIALECTS = {
-    "vllm": Dialect("vLLM", 0),
-    "sglang": Dialect("SGLang", -1),
-    "tensorrt_llm": Dialect("TensorRT-LLM", 0),
+    "vllm": ServerDialect("vLLM", 0),
+    "sglang": ServerDialect("SGLang", -1),
+    "tensorrt_llm": ServerDialect("TensorRT-LLM", 0),
 }
 """Dialects by the name that a server reports as `owned_by` of its models."""
 
@@ -80,17 +80,17 @@ class ServerWords(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class Model(ServerWords):
+class ServedModel(ServerWords):
     """A model that a server serves."""
 
     id: str
     owned_by: str | None = None
 
 
-class Models(ServerWords):
+class ModelList(ServerWords):
     """A server's response to /models."""
 
-    data: list[Model]
+    data: list[ServedModel]
 
 
 def _replace_half_characters(text: str) -> str:
@@ -98,39 +98,39 @@ def _replace_half_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-Text = Annotated[str, AfterValidator(_replace_half_characters)]
+ReplyText = Annotated[str, AfterValidator(_replace_half_characters)]
 """Text that can be written to a file."""
 
 
-class Message(ServerWords):
+class ReplyMessage(ServerWords):
     """A message of a conversation.
 
     Its content is None if there was only reasoning, which some servers return separately.
     """
 
-    content: Text | None = None
+    content: ReplyText | None = None
 
 
-class Choice(ServerWords):
+class ReplyChoice(ServerWords):
     """A response; `error` explains why it is missing, if the server reports it."""
 
     index: int | None = None
     error: Any = None
-    message: Message = Message()
+    message: ReplyMessage = ReplyMessage()
     finish_reason: str | None = None
 
 
-class Usage(ServerWords):
+class TokenUsage(ServerWords):
     """Token counts by the server."""
 
     completion_tokens: NonNegativeInt
 
 
-class Completion(ServerWords):
+class ChatReply(ServerWords):
     """A server's response to /chat/completions."""
 
-    choices: list[Choice] = Field(min_length=1, max_length=1)
-    usage: Usage
+    choices: list[ReplyChoice] = Field(min_length=1, max_length=1)
+    usage: TokenUsage
 
     @property
     def num_tokens(self) -> int:

@@ -11,7 +11,7 @@ _ROOT = 0
 _FEWEST = 64
 """Minimum number of blocks to add: growing copies the whole pool."""
 
-_Known = tuple[int, tuple[int, ...]]
+_PrefixKey = tuple[int, tuple[int, ...]]
 """Key of a cached block: the number of the prefix before it, and its tokens."""
 
 
@@ -20,7 +20,7 @@ def count_blocks(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
-class Blocks:
+class BlockAllocator:
     """Free and used blocks, by their numbers.
 
     Attributes:
@@ -33,8 +33,8 @@ class Blocks:
         self._users: list[int] = []
         self._free: list[int] = []
         self._kept: OrderedDict[int, None] = OrderedDict()
-        self._contents: dict[_Known, tuple[int, int]] = {}
-        self._known: dict[int, _Known] = {}
+        self._contents: dict[_PrefixKey, tuple[int, int]] = {}
+        self._known: dict[int, _PrefixKey] = {}
         self._newest = _ROOT
 
     def take(self, number: int) -> list[int]:

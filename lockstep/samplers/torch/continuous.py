@@ -16,15 +16,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lockstep.core.batch import Batch
-from lockstep.models.attention import Layout, Packed, find_visible
+from lockstep.models.attention import AttentionLayout, PackedLayout, find_visible
 from lockstep.models.exact.attention import BLOCK as QUERIES
 from lockstep.models.exact.attention import KEYS
-from lockstep.models.kernels import Kernel
-from lockstep.samplers.torch.extents import Arena
-from lockstep.samplers.torch.pool import BLOCK, Pool
+from lockstep.models.kernels import AttentionKernel
+from lockstep.samplers.torch.extents import KVArena
+from lockstep.samplers.torch.pool import BLOCK, PagedKVCache
 
 
-class Growing:
+class DecodeRows:
     """Running rows, arena by arena, followed by padding tokens.
 
     Args:
@@ -33,7 +33,7 @@ class Growing:
         filling: Number of padding tokens; their attention is 0.
     """
 
-    def __init__(self, arenas: Sequence[Arena], position_R: Tensor, filling: int) -> None:
+    def __init__(self, arenas: Sequence[KVArena], position_R: Tensor, filling: int) -> None:
         self.filling = filling
         parts = position_R.split([len(arena.rows) for arena in arenas])
         self._parts = [
@@ -45,7 +45,7 @@ class Growing:
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query: Tensor,
         key: Tensor,
@@ -71,7 +71,7 @@ class Growing:
             return [*out, query.new_zeros(self.filling, *query.shape[1:])]
         return out
 
-    def _mask(self, kernel: Kernel, window: int | None) -> list[Tensor]:
+    def _mask(self, kernel: AttentionKernel, window: int | None) -> list[Tensor]:
         """The masks of a kernel, computed once for all layers of a pass."""
         key = type(kernel), window
         if key not in self._masks:
@@ -83,7 +83,7 @@ class Growing:
 
 
 @dataclass(frozen=True)
-class Continued:
+class CachedPrefixRows:
     """New rows whose first tokens are already in blocks (a prefix cache hit).
 
     Attributes:
@@ -100,7 +100,7 @@ class Continued:
     first: int
 
     @classmethod
-    def of(cls, blocks: Tensor, known: Tensor, length: Tensor) -> Continued:
+    def of(cls, blocks: Tensor, known: Tensor, length: Tensor) -> CachedPrefixRows:
         """Rows of `length` tokens, the first `known` in blocks; both int64 [C] on the CPU."""
         tokens = Batch(torch.arange(int((length - known).sum())), length - known)
         first = int(known.min()) // QUERIES * QUERIES
@@ -109,10 +109,10 @@ class Continued:
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query_NHD: Tensor,
-        pool: Pool,
+        pool: PagedKVCache,
         scaling: float,
         window: int | None,
     ) -> Tensor:
@@ -127,7 +127,7 @@ class Continued:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class PrefillRows:
     """New rows, whose KV goes to blocks: first rows without a cached prefix, then the others.
 
     Attributes:
@@ -140,18 +140,18 @@ class Beginning:
 
     block: Tensor
     position: Tensor
-    whole: Packed | None
+    whole: PackedLayout | None
     num_whole: int
-    continued: Continued | None
+    continued: CachedPrefixRows | None
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        pool: Pool,
+        pool: PagedKVCache,
         scaling: float,
         window: int | None,
     ) -> list[Tensor]:
@@ -173,7 +173,7 @@ class Beginning:
         return out
 
 
-class Continuous(Layout):
+class ContinuousLayout(AttentionLayout):
     """The layout of one pass: tokens of running rows, then tokens of new rows.
 
     Args:
@@ -184,7 +184,11 @@ class Continuous(Layout):
     """
 
     def __init__(
-        self, pool: Pool, running: int, growing: Growing | None, beginning: Beginning | None
+        self,
+        pool: PagedKVCache,
+        running: int,
+        growing: DecodeRows | None,
+        beginning: PrefillRows | None,
     ) -> None:
         self._pool = pool
         self._running = running
@@ -193,7 +197,7 @@ class Continuous(Layout):
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionKernel,
         layer: int,
         query: Tensor,
         key: Tensor,
@@ -212,7 +216,11 @@ class Continuous(Layout):
 
 
 def call_modules(
-    lm: PreTrainedModel, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+    lm: PreTrainedModel,
+    token_N: Tensor,
+    position_N: Tensor,
+    layout: ContinuousLayout,
+    keep_M: Tensor,
 ) -> Tensor:
     """Logits [M, V] of a pass's tokens at indices `keep_M`, by the model's own modules."""
     return lm(

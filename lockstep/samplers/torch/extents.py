@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lockstep.samplers.torch.pool import BLOCK, Pool
+from lockstep.samplers.torch.pool import BLOCK, PagedKVCache
 
 _SMALLEST = 64
 _ROWS = 8
@@ -24,7 +24,7 @@ _ROWS = 8
 
 
 @dataclass(eq=False)
-class Arena:
+class KVArena:
     """Rows with slots of the same number of tokens.
 
     Attributes:
@@ -79,7 +79,7 @@ class Arena:
         return torch.cat([held, held.new_zeros(self.size - len(held), *held.shape[1:])])
 
 
-class Extents:
+class DenseKVCache:
     """The arenas of all running rows; the scheduler numbers the rows.
 
     Args:
@@ -88,10 +88,10 @@ class Extents:
 
     def __init__(self, context: int) -> None:
         self._context = context
-        self._arenas: dict[int, Arena] = {}
+        self._arenas: dict[int, KVArena] = {}
 
     @property
-    def arenas(self) -> list[Arena]:
+    def arenas(self) -> list[KVArena]:
         """Arenas with rows, in the order of a pass."""
         return [arena for _, arena in sorted(self._arenas.items())]
 
@@ -114,14 +114,14 @@ class Extents:
         rows: Sequence[int],
         blocks: Sequence[Sequence[int]],
         lengths: Sequence[int],
-        pool: Pool,
+        pool: PagedKVCache,
     ) -> None:
         """Adds rows of `lengths` tokens, and copies their keys and values from a pool's blocks."""
         alike = defaultdict[int, defaultdict[int, list[int]]](lambda: defaultdict(list))
         for index, length in enumerate(lengths):
             alike[self.room(length + 1)][len(blocks[index])].append(index)
         for room, by_blocks in alike.items():
-            arena = self._arenas.setdefault(room, Arena(room))
+            arena = self._arenas.setdefault(room, KVArena(room))
             start = arena.append(
                 [rows[index] for some in by_blocks.values() for index in some]
             ).start
@@ -137,10 +137,10 @@ class Extents:
         for arena in self.arenas:
             self._remove(arena, gone)
 
-    def move(self, arena: Arena, places: Sequence[int]) -> None:
+    def move(self, arena: KVArena, places: Sequence[int]) -> None:
         """Moves the rows in some slots of an arena to the next arena."""
         room = self.room(arena.room + 1)
-        larger = self._arenas.setdefault(room, Arena(room))
+        larger = self._arenas.setdefault(room, KVArena(room))
         rows = [arena.rows[place] for place in places]
         of = torch.tensor(places)
         to = larger.append(rows)
@@ -148,7 +148,7 @@ class Extents:
             larger.write(layer, to, keys[of], values[of])
         self._remove(arena, rows)
 
-    def save(self, row: int, blocks: Sequence[int], known: int, pool: Pool) -> None:
+    def save(self, row: int, blocks: Sequence[int], known: int, pool: PagedKVCache) -> None:
         """Copies the beginning of a row to blocks of a pool, skipping the first `known` blocks."""
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
         place = arena.rows.index(row)
@@ -157,7 +157,7 @@ class Extents:
         for layer, (keys, values) in arena.layers.items() if len(blocks) > known else ():
             pool.save(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])
 
-    def _remove(self, arena: Arena, rows: Iterable[int]) -> None:
+    def _remove(self, arena: KVArena, rows: Iterable[int]) -> None:
         arena.remove(rows)
         if not arena.rows:
             del self._arenas[arena.room]

@@ -19,13 +19,13 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import context_of
 from lockstep.models.heads import LogitsHead, canonical
 from lockstep.models.precision import OVERFLOW, TORCH_TYPES, autocast
-from lockstep.samplers.base import Piece, gather_pieces
+from lockstep.samplers.base import ResponsePiece, gather_pieces
 from lockstep.samplers.torch.passes import cut_rows
 from lockstep.samplers.torch.rows import Response
 from lockstep.samplers.torch.scheduler import PASS_TOKENS
-from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Carrier, Route, open_carrier, unpack
+from lockstep.weight_sync.attestation import WeightAttestation
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack
 from lockstep.weight_sync.fingerprints import read, take
 
 
@@ -46,11 +46,13 @@ class ModelSampler(ABC):
         self._type: DType = dtype
         self._context = context_of(lm.config)
         self.version: int | None = None
-        self._carrier: Carrier | None = None
+        self._carrier: BucketCarrier | None = None
         self._own = dict[str, Tensor]()
 
     @abstractmethod
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         """See `samplers.base.Sampler`."""
 
     @abstractmethod
@@ -80,25 +82,25 @@ class ModelSampler(ABC):
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
-    ) -> Sequence[Attestation]:
+    ) -> Sequence[WeightAttestation]:
         self.version = None
         self._begin()
         self._take(stream)
         return [self.attest(version)]
 
-    def join(self, route: Route) -> None:
+    def join(self, route: TransferRoute) -> None:
         self._carrier = open_carrier(route)
 
-    def receive(self, bucket: Bucket) -> None:
+    def receive(self, bucket: WeightBucket) -> None:
         assert self._carrier is not None, "a receiver joins a route before it receives"
         if bucket.number == 0:
             self._begin()
         self._take(unpack(self._carrier, bucket, self._lm.device))
 
-    def attest(self, version: int) -> Attestation:
+    def attest(self, version: int) -> WeightAttestation:
         self.version = version
         found = {name: take(tensor) for name, tensor in self._tensors()}
-        return Attestation(version, dict(zip(found, read(list(found.values())), strict=True)))
+        return WeightAttestation(version, dict(zip(found, read(list(found.values())), strict=True)))
 
     def show(self, name: str) -> Tensor:
         return dict(self._tensors())[name].detach()

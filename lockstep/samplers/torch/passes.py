@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lockstep.core.batch import Batch
-from lockstep.models.attention import Packed
-from lockstep.samplers.torch.continuous import Beginning, Continued
+from lockstep.models.attention import PackedLayout
+from lockstep.samplers.torch.continuous import CachedPrefixRows, PrefillRows
 from lockstep.samplers.torch.pool import BLOCK
 from lockstep.samplers.torch.rows import SharedPrompt
 
@@ -36,28 +36,28 @@ def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class PassTokens:
     """Tokens and their positions, int64 [N], and the indices of tokens with logits, int64 [M]."""
 
     token: Tensor
     position: Tensor
     keep: Tensor
 
-    def join(self, others: Tokens) -> Tokens:
+    def join(self, others: PassTokens) -> PassTokens:
         """These tokens, followed by others."""
         token = torch.cat([self.token, others.token])
         position = torch.cat([self.position, others.position])
-        return Tokens(token, position, torch.cat([self.keep, others.keep + len(self.token)]))
+        return PassTokens(token, position, torch.cat([self.keep, others.keep + len(self.token)]))
 
 
 def take_prompts(
     prompts: Sequence[SharedPrompt], multiple: int, device: torch.device
-) -> tuple[Tokens, Beginning]:
+) -> tuple[PassTokens, PrefillRows]:
     """The prompts' tokens without their cached prefixes; the last token of each has logits.
 
     Args:
         prompts: The prompts; prompts without a cached prefix come first.
-        multiple: See `Packed.of`.
+        multiple: See `PackedLayout.of`.
         device: Device of the model.
     """
     known_P = torch.tensor([prompt.known for prompt in prompts])
@@ -70,16 +70,16 @@ def take_prompts(
     )
     position_N = known_P[new.row] + new.position
     block_N = block_PB[new.row, position_N // BLOCK].to(device)
-    tokens = Tokens(
+    tokens = PassTokens(
         flat.to(device), position_N.to(device), (new.starts + new.lengths - 1).to(device)
     )
     whole = int((known_P == 0).sum())
     num_whole = int(length_P[known_P == 0].sum())
     if whole:
-        packed = Packed.of(Batch(tokens.token[:num_whole], length_P[:whole]), multiple)
+        packed = PackedLayout.of(Batch(tokens.token[:num_whole], length_P[:whole]), multiple)
     else:
         packed = None
     if whole == len(prompts):
-        return tokens, Beginning(block_N, tokens.position, packed, num_whole, None)
-    continued = Continued.of(block_PB[whole:].to(device), known_P[whole:], length_P[whole:])
-    return tokens, Beginning(block_N, tokens.position, packed, num_whole, continued)
+        return tokens, PrefillRows(block_N, tokens.position, packed, num_whole, None)
+    continued = CachedPrefixRows.of(block_PB[whole:].to(device), known_P[whole:], length_P[whole:])
+    return tokens, PrefillRows(block_N, tokens.position, packed, num_whole, continued)

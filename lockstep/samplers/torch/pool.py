@@ -16,7 +16,7 @@ BLOCK = KEYS
 """Tokens per block."""
 
 
-class Pool:
+class PagedKVCache:
     """Memory of all blocks: keys and values of each layer [blocks, H, 16, D], allocated lazily."""
 
     def __init__(self, device: torch.device) -> None:

@@ -62,7 +62,7 @@ class SharedPrompt:
 
 
 @dataclass(eq=False)
-class Row:
+class ScheduledRow:
     """A waiting or running request.
 
     Attributes:
@@ -86,7 +86,7 @@ class Row:
     began: int = 0
 
 
-class Places:
+class RowStates:
     """The state of running rows by slot, as tensors.
 
     Attributes:
@@ -107,7 +107,7 @@ class Places:
         self._logprob_SK = torch.zeros(count, _FIRST, device=device)
         self._uniform_SK = torch.zeros(count, _FIRST, dtype=torch.float64, device=device)
 
-    def begin(self, rows: Sequence[Row]) -> None:
+    def begin(self, rows: Sequence[ScheduledRow]) -> None:
         """Adds rows in their slots."""
         place = self._ints([row.place for row in rows])
         self.filled_S[place] = self._ints([len(row.prompt.tokens) for row in rows])
@@ -146,7 +146,7 @@ class Places:
             some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)
         ]
 
-    def responses(self, rows: Sequence[Row], stopped: Sequence[bool]) -> list[Response]:
+    def responses(self, rows: Sequence[ScheduledRow], stopped: Sequence[bool]) -> list[Response]:
         """The rows' responses so far; `stopped` tells which ended at a stop token or string."""
         place = self._ints([row.place for row in rows])
         made = self.made_S[place].tolist()

@@ -13,12 +13,12 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.models.device import empty_cache
 from lockstep.models.exact.model import is_exact
 from lockstep.models.folder import count_cache_numbers
-from lockstep.samplers.base import Piece, require_room
-from lockstep.samplers.torch.continuous import Continuous, call_modules
+from lockstep.samplers.base import ResponsePiece, require_room
+from lockstep.samplers.torch.continuous import ContinuousLayout, call_modules
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
-from lockstep.samplers.torch.scheduler import Scheduler
-from lockstep.weight_sync.attestation import Attestation
+from lockstep.samplers.torch.scheduler import BatchScheduler
+from lockstep.weight_sync.attestation import WeightAttestation
 
 _PIECE = 32
 """Minimum responses per piece while others are still running."""
@@ -44,10 +44,12 @@ class TorchSampler(ModelSampler):
     ) -> None:
         super().__init__(lm, max_batch_size, dtype)
         self._cache_bytes = cache_bytes
-        self._scheduler: Scheduler | None = None
+        self._scheduler: BatchScheduler | None = None
         self._awake = False
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         """See `samplers.base.Sampler`; prompts begin in order of length, shortest first."""
         require_room(requests, self._context)
         scheduler = self._open()
@@ -72,11 +74,11 @@ class TorchSampler(ModelSampler):
 
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
-    ) -> Sequence[Attestation]:
+    ) -> Sequence[WeightAttestation]:
         self._scheduler = None
         return super().load_weights(stream, version)
 
-    def attest(self, version: int) -> Attestation:
+    def attest(self, version: int) -> WeightAttestation:
         self._scheduler = None
         return super().attest(version)
 
@@ -91,7 +93,7 @@ class TorchSampler(ModelSampler):
         self._scheduler = None
         empty_cache(self._lm.device)
 
-    def _open(self) -> Scheduler:
+    def _open(self) -> BatchScheduler:
         """The scheduler for the current weights; while awake, the same one for all calls."""
         if self._scheduler is None or not self._awake:
             device = self._lm.device
@@ -100,7 +102,7 @@ class TorchSampler(ModelSampler):
                 most = None
             else:
                 most = self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
-            self._scheduler = Scheduler(
+            self._scheduler = BatchScheduler(
                 self._logits,
                 self._max_batch_size,
                 self._context,
@@ -112,7 +114,7 @@ class TorchSampler(ModelSampler):
         return self._scheduler
 
     def _logits(
-        self, token_N: Tensor, position_N: Tensor, layout: Continuous, keep_M: Tensor
+        self, token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
     ) -> Tensor:
         """Logits [M, V] of a pass's tokens at indices `keep_M`."""
         return call_modules(self._lm, token_N, position_N, layout, keep_M)
@@ -131,7 +133,7 @@ class TorchSampler(ModelSampler):
             raise
 
 
-def _run(scheduler: Scheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
+def _run(scheduler: BatchScheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
     """Makes steps until `count` of some requests have ended, or all.
 
     Returns their responses by number.

@@ -22,26 +22,26 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.penalties import penalize
 from lockstep.distributed.sampling import draw
 from lockstep.samplers.stop_strings import open_stop_strings
-from lockstep.samplers.torch.blocks import Blocks, count_blocks
-from lockstep.samplers.torch.continuous import Continuous, Growing
-from lockstep.samplers.torch.extents import Extents
-from lockstep.samplers.torch.passes import Tokens, take_prompts
-from lockstep.samplers.torch.pool import BLOCK, Pool
-from lockstep.samplers.torch.rows import NotFinite, Places, Response, Row, SharedPrompt
-from lockstep.samplers.torch.seen import Seen
+from lockstep.samplers.torch.blocks import BlockAllocator, count_blocks
+from lockstep.samplers.torch.continuous import ContinuousLayout, DecodeRows
+from lockstep.samplers.torch.extents import DenseKVCache
+from lockstep.samplers.torch.passes import PassTokens, take_prompts
+from lockstep.samplers.torch.pool import BLOCK, PagedKVCache
+from lockstep.samplers.torch.rows import NotFinite, Response, RowStates, ScheduledRow, SharedPrompt
+from lockstep.samplers.torch.seen import SeenTokens
 from lockstep_logprobs.hidden import ROWS
 
 PASS_TOKENS = 16_384
 """Maximum prompt tokens per pass, unless a single prompt is longer."""
 
-Forward = Callable[[Tensor, Tensor, Continuous, Tensor], Tensor]
+ForwardFunction = Callable[[Tensor, Tensor, ContinuousLayout, Tensor], Tensor]
 """Computes logits [M, V].
 
 Arguments: tokens and positions [N], their layout, and the indices [M] of tokens with logits.
 """
 
 
-class Scheduler:
+class BatchScheduler:
     """Waiting and running rows; `step` is one pass of the model.
 
     Args:
@@ -62,7 +62,7 @@ class Scheduler:
 
     def __init__(
         self,
-        forward: Forward,
+        forward: ForwardFunction,
         places: int,
         context: int,
         device: torch.device,
@@ -76,13 +76,17 @@ class Scheduler:
         self._exact = exact
         self._most_tokens = most_tokens
         self._folder = folder
-        self._blocks, self._pool, self._extents = Blocks(), Pool(device), Extents(context)
-        self._places, self._free = Places(places, device), list(range(places))[::-1]
+        self._blocks, self._pool, self._extents = (
+            BlockAllocator(),
+            PagedKVCache(device),
+            DenseKVCache(context),
+        )
+        self._places, self._free = RowStates(places, device), list(range(places))[::-1]
         self._numbers, self._began = count(), count()
         self._prompts: dict[tuple[int, ...], SharedPrompt] = {}
-        self._waiting: deque[Row] = deque()
-        self._rows: list[Row] = []
-        self._seen: Seen | None = None
+        self._waiting: deque[ScheduledRow] = deque()
+        self._rows: list[ScheduledRow] = []
+        self._seen: SeenTokens | None = None
         self._place_R = self._ints([])
         self.finished: dict[int, Response] = {}
         self.passes = self.computed = self.preempted = 0
@@ -97,7 +101,9 @@ class Scheduler:
         room = min(sampling.max_tokens, self._context - len(request.tokens))
         prompt = self._await(request.tokens)
         empty = Response([], [], False)
-        self._waiting.append(Row(next(self._numbers), request, sampling, room, prompt, empty))
+        self._waiting.append(
+            ScheduledRow(next(self._numbers), request, sampling, room, prompt, empty)
+        )
         return self._waiting[-1].number
 
     def abort(self, number: int) -> None:
@@ -161,7 +167,7 @@ class Scheduler:
         """True if running rows may have `tokens` more tokens in KV slots."""
         return self._most_tokens is None or self._extents.taken + tokens <= self._most_tokens
 
-    def _preempt(self, row: Row) -> None:
+    def _preempt(self, row: ScheduledRow) -> None:
         """Preempts a running row: frees its memory, and puts it at the head of the queue."""
         (row.so_far,) = self._places.responses([row], [False])
         self._stop([row])
@@ -169,7 +175,7 @@ class Scheduler:
         self._waiting.appendleft(row)
         self.preempted += 1
 
-    def _stop(self, rows: Sequence[Row]) -> None:
+    def _stop(self, rows: Sequence[ScheduledRow]) -> None:
         """Frees the slots and memory of running rows."""
         self._extents.remove([row.place for row in rows])
         self._free += [row.place for row in rows]
@@ -190,12 +196,12 @@ class Scheduler:
         for arena, filled_R in zip(arenas, filled, strict=True):
             arena.filled = int(filled_R.max())
 
-    def _admit(self) -> tuple[list[Row], list[SharedPrompt]]:
+    def _admit(self) -> tuple[list[ScheduledRow], list[SharedPrompt]]:
         """Gives slots to waiting rows.
 
         Returns these rows, and the prompts to compute in the next pass.
         """
-        new = list[Row]()
+        new = list[ScheduledRow]()
         prompts = list[SharedPrompt]()
         tokens = 0
         room = 0
@@ -236,12 +242,12 @@ class Scheduler:
         growing = beginning = None
         tokens = self._take_newest(filling)
         if running + filling:
-            growing = Growing(self._extents.arenas, tokens.position[:running], filling)
+            growing = DecodeRows(self._extents.arenas, tokens.position[:running], filling)
         if prompts:
             self._pool.resize(self._blocks.count)
             others, beginning = take_prompts(prompts, multiple, self._device)
             tokens = tokens.join(others)
-        layout = Continuous(self._pool, running + filling, growing, beginning)
+        layout = ContinuousLayout(self._pool, running + filling, growing, beginning)
         logits_MV = self._forward(tokens.token, tokens.position, layout, tokens.keep)
         self._places.filled_S[self._place_R] += 1
         for arena in self._extents.arenas:
@@ -276,7 +282,7 @@ class Scheduler:
         assert len(first) == len(begun), "a prompt was not computed"
         return torch.cat(first if logits_MV is None else [logits_MV[:running], *first])
 
-    def _take_newest(self, filling: int) -> Tokens:
+    def _take_newest(self, filling: int) -> PassTokens:
         """The newest token of each running row, and `filling` padding tokens."""
         token = self._places.token_S[self._place_R]
         position = self._places.filled_S[self._place_R]
@@ -284,9 +290,9 @@ class Scheduler:
         if filling:
             token = F.pad(token, (0, filling))
             position = F.pad(position, (0, filling))
-        return Tokens(token, position, keep)
+        return PassTokens(token, position, keep)
 
-    def _begin(self, rows: Sequence[Row], columns: int) -> None:
+    def _begin(self, rows: Sequence[ScheduledRow], columns: int) -> None:
         """Adds rows with computed prompts to the running rows; `columns`: vocabulary size."""
         lengths = [len(row.prompt.tokens) for row in rows]
         self._extents.add(
@@ -299,7 +305,7 @@ class Scheduler:
             row.began = next(self._began)
             self._leave(row.prompt)
             if row.sampling.penalizes:
-                self._seen = self._seen or Seen(self._places.count, columns, self._device)
+                self._seen = self._seen or SeenTokens(self._places.count, columns, self._device)
                 self._seen.begin(row.place, row.request.tokens, row.so_far.tokens)
 
     def _append(self, logits_RV: Tensor) -> bool:
@@ -379,7 +385,7 @@ class Scheduler:
         stopped_R[self._ints(rows)] |= completes
         return stopped_R
 
-    def _finish(self, rows: Sequence[Row], stopped: Sequence[bool]) -> None:
+    def _finish(self, rows: Sequence[ScheduledRow], stopped: Sequence[bool]) -> None:
         """Takes the responses of finished rows; caches sequences that will be continued."""
         for row, response in zip(rows, self._places.responses(rows, stopped), strict=True):
             self.finished[row.number] = response
@@ -387,7 +393,7 @@ class Scheduler:
                 self._remember(row, (*row.request.tokens, *response.tokens))
         self._stop(rows)
 
-    def _remember(self, row: Row, tokens: tuple[int, ...]) -> None:
+    def _remember(self, row: ScheduledRow, tokens: tuple[int, ...]) -> None:
         """Copies a row's keys and values to cached blocks; its last token's were never computed."""
         known = self._blocks.find(tokens)
         self._blocks.share(known)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.distributed.penalties import Earlier
+from lockstep.distributed.penalties import EarlierTokens
 
 
-class Seen:
+class SeenTokens:
     """Tokens of each row, and their counts in its response.
 
     Args:
@@ -40,7 +40,7 @@ class Seen:
         self._any_SV[place_R, token_R] = True
         self._times_SV[place_R, token_R] += 1
 
-    def earlier(self, place_R: Tensor) -> Earlier:
+    def earlier(self, place_R: Tensor) -> EarlierTokens:
         """The earlier tokens of each row."""
         row_P, token_P = self._any_SV[place_R].nonzero(as_tuple=True)
-        return Earlier(row_P, token_P, self._times_SV[place_R[row_P], token_P].long())
+        return EarlierTokens(row_P, token_P, self._times_SV[place_R[row_P], token_P].long())

@@ -24,12 +24,12 @@ from lockstep.distributed.sampling import draw
 from lockstep.models.attention import SideBySide
 from lockstep.models.device import empty_cache
 from lockstep.models.folder import carries_state
-from lockstep.samplers.base import Piece, require_room
+from lockstep.samplers.base import ResponsePiece, require_room
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.model_sampler import ModelSampler
 from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.samplers.torch.seen import Seen
+from lockstep.samplers.torch.seen import SeenTokens
 
 _KEYWORDS = ("past_key_values", "cache_params", "cache")
 """Argument names of the cache in `transformers` models."""
@@ -38,7 +38,9 @@ _KEYWORDS = ("past_key_values", "cache_params", "cache")
 class StatefulTorchSampler(ModelSampler):
     """A `ModelSampler` for models with recurrent state; finishes a batch before the next."""
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         require_room(requests, self._context)
         alike = defaultdict[int, list[int]](list)
         for place, request in enumerate(requests):
@@ -132,8 +134,8 @@ class StatefulTorchSampler(ModelSampler):
             [strings.completes(tokens) for tokens in newest], device=tokens_RK.device
         )
 
-    def _watch(self, requests: Sequence[Request], columns: int) -> Seen:
-        seen = Seen(len(requests), columns, self._lm.device)
+    def _watch(self, requests: Sequence[Request], columns: int) -> SeenTokens:
+        seen = SeenTokens(len(requests), columns, self._lm.device)
         for place, request in enumerate(requests):
             seen.begin(place, request.tokens)
         return seen

@@ -30,14 +30,14 @@ _REORDERED = (
     UnquantizedMoeBackend.AITER,
 )
 
-Pack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+PackFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Packs `w13_weight` and `w2_weight` as a kernel does.
 
 The packing depends only on an element's position in its expert.
 """
 
 
-def find_packing(layer: nn.Module, parameter: str) -> Pack | None:
+def find_packing(layer: nn.Module, parameter: str) -> PackFunction | None:
     """The packing of this parameter; None if it is unpacked.
 
     Raises:
@@ -74,7 +74,7 @@ def _kernel_for_cpus(layer: RoutedExperts) -> CPUUnquantizedExperts | None:
     return None
 
 
-def _packing_of(kernel: CPUUnquantizedExperts) -> Pack:
+def _packing_of(kernel: CPUUnquantizedExperts) -> PackFunction:
     def pack(w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
         stand_in = nn.Module()
         for name, tensor in zip(_MATRICES, (w13, w2), strict=True):
@@ -107,7 +107,9 @@ class SetAside:
             method.moe_kernel = method.moe_kernel or kernel
 
 
-def in_loaded_order(pack: Pack, parameter: str, held_ENK: Tensor, shape: tuple[int, ...]) -> Tensor:
+def in_loaded_order(
+    pack: PackFunction, parameter: str, held_ENK: Tensor, shape: tuple[int, ...]
+) -> Tensor:
     """A parameter in its loaded form, from the kernel's form.
 
     Args:
@@ -123,7 +125,9 @@ def in_loaded_order(pack: Pack, parameter: str, held_ENK: Tensor, shape: tuple[i
     return plain
 
 
-def _find_places(pack: Pack, parameter: str, shape: tuple[int, ...], held: Tensor) -> Tensor:
+def _find_places(
+    pack: PackFunction, parameter: str, shape: tuple[int, ...], held: Tensor
+) -> Tensor:
     """Maps each element of a packed expert to 1 + its index in the loaded one, int64; 0: padding.
 
     Found by packing the indices with the kernel, digit by digit, in the type and on the device of
@@ -141,7 +145,7 @@ def _find_places(pack: Pack, parameter: str, shape: tuple[int, ...], held: Tenso
     return found
 
 
-def _pack(pack: Pack, parameter: str, digit_1NK: Tensor) -> Tensor:
+def _pack(pack: PackFunction, parameter: str, digit_1NK: Tensor) -> Tensor:
     """Packs one expert's matrix; the layer's other matrix only gets its shape."""
     _, rows, columns = digit_1NK.shape
     is_first = parameter == "w13_weight"

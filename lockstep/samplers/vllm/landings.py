@@ -24,7 +24,7 @@ _ALIASED = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StridedView:
     """A strided view of a tensor's memory, in elements."""
 
     size: tuple[int, ...]
@@ -32,7 +32,7 @@ class Stretch:
     offset: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Stretch:
+    def of(cls, tensor: Tensor) -> StridedView:
         return cls(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
 
     def on(self, tensor: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, eq=False)
-class Landing:
+class WeightLanding:
     """A copy from a checkpoint tensor to a vLLM parameter.
 
     Attributes:
@@ -55,12 +55,12 @@ class Landing:
     layer: nn.Module
     parameter: str
     shape: tuple[int, ...]
-    source: Stretch
-    target: Stretch
+    source: StridedView
+    target: StridedView
 
 
 @dataclass(frozen=True)
-class Landings:
+class LandingSurvey:
     """The landings found in a survey.
 
     Attributes:
@@ -69,7 +69,7 @@ class Landings:
             copied.
     """
 
-    of: Mapping[str, tuple[Landing, ...]]
+    of: Mapping[str, tuple[WeightLanding, ...]]
     changed: frozenset[tuple[nn.Module, str]]
 
 
@@ -86,7 +86,7 @@ def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict
     return revert_weight_conversion(network, dict(tensors))
 
 
-def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
+def survey(model: Any, model_config: Any, network: PreTrainedModel) -> LandingSurvey:
     """Records how vLLM's model loads tensors, on the meta device; the model does not change.
 
     Args:
@@ -104,7 +104,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
     layerwise.initialize_layerwise_reload(model)
     try:
         places = take_plain_loaders(model)
-        with torch.no_grad(), _Copies() as seen:
+        with torch.no_grad(), _CopyRecorder() as seen:
             model.load_weights(as_in_files(network, given).items())
     except (
         LookupError,
@@ -124,7 +124,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> Landings:
     return _sort_out(seen.copies, {_memory(tensor): name for name, tensor in given.items()}, places)
 
 
-class _Copies(TorchDispatchMode):
+class _CopyRecorder(TorchDispatchMode):
     """A mode that records copies instead of making them; clones and casts return a view."""
 
     def __init__(self) -> None:
@@ -157,8 +157,8 @@ def _sort_out(
     copies: Iterable[tuple[Tensor, Tensor]],
     names: Mapping[int, str],
     places: Mapping[int, tuple[nn.Module, str, Tensor]],
-) -> Landings:
-    found: dict[str, list[Landing]] = {name: [] for name in names.values()}
+) -> LandingSurvey:
+    found: dict[str, list[WeightLanding]] = {name: [] for name in names.values()}
     changed: set[tuple[nn.Module, str]] = set()
     for target, source in copies:
         if _memory(target) not in places:
@@ -169,11 +169,13 @@ def _sort_out(
             changed.add((layer, parameter))
         else:
             source, target = torch.broadcast_tensors(source, target)
-            landing = Landing(
-                layer, parameter, tuple(whole.shape), Stretch.of(source), Stretch.of(target)
+            landing = WeightLanding(
+                layer, parameter, tuple(whole.shape), StridedView.of(source), StridedView.of(target)
             )
             found[name].append(landing)
-    return Landings({name: tuple(landings) for name, landings in found.items()}, frozenset(changed))
+    return LandingSurvey(
+        {name: tuple(landings) for name, landings in found.items()}, frozenset(changed)
+    )
 
 
 def _memory(tensor: Tensor) -> int:

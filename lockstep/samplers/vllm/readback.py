@@ -22,9 +22,14 @@ from vllm.platforms import current_platform
 
 from lockstep.core.errors import InputError
 from lockstep.samplers.vllm.experts import find_packing, in_loaded_order
-from lockstep.samplers.vllm.landings import Landing, Landings, Stretch, find_sent_tensors
+from lockstep.samplers.vllm.landings import (
+    LandingSurvey,
+    StridedView,
+    WeightLanding,
+    find_sent_tensors,
+)
 from lockstep.weight_sync.fingerprints import (
-    Taken,
+    PendingFingerprint,
     column_fingerprint,
     fingerprint,
     pick_columns,
@@ -36,7 +41,7 @@ _INSTEAD = "so weight syncs cannot be verified; use sampler=torch"
 
 
 @dataclass(frozen=True)
-class Readable:
+class ReadableWeight:
     """A learner's tensor in vLLM's layers.
 
     Attributes:
@@ -51,15 +56,15 @@ class Readable:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    landings: tuple[Landing, ...]
-    own: tuple[Landing, ...] | None
+    landings: tuple[WeightLanding, ...]
+    own: tuple[WeightLanding, ...] | None
 
     @property
     def packed(self) -> bool:
         """True if a kernel has packed some of it."""
         return any(is_packed(landing) for landing in self.landings)
 
-    def take(self) -> Taken:
+    def take(self) -> PendingFingerprint:
         """Computes the fingerprint of the tensor, which must not be packed."""
         return take(self.tensor())
 
@@ -87,7 +92,7 @@ class Readable:
         dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
         return _copy(self.landings, whole)  # may differ in a part that an earlier rank has, too
 
-    def _straight(self, landing: Landing) -> bool:
+    def _straight(self, landing: WeightLanding) -> bool:
         """True if rows of the tensor are rows of a packed parameter."""
         rows = landing.source.stride == (self.shape[-1], 1) and landing.target.stride == (
             landing.shape[-1],
@@ -101,8 +106,8 @@ class Readable:
 
 
 def readable(
-    model: nn.Module, landings: Landings, network: PreTrainedModel, dtype: torch.dtype
-) -> list[Readable]:
+    model: nn.Module, landings: LandingSurvey, network: PreTrainedModel, dtype: torch.dtype
+) -> list[ReadableWeight]:
     """The learner's sent tensors, and its tied head, which is not sent, as in vLLM's model.
 
     Collective over the tensor-parallel ranks.
@@ -112,7 +117,9 @@ def readable(
     """
     shares = _gather_shares(landings)
     found = [
-        Readable(name, tuple(tensor.shape), dtype, *_prove(name, tensor, landings, shares, network))
+        ReadableWeight(
+            name, tuple(tensor.shape), dtype, *_prove(name, tensor, landings, shares, network)
+        )
         for name, tensor in find_sent_tensors(network).items()
     ]
     return [*found, *_read_tied_head(model, network, {one.name: one for one in found})]
@@ -128,7 +135,7 @@ def find_tied_names(network: PreTrainedModel) -> dict[str, str]:
     return {f"{names[id(head)]}.weight": f"{names[id(embedding)]}.weight"}
 
 
-def is_packed(landing: Landing) -> bool:
+def is_packed(landing: WeightLanding) -> bool:
     """True if a CPU kernel has packed the matrix."""
     matrix = (
         isinstance(landing.layer, LinearBase | ParallelLMHead) and landing.parameter == "weight"
@@ -136,11 +143,11 @@ def is_packed(landing: Landing) -> bool:
     return matrix and len(landing.shape) == 2 and current_platform.is_cpu()
 
 
-Shares = list[dict[str, tuple[Stretch, ...]]]
+LandingShares = list[dict[str, tuple[StridedView, ...]]]
 """The views of each tensor that each tensor-parallel rank holds."""
 
 
-def _gather_shares(landings: Landings) -> Shares:
+def _gather_shares(landings: LandingSurvey) -> LandingShares:
     own = {name: tuple(place.source for place in places) for name, places in landings.of.items()}
     shares: list[Any] = [own] * get_tp_group().world_size
     if len(shares) > 1:
@@ -149,9 +156,15 @@ def _gather_shares(landings: Landings) -> Shares:
 
 
 def _prove(
-    name: str, tensor: Tensor, landings: Landings, shares: Shares, network: PreTrainedModel
-) -> tuple[tuple[Landing, ...], tuple[Landing, ...] | None]:
-    """`landings` and `own` of a `Readable`; raises InputError if the tensor cannot be read back."""
+    name: str,
+    tensor: Tensor,
+    landings: LandingSurvey,
+    shares: LandingShares,
+    network: PreTrainedModel,
+) -> tuple[tuple[WeightLanding, ...], tuple[WeightLanding, ...] | None]:
+    """`landings` and `own` of a `ReadableWeight`; raises InputError if the tensor cannot be read
+    back.
+    """
     places = landings.of[name]
     rank = get_tp_group().rank_in_group
     is_cut = any(set(share[name]) != set(shares[0][name]) for share in shares)
@@ -178,8 +191,8 @@ def _prove(
 
 
 def _read_tied_head(
-    model: nn.Module, network: PreTrainedModel, sent: dict[str, Readable]
-) -> Iterator[Readable]:
+    model: nn.Module, network: PreTrainedModel, sent: dict[str, ReadableWeight]
+) -> Iterator[ReadableWeight]:
     heads = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     for name, other in find_tied_names(network).items():
         for head in heads:
@@ -193,7 +206,7 @@ def _read_tied_head(
             yield replace(sent[other], name=name, landings=places, own=owned)
 
 
-def _copy(landings: Sequence[Landing], whole: Tensor) -> Tensor:
+def _copy(landings: Sequence[WeightLanding], whole: Tensor) -> Tensor:
     plain = dict[tuple[int, str], Tensor]()  # one tensor's experts are in one parameter
     for landing in landings:
         key = id(landing.layer), landing.parameter
@@ -203,14 +216,14 @@ def _copy(landings: Sequence[Landing], whole: Tensor) -> Tensor:
     return whole
 
 
-def _parameter(landing: Landing) -> Tensor:
+def _parameter(landing: WeightLanding) -> Tensor:
     own = dict(landing.layer.named_parameters(recurse=False)) | dict(
         landing.layer.named_buffers(recurse=False)
     )
     return own[landing.parameter].detach()
 
 
-def _plain(landing: Landing) -> Tensor:
+def _plain(landing: WeightLanding) -> Tensor:
     """The full parameter as it was before packing."""
     if (pack := find_packing(landing.layer, landing.parameter)) is not None:
         return in_loaded_order(pack, landing.parameter, _parameter(landing), landing.shape)
@@ -223,7 +236,7 @@ def _plain(landing: Landing) -> Tensor:
     )
 
 
-def _columns(landing: Landing, columns: Sequence[int]) -> Tensor:
+def _columns(landing: WeightLanding, columns: Sequence[int]) -> Tensor:
     """Columns that the layer's kernel computes with; 0 and −0 are equal there."""
     layer: Any = landing.layer
     units = torch.zeros(len(columns), landing.shape[1], dtype=_parameter(landing).dtype)

@@ -24,20 +24,20 @@ from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError, first_line
 from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import context_of, read_config
-from lockstep.samplers.base import Piece
+from lockstep.samplers.base import ResponsePiece
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.vllm.arguments import engine_arguments
 from lockstep.samplers.vllm.environment import prepare
-from lockstep.weight_sync.attestation import Attestation
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Route
+from lockstep.weight_sync.attestation import WeightAttestation
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import TransferRoute
 
 ENGINE_DIED = 70
 """Exit code of a sampler process whose engine lost a tensor-parallel worker for good."""
 
 _COLDEST = 0.01
 
-Asked = tuple[Sequence[int], dict[str, Any]]
+EnginePrompt = tuple[Sequence[int], dict[str, Any]]
 """A prompt, and its arguments for vLLM's `SamplingParams`."""
 
 
@@ -106,7 +106,9 @@ class VLLMSampler:
 
         return LLMEngine.from_engine_args(arguments)
 
-    def pieces(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], sampling: SamplingParams
+    ) -> Iterator[ResponsePiece]:
         prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]
         for answers in self._stream_outputs(prompts, sampling.stop):
             places, outputs = zip(*answers, strict=True)
@@ -124,17 +126,17 @@ class VLLMSampler:
         )
         return _flat(columns) * batch.mask
 
-    def join(self, route: Route) -> None:
+    def join(self, route: TransferRoute) -> None:
         """Opens the route for weights; `route` is for vLLM's first worker."""
         self._on_worker("open_route", route.json())
 
-    def receive(self, bucket: Bucket) -> None:
+    def receive(self, bucket: WeightBucket) -> None:
         """Receives a part of the new weights."""
         if bucket.number == 0 and not self._without_cache:
             self._probe()  # fills the prefix cache, so that `attest` can check that it was dropped
         self._on_worker("receive_weights", bucket.json())
 
-    def attest(self, version: int) -> Attestation:
+    def attest(self, version: int) -> WeightAttestation:
         """Ends a weight sync: drops caches, and attests what is held.
 
         Allocates the new KV cache only now.
@@ -147,7 +149,7 @@ class VLLMSampler:
         self.drop_caches()
         self._version = version
         found["received"] = frozenset(found["received"])
-        return Attestation(version, **found, kept_caches=self._find_kept_caches())
+        return WeightAttestation(version, **found, kept_caches=self._find_kept_caches())
 
     def drop_caches(self) -> None:
         """Drops the prefix cache and the multimodal cache."""
@@ -202,7 +204,7 @@ class VLLMSampler:
         self._engine.engine_core.shutdown()
 
     def _stream_outputs(
-        self, prompts: Sequence[Asked], stop: tuple[str, ...] = ()
+        self, prompts: Sequence[EnginePrompt], stop: tuple[str, ...] = ()
     ) -> Iterator[list[tuple[int, Any]]]:
         """Yields vLLM's final outputs with their prompts' indices, all that are ready at a time."""
         waiting = {self._ask(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}

@@ -24,10 +24,10 @@ from lockstep.models.folder import read_config, skeleton
 from lockstep.samplers.vllm.experts import SetAside
 from lockstep.samplers.vllm.landings import as_in_files, survey
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
-from lockstep.samplers.vllm.readback import Readable, find_tied_names, readable
-from lockstep.weight_sync.buckets import Bucket
-from lockstep.weight_sync.carriers import Carrier, Route, open_carrier, unpack
-from lockstep.weight_sync.fingerprints import Taken, read, take
+from lockstep.samplers.vllm.readback import ReadableWeight, find_tied_names, readable
+from lockstep.weight_sync.buckets import WeightBucket
+from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack
+from lockstep.weight_sync.fingerprints import PendingFingerprint, read, take
 
 if current_platform.is_cpu():
     # the bf16 kernels use tiles that a process must request first, and do not do so
@@ -41,17 +41,17 @@ class WeightReceiver:
     model_runner: Any
     vllm_config: Any
     device: torch.device
-    _carrier: Carrier | None = None
+    _carrier: BucketCarrier | None = None
 
     def open_route(self, first: str) -> None:
         """Opens the route for buckets; `first` is the route of the engine's first rank."""
-        route = Route.read(first)
+        route = TransferRoute.read(first)
         rank = 0 if route.meeting is None else route.meeting.rank
         self._carrier = open_carrier(route.of(rank + get_tp_group().rank_in_group))
 
     def receive_weights(self, announced: str) -> None:
         """Receives a bucket."""
-        bucket = Bucket.read(announced)
+        bucket = WeightBucket.read(announced)
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
                 self._begin_sync()
@@ -115,12 +115,12 @@ class WeightReceiver:
     def _begin_sync(self) -> None:
         """Prepares for a full set of weights; drops leftovers of a failed weight sync."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
-        self._received: dict[str, Taken] = {}
+        self._received: dict[str, PendingFingerprint] = {}
         self._names = {tensor.name for tensor in self._readable}
         self._experts = SetAside(self._model)
         initialize_layerwise_reload(self._model)
 
-    def _loadable(self, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+    def _loadable(self, bucket: WeightBucket) -> Iterator[tuple[str, Tensor]]:
         """Copies of a bucket's tensors that are parameters here.
 
         Layers keep them until they are complete.
@@ -138,7 +138,7 @@ class WeightReceiver:
         return skeleton(read_config(folder), folder)
 
     @cached_property
-    def _readable(self) -> list[Readable]:
+    def _readable(self) -> list[ReadableWeight]:
         config = self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             landings = survey(self._model, config, self._network)

@@ -19,7 +19,7 @@ from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summary
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -108,7 +108,7 @@ def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
 def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
     whole = learn("run.folder=whole", "run.max_steps=3")
     for _ in range(2):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedRun):
             learn("run.folder=stopped", "run.max_steps=3", "run.max_time_s=0.01")
     assert learn("run.folder=stopped", "run.max_steps=3", "run.max_time_s=0.01") == whole
     assert_same(final("stopped"), final("whole"))

@@ -21,7 +21,7 @@ from killing import (
 
 from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.report.log import read_metrics
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 
 Run = Callable[..., list[dict[str, Any]]]
 AHEAD = ("ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
@@ -58,7 +58,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_validation_changes_nothing(r
     often = (*AHEAD, "run.max_steps=4", "run.validate_every=1")
     whole = run("run.folder=whole", *often)
     for _ in range(3):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedRun):
             run("run.folder=stopped", *often, "run.max_time_s=0.01", "run.save_every=3")
     assert run("run.folder=stopped", *often, "run.max_time_s=0.01", "run.save_every=3") == whole
     assert_same(final("stopped"), final("whole"))
@@ -109,7 +109,7 @@ def test_dynamic_sampling_goes_on_where_it_was_ahead(run: Run) -> None:
         "run.max_steps=3",
     )
     whole = run("run.folder=whole", *drawn)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run("run.folder=stopped", *drawn, "run.max_time_s=0.01")
     assert run("run.folder=stopped", *drawn) == whole
     assert all(row["train/prompts_drawn"] >= 8 for row in whole if "train/reward" in row)
@@ -131,7 +131,7 @@ def test_ranks_of_a_learner_may_be_ahead_too(run: Run) -> None:
 @pytest.mark.proof
 def test_vllm_is_ahead_and_what_it_computes_with_is_known_after_a_stop(run: Run) -> None:
     engine = (*AHEAD, "sampler=vllm", "sampler.kv_cache_gib=0.05", "run.max_steps=3")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedRun):
         run(*engine, "run.max_time_s=0.01")
     trained = [row for row in run(*engine) if "train/reward" in row]
     assert [row["agreement/weights_age"] for row in trained] == [0.0, 1.0, 1.0]

@@ -15,7 +15,7 @@ from tiers import full
 
 from lockstep.cli import main
 from lockstep.report.log import read_metrics
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 
 Run = Callable[..., list[dict[str, Any]]]
 THREE = ("run.max_steps=3", "run.keep=3", "agreement.exact=false")
@@ -64,7 +64,7 @@ def test_a_stopped_run_resumes_to_the_same_bits_and_in_other_layouts(
 ) -> None:
     whole = run("run.folder=whole", *THREE, *CUT)
     for folder in ("stopped", "moved"):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedRun):
             run(f"run.folder={folder}", *THREE, *CUT, "run.max_time_s=0.01")
     assert run("run.folder=stopped", *THREE, *CUT) == whole
     both = contents("whole"), contents("stopped")

@@ -11,7 +11,7 @@ from tiny_recipe import SELF_REWARDING
 
 from lockstep.config.loading import RecipeError, load
 from lockstep.report.log import read_metrics
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train
 
 FIRST = "self_rewarding.first_iteration_sft=true"
@@ -50,7 +50,7 @@ def test_what_was_imitated_becomes_the_reference(run: Run) -> None:
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
     whole = run(FIRST, "run.folder=whole")
     for _ in range(3):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedRun):
             run(FIRST, "run.folder=parts", "run.max_time_s=0.01")
     assert run(FIRST, "run.folder=parts") == whole
     for name in ("policy", "reference"):

@@ -19,11 +19,11 @@ from lockstep.algorithms.self_rewarding.meta import (
 )
 from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt
-from lockstep.judge.asking import Answer, Conversation
+from lockstep.judge.asking import ChatConversation, ModelAnswer
 from lockstep.judge.build import meta_judge
-from lockstep.judge.judge import Judged, Judgement
+from lockstep.judge.judge import CaseJudgments, JudgeReply
 from lockstep.judge.options import MetaJudgeSection
-from lockstep.judge.verdicts import ScoreParser, Verdict
+from lockstep.judge.verdicts import JudgeVerdict, ScoreParser
 from lockstep.objectives.battles import consistent_wins
 from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
@@ -44,16 +44,16 @@ class Referee:
     def escape(self, text: str) -> str:
         return text
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return [max(0, len(str(one[0]["content"])) - self.limit) for one in conversations]
 
     def answers(
-        self, conversations: Sequence[Conversation], keys: Sequence[int]
-    ) -> list[Answer | None]:
+        self, conversations: Sequence[ChatConversation], keys: Sequence[int]
+    ) -> list[ModelAnswer | None]:
         assert len(set(keys)) == len(keys)
         self.asked += [str(one[0]["content"]) for one in conversations]
         return [
-            Answer(self._decide(*str(one[0]["content"]).split("|")[2:]), True)
+            ModelAnswer(self._decide(*str(one[0]["content"]).split("|")[2:]), True)
             for one in conversations
         ]
 
@@ -76,19 +76,23 @@ def alphabetical(first: str, second: str) -> str:
     return f"Winner: {'A' if first < second else 'B'}"
 
 
-def judged(*said: tuple[str, float], finished: bool = True) -> Judged[float]:
-    return Judged(
+def judged(*said: tuple[str, float], finished: bool = True) -> CaseJudgments[float]:
+    return CaseJudgments(
         tuple(
-            Judgement(
-                Verdict(score),
-                Answer(f"{reasons} Score: {score:g}", finished, (7, 8), tuple(range(len(reasons)))),
+            JudgeReply(
+                JudgeVerdict(score),
+                ModelAnswer(
+                    f"{reasons} Score: {score:g}", finished, (7, 8), tuple(range(len(reasons)))
+                ),
             )
             for reasons, score in said
         )
     )
 
 
-def answers(*every: Judged[float], group: int = 1, unfinished: Sequence[int] = ()) -> RankedAnswers:
+def answers(
+    *every: CaseJudgments[float], group: int = 1, unfinished: Sequence[int] = ()
+) -> RankedAnswers:
     """Each an answer of two tokens to a prompt of one."""
     count = len(every)
     truncated = torch.tensor([place in unfinished for place in range(count)])
@@ -154,7 +158,7 @@ def test_what_was_not_finished_has_no_part() -> None:
         one,
         judgements=(
             *one.judgements,
-            Judgement[float](Verdict(None, "no_match"), Answer("z", True)),
+            JudgeReply[float](JudgeVerdict(None, "no_match"), ModelAnswer("z", True)),
         ),
     )
     assert named(judge_pairs(answers(silent), 1, settings, 0)[0]) == [("answer 0", "a", "b")]
@@ -172,7 +176,7 @@ def test_what_was_not_finished_has_no_part() -> None:
         (judged(("a", 1.0), ("a", 4.0)), alphabetical),  # the same reasons
     ],
 )
-def test_there_may_be_no_pair(one: Judged[float], decide: Callable[[str, str], str]) -> None:
+def test_there_may_be_no_pair(one: CaseJudgments[float], decide: Callable[[str, str], str]) -> None:
     settings, _ = meta(decide)
     assert judge_pairs(answers(one), 1, settings, 0)[0] == []
 

@@ -21,7 +21,7 @@ from lockstep.config.loading import load
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.dry_run.setup import DryRunError
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -143,7 +143,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(
     own += ["self_rewarding.max_iterations=1"]
     whole = learn(*own, "run.folder=whole")
     for _ in range(4):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedRun):
             learn(*own, "run.folder=parts", "run.max_time_s=0.01")
     assert learn(*own, "run.folder=parts") == whole
     assert judge_pairs("whole")

@@ -13,7 +13,7 @@ from tiny_recipe import SELF_REWARDING
 from lockstep.config.loading import load
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.dry_run.setup import DryRunError
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 
 NEW: dict[str, Any] = {
     "new_prompts": {
@@ -65,7 +65,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
     """Also in the middle of an iteration: its prompts are then written again."""
     whole = run("run.folder=whole")
     for _ in range(3):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedRun):
             run("run.folder=parts", "run.max_time_s=0.01")
     assert run("run.folder=parts") == whole
     assert [written(i, "parts") for i in (0, 1)] == [written(i, "whole") for i in (0, 1)]

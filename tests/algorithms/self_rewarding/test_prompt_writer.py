@@ -11,17 +11,17 @@ import pytest
 from lockstep.algorithms.self_rewarding.new_prompts import PromptWriter, TooFewPromptsError
 from lockstep.config import DataSection
 from lockstep.data.jsonl import JsonlIndex
-from lockstep.data.prompts import Prompts
+from lockstep.data.prompts import PromptRows
 from lockstep.data.text_field import TextField, text_field
-from lockstep.judge.asking import Answer, Conversation
-from lockstep.judge.templates import Template
+from lockstep.judge.asking import ChatConversation, ModelAnswer
+from lockstep.judge.templates import JudgeTemplate
 from lockstep.models.tokenizer import words_tokenizer
 
 
 class Scripted:
     """Answers in the order of a list; remembers what it was asked. Implements `Answering`."""
 
-    def __init__(self, replies: Sequence[Answer], too_long: str = "never") -> None:
+    def __init__(self, replies: Sequence[ModelAnswer], too_long: str = "never") -> None:
         self._replies, self._too_long = iter(replies), too_long
         self.asked: list[str] = []
         self.keys: list[int] = []
@@ -29,35 +29,35 @@ class Scripted:
     def escape(self, text: str) -> str:
         return text.replace("<s>", "< s>")
 
-    def excesses(self, conversations: Sequence[Conversation]) -> list[int]:
+    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return [int(self._too_long in conversation[0]["content"]) for conversation in conversations]
 
     def answers(
-        self, conversations: Sequence[Conversation], keys: Sequence[int]
-    ) -> list[Answer | None]:
+        self, conversations: Sequence[ChatConversation], keys: Sequence[int]
+    ) -> list[ModelAnswer | None]:
         self.asked += [str(conversation[0]["content"]) for conversation in conversations]
         self.keys += keys
         return [next(self._replies) for _ in conversations]
 
 
-def said(*texts: str) -> list[Answer]:
-    return [Answer(text, finished=True) for text in texts]
+def said(*texts: str) -> list[ModelAnswer]:
+    return [ModelAnswer(text, finished=True) for text in texts]
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Prompts:
+def prompts(tmp_path: Path) -> PromptRows:
     """Four prompts, one of them with a control token."""
     rows = ["What is 1 + 1?", "What is 2 + 2?", "what  is 3 + 3?", "<s> 4"]
     tokenizer = words_tokenizer(rows)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in rows))
-    return Prompts(
+    return PromptRows(
         JsonlIndex(path), tokenizer, DataSection(train="rows.jsonl", max_prompt_tokens=20)
     )
 
 
-def writer(prompts: Prompts, answering: Scripted, max_attempts: int = 3) -> PromptWriter:
-    template = Template(
+def writer(prompts: PromptRows, answering: Scripted, max_attempts: int = 3) -> PromptWriter:
+    template = JudgeTemplate(
         "{example_1} / {example_2} ?", ("example_1", "example_2"), "new_prompts.template"
     )
     return PromptWriter(
@@ -65,10 +65,10 @@ def writer(prompts: Prompts, answering: Scripted, max_attempts: int = 3) -> Prom
     )
 
 
-def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: Prompts) -> None:
+def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: PromptRows) -> None:
     replies = [
         *said("", "What is\n1 + 1? ", "What is 5 + 5?"),
-        Answer("What is", finished=False),
+        ModelAnswer("What is", finished=False),
         *said("1 + " * 40, "WHAT IS 5 + 5?", " What is <s> 6? "),
         *said("What is 7?"),
     ]
@@ -82,7 +82,7 @@ def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: 
     assert len(set(answering.keys)) == 8
 
 
-def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts) -> None:
+def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: PromptRows) -> None:
     def asked(iteration: int) -> list[str]:
         answering = Scripted(said(*(f"What is {number}?" for number in range(12))))
         writer(prompts, answering)(iteration, 12)
@@ -96,7 +96,7 @@ def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: Prompts)
     assert asked(0) == asked(0) != asked(1)
 
 
-def test_attempts_are_limited(prompts: Prompts) -> None:
+def test_attempts_are_limited(prompts: PromptRows) -> None:
     answering = Scripted(said("new", "", "", "", "", ""))
     with pytest.raises(
         TooFewPromptsError,

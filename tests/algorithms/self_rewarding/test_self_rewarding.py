@@ -24,7 +24,7 @@ from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.config.loading import load
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
-from lockstep.run.stop import Stopped
+from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train
 
 TINY_RECIPE = SELF_REWARDING
@@ -59,7 +59,7 @@ def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_pol
 def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
     whole = run("run.folder=whole", "run.validate_every=1")
     for _ in range(2):  # within the first iteration, and at its end
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedRun):
             run("run.folder=parts", "run.validate_every=1", "run.max_time_s=0.01")
     assert run("run.folder=parts", "run.validate_every=1") == whole
     for name in ("policy", "reference"):

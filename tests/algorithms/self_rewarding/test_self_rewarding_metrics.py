@@ -8,15 +8,17 @@ import torch
 from lockstep.algorithms.self_rewarding.answers import answer_metrics, pair_metrics
 from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt
-from lockstep.judge.judge import Judged, Judgement
-from lockstep.judge.verdicts import Verdict
+from lockstep.judge.judge import CaseJudgments, JudgeReply
+from lockstep.judge.verdicts import JudgeVerdict
 from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
 
 
-def judged(*verdicts: float | None) -> Judged[float]:
-    causes = (Verdict(None, "no_match") if one is None else Verdict(one) for one in verdicts)
-    return Judged(tuple(Judgement(verdict) for verdict in causes))
+def judged(*verdicts: float | None) -> CaseJudgments[float]:
+    causes = (
+        JudgeVerdict(None, "no_match") if one is None else JudgeVerdict(one) for one in verdicts
+    )
+    return CaseJudgments(tuple(JudgeReply(verdict) for verdict in causes))
 
 
 def rollouts(responses: list[str]) -> Rollouts:

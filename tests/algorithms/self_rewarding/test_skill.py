@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.algorithms.self_rewarding.meta import Skill
-from lockstep.objectives.order_consistency import Comparisons
+from lockstep.algorithms.self_rewarding.meta import MetaJudgeSkill
+from lockstep.objectives.order_consistency import ComparisonCounts
 
-READS, GUESSES, FIRST = Comparisons(20, 18, 20), Comparisons(20, 10, 20), Comparisons(20, 0, 40)
+READS, GUESSES, FIRST = (
+    ComparisonCounts(20, 18, 20),
+    ComparisonCounts(20, 10, 20),
+    ComparisonCounts(20, 0, 40),
+)
 
 
 @pytest.fixture
@@ -18,30 +22,31 @@ def notes() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("found", "skilled"), [(READS, True), (GUESSES, False), (FIRST, False), (Comparisons(), False)]
+    ("found", "skilled"),
+    [(READS, True), (GUESSES, False), (FIRST, False), (ComparisonCounts(), False)],
 )
 def test_who_shows_skill_is_learned_from(
-    notes: list[str], found: Comparisons, skilled: bool
+    notes: list[str], found: ComparisonCounts, skilled: bool
 ) -> None:
-    assert Skill(notes.append).show(0, found) == skilled
+    assert MetaJudgeSkill(notes.append).show(0, found) == skilled
     assert len(notes) == (not skilled and found.total > 0)
 
 
 def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
-    skill, few = Skill(notes.append), Comparisons(4, 4, 4)
+    skill, few = MetaJudgeSkill(notes.append), ComparisonCounts(4, 4, 4)
     assert [skill.show(0, few) for _ in range(4)] == [False, False, True, True]
     assert skill.show(1, few) is False  # another meta-judge
     told = skill.metrics().floats()
     assert (told["consistent_by_chance"], told["luck"]) == (few.by_chance, few.luck)
-    assert "consistent_by_chance" not in Skill(notes.append).metrics()
+    assert "consistent_by_chance" not in MetaJudgeSkill(notes.append).metrics()
 
 
 def test_what_was_shown_is_in_checkpoints(notes: list[str], tmp_path: Path) -> None:
-    skill, few = Skill(notes.append), Comparisons(4, 4, 4)
+    skill, few = MetaJudgeSkill(notes.append), ComparisonCounts(4, 4, 4)
     skill.show(2, few)
     skill.show(2, few)
     skill.save(tmp_path / "meta_judge")
-    again = Skill(notes.append)
+    again = MetaJudgeSkill(notes.append)
     again.load(tmp_path / "meta_judge")
     assert again.metrics().floats() == skill.metrics().floats()
     assert again.show(2, few)

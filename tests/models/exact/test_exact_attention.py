@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.attention import BLOCK, KEYS, Blockwise
+from lockstep.models.exact.attention import BLOCK, KEYS, BlockwiseKernel
 
 GROUPS = st.sampled_from(((1, 1), (4, 4), (4, 2), (6, 2), (9, 1)))
 SIZES = st.sampled_from((8, 16, 24, 32, 64, 80, 128))
@@ -31,14 +31,14 @@ def projections(
     ]
 
 
-def causal(kernel: Blockwise, qkv: Sequence[Tensor], window: int | None) -> Tensor:
+def causal(kernel: BlockwiseKernel, qkv: Sequence[Tensor], window: int | None) -> Tensor:
     """[rows, T, H, D]."""
     q, k, v = qkv
     return kernel.causal(q, k, v, 0.3, window).unflatten(0, (len(q), -1))
 
 
 def decode(
-    kernel: Blockwise, qkv: Sequence[Tensor], at: int, width: int, window: int | None
+    kernel: BlockwiseKernel, qkv: Sequence[Tensor], at: int, width: int, window: int | None
 ) -> Tensor:
     """Attention of the query at one place to a cache of some width, as the sampler computes it."""
     q, k, v = qkv
@@ -52,7 +52,7 @@ def decode(
     ]
 
 
-def written_out(kernel: Blockwise, qkv: Sequence[Tensor], window: int | None) -> Tensor:
+def written_out(kernel: BlockwiseKernel, qkv: Sequence[Tensor], window: int | None) -> Tensor:
     """The same in float64, with all scores at once, [rows, T, H, D]."""
     q, k, v = qkv
     groups, width = q.shape[1] // k.shape[1], q.shape[2]
@@ -89,7 +89,7 @@ def test_a_query_has_the_same_bits_decoded_prefilled_and_trained(
     data: st.DataObject,
 ) -> None:
     sinks = torch.linspace(-1, 3, heads[0]) if kind == "sinks" else None
-    kernel = Blockwise(2.0 if kind == "softcap" else None, sinks)
+    kernel = BlockwiseKernel(2.0 if kind == "softcap" else None, sinks)
     qkv = projections(rows, heads, length, size, seed)
     torch.set_num_threads(1)
     whole = causal(kernel, qkv, window)
@@ -120,7 +120,7 @@ def test_values_and_gradients_are_those_of_float64(
     wide = [x.detach().double().requires_grad_() for x in leaves]
     weight = torch.randn(3, length, 4, 16, generator=torch.Generator().manual_seed(1))
     kernel, exactly = (
-        Blockwise(2.0 if kind == "softcap" else None, x[3] if kind == "sinks" else None)
+        BlockwiseKernel(2.0 if kind == "softcap" else None, x[3] if kind == "sinks" else None)
         for x in (leaves, wide)
     )
     out, expected = causal(kernel, leaves[:3], window), written_out(exactly, wide[:3], window)

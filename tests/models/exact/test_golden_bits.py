@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import token_scores
-from lockstep.models.exact.attention import Blockwise
+from lockstep.models.exact.attention import BlockwiseKernel
 from lockstep.models.exact.linear import gelu_tanh, linear, silu
 
 _SAME = {
@@ -117,7 +117,7 @@ def compute(kernel: str) -> Tensor:
             q, k, v = (
                 grid(2, heads, 150, 32, step=step) for heads, step in ((4, 7), (2, 11), (2, 17))
             )
-            return Blockwise(cap, sinks if kernel == "attention, sinks" else None).causal(
+            return BlockwiseKernel(cap, sinks if kernel == "attention, sinks" else None).causal(
                 q, k, v, 0.2, window
             )
 

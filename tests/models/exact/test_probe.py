@@ -41,7 +41,7 @@ def test_a_second_probe_computes_no_product(
 ) -> None:
     assert probe.probe(config, dtype="fp32") is None
     monkeypatch.setattr(probe, "product", None)
-    monkeypatch.setattr(probe, "Blockwise", None)
+    monkeypatch.setattr(probe, "BlockwiseKernel", None)
     assert probe.probe(config, dtype="fp32") is None
     # of the same products
     deeper = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 3})
