@@ -166,7 +166,7 @@ def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.Monke
         (5,),
         (6,),
     ]
-    with pytest.raises(InputError, match=r"asks for 4 GPUs and .* for 5 × 1, side by side"):
+    with pytest.raises(InputError, match=r"asks for 4 GPUs and .* for 5 × 1, at the same time"):
         run.place_engines(SamplerSection(replicas=5), Computation())
     assert run.engines_apart
     assert not WorkerPool().engines_apart

@@ -259,7 +259,7 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
             ),
         ),
         ("ppo.overlong_penalty", "    buffer: null"),
-        ("ppo.kl", "      gain: 0.1      # how fast"),
+        ("ppo.kl", "      gain: 0.1      # rate at which the coefficient adapts"),
     ],
 )
 def test_an_option_is_explained(recipe: str, key: str, text: str) -> None:

@@ -58,7 +58,7 @@ def test_a_mixture_counts_what_it_skips_and_goes_on_to_the_same_bits(
     said = capsys.readouterr().err
     assert "18 prompts (3 bad rows, 1 over-long skipped)" in said
     assert "easy.jsonl, line 8: has no field 'question'" in said
-    assert "held.jsonl, line 4: is not JSON" in said
+    assert "held.jsonl, line 4: is invalid JSON" in said
     assert Counter(name.split(":")[0] for name in drawn("whole")) == {
         "easy.jsonl": 8, "hard.jsonl.gz": 16, "more.parquet": 8,
     }  # fmt: skip

@@ -156,7 +156,7 @@ def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:
     [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 3", "7 end<eos>")
     with pytest.raises(
-        DataError, match=r"no field 'info.other', which data.prompt='{info.other}' asks for"
+        DataError, match=r"no field 'info.other', which data.prompt='{info.other}' needs"
     ):
         DemonstrationRows(
             write_row(tmp_path, CHAT_ROW), tokenizer, section(prompt="{info.other}"), 64

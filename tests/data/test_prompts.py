@@ -64,7 +64,7 @@ def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer:
     prompts = PromptRows(JsonlIndex(path), tokenizer, section(), NO_ANSWERS)
     assert [prompts.answer(prompt) for prompt in prompts.first()] == ["", "2"]
     with pytest.raises(
-        DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' asks for"
+        DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' needs"
     ):
         PromptRows(JsonlIndex(path), tokenizer, section())
 

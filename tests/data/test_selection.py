@@ -67,7 +67,7 @@ def test_rows_are_skipped_counted_by_reason_and_named(
         assert prompts.selection.skipped == 5
         said = capsys.readouterr().err
         for sentence in (
-            "line 2: is not JSON",
+            "line 2: is invalid JSON",
             "line 3: has no field 'answer'",
             "line 4: has null in the field 'answer'",
             'line 7: has the key "question" twice',

@@ -78,7 +78,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
     [
         (
             "new_prompts.template='{example_2} {topic}'",
-            "new_prompts.template lacks {example_1} and has {topic}",
+            "new_prompts.template lacks {example_1} and has unknown {topic}",
         ),
         (
             f"new_prompts.template='{SEVENTEEN}'",
