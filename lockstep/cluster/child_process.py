@@ -35,7 +35,7 @@ from lockstep.system.unread import outlive
 
 
 class ChildProcess:
-    """A worker as a child process; implements `transport.Transport`.
+    """A worker as a child process; implements `transport.WorkerTransport`.
 
     The child always ends with its parent.
 

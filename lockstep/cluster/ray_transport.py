@@ -181,7 +181,7 @@ class RayCluster:
 
 
 class RayWorker:
-    """A worker as a Ray actor; implements `transport.Transport`.
+    """A worker as a Ray actor; implements `transport.WorkerTransport`.
 
     It ends with the process that started it.
     """

@@ -13,14 +13,14 @@ from lockstep.weight_sync.outgoing import OutgoingWeights
 
 
 class LocalSender(SharedFiles):
-    """Sends weights of this process, as an `outgoing.Sender` does for others."""
+    """Sends weights of this process, as an `outgoing.WeightSender` does for others."""
 
     def __init__(self) -> None:
         self._carrier: BucketCarrier | None = None
         self.route: TransferRoute | None = None
 
     def join(self, route: TransferRoute, opens: bool = True) -> None:
-        """See `outgoing.Sender`; without `opens`, only helps to gather for another sender."""
+        """See `outgoing.WeightSender`; without `opens`, only helps to gather for another sender."""
         self._carrier = open_carrier(route) if opens else None
         self.route = route
 

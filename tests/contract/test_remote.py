@@ -288,11 +288,11 @@ def test_threads_are_shared_out(own: WorkerProxy) -> None:
 
 
 SCRIPT = """
-from lockstep.cluster.placement import Place
+from lockstep.cluster.placement import ProcessPlace
 from lockstep.cluster.workers import HERE
 from remote_workers import Abacus
 if __name__ == "__main__":
-    remote = HERE.start(Abacus, "orphan", 400.0, Place(0, (0,), 0, on_gpu=False))
+    remote = HERE.start(Abacus, "orphan", 400.0, ProcessPlace(0, (0,), 0, on_gpu=False))
     print(remote.call("pid"), flush=True)
     remote.call("sleep", 60.0)
 """

@@ -24,7 +24,7 @@ GOOD = '{"question": "1+1=", "answer": "2"}\n'
 
 DATA = {
     "data: a link to nothing": replaced(lambda p: p.symlink_to("nowhere"), "rows.jsonl"),
-    "data: a folder": replaced(lambda p: p.mkdir(), "rows.jsonl", "not a file"),
+    "data: a folder": replaced(lambda p: p.mkdir(), "rows.jsonl", "not a regular file"),
     "data: /dev/zero": replaced(lambda p: p.symlink_to("/dev/zero"), "rows.jsonl"),
     "data: an answer that is a list": rows(
         '{"question": "1+1=", "answer": ["2"]}\n' * 24, "rows.jsonl"
@@ -75,7 +75,7 @@ DATA = {
             }
         )
     ),
-    "data: pair: empty answers": pair({"c": "", "r": "3"}, LINE_1, "empty answer"),
+    "data: pair: empty answers": pair({"c": "", "r": "3"}, LINE_1, "empty chosen answer"),
     "data: a score that is NaN": score("NaN", "1", LINE_1, "NaN"),
     "data: a known score that is NaN": known(
         '{"prompt": "a", "response": "b", "score": NaN}\n', "known.jsonl, line 1"

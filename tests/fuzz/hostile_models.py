@@ -187,7 +187,7 @@ MODELS = {
         "", "rows.jsonl, line 1", "its prompt is empty"
     ),
     "model: tokenizer: a chat template that leaves the question out": chat(
-        "Hello", "chat template", "leaves out"
+        "Hello", "chat template", "omits"
     ),
     "model: tokenizer: a chat template of ten gigabytes": chat(
         "{{ 'a' * 10000000000 }}", "chat template", "memory"

@@ -37,7 +37,7 @@ RECIPES = {
     "recipe: a key that is a number": tiny("1: 2\n", "bad.yaml: line 2", "key must be text"),
     "recipe: a key in capitals": tiny("PPO: {clip: 0.1}\n", "bad.yaml", "did you mean ppo"),
     "recipe: escape sequences in a key": tiny(
-        '"\\e[2J\\e[31mx": 1\n', "bad.yaml", "no option ␛[2J"
+        '"\\e[2J\\e[31mx": 1\n', "bad.yaml", "unknown option ␛[2J"
     ),
     "recipe: a base that is a list": recipe(
         "base: [tiny.yaml]\n", "bad.yaml", "base must name one recipe"
@@ -46,7 +46,7 @@ RECIPES = {
     "recipe: 4 MB of rows": recipe(
         "".join(f'- {{"question": "a{i}", "answer": "{i}"}}\n' for i in range(100000)),
         "bad.yaml",
-        "data go into data.train",
+        "but this file is a list",
     ),
     "recipe: a section that is null": tiny("ppo: null\n", "ppo"),
     "recipe: an algorithm that is no Algorithm": algorithm("class Mine: pass\n", "mine.py:Mine"),

@@ -59,7 +59,7 @@ POSTS: dict[str, tuple[Reply, str]] = {
     "two choices for one": (http(completed(choices=[completed()["choices"][0]] * 2)), "choices"),
     "a count of 9,000 digits": (
         text_of(json.dumps(completed()).replace(": 4}", f": {'9' * 9000}}}")),
-        "answer",
+        "response",
     ),
     "no usage": (http(completed(usage=None)), "usage"),
     "a text that is a number": (http(completed(content=7)), "content"),
@@ -79,7 +79,7 @@ POSTS: dict[str, tuple[Reply, str]] = {
     ),
     # bytes
     "nothing": (raw(), "cannot be reached"),
-    "no content": (raw(b"HTTP/1.1 204 No Content\r\n\r\n"), "answer"),
+    "no content": (raw(b"HTTP/1.1 204 No Content\r\n\r\n"), "response"),
     "a body cut short": (raw(HEAD + b"Content-Length: 9999\r\n\r\n" + BODY), "cannot be reached"),
     "a chunk that never ends": (chunked(b"fff\r\n" + BODY), "cannot be reached"),
     "a header of a megabyte": (
@@ -95,10 +95,10 @@ POSTS: dict[str, tuple[Reply, str]] = {
             b"data: " + BODY + b"\n\ndata: [DONE]\n\n",
             headers={"Content-Type": "text/event-stream"},
         ),
-        "answer",
+        "response",
     ),
-    "bytes that are no UTF-8": (http(BODY.replace(b"so", b"s\xff")), "answer"),
-    "100,000 brackets": (http(b"[" * 100_000), "answer"),
+    "bytes that are no UTF-8": (http(BODY.replace(b"so", b"s\xff")), "response"),
+    "100,000 brackets": (http(b"[" * 100_000), "response"),
     # statuses
     "moved to nowhere": (
         raw(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n"),

@@ -93,7 +93,7 @@ BRANCHES = {
     "cluster/specs.py require_sampler": DRIVER,
     "weight_sync/carriers.py CudaIPC.memory": IPC,
     "weight_sync/carriers.py GroupBroadcast.__init__": NCCL,
-    "weight_sync/carriers.py Route.is_between_gpus": "cluster/test_placement.py::"
+    "weight_sync/carriers.py TransferRoute.is_between_gpus": "cluster/test_placement.py::"
     "test_weights_of_the_host_go_another_way_than_those_of_a_gpu",
     "weight_sync/carriers.py _ThroughHost._stage": STAGED,
     "weight_sync/carriers.py _require_gpu": IPC,

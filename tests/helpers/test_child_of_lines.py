@@ -19,9 +19,9 @@ def answers():
 
 ASKING = """
 import threading
-from lockstep.helpers.process import Child
+from lockstep.helpers.process import HelperProcess
 
-child, begun = Child("asked_here"), threading.Event()
+child, begun = HelperProcess("asked_here"), threading.Event()
 
 def ask():
     with child.ask_streaming("?") as reply:

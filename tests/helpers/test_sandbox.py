@@ -184,8 +184,8 @@ def test_nothing_outlives_its_program(sandbox: CodeSandbox, others: set[int]) ->
 
 STARTS = """
 import sys
-from lockstep.helpers.sandbox.sandbox import Limits, Sandbox
-Sandbox(Limits(100, 100.0, 128)).output("import time; time.sleep(100)", "")
+from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits
+CodeSandbox(ProgramLimits(100, 100.0, 128)).output("import time; time.sleep(100)", "")
 """
 
 

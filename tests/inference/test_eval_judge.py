@@ -192,13 +192,13 @@ def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error
     assert results(folder)["ways"]["scores"]["judgements"]["unreachable"] == 3
     assert lines(folder)[0]["scores"] == [5.0, 1.0, None]
     assert re.search(
-        r"3 of 21 questions got no answer; last failure: .* answers 500 after 1 attempts",
+        r"3 of 21 questions got no answer; last failure: .* returns 500 after 1 attempts",
         capsys.readouterr().err,
     )
     server.judge = lambda question: (500, "out of memory")
-    with pytest.raises(ServerError, match=r"answers 500 after 1 attempts \(out of memory\)"):
+    with pytest.raises(ServerError, match=r"returns 500 after 1 attempts \(out of memory\)"):
         served("dead")
-    with pytest.raises(ServerError, match=r"answers 500"):
+    with pytest.raises(ServerError, match=r"returns 500"):
         served("impatient", "judge.sampler.openai.max_concurrency=2")
 
 

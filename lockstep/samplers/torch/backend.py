@@ -35,7 +35,7 @@ class TorchInference(InferenceBackend):
         return torch.float32
 
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
-        any_and_times = 1 + 4  # of `seen.Seen`
+        any_and_times = 1 + 4  # of `seen.SeenTokens`
         if penalizes:
             return responses * vocabulary * any_and_times
         return 0

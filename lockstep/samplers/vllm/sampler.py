@@ -42,7 +42,7 @@ EnginePrompt = tuple[Sequence[int], dict[str, Any]]
 
 
 class VLLMSampler:
-    """Implements `samplers.base.Served`.
+    """Implements `samplers.base.WorkerSampler`.
 
     Args:
         model: A Hugging Face folder.
