@@ -100,7 +100,7 @@ BRANCHES = {
     "weight_sync/carriers.py open_carrier": IPC,
     "weight_sync/fingerprints.py _sum_lanes": FINGERPRINTS,
     "weight_sync/fingerprints.py take": FINGERPRINTS,
-    "weight_sync/outgoing.py Outgoing.on_gpu": f"{HERE}::test_weights_on_a_gpu_are_known_to_be_there",
+    "weight_sync/outgoing.py OutgoingWeights.on_gpu": f"{HERE}::test_weights_on_a_gpu_are_known_to_be_there",
     "weight_sync/sender.py LocalSender.finish": IPC,
 }
 """By file and function, the test that takes the side of GPUs; one in `gpu/` needs a GPU."""

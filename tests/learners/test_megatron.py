@@ -155,7 +155,7 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
             ("learner=megatron", "learner.parallel.dp_replicate=2"),
             r"every rank of parallel\.dp already has a copy",
         ),
-        (("learner=megatron", "learner.compile=true"), r"compile is of learner\.backend=torch"),
+        (("learner=megatron", "learner.compile=true"), r"compile requires learner\.backend=torch"),
     ],
 )
 def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
@@ -172,7 +172,7 @@ def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
         (("learner.dtype=bf16",), r"supports bf16 only on GPUs; use learner\.dtype=fp32"),
         (
             ("learner.parallel.pp=2",),
-            r"parallel\.pp is 2, but 1 layers cannot be split into 2 stages .*; lower it",
+            r"parallel\.pp is 2, but 1 layers cannot be split into 2 equal stages.*; lower it",
         ),
         (
             ("model.scratch.config.model_type=mistral",),

@@ -115,7 +115,7 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
 @pytest.mark.parametrize(
     ("backend", "attach", "family", "parallel", "expected", "function"),
     [
-        ("torch", faulty_taps.torch_scale, "llama", {}, {"attn"}, "Fused.causal"),
+        ("torch", faulty_taps.torch_scale, "llama", {}, {"attn"}, "FusedKernel.causal"),
         (
             *("torch", faulty_taps.torch_positions, "qwen3", {"cp": 2}),
             *({"rotary_emb", "rotary_emb.1"}, "Qwen3RotaryEmbedding.forward"),
@@ -136,7 +136,7 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
             "LayoutAttention.forward",
             marks=LATER,
         ),
-        in_megatron(faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "Stage.forward"),
+        in_megatron(faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "PipelineStage.forward"),
         in_megatron(
             faulty_taps.megatron_activation, "qwen2", {"pp": 2}, {"act"}, "MLP.forward", marks=LATER
         ),
@@ -182,7 +182,7 @@ def test_a_fault_on_the_ranks_is_put_at_its_place(
     [
         (EngineOptions(dtype=torch.float64), "fp32 or bf16 or fp16"),
         (EngineOptions(prompt=3), "cannot decode"),
-        (EngineOptions(parallel={"tp": 3}), "no multiple"),
+        (EngineOptions(parallel={"tp": 3}), "is not a multiple"),
     ],
 )
 def test_what_a_learner_does_not_do_is_refused(

@@ -75,7 +75,7 @@ def test_every_file_that_would_run_has_to_be_trusted(in_tmp: Path) -> None:
     ):
         read_config(folder)
     trust(folder / "mine.py")
-    with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py \(sha256 [^,]*; if you"):
+    with pytest.raises(UntrustedCode, match=r"not trusted: [^,]*parts\.py \(sha256 [^,]*; if you"):
         read_config(folder)
     assert not (in_tmp / "ran").exists()
 
@@ -91,5 +91,5 @@ def test_what_is_trusted_is_the_content_and_nothing_else_of_the_folder(in_tmp: P
     ):
         read_config(folder)
     (folder / "parts.py").write_text("SIZE = 4\n")
-    with pytest.raises(UntrustedCode, match=r"not run: [^,]*parts\.py"):
+    with pytest.raises(UntrustedCode, match=r"not trusted: [^,]*parts\.py"):
         read_config(folder)
