@@ -62,7 +62,7 @@ def test_a_flipped_bit_is_named(run: Path, name: str) -> None:
     content = bytearray((run / name).read_bytes())
     content[7] ^= 4
     (run / name).write_bytes(content)
-    with pytest.raises(InputError, match=f"{name} differs from what the run wrote; put back"):
+    with pytest.raises(InputError, match=f"{name} differs from what the run wrote; restore the file"):
         require_unaltered(run)
     if name.startswith("final/"):
         with pytest.raises(InputError, match=f"{name} differs"):
@@ -77,7 +77,7 @@ def test_a_flipped_bit_is_named(run: Path, name: str) -> None:
 def test_what_is_missing_or_longer_is_named(run: Path, name: str) -> None:
     with (run / name).open("ab") as file:
         file.write(b"more")
-    assert " differs from what the run wrote; put back" in next(find_altered(run, ""))
+    assert " differs from what the run wrote; restore the file" in next(find_altered(run, ""))
     (run / name).unlink()
     assert "is missing" in next(find_altered(run, ""))
 

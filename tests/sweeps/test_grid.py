@@ -49,7 +49,7 @@ def test_every_combination_once_with_a_name_of_its_own() -> None:
     [
         (["seed=3..3"], "an option with several values"),
         (["seed=1"], "an option with several values"),
-        (["seed=1,2", "seed=3,4"], "seed has values twice"),
+        (["seed=1,2", "seed=3,4"], "seed is given twice"),
     ],
 )
 def test_what_is_no_sweep_is_refused(words: list[str], sentence: str) -> None:
