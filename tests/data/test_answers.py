@@ -191,7 +191,11 @@ def test_an_answer_of_a_template_that_writes_no_stop_token_ends_with_the_end_of_
             ("has weight 0 on its answer, so nothing is learned from it"),
         ),
         (CHATML, assistant("4", weight=0.5), r"has the weight 0\.5 on its answer"),
-        (CHATML, assistant("4<|im_end|>\nMore<|im_end|>"), r"has <\|im_end\|>, a stop token of the model, inside its answer"),
+        (
+            CHATML,
+            assistant("4<|im_end|>\nMore<|im_end|>"),
+            r"has <\|im_end\|>, a stop token of the model, inside its answer",
+        ),
         (DROPS_THOUGHTS, assistant("4"), "renders the prompt differently once it has an answer"),
         (CHATML, assistant(None, reasoning_content="two"), "message, number 2, that is not"),
     ],

@@ -136,7 +136,9 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
             "LayoutAttention.forward",
             marks=LATER,
         ),
-        in_megatron(faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "PipelineStage.forward"),
+        in_megatron(
+            faulty_taps.megatron_positions, "qwen3", {"tp": 2}, {"attn"}, "PipelineStage.forward"
+        ),
         in_megatron(
             faulty_taps.megatron_activation, "qwen2", {"pp": 2}, {"act"}, "MLP.forward", marks=LATER
         ),

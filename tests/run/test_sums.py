@@ -62,7 +62,9 @@ def test_a_flipped_bit_is_named(run: Path, name: str) -> None:
     content = bytearray((run / name).read_bytes())
     content[7] ^= 4
     (run / name).write_bytes(content)
-    with pytest.raises(InputError, match=f"{name} differs from what the run wrote; restore the file"):
+    with pytest.raises(
+        InputError, match=f"{name} differs from what the run wrote; restore the file"
+    ):
         require_unaltered(run)
     if name.startswith("final/"):
         with pytest.raises(InputError, match=f"{name} differs"):
