@@ -149,8 +149,7 @@ def start_ranks(
 
 
 class RankSender(SharedFiles):
-    """Implements `weight_sync.outgoing.WeightSender` for ranks; all ranks fill each bucket
-    together.
+    """Implements `outgoing.WeightSender` for ranks; all ranks fill each bucket together.
 
     Args:
         learner: The ranks.

@@ -48,7 +48,7 @@ def test_one_that_hangs_is_found_by_its_deadline(start: Start, tmp_path: Path) -
     pool, wanted = start(signal.SIGSTOP, timeout_s=10.0), requests()
     pool.ready()
     (tmp_path / f"doom-{wanted[3].key}").touch()
-    with pytest.raises(SamplerLost, match=r"took longer than 10 s over pieces"):
+    with pytest.raises(SamplerLost, match=r"took longer than 10 s for pieces"):
         pool.generate(wanted, SAMPLING)
 
 
