@@ -122,10 +122,12 @@ def test_its_run_learns_with_kl_exactly_and_is_resumed(
     (*_, last) = (row for row in read_metrics(Path("whole")) if "policy/kl" in row)
     assert last["policy/kl"] > 0
     assert last["train/kl"] > 0
-    assert main([*words, "run=parts", "run.max_steps=1"]) == 0
-    assert main([*words, "run=parts", "--allow-changes"]) == 0
-    parts, whole = (Path(run, "final/model.safetensors").read_bytes() for run in ("parts", "whole"))
-    assert parts == whole
+    assert main([*words, "run=resumed", "run.max_steps=1"]) == 0
+    assert main([*words, "run=resumed", "--allow-changes"]) == 0
+    resumed, whole = (
+        Path(run, "final/model.safetensors").read_bytes() for run in ("resumed", "whole")
+    )
+    assert resumed == whole
     assert main(["plan", "median.yaml", "--gpus", "2", "--memory", "80GB"]) == 0
 
 
