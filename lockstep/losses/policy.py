@@ -9,7 +9,14 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
-from lockstep.losses.base import Denominator, Loss, Outputs, find_denominator, reads_entropy
+from lockstep.losses.base import (
+    Denominator,
+    Loss,
+    Outputs,
+    call_loss,
+    find_denominator,
+    reads_entropy,
+)
 from lockstep.losses.ppo import estimate_divergence
 from lockstep.objectives.divergence import kl_loss
 from lockstep.objectives.masks import trainable
@@ -17,19 +24,14 @@ from lockstep.objectives.tally import MismatchTally
 
 
 @dataclass(frozen=True)
-class KLPenalizedLoss:
-    """A loss plus β·KL(π ‖ π_ref), averaged over trainable tokens by the loss's own denominator.
-
-    With the denominator "tokens" the KL is a mean over tokens; otherwise it is a mean over
-    responses of their token means.
+class ExtendedLoss:
+    """A loss that adds to another one, and reads and averages like it.
 
     Attributes:
-        loss: The loss.
-        coef: β.
+        loss: The other loss.
     """
 
     loss: Loss
-    coef: float
 
     @property
     def denominator(self) -> Denominator:
@@ -39,8 +41,22 @@ class KLPenalizedLoss:
     def reads_entropy(self) -> bool:
         return reads_entropy(self.loss)
 
+
+@dataclass(frozen=True)
+class KLPenalizedLoss(ExtendedLoss):
+    """A loss plus β·KL(π ‖ π_ref), averaged over trainable tokens by the loss's own denominator.
+
+    With the denominator "tokens" the KL is a mean over tokens; otherwise it is a mean over
+    responses of their token means.
+
+    Attributes:
+        coef: β.
+    """
+
+    coef: float
+
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        total, metrics = self.loss(outputs, batch)
+        total, metrics = call_loss(self.loss, outputs, batch)
         assert outputs.logprob is not None, "a head of logits gives log-probabilities"
         logprob_N = trainable(outputs.logprob, batch.mask)
         old_N = trainable(batch["old_logprob"], batch.mask)
@@ -59,28 +75,15 @@ class KLPenalizedLoss:
 
 
 @dataclass(frozen=True)
-class ComparedLoss:
+class ComparedLoss(ExtendedLoss):
     """A loss that also compares learner and sampler; valid only at the weights that sampled.
 
     It adds the metric `compared`, a `MismatchTally` against the column `sampler_logprob` over
     responses that are not `recomputed`.
-
-    Attributes:
-        loss: The loss.
     """
 
-    loss: Loss
-
-    @property
-    def denominator(self) -> Denominator:
-        return find_denominator(self.loss)
-
-    @property
-    def reads_entropy(self) -> bool:
-        return reads_entropy(self.loss)
-
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
-        total, metrics = self.loss(outputs, batch)
+        total, metrics = call_loss(self.loss, outputs, batch)
         assert outputs.logprob is not None, "a head of logits gives log-probabilities"
         left_N = batch.mask & ~batch["recomputed"][batch.row]
         logprob_N = trainable(outputs.logprob.detach(), batch.mask)

@@ -5,8 +5,10 @@ run it.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from lockstep.config.user_code import import_file
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.losses.base import Loss, Outputs
-from lockstep.losses.policy import KLPenalizedLoss
+from lockstep.losses.policy import ComparedLoss, KLPenalizedLoss
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.report.log import read_metrics
 from lockstep.run.train import train
@@ -96,6 +98,20 @@ def test_a_kl_added_to_any_loss_has_the_gradient_of_the_built_in_one(mean: str) 
     inside = gradient(replace(plain, kl_coef=0.3))
     torch.testing.assert_close(gradient(KLPenalizedLoss(plain, 0.3)), inside)
     assert not torch.allclose(gradient(plain), inside)
+
+
+@pytest.mark.parametrize("added", [lambda loss: KLPenalizedLoss(loss, 0.3), ComparedLoss])
+def test_a_loss_that_returns_no_metrics_is_named_whatever_is_added_to_it(
+    added: Callable[[Any], Loss],
+) -> None:
+    class Bare:
+        denominator = "tokens"
+
+        def __call__(self, outputs: Outputs, batch: Batch) -> Tensor:
+            return batch["score"].sum()
+
+    with pytest.raises(InputError, match="loss Bare returned Tensor"):
+        added(Bare())(Outputs(), scored([1.0]))
 
 
 def test_a_kl_in_the_reward_that_its_advantages_drop_is_refused(example: Path) -> None:
