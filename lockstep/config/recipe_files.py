@@ -17,6 +17,9 @@ from lockstep.config.errors import RecipeError, format_value
 from lockstep.system import yaml12
 from lockstep.system.paths import expand
 
+_LARGEST_BYTES = 1 << 20
+"""Largest recipe file: YAML is slow to read, and no recipe is this long."""
+
 
 @dataclass(frozen=True)
 class RecipeLayer:
@@ -81,6 +84,8 @@ def _read_layer(path: Path) -> RecipeLayer:
     """Reads one file, `base` included."""
     ships = path in find_shipped().values()
     source = path.stem if ships else str(path)
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise RecipeError(f"{source}: this file is too large for a recipe; data go into data.train")
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

@@ -208,9 +208,8 @@ def import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = (
-        module  # like an import: dataclasses, for example, look up their module there
-    )
+    # like an import: dataclasses, for example, look up their module there
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     _MODULES[path] = text, module
     return module

@@ -46,7 +46,7 @@ RECIPES = {
     "recipe: 4 MB of rows": recipe(
         "".join(f'- {{"question": "a{i}", "answer": "{i}"}}\n' for i in range(100000)),
         "bad.yaml",
-        "but this file is a list",
+        "data go into data.train",
     ),
     "recipe: a section that is null": tiny("ppo: null\n", "ppo"),
     "recipe: an algorithm that is no Algorithm": algorithm("class Mine: pass\n", "mine.py:Mine"),
