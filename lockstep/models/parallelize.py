@@ -192,9 +192,8 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
             "leave it out"
         )
     read_all(lm)
-    symbols.use_duck_shape = (
-        False  # sizes that happen to be equal in the first batch (tokens, cells) differ in others
-    )
+    # sizes that happen to be equal in the first batch (tokens, cells) differ in others
+    symbols.use_duck_shape = False
     for layer in layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 

@@ -70,9 +70,8 @@ class RunProgress:
         self._metrics: dict[str, float] = {}
         # seconds, tokens and steps
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
-        self._shown: tuple[float, int] | None = (
-            None  # time of the newest line, and its tenth of the steps
-        )
+        # time of the newest line, and its tenth of the steps
+        self._shown: tuple[float, int] | None = None
 
     def total(self, steps: int, note: str, unit: str = "step") -> None:
         """Sets the number of steps of the run once it is known. The first step begins now.

@@ -19,15 +19,13 @@ def prepare() -> None:
     # work.
     if os.getpgrp() != os.getpid():
         os.setsid()
-    multiprocessing.current_process().daemon = (
-        False  # daemons cannot have children, which tensor-parallel workers are
-    )
+    # daemons cannot have children, which tensor-parallel workers are
+    multiprocessing.current_process().daemon = False
     # vLLM leaks shared memory. A separate resource tracker frees it, without warnings in our
     # program's output.
     resource_tracker._resource_tracker._fd = None  # pyright: ignore[reportAttributeAccessIssue]
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
-        "0"  # another process would import all of this again
-    )
+    # another process would import all of this again
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise all engines bind to the same cores
         "VLLM_NO_USAGE_STATS": "1",
