@@ -18,11 +18,11 @@ def name_runs_apart(alteration: str, sections: tuple[str, ...]) -> None:
         sections: Recipes with one of these sections are changed by it; others, such as warm starts,
             are shared.
     """
-    as_written = LoadedRecipe.identity
+    as_written = LoadedRecipe.build_identity
 
     def identity(self: LoadedRecipe) -> dict[str, Any]:
         """The options that identify the run, and what was replaced."""
         tree = as_written(self)
         return tree | {"altered": alteration} if any(tree.get(name) for name in sections) else tree
 
-    LoadedRecipe.identity = identity
+    LoadedRecipe.build_identity = identity

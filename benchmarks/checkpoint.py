@@ -58,7 +58,7 @@ def waiting(learners: dict[str, TorchLearner], folder: Path) -> float:
     began = time.perf_counter()
     for name, each in learners.items():
         assert each._optimizer is not None
-        moments = {name: tensor for name, tensor, _ in each._optimizer.moments(each.pieces)}
+        moments = {name: tensor for name, tensor, _ in each._optimizer.list_moments(each.pieces)}
         state = {"model": each.model.state_dict(), "optimizer": moments}
         with (folder / f"{name}.pt").open("wb") as file:
             torch.save(state, file)
@@ -73,13 +73,13 @@ def saving(
     meanwhile.
     """
     began = time.perf_counter()
-    saver.begin(number, {"position": 0})
+    saver.begin_checkpoint(number, {"position": 0})
     still = time.perf_counter() - began
     steps = []
     while saver.begun:
         steps.append(step(learners))
         asked = time.perf_counter()
-        saver.advance(wait=False)
+        saver.advance_checkpoint(wait=False)
         still += time.perf_counter() - asked
     return still, time.perf_counter() - began, steps
 

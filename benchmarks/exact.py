@@ -37,7 +37,7 @@ from lockstep.models import attention
 from lockstep.models.exact.model import make_exact
 from lockstep.models.families.registry import EXACT_TYPES
 from lockstep.models.heads import LogitsHead
-from lockstep.models.precision import autocast
+from lockstep.models.precision import open_autocast
 from lockstep.samplers.torch.sampler import TorchSampler
 
 TYPES: tuple[DType, ...] = ("fp32", "bf16")
@@ -130,7 +130,7 @@ def count(
     """
     prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
     requests = [
-        Request(tuple(t % 256 for t in p), keyed.key("exact", seed, i))
+        Request(tuple(t % 256 for t in p), keyed.hash_key("exact", seed, i))
         for i, p in enumerate(prompts)
     ]
     head = LogitsHead(lm, products=lm.config.model_type != "gemma2")
@@ -152,7 +152,7 @@ def count(
 
 def score(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> torch.Tensor:
     """Log-probabilities of the sampled tokens, as the learner scores them or as it trains."""
-    with autocast(torch.device("cpu"), dtype), torch.set_grad_enabled(gradient):
+    with open_autocast(torch.device("cpu"), dtype), torch.set_grad_enabled(gradient):
         logprob = head(batch).logprob
     assert logprob is not None
     return logprob.detach()[batch.mask]
@@ -179,7 +179,7 @@ def time_sampling(name: str, dtype: DType, repeats: int) -> Row:
     """Tokens per CPU second of the sampler, inexact and exact."""
     rows, most, sizes = SAMPLED[name]
     requests = [
-        Request(tuple(t % 256 for t in prompt), keyed.key("exact", i))
+        Request(tuple(t % 256 for t in prompt), keyed.hash_key("exact", i))
         for i, prompt in enumerate(random_prompts([8 + i * 56 // rows for i in range(rows)]))
     ]
     usual_lm, exact_lm = (causal_lm(llama_config(**sizes)).eval() for _ in range(2))

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks.family_vllm import RIGHT, Cell, vllm_with_refit
 from benchmarks.harness import parser_of
-from lockstep.cluster.self_check import prove
+from lockstep.cluster.self_check import compute_proof
 from lockstep.core.errors import LockstepError
 from lockstep.core.types import SamplingParams
 from lockstep.models.load import load_causal_lm
@@ -156,7 +156,7 @@ def measure(family: str, folder: Path) -> list[Cell]:
     sampling = SamplingParams(max_tokens=8)
     cells = [
         _cell(lambda: _learner(folder, config)),
-        _cell(lambda: prove(config, cpu, "fp32", sampling).decoded),
+        _cell(lambda: compute_proof(config, cpu, "fp32", sampling).decoded),
         vllm_with_refit(folder),
     ]
     return [Cell(cell.gap, cell.reason.replace(str(folder), family)) for cell in cells]
@@ -164,7 +164,7 @@ def measure(family: str, folder: Path) -> list[Cell]:
 
 def _learner(folder: Path, config: PreTrainedConfig) -> float:
     load_causal_lm(folder)
-    return prove(config, torch.device("cpu"), "fp32", None).scored
+    return compute_proof(config, torch.device("cpu"), "fp32", None).scored
 
 
 def _cell(gap: Callable[[], float]) -> Cell:

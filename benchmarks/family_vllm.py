@@ -24,7 +24,7 @@ from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import LockstepError
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import find_context_length, read_config
 from lockstep.weight_sync.sync import random_probe, sync_weights
 
 RIGHT = 1e-3
@@ -124,7 +124,7 @@ def measured(folder: Path) -> Cell:
     try:
         sampler = SamplerPool(SamplerSpec(str(folder), section, LearnerSection(device="cpu")))
         source = _Plain.other_than(folder)
-        sync_weights(source, sampler, 1, random_probe(config.vocab_size, context_of(config)))
+        sync_weights(source, sampler, 1, random_probe(config.vocab_size, find_context_length(config)))
     except LockstepError as error:
         return Cell(None, str(error))
     else:
@@ -136,10 +136,10 @@ def measured(folder: Path) -> Cell:
 
 def _gap(source: _Plain, sampler: SamplerPool, vocabulary: int) -> float:
     draws = (
-        keyed.uniforms(torch.arange(len(_PROMPTS)), torch.arange(max(_PROMPTS))) * vocabulary
+        keyed.draw_uniforms(torch.arange(len(_PROMPTS)), torch.arange(max(_PROMPTS))) * vocabulary
     ).long()
     requests = [
-        Request(tuple(row[:length].tolist()), keyed.key("family", number))
+        Request(tuple(row[:length].tolist()), keyed.hash_key("family", number))
         for number, (row, length) in enumerate(zip(draws, _PROMPTS, strict=True))
     ]
     batch = sampler.generate(requests, SamplingParams(max_tokens=_RESPONSE))

@@ -41,19 +41,19 @@ class LineRecorder(Recorder):
         if not self._entered:
             sys.settrace(self._before)
 
-    def restart(self) -> None:
-        super().restart()
+    def restart_record(self) -> None:
+        super().restart_record()
         self._lines.clear()
         self._lines.update(map(frame_of, self._begun))
 
-    def start(self) -> None:
-        super().start()
+    def start_segment(self) -> None:
+        super().start_segment()
         self._lines.update(map(frame_of, self._begun))
 
-    def end(self) -> None:
+    def end_segment(self) -> None:
         if self.on:
-            self._lines.update(map(frame_of, self._inside()))
-        super().end()
+            self._lines.update(map(frame_of, self._list_inside()))
+        super().end_segment()
 
     def _note_line(self, frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
         if not is_model_file(frame.f_code.co_filename):

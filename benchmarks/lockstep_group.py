@@ -86,7 +86,7 @@ def step_of(
     settings = build_settings(recipe, recipe.grpo, ())
     rows = args.prompts // args.generations
     return (
-        lambda step: grpo.learn(
+        lambda step: grpo.train_on_rollouts(
             step, sample_step(step * rows, step, workers, settings), workers, settings, recipe
         ).metrics.floats(),
         [policy, *([reference] if reference else [])],

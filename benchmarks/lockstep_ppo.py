@@ -30,7 +30,7 @@ from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompt
 from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.algorithms.policy_gradient.step import sample_step
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, train_on_rollouts
 from lockstep.config import DataSection
 from lockstep.core.types import PhaseTimer, Prompt, skip_timing
 from lockstep.data.jsonl import JsonlIndex
@@ -122,7 +122,7 @@ def step_of(
     )
     choices = build_settings(options, stop_token_ids=())
     return (
-        lambda step: learn(
+        lambda step: train_on_rollouts(
             step, sample_step(step * args.prompts, step, workers, choices), workers, choices
         ).metrics.floats(),
         [policy, critic, reference],
@@ -154,8 +154,8 @@ def agreement_of(
 ) -> Agreement:
     """The comparison of learner and sampler, as runs make it."""
     section = options.agreement
-    bound = section.bound(options.learner.dtype)
-    promise = AgreementPromise(bound, section.stops, "lockstep doctor quick", exact=args.exact)
+    bound = section.choose_bound(options.learner.dtype)
+    promise = AgreementPromise(bound, section.stops_run, "lockstep doctor quick", exact=args.exact)
     return Agreement(policy, collector.engine, promise, None, print)
 
 

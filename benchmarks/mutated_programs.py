@@ -147,11 +147,11 @@ def _sent(family: str) -> Program:
         sampler = TorchSampler(model, 1)
         sender = LocalSender()
         outgoing = OutgoingWeights(build(family).named_parameters, torch.float32)
-        route = TransferRoute("shared_memory", sender.places)
-        sender.join(route)
+        route = TransferRoute("shared_memory", sender.file_paths)
+        sender.open_route(route)
         sampler.join(route)
-        for bucket in sender.buckets(outgoing, columns=True):
-            sender.ship(bucket)
+        for bucket in sender.fill_buckets(outgoing, columns=True):
+            sender.ship_bucket(bucket)
             sampler.receive(bucket)
         return model
 
@@ -209,7 +209,7 @@ def read(model: nn.Module, tokens_T: Tensor) -> Tensor:
 def read_as_learner(model: nn.Module, tokens_T: Tensor) -> Tensor:
     """Reads a sequence as the torch learner does."""
     return model(
-        **RowShare.of(Batch(tokens_T, torch.tensor([len(tokens_T)])), ALONE).inputs
+        **RowShare.from_batch(Batch(tokens_T, torch.tensor([len(tokens_T)])), ALONE).model_inputs
     ).logits[0]
 
 

@@ -21,7 +21,7 @@ from benchmarks.lines import lines_that_run, watch_lines
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
 from lockstep_doctor import modules
-from lockstep_doctor.locate import LEAST, Location, locate, nats
+from lockstep_doctor.locate import LEAST, Location, locate, measure_gap
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.operators import Frame
 from lockstep_doctor.reproduction import write_reproduction
@@ -83,7 +83,7 @@ class Judge:
         self.reference = ModuleTap(self.model, "original", read=program.read)
         self.witness = ModuleTap(program.witness(), "float64")
         self.right = self.reference.run(self.tokens, {})
-        rounding = nats(self.right.logits, self.witness.run(self.tokens, {}).logits, self.tokens)
+        rounding = measure_gap(self.right.logits, self.witness.run(self.tokens, {}).logits, self.tokens)
         self.least = max(3 * rounding, LEAST)
 
     def ran(self) -> set[tuple[str, int]]:
@@ -109,7 +109,7 @@ class Judge:
             fits = wrong.logits.shape == self.right.logits.shape
         except Exception:  # an edit may break anything
             return Score(*about, "crashed")
-        gap = nats(self.right.logits, wrong.logits, self.tokens) if fits else 0.0
+        gap = measure_gap(self.right.logits, wrong.logits, self.tokens) if fits else 0.0
         if not fits or gap <= self.least:
             return Score(*about, "equivalent" if fits else "crashed", gap)
         return self._located(about, edit, tap, gap)
@@ -135,18 +135,18 @@ class Judge:
             any(_is_at(frame, edit) for frame in ran) or self._reads_changed(tap, found),
             any(_is_at(frame, edit) for frame in first),
             any(_is_in(frame, edit) for frame in first),
-            bool(found.segments) and self._reproduces(tap, found),
+            bool(found.all_segments) and self._reproduces(tap, found),
             found.removed,
             cpu_s,
             (
-                *map(str, found.segments[:2]),
+                *map(str, found.all_segments[:2]),
                 *(f"{Path(f.file).name}:{f.line} {f.function}" for f in first),
             ),
         )
 
     def _reads_changed(self, tap: EditedTap, found: Location) -> bool:
         """True if the edit changed a weight, and the first segment reads it."""
-        address = (tap.address(found.segments[0].end) if found.segments else None) or ""
+        address = (tap.find_address(found.all_segments[0].end) if found.all_segments else None) or ""
         own = tap.model.state_dict()
         right = self.model.state_dict()
         changed = [

@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from lockstep.report.agreement import AgreementSummary, summarize_agreement
-from lockstep.report.held_out import HELD_OUT, MetricFigure, figures
+from lockstep.report.held_out import HELD_OUT, MetricFigure, list_figures
 from lockstep.report.log import read_metrics
 
 HELD = "validation/accuracy", "validation/reward"
@@ -101,7 +101,7 @@ def draw(rows: Sequence[dict[str, float]], name: str) -> str:
     metric = next((metric for metric in HELD if any(metric in row for row in rows)), None)
     if metric is None or not summary.tokens:
         raise ValueError("this picture is of a run that samples and validates, such as ppo_quiz")
-    held = figures(rows, metric)
+    held = list_figures(rows, metric)
     last = int(max(row["step"] for row in rows))
     parts = [
         *_draw_learning(rows, held, last),
@@ -128,8 +128,8 @@ def _draw_learning(
     """Returns the panel of rewards, sampled and held out with intervals, and of what a critic
     explains of returns.
     """
-    lines = {"sampled": ("sampled", figures(rows, "train/reward"))}
-    explained = figures(rows, "critic/explained_variance")
+    lines = {"sampled": ("sampled", list_figures(rows, "train/reward"))}
+    explained = list_figures(rows, "critic/explained_variance")
     if explained:
         lines["critic"] = ("explained", explained)
     rewards = [figure.value for figure in (*held, *lines["sampled"][1])]
@@ -178,7 +178,7 @@ def _draw_agreement(
     on average.
     """
     panel = Panel(252, 366, 1e-7, 1e-1, last, logarithmic=True)
-    gaps = figures(
+    gaps = list_figures(
         [row for row in rows if row.get("agreement/tokens")], "agreement/max_abs_logprob_diff"
     )
     exact = not any(gap.value for gap in gaps)

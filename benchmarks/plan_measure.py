@@ -16,7 +16,7 @@ from benchmarks.harness import MemoryGrowth
 from lockstep.cluster.learner_group import RankSpec
 from lockstep.cluster.placement import ProcessPlace
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import outcomes
+from lockstep.cluster.worker_proxy import wait_for_calls
 from lockstep.cluster.workers import HERE, LOOPBACK
 from lockstep.config import LearnerSection, Optimizer
 from lockstep.core.batch import Batch
@@ -85,7 +85,7 @@ class MeasuredRank:
             first = tiny.build()
         else:
             first = replace(self.rank, learner=tiny).build()
-            ranks = RankMesh.of("cpu", parallel.model_dump())
+            ranks = RankMesh.from_sizes("cpu", parallel.model_dump())
         steps = Steps(first, spec.head, [64, 64])
         steps.step()
         growth = MemoryGrowth()
@@ -131,8 +131,8 @@ def measured(
     host = RendezvousHost(LOOPBACK, count, 600.0)
     place = ProcessPlace(0, (0,), 0, on_gpu=False)
     ranks = [
-        HERE.start(
-            MeasuredRank(RankSpec(spec, host.meeting.of(rank)), str(tiny)).build,
+        HERE.start_worker(
+            MeasuredRank(RankSpec(spec, host.meeting.for_rank(rank)), str(tiny)).build,
             f"rank {rank}",
             600.0,
             place,
@@ -141,8 +141,8 @@ def measured(
         for rank in range(count)
     ]
     try:
-        outcomes([rank.pending for rank in ranks])
-        return max(outcomes([rank.submit("peak", lengths, steps) for rank in ranks]))
+        wait_for_calls([rank.pending for rank in ranks])
+        return max(wait_for_calls([rank.submit("peak", lengths, steps) for rank in ranks]))
     finally:
         for rank in ranks:
             rank.close()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.altered import name_runs_apart
 from lockstep import cli
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core import align
 from lockstep.core.errors import InputError
 from lockstep.losses.base import Outputs
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) < 2 or arguments[0] != "train":
         sys.exit("usage: python -m benchmarks.unshifted train RECIPE [key=value …]")
     with suppress(InputError):  # which the command tells below
-        loaded = load(arguments[1], [word for word in arguments[2:] if not word.startswith("--")])
-        if not loaded.training.cluster.on_this_machine:
+        loaded = load_recipe(arguments[1], [word for word in arguments[2:] if not word.startswith("--")])
+        if not loaded.training_recipe.cluster.on_this_machine:
             sys.exit(
                 "benchmarks.unshifted: actors of Ray would shift values; leave cluster.backend at "
                 "local"

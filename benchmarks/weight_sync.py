@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.harness import cpu_clock, environment, parser_of, save
 from benchmarks.small_llama import causal_lm, llama_config
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, Parallel, SamplerSection
@@ -135,7 +135,7 @@ def open_learner(folder: Path, ranks: int) -> Iterator[Learner]:
     if ranks == 1:
         yield spec.build()
         return
-    with closing(launch(spec, 600.0)) as learner:
+    with closing(launch_learner(spec, 600.0)) as learner:
         yield learner
 
 
@@ -147,7 +147,7 @@ def measure_way(folder: Path, name: str, way: Way) -> Row:
         open_learner(folder, way.ranks) as learner,
         closing(SamplerPool(SamplerSpec(str(folder), way.engine, computation))) as pool,
     ):
-        pool.ready()
+        pool.wait_until_ready()
         copy = copier(learner)
         copies = list[float]()
         copies_cpu = list[float]()

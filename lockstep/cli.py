@@ -28,9 +28,9 @@ from lockstep.commands import (
 from lockstep.commands import eval as evaluate
 from lockstep.config.trust import trust
 from lockstep.core import exit_codes
-from lockstep.run.stop import end_with_code, hear_interrupts
+from lockstep.run.stop import end_with_code, restore_interrupts
 from lockstep.system import process_defaults
-from lockstep.system.unread import is_unread, outlive, silence
+from lockstep.system.unread import is_unread, wrap_stream, redirect_to_null
 from lockstep.version import __version__
 
 COMMANDS = (
@@ -55,35 +55,35 @@ COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `lockstep`. Returns the exit code."""
-    sys.stderr = outlive(sys.stderr)
+    sys.stderr = wrap_stream(sys.stderr)
     try:
         try:
-            return _run(arguments)
+            return _run_command(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
         if not is_unread(sys.stdout):
             raise
-        silence(sys.stdout.fileno())
+        redirect_to_null(sys.stdout.fileno())
         return exit_codes.UNREAD
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    options = parse(arguments)
+def _run_command(arguments: Sequence[str] | None) -> int:
+    options = parse_arguments(arguments)
     process_defaults.stay_offline()
     process_defaults.keep_freed_memory()
-    hear_interrupts()
+    restore_interrupts()
 
-    def command() -> int:
+    def call_command() -> int:
         trust(*(options.trust if "trust" in options else ()))
         code = options.command(options)
         sys.stdout.flush()  # here, where a failure still becomes a sentence
         return code
 
-    return end_with_code(command, options.traceback)
+    return end_with_code(call_command, options.traceback)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line; arguments that argparse leaves over, such as those behind an option,
     are overrides.
     """

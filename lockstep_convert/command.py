@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.core.errors import InputError
-from lockstep_convert.convert import convert, detect_library
+from lockstep_convert.convert import convert_config, detect_library
 from lockstep_convert.read import read_config
 from lockstep_convert.report import check_recipe, list_lines, render_recipe
 from lockstep_convert.table import KeyVerdict, list_libraries
@@ -25,7 +25,7 @@ def convert_words(
     if library is not None and library not in list_libraries():
         raise InputError(f"unknown library {library}: choose one of {', '.join(list_libraries())}")
     config = read_config(words)
-    converted = convert(config, library or detect_library(config.tree), algorithm)
+    converted = convert_config(config, library or detect_library(config.tree), algorithm)
     resolved, wrong = check_recipe(converted)
     report = "\n".join(list_lines(converted, resolved))
     if wrong:
@@ -33,7 +33,7 @@ def convert_words(
     open_keys = [
         entry.theirs
         for verdict in (KeyVerdict.LOOK, KeyVerdict.UNKNOWN)
-        for entry in converted.select(verdict)
+        for entry in converted.select_entries(verdict)
     ]
     if open_keys:
         problem = (

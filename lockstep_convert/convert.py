@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config import registry
 from lockstep.config.errors import RecipeShape, list_options
 from lockstep.core.errors import InputError
-from lockstep_convert.read import ForeignConfig, flatten, resolve_interpolations
+from lockstep_convert.read import ForeignConfig, flatten_tree, resolve_interpolations
 from lockstep_convert.table import (
     DottedOptions,
     KeyEntry,
@@ -28,8 +28,8 @@ from lockstep_convert.values import (
     TAKES_NULL,
     DoubtfulValue,
     fill_references,
-    shorten,
-    spell,
+    shorten_value,
+    spell_value,
 )
 
 _VARIABLE = re.compile(r"\$[\w{(]")
@@ -80,14 +80,14 @@ class ConvertedConfig:
     defaults: Mapping[str, tuple[str, Any]]
     remarks: tuple[str, ...] = ()
 
-    def select(self, verdict: KeyVerdict) -> list[ConvertedKey]:
+    def select_entries(self, verdict: KeyVerdict) -> list[ConvertedKey]:
         """The entries with a verdict."""
         return [entry for entry in self.entries if entry.verdict is verdict]
 
 
 def order_options(algorithm: str) -> tuple[str, ...]:
     """All options of an algorithm's recipes, in their order."""
-    kind = registry.find(algorithm)
+    kind = registry.find_algorithm(algorithm)
     assert kind is not None, algorithm
     return tuple(list_options(RecipeShape(kind)))
 
@@ -98,9 +98,9 @@ def detect_library(tree: Mapping[str, Any]) -> str:
     Raises:
         InputError: No library knows any of them, or two know equally many.
     """
-    keys = [key for key, _ in flatten(tree)]
+    keys = [key for key, _ in flatten_tree(tree)]
     counts = {
-        name: sum(load_table(name).find(key) is not None for key in keys)
+        name: sum(load_table(name).find_entry(key) is not None for key in keys)
         for name in list_libraries()
     }
     most = max(counts.values())
@@ -116,7 +116,7 @@ def detect_library(tree: Mapping[str, Any]) -> str:
     return best[0]
 
 
-def convert(config: ForeignConfig, library: str, algorithm: str | None = None) -> ConvertedConfig:
+def convert_config(config: ForeignConfig, library: str, algorithm: str | None = None) -> ConvertedConfig:
     """Converts a config.
 
     Args:
@@ -129,11 +129,11 @@ def convert(config: ForeignConfig, library: str, algorithm: str | None = None) -
     """
     table = load_table(library)
     whole = [key for key, row in table.rows.items() if row.convert == "mapping"]
-    given = resolve_interpolations(dict(flatten(config.tree, whole)))
+    given = resolve_interpolations(dict(flatten_tree(config.tree, whole)))
     kind = algorithm or _find_kind(table, config, given)
     if kind is None:
         raise InputError("the config names no algorithm that Lockstep supports; set --algorithm")
-    return _ConfigConversion(table, kind, given, tuple(config.files)).run()
+    return _ConfigConversion(table, kind, given, tuple(config.files)).convert_all()
 
 
 def _find_kind(table: KeyTable, config: ForeignConfig, given: Mapping[str, Any]) -> str | None:
@@ -149,7 +149,7 @@ def _find_kind(table: KeyTable, config: ForeignConfig, given: Mapping[str, Any])
             else:
                 names = [value]
             found = next(
-                (rule["is"][spell(name)] for name in names if spell(name) in rule["is"]), None
+                (rule["is"][spell_value(name)] for name in names if spell_value(name) in rule["is"]), None
             )
             if found is not None:
                 return found
@@ -172,7 +172,7 @@ class _ConfigConversion:
         self.notes: dict[str, str] = {}
         self.defaults: dict[str, tuple[str, Any]] = {}
 
-    def run(self) -> ConvertedConfig:
+    def convert_all(self) -> ConvertedConfig:
         """Converts all keys, then adds other required options."""
         entries = [self._convert_key(key, value) for key, value in self.given.items()]
         entries += self._read_defaults()
@@ -180,7 +180,7 @@ class _ConfigConversion:
             self.kind, self.table.always.get(self.algorithm, {})
         ).items():
             if self._is_free(option) and self._find_missing(option, value) is None:
-                self._put(option, value, f"as {self.table.name} does")
+                self._put_option(option, value, f"as {self.table.name} does")
         entries += [
             ConvertedKey(self.kind, None, KeyVerdict.LOOK, {}, sentence)
             for sentence in self.table.look.get(self.kind, ())
@@ -199,24 +199,24 @@ class _ConfigConversion:
         )
 
     def _convert_key(self, key: str, value: Any) -> ConvertedKey:
-        row = self.table.find(key)
+        row = self.table.find_entry(key)
         if row is None:
             return ConvertedKey(key, value, KeyVerdict.UNKNOWN)
         if key == "defaults" and set(self.files) >= set(_list_bases(value)):
             return ConvertedKey(key, value, KeyVerdict.NOT_NEEDED, {}, "the files are read")
-        entry = self._judge(row, key, value)
+        entry = self._judge_key(row, key, value)
         clash = next(
             (name for name, new in entry.options.items() if self.options.get(name, new) != new),
             None,
         )
         if clash is not None:
-            sentence = f"{clash} is already {spell(self.options[clash])}, from {self.notes[clash]}"
+            sentence = f"{clash} is already {spell_value(self.options[clash])}, from {self.notes[clash]}"
             return replace(entry, verdict=KeyVerdict.LOOK, options={}, sentence=sentence)
         for option, new in entry.options.items():
-            self._put(option, new, key if new == value else f"{key}: {shorten(key, value)}")
+            self._put_option(option, new, key if new == value else f"{key}: {shorten_value(key, value)}")
         return entry
 
-    def _judge(self, row: KeyEntry, key: str, value: Any) -> ConvertedKey:
+    def _judge_key(self, row: KeyEntry, key: str, value: Any) -> ConvertedKey:
         """Returns the verdict on a value and the options that it sets."""
         if row.verdict is not KeyVerdict.CONVERTED:
             is_off = row.verdict is KeyVerdict.LOOK and (value is None or value in row.off)
@@ -230,7 +230,7 @@ class _ConfigConversion:
             sentence = (
                 row.unless
                 or row.nothing
-                or f"not read, since {unmet} is {spell(self._find(unmet))}"
+                or f"not read, since {unmet} is {spell_value(self._find_value(unmet))}"
             )
             return ConvertedKey(
                 key, value, KeyVerdict.LOOK if row.unless else KeyVerdict.NOT_NEEDED, {}, sentence
@@ -256,7 +256,7 @@ class _ConfigConversion:
             return ConvertedKey(
                 key, value, KeyVerdict.NOT_NEEDED, {}, row.nothing or row.note or "as it is here"
             )
-        spelled = ((self._spell(option), new) for option, new in found.items())
+        spelled = ((self._spell_option(option), new) for option, new in found.items())
         options = {option: new for option, new in spelled if option is not None}
         if not options:
             return ConvertedKey(
@@ -268,11 +268,11 @@ class _ConfigConversion:
 
     def _convert_value(self, row: KeyEntry, value: Any) -> DottedOptions:
         """The options that a value sets, by the names of the tables."""
-        own = f"{self.algorithm}/{spell(value)}"
+        own = f"{self.algorithm}/{spell_value(value)}"
         if row.values is not None and own in row.values:
             name = own
         else:
-            name = spell(value)
+            name = spell_value(value)
         if row.values is not None and name in row.values:
             value = row.values[name]
             if value is None:
@@ -284,20 +284,20 @@ class _ConfigConversion:
         elif value is not None:
             value = CONVERSIONS[row.convert](value)
         if row.times or row.per:
-            value = self._scale(row, value)
+            value = self._scale_value(row, value)
         several = dict(row.sets) or value
         if isinstance(several, dict) and (row.sets or not row.to):
-            return {name: fill_references(new, value, self._find) for name, new in several.items()}
+            return {name: fill_references(new, value, self._find_value) for name, new in several.items()}
         if isinstance(value, dict) and row.convert != "mapping":
-            return {name: fill_references(new, value, self._find) for name, new in value.items()}
-        option = next((name for name in row.to if self._spell(name) is not None), row.to[0])
+            return {name: fill_references(new, value, self._find_value) for name, new in value.items()}
+        option = next((name for name in row.to if self._spell_option(name) is not None), row.to[0])
         return {option: value}
 
-    def _scale(self, row: KeyEntry, value: Any) -> Any:
+    def _scale_value(self, row: KeyEntry, value: Any) -> Any:
         for key in row.times:
-            value *= self._find(key) or 1
+            value *= self._find_value(key) or 1
         for key in row.per:
-            divisor = self._find(key) or 1
+            divisor = self._find_value(key) or 1
             if value % divisor:
                 raise DoubtfulValue(f"{value} cannot be divided by {key}={divisor}")
             value //= divisor
@@ -312,7 +312,7 @@ class _ConfigConversion:
             if any(name in self.given for name in (*row.times, *row.per)):
                 yield replace(self._convert_key(key, default), is_default=True)
                 continue
-            entry = self._judge(row, key, default)
+            entry = self._judge_key(row, key, default)
             if entry.verdict is KeyVerdict.LOOK and not entry.options:
                 yield replace(entry, is_default=True)
             for option, value in entry.options.items():
@@ -324,7 +324,7 @@ class _ConfigConversion:
             return row.default.get(self.kind, row.default.get(self.algorithm))
         return row.default
 
-    def _find(self, key: str) -> Any:
+    def _find_value(self, key: str) -> Any:
         """The value of a key in the file, or the library's default."""
         if key == "algorithm":
             return self.algorithm
@@ -336,7 +336,7 @@ class _ConfigConversion:
         return self._default_of(row)
 
     def _is_met(self, key: str, wanted: Any) -> bool:
-        found = self._find(key)
+        found = self._find_value(key)
         if isinstance(found, list):
             values = found
         else:
@@ -347,7 +347,7 @@ class _ConfigConversion:
             choices = [wanted]
         return any(value in choices or (choices == ["given"] and value) for value in values)
 
-    def _spell(self, option: str) -> str | None:
+    def _spell_option(self, option: str) -> str | None:
         """The recipe's name of an option in the tables; None if the recipe does not have it."""
         if option == "algorithm":
             return None
@@ -358,11 +358,11 @@ class _ConfigConversion:
         return next((name for name in spellings if name in self.known), None)
 
     def _is_free(self, option: str) -> bool:
-        name = self._spell(option)
+        name = self._spell_option(option)
         return name is not None and name not in self.options
 
-    def _put(self, option: str, value: Any, note: str) -> None:
-        name = self._spell(option)
+    def _put_option(self, option: str, value: Any, note: str) -> None:
+        name = self._spell_option(option)
         assert name is not None, option
         self.options[name] = dict(value) if isinstance(value, dict) else value
         self.notes[name] = note
@@ -385,35 +385,35 @@ class _ConfigConversion:
         """Returns the missing option that an option requires; None if nothing is missing."""
         for name, needed in load_ours()["requires"].items():
             other, _, wanted = needed.partition("=")
-            if self._spell(name) not in (option, self._spell(option)) or (
+            if self._spell_option(name) not in (option, self._spell_option(option)) or (
                 wanted and value in (1, False)
             ):
                 continue
-            spelled = self._spell(other) or other
-            if spelled not in self.options or (wanted and spell(self.options[spelled]) != wanted):
+            spelled = self._spell_option(other) or other
+            if spelled not in self.options or (wanted and spell_value(self.options[spelled]) != wanted):
                 return needed.replace(other, spelled)
         return None
 
     def _fill_required(self) -> Iterator[ConvertedKey]:
         """Sets required options that the file lacks to the library's default or a placeholder."""
         for name, placeholder in load_ours()["placeholders"].items():
-            option = self._spell(name)
+            option = self._spell_option(name)
             if option is None or option in self.options:
                 continue
             if any(key.startswith(tuple(placeholder.get("unless", ()))) for key in self.options):
                 continue
             if option in self.defaults:
                 key, value = self.defaults[option]
-                self._put(option, value, f"their default of {key}")
+                self._put_option(option, value, f"their default of {key}")
                 continue
             same = next(
                 (name for name in placeholder.get("same_as", ()) if name in self.options), None
             )
             if same is not None:
-                self._put(option, self.options[same], f"as {same}")
+                self._put_option(option, self.options[same], f"as {same}")
                 continue
             value = placeholder["value"]
-            self._put(option, value, f"placeholder: {placeholder['meaning']}")
+            self._put_option(option, value, f"placeholder: {placeholder['meaning']}")
             yield ConvertedKey(
                 option,
                 value,

@@ -43,7 +43,7 @@ class ForeignConfig:
 
     def lay_over(self, tree: Mapping[str, Any]) -> None:
         """Adds keys, which override earlier ones."""
-        self.tree = yaml12.lay_over(self.tree, tree)
+        self.tree = yaml12.merge_over(self.tree, tree)
 
 
 def read_config(words: Collection[str]) -> ForeignConfig:
@@ -86,7 +86,7 @@ def _read_tree(path: Path) -> DottedOptions:
         if path.suffix == ".json":
             tree = json.loads(text)
         else:
-            tree = yaml12.parse(text)
+            tree = yaml12.parse_yaml(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
     if not isinstance(tree, dict):
@@ -138,7 +138,7 @@ def _read_words(words: list[str], config: ForeignConfig) -> None:
             else:
                 values = [yaml12.parse_or_text(matched[2])]
         elif override is not None:
-            config.lay_over(yaml12.nest(override[1], yaml12.parse_or_text(override[2])))
+            config.lay_over(yaml12.nest_value(override[1], yaml12.parse_or_text(override[2])))
         elif flag is not None:
             values.append(yaml12.parse_or_text(word))
         elif word not in ("--", "$@"):
@@ -165,17 +165,17 @@ def _put_flag(config: ForeignConfig, flag: str | None, values: list[Any]) -> Non
             value = values[0]
         else:
             value = True
-        config.lay_over(yaml12.nest(flag, value))
+        config.lay_over(yaml12.nest_value(flag, value))
 
 
-def flatten(
+def flatten_tree(
     tree: Mapping[str, Any], whole: Collection[str] = (), above: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """The values of a tree by dotted keys; keys in `whole`, and empty mappings, are values."""
     for name, value in tree.items():
         key = f"{above}{name}"
         if isinstance(value, dict) and value and key not in whole:
-            yield from flatten(value, whole, f"{key}.")
+            yield from flatten_tree(value, whole, f"{key}.")
         else:
             yield key, value
 
@@ -184,10 +184,10 @@ def resolve_interpolations(given: Mapping[str, Any]) -> DottedOptions:
     """Replaces values that are a reference to a different key, `${a.b}` or `${.sibling}`; other
     values are unchanged.
     """
-    return {key: _follow(key, value, given) for key, value in given.items()}
+    return {key: _follow_references(key, value, given) for key, value in given.items()}
 
 
-def _follow(key: str, value: Any, given: Mapping[str, Any]) -> Any:
+def _follow_references(key: str, value: Any, given: Mapping[str, Any]) -> Any:
     for _ in range(_MOST_STEPS):
         if isinstance(value, str):
             matched = _INTERPOLATION.fullmatch(value)

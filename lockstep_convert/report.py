@@ -11,9 +11,9 @@ from lockstep.config.loading import load_options
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.system import yaml12
 from lockstep_convert.convert import ConvertedConfig, ConvertedKey, order_options
-from lockstep_convert.read import flatten
+from lockstep_convert.read import flatten_tree
 from lockstep_convert.table import DottedOptions, KeyVerdict
-from lockstep_convert.values import shorten, spell
+from lockstep_convert.values import shorten_value, spell_value
 
 
 def render_recipe(converted: ConvertedConfig) -> str:
@@ -21,27 +21,27 @@ def render_recipe(converted: ConvertedConfig) -> str:
     place = {option: i for i, option in enumerate(order_options(converted.algorithm))}
     tree: DottedOptions = {"algorithm": converted.algorithm}
     for option in sorted(converted.options, key=lambda option: place.get(option, len(place))):
-        _put(tree, option.split("."), copy.deepcopy(converted.options[option]))
+        _put_value(tree, option.split("."), copy.deepcopy(converted.options[option]))
     head = (
         f"# Converted from {converted.table.name} ({converted.table.version}) by `lockstep "
         "convert`.\n"
     )
-    body = yaml12.annotate(tree, lambda keys: converted.notes.get(".".join(keys), ""))
+    body = yaml12.annotate_yaml(tree, lambda keys: converted.notes.get(".".join(keys), ""))
     left = [
-        f"# Look at this: {_name(entry)}: {entry.sentence}.\n"
-        for entry in converted.select(KeyVerdict.LOOK)
+        f"# Look at this: {_describe_entry(entry)}: {entry.sentence}.\n"
+        for entry in converted.select_entries(KeyVerdict.LOOK)
     ]
     return head + body + "".join(left)
 
 
 def check_recipe(converted: ConvertedConfig) -> tuple[Mapping[str, Any], str]:
     """Returns the resolved options of the recipe and its error; one of them is empty."""
-    layer = RecipeLayer("the converted recipe", yaml12.parse(render_recipe(converted)))
+    layer = RecipeLayer("the converted recipe", yaml12.parse_yaml(render_recipe(converted)))
     try:
         loaded = load_options("converted", None, layer)
     except RecipeError as error:
         return {}, str(error)
-    return dict(flatten(loaded.dump())), ""
+    return dict(flatten_tree(loaded.dump_options())), ""
 
 
 def list_lines(converted: ConvertedConfig, resolved: Mapping[str, Any]) -> Iterator[str]:
@@ -52,7 +52,7 @@ def list_lines(converted: ConvertedConfig, resolved: Mapping[str, Any]) -> Itera
     for remark in converted.remarks:
         yield f"note: {remark}"
     for verdict in KeyVerdict:
-        entries = converted.select(verdict)
+        entries = converted.select_entries(verdict)
         if entries:
             yield ""
             yield f"{verdict.value} ({len(entries)})"
@@ -71,12 +71,12 @@ def _list_entries(entries: list[ConvertedKey]) -> Iterator[str]:
     for entry in entries:
         if entry.options:
             ours = ", ".join(
-                f"{option}: {shorten(option, value)}" for option, value in entry.options.items()
+                f"{option}: {shorten_value(option, value)}" for option, value in entry.options.items()
             )
-            yield f"  {_name(entry)} → {ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
+            yield f"  {_describe_entry(entry)} → {ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
     for sentence in dict.fromkeys(entry.sentence for entry in entries if not entry.options):
         names = [
-            _name(entry) for entry in entries if not entry.options and entry.sentence == sentence
+            _describe_entry(entry) for entry in entries if not entry.options and entry.sentence == sentence
         ]
         yield f"  {'; '.join(names)}{f': {sentence}' if sentence else ''}"
 
@@ -85,30 +85,30 @@ def _list_defaults(converted: ConvertedConfig, resolved: Mapping[str, Any]) -> I
     for option, (key, theirs) in converted.defaults.items():
         if option in converted.options:
             yield (
-                f"  {option}: theirs is {spell(theirs)} ({key}), ours has no default: the "
+                f"  {option}: theirs is {spell_value(theirs)} ({key}), ours has no default: the "
                 "recipe has theirs"
             )
         elif not resolved:
             yield (
-                f"  {option}: theirs is {spell(theirs)} ({key}), ours is known when the recipe "
+                f"  {option}: theirs is {spell_value(theirs)} ({key}), ours is known when the recipe "
                 "loads"
             )
         elif resolved.get(option) != theirs:
             yield (
-                f"  {option}: theirs is {spell(theirs)} ({key}), ours is "
-                f"{spell(resolved.get(option))}"
+                f"  {option}: theirs is {spell_value(theirs)} ({key}), ours is "
+                f"{spell_value(resolved.get(option))}"
             )
 
 
-def _name(entry: ConvertedKey) -> str:
+def _describe_entry(entry: ConvertedKey) -> str:
     if entry.value is None:
         value = ""
     else:
-        value = f" = {shorten(entry.theirs, entry.value)}"
+        value = f" = {shorten_value(entry.theirs, entry.value)}"
     return f"{entry.theirs}{' (their default)' if entry.is_default else ''}{value}"
 
 
-def _put(tree: DottedOptions, keys: list[str], value: Any) -> None:
+def _put_value(tree: DottedOptions, keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         tree = tree.setdefault(key, {})
     if not (value == {} and tree.get(keys[-1])):

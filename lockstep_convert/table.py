@@ -94,7 +94,7 @@ class KeyTable:
     remarks: Mapping[str, list[str]]
     rows: Mapping[str, KeyEntry]
 
-    def find(self, key: str) -> KeyEntry | None:
+    def find_entry(self, key: str) -> KeyEntry | None:
         """The entry of a key; None if unknown."""
         if key in self.rows:
             return self.rows[key]
@@ -113,7 +113,7 @@ def list_libraries() -> tuple[str, ...]:
 @cache
 def load_table(library: str) -> KeyTable:
     """Reads the table of a library."""
-    tree = _read(f"tables/{library}.yaml")
+    tree = _read_yaml(f"tables/{library}.yaml")
     rows = {key: _read_row(cell) for key, cell in tree["keys"].items()}
     for sentence, keys in tree["look"].items():
         rows |= {
@@ -141,7 +141,7 @@ def load_table(library: str) -> KeyTable:
 @cache
 def load_ours() -> dict[str, DottedOptions]:
     """Facts about Lockstep's options for conversions: requirements and placeholders."""
-    return _read("ours.yaml")
+    return _read_yaml("ours.yaml")
 
 
 def _read_row(cell: Any) -> KeyEntry:
@@ -161,5 +161,5 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return (value,)
 
 
-def _read(name: str) -> dict[str, Any]:
-    return yaml12.parse((files("lockstep_convert") / name).read_text(encoding="utf-8"))
+def _read_yaml(name: str) -> dict[str, Any]:
+    return yaml12.parse_yaml((files("lockstep_convert") / name).read_text(encoding="utf-8"))

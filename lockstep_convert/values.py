@@ -20,21 +20,21 @@ class DoubtfulValue(ValueError):
     """Raised for a value that a person must look at; the message says why."""
 
 
-def spell(value: Any) -> str:
+def spell_value(value: Any) -> str:
     """The text of a value in tables and reports."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
-def shorten(key: str, value: Any) -> str:
+def shorten_value(key: str, value: Any) -> str:
     """A value on one line, cut if it is long; secrets are hidden.
 
     Under `data`, a key such as `label_key` is a column name, not a secret.
     """
     if re.split(r"[._-]", key.lower())[-1] in _SECRETS and not key.startswith("data."):
         return "…"
-    text = re.sub(r"\s+", " ", spell(value))
+    text = re.sub(r"\s+", " ", spell_value(value))
     if len(text) <= _LONGEST_SHOWN:
         return text
     return f"{text[:_LONGEST_SHOWN]}…"
@@ -120,14 +120,14 @@ def convert_number(value: Any) -> Any:
     return value
 
 
-def keep(value: Any) -> Any:
+def keep_value(value: Any) -> Any:
     """Returns the value unchanged."""
     return value
 
 
 CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
-    "": keep,
-    "mapping": keep,
+    "": keep_value,
+    "mapping": keep_value,
     "model": convert_model,
     "rows": convert_rows,
     "field": convert_field,
@@ -154,7 +154,7 @@ def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> An
     if not isinstance(template, str):
         return template
 
-    def resolve(name: str) -> Any:
+    def resolve_name(name: str) -> Any:
         if name == "value":
             found = value
         else:
@@ -165,5 +165,5 @@ def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> An
 
     whole = _REFERENCE.fullmatch(template)
     if whole is not None:
-        return resolve(whole[1])
-    return _REFERENCE.sub(lambda match: str(resolve(match[1])), template)
+        return resolve_name(whole[1])
+    return _REFERENCE.sub(lambda match: str(resolve_name(match[1])), template)

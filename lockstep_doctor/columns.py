@@ -91,30 +91,30 @@ class TokenColumns:
     names: Mapping[ColumnSide, str] = field(default_factory=lambda: SIDES)
 
     @property
-    def lengths(self) -> Tensor:
+    def row_lengths(self) -> Tensor:
         """Entries of each row, int64 [B]."""
         return self.offsets.diff()
 
     @property
-    def row(self) -> Tensor:
+    def row_index(self) -> Tensor:
         """Row of each entry, int64 [N]."""
-        return torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
+        return torch.repeat_interleave(torch.arange(self.row_lengths.numel()), self.row_lengths)
 
     @property
-    def position(self) -> Tensor:
+    def token_position(self) -> Tensor:
         """Position of each entry in its sequence, int64 [N]."""
-        return torch.arange(self.train.numel()) - self.offsets[:-1][self.row]
+        return torch.arange(self.train.numel()) - self.offsets[:-1][self.row_index]
 
-    def compare(self) -> Compared:
+    def compare_sides(self) -> Compared:
         """Both sides on the generated tokens."""
         prompt = self.facts.get("prompt")
         cluster = None if prompt is None else prompt.long()
         every = Compared(
-            self.train.double(), self.infer.double(), self.lengths, self.position, cluster
+            self.train.double(), self.infer.double(), self.row_lengths, self.token_position, cluster
         )
-        return every.select(self.mask)
+        return every.select_tokens(self.mask)
 
-    def take(self, rows: int) -> TokenColumns:
+    def take_rows(self, rows: int) -> TokenColumns:
         """The first `rows` rows."""
         end = int(self.offsets[rows])
         facts: dict[RowFact, Tensor] = {name: value[:rows] for name, value in self.facts.items()}
@@ -136,9 +136,9 @@ def examine_columns(columns: TokenColumns) -> list[Finding]:
     The order is: numbers of few digits, repeated values, values of other rows, and a formula for
     the rest. Each finding covers tokens that earlier ones do not.
     """
-    compared = columns.compare()
+    compared = columns.compare_sides()
     if compared.train.numel():
-        return list(_ColumnExaminer(columns, compared).examine())
+        return list(_ColumnExaminer(columns, compared).find_patterns())
     return []
 
 
@@ -148,34 +148,34 @@ class _ColumnExaminer:
     def __init__(self, columns: TokenColumns, compared: Compared) -> None:
         self._names = columns.names
         self._compared = compared
-        self._sides: dict[ColumnSide, Compared] = {"infer": compared, "train": compared.swap()}
+        self._sides: dict[ColumnSide, Compared] = {"infer": compared, "train": compared.swap_sides()}
         self._free = np.ones(compared.train.numel(), bool)
         self._spacing = np.zeros(self._free.size)
         self._delta = compared.delta.clamp(-CAP, CAP).numpy()
 
-    def examine(self) -> Iterator[Finding]:
+    def find_patterns(self) -> Iterator[Finding]:
         """Yields all findings."""
         yield from self._find_digits()
         excess = measure_excess(self._compared, self._spacing)
         yield from self._find_repeated(excess)
         yield from self._find_moved_rows()
         if self._free.any() and np.abs(self._delta[self._free]).mean() > _LEAST_OFF:
-            yield from self._explain(self._free)
+            yield from self._find_formula(self._free)
         if self._free.sum() >= _LEAST_FITTED and self._delta[self._free].any():
-            yield from self._fit()
-        yield from self._explain(self._free & (excess > _FAR))
+            yield from self._fit_nucleus()
+        yield from self._find_formula(self._free & (excess > _FAR))
         off = self._free & (excess > _OFF)
         squares = np.square(self._delta)
         if squares[off].sum() > 0.5 * squares.sum():
             rms = float(np.sqrt(squares[off].mean()))
-            yield self._report("off", f"off by {rms:.2g} nats (root mean square)", None, off)
+            yield self._report_finding("off", f"off by {rms:.2g} nats (root mean square)", None, off)
 
-    def _report(self, kind: str, what: str, side: ColumnSide | None, tokens: Bools) -> Finding:
+    def _report_finding(self, kind: str, what: str, side: ColumnSide | None, tokens: Bools) -> Finding:
         """Builds a finding and removes its tokens from later ones, unless it is about number
         formats.
         """
         squares = np.square(self._delta)
-        row = self._compared.row.numpy()
+        row = self._compared.row_index.numpy()
         position = self._compared.position.numpy()
         rows = name_places(np.unique(row[tokens]).tolist(), self._compared.lengths.numel(), "row")
         positions = name_places(
@@ -197,7 +197,7 @@ class _ColumnExaminer:
             if not there or np.unique(own[judged]).size < _LEAST_REPEATS:
                 continue
             name, _, spacing = there[0]
-            yield self._report("grid", name, side, judged)
+            yield self._report_finding("grid", name, side, judged)
             self._spacing = np.maximum(self._spacing, spacing(np.nan_to_num(own)))
 
     def _find_repeated(self, excess: Floats) -> Iterator[Finding]:
@@ -207,7 +207,7 @@ class _ColumnExaminer:
             other = compared.train.numpy()
             broken = self._free & ~np.isfinite(own)
             if broken.any():
-                yield self._report("not finite", "infinite or NaN", side, broken)
+                yield self._report_finding("not finite", "infinite or NaN", side, broken)
             far = self._free & (excess > _FAR) & np.isfinite(own)
             values, count = np.unique(own[far], return_counts=True)
             for value in values[count >= _LEAST_REPEATS]:
@@ -215,7 +215,7 @@ class _ColumnExaminer:
                 # coarse numbers repeat by chance
                 is_coarse = value != 0 and (self._spacing[tokens] > 0).mean() > 0.5
                 if not is_coarse and np.mean(other[tokens] == other[tokens][0]) < 0.5:
-                    yield self._report(*_name_value(float(value), own, other, tokens), side, tokens)
+                    yield self._report_finding(*_name_value(float(value), own, other, tokens), side, tokens)
 
     def _find_moved_rows(self) -> Iterator[Finding]:
         order = find_row_order(self._compared)
@@ -226,10 +226,10 @@ class _ColumnExaminer:
             f"{len(order)} of {self._compared.lengths.numel()} rows have another row's values: "
             f"{pairs}"
         )
-        tokens = np.isin(self._compared.row.numpy(), list(order)) & self._free
-        yield self._report("rows moved", what, None, tokens)
+        tokens = np.isin(self._compared.row_index.numpy(), list(order)) & self._free
+        yield self._report_finding("rows moved", what, None, tokens)
 
-    def _explain(self, tokens: Bools) -> Iterator[Finding]:
+    def _find_formula(self, tokens: Bools) -> Iterator[Finding]:
         """Finds a formula from one side's values to the other's that explains the difference on
         some tokens.
         """
@@ -247,9 +247,9 @@ class _ColumnExaminer:
                 f"{self._names[side]}'s values are "
                 f"{what.replace(_OTHERS, self._names[other] + _OF)}"
             )
-            yield self._report(kind, f"{said}; {left:.1%} of the difference is left", None, tokens)
+            yield self._report_finding(kind, f"{said}; {left:.1%} of the difference is left", None, tokens)
 
-    def _fit(self) -> Iterator[Finding]:
+    def _fit_nucleus(self) -> Iterator[Finding]:
         """Finds a nucleus of one side, if the remaining tokens clearly show one."""
         tokens = self._free
         for side, compared in self._sides.items():
@@ -259,7 +259,7 @@ class _ColumnExaminer:
                     f"as if renormalized over a nucleus of {kept:.3g}: the difference is never "
                     f"above −log {kept:.3g}"
                 )
-                yield self._report("renormalized over a nucleus", what, side, tokens)
+                yield self._report_finding("renormalized over a nucleus", what, side, tokens)
                 return
 
 
@@ -308,7 +308,7 @@ _Grid = tuple[str, Callable[[Floats], Bools], Callable[[Floats], Floats]]
 """A number format: its name, a test whether numbers have it, and their spacing."""
 
 
-def _digits_of(name: str, dtype: torch.dtype) -> _Grid:
+def _float_grid(name: str, dtype: torch.dtype) -> _Grid:
     step = torch.finfo(dtype).eps
     return (
         f"numbers of {name}",
@@ -317,23 +317,23 @@ def _digits_of(name: str, dtype: torch.dtype) -> _Grid:
     )
 
 
-def _decimals(digits: int) -> _Grid:
-    def has(x: Floats) -> Bools:
+def _decimal_grid(digits: int) -> _Grid:
+    def has_decimals(x: Floats) -> Bools:
         near = np.round(x, digits)
         return (near == x) | (near.astype(np.float32).astype(np.float64) == x)
 
     return (
         f"numbers of {digits} decimal{'s' * (digits > 1)}",
-        has,
+        has_decimals,
         lambda x: np.full_like(x, 10.0**-digits),
     )
 
 
 _GRIDS = (
-    *map(_decimals, (1, 2)),
-    _digits_of("bf16", torch.bfloat16),
-    _digits_of("fp16", torch.float16),
-    _decimals(3),
+    *map(_decimal_grid, (1, 2)),
+    _float_grid("bf16", torch.bfloat16),
+    _float_grid("fp16", torch.float16),
+    _decimal_grid(3),
 )
 
 _OTHERS = "the others"
@@ -353,7 +353,7 @@ def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
     factor = float(np.median(own / np.minimum(other, -1e-12)))
     yield "offset", f"{_OTHERS} {offset:+.4g} nats", _mean_off(own, other + offset) / before, 0.01
     yield "scaled", f"{factor:.4g} times {_OTHERS}", _mean_off(own, factor * other) / before, 0.03
-    row = compared.row.numpy()
+    row = compared.row_index.numpy()
     every = compared.train.numpy()
     for places in (-2, -1, 1, 2):
         inside = (np.roll(row, -places) == row)[tokens]
@@ -371,8 +371,8 @@ def find_row_order(compared: Compared) -> dict[int, int]:
     rows = compared.lengths.numel()
     if not 2 <= rows <= _MOST_ROWS:
         return {}
-    row = compared.row.numpy()
-    place = compared.index.numpy() - 1
+    row = compared.row_index.numpy()
+    place = compared.token_index.numpy() - 1
     own, other = np.full((2, rows, _PLACES), np.nan)
     for grid, side in ((own, compared.infer), (other, compared.train)):
         inside = place < _PLACES

@@ -33,7 +33,7 @@ class CutPoint:
         return f"layers.{self.layer}.{self.stage}"
 
     @staticmethod
-    def parse(name: str) -> CutPoint:
+    def from_name(name: str) -> CutPoint:
         """Returns the cut that prints as `name`."""
         found = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
         if found:
@@ -62,7 +62,7 @@ class Capture:
     column: Tensor | None = None
     hidden: frozenset[CutPoint] = frozenset()
 
-    def hides(self, cut: CutPoint) -> bool:
+    def is_hidden(self, cut: CutPoint) -> bool:
         """True for a hidden cut, and for the further values (`stage.1`, …) of one."""
         stem, _, place = cut.stage.rpartition(".")
         return cut in self.hidden or (place.isdigit() and CutPoint(stem, cut.layer) in self.hidden)
@@ -124,7 +124,7 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
     normed_twice = any(path.endswith("pre_feedforward_layernorm") for path in paths)
     named: dict[tuple[str, End], CutPoint] = {}
     for path in paths:
-        layer, inner = _place(path)
+        layer, inner = _split_path(path)
         if layer is None:
             table = _OUTSIDE
         else:
@@ -137,7 +137,7 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
         if row[2]:
             named[path, "out"] = CutPoint(row[2], layer)
     # a name may repeat in a layer, as with attention and Mamba
-    for own_name in (lambda path: _place(path)[1], lambda path: path):
+    for own_name in (lambda path: _split_path(path)[1], lambda path: path):
         count = Counter(named.values())
         named = {
             (path, end): cut
@@ -148,7 +148,7 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
     return named
 
 
-def _place(path: str) -> tuple[int | None, str]:
+def _split_path(path: str) -> tuple[int | None, str]:
     """The layer of a module and its path inside the layer; outside layers None and its name."""
     found = _LAYER.match(path)
     if found:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep_doctor.columns import SIDES, TokenColumns, examine_columns
 from lockstep_doctor.locate import FaultPlace, Location, locate, pick_logprobs
-from lockstep_doctor.measures import measure
+from lockstep_doctor.measures import describe_difference
 from lockstep_doctor.statistics import find_gap
 from lockstep_doctor.tap import Tap
 
@@ -69,7 +69,7 @@ def examine(
         witness: The model in float64.
         rounded: The witness's program in the types of the engines.
     """
-    right, own = ([_read(tap, tokens_T) for tokens_T in requests] for tap in (reference, other))
+    right, own = ([_read_logprobs(tap, tokens_T) for tokens_T in requests] for tap in (reference, other))
     gaps = [find_gap(first, second) for (first, _), (second, _) in zip(right, own, strict=True)]
     columns = [
         line
@@ -78,13 +78,13 @@ def examine(
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     found = locate(reference, other, requests[worst], witness, rounded=rounded)
-    measured = [list(_measure(place)) for place in found.places]
+    measured = [list(_measure_place(place)) for place in found.places]
     return PairExamination(
         reference.name, other.name, worst, requests[worst], gaps, found, columns, measured
     )
 
 
-def _read(tap: Tap, tokens_T: Tensor) -> Columns:
+def _read_logprobs(tap: Tap, tokens_T: Tensor) -> Columns:
     capture = tap.run(tokens_T, {})
     return pick_logprobs(capture.logits, tokens_T), capture.column
 
@@ -107,11 +107,11 @@ def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[Columns
         f"{name} returns log-probabilities that differ from its own logits by up to "
         f"{max(off):.2g} nats:"
     )
-    for one in examine_columns(_join(requests, name, own, said)):
+    for one in examine_columns(_join_requests(requests, name, own, said)):
         yield f"{one.kind}, {one.tokens} tokens in {one.where}: {one.what}"
 
 
-def _join(
+def _join_requests(
     requests: Sequence[Tensor], name: str, own: Sequence[Tensor], said: Sequence[Tensor]
 ) -> TokenColumns:
     """Joins columns of requests; first tokens have no log-probability."""
@@ -126,9 +126,9 @@ def _join(
     return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)
 
 
-def _measure(place: FaultPlace) -> Iterator[str]:
+def _measure_place(place: FaultPlace) -> Iterator[str]:
     """Measures the side that is wrong; if unknown, the examined engine."""
     right, wrong = place.values
-    if place.wrong == [right]:
+    if place.wrong_engines == [right]:
         right, wrong = wrong, right
-    yield from measure(place.values[right], place.values[wrong], place.tolerance)
+    yield from describe_difference(place.values[right], place.values[wrong], place.tolerance)

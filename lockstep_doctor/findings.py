@@ -63,10 +63,10 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
         else:
             since = ""
         yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
-    for engine, error in place.errors.items():
+    for engine, error in place.engine_errors.items():
         yield f"  {engine} differs from float64 by {error:.2g} at {place.segments[0].end}"
-    if place.errors:
-        match place.wrong:
+    if place.engine_errors:
+        match place.wrong_engines:
             case [one]:
                 yield f"  {one} is wrong"
             case []:
@@ -126,8 +126,8 @@ def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
         "segments": [_tree_of_segment(one) for one in place.segments],
         "removed": place.removed,
         "tolerance": place.tolerance,
-        "errors": place.errors,
-        "wrong": place.wrong,
+        "errors": place.engine_errors,
+        "wrong": place.wrong_engines,
         "suspects": [
             {
                 "engine": suspect.engine,

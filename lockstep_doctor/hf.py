@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.modules import ModuleTap, make_in, read_plainly
+from lockstep_doctor.modules import ModuleTap, use_default_dtype, read_plainly
 
 _BUILDER = """import torch
 from transformers import AutoModelForCausalLM
@@ -28,7 +28,7 @@ def read(tokens):
 """
 
 
-def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
+def load_model(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Loads a causal language model of `transformers` from local files; never runs their code."""
     from transformers import AutoModelForCausalLM
 
@@ -55,7 +55,7 @@ def open_hf(folder: Path, options: EngineOptions) -> Iterator[ModuleTap]:
         raise ValueError(
             "the engine hf reads one sequence in one process; leave out parallel and neighbors"
         )
-    model = load(folder, options.dtype, options.device)
+    model = load_model(folder, options.dtype, options.device)
     if options.dtype == torch.float64:
         model.set_experts_implementation("eager")  # torch has no grouped matmul in float64
     builder = _BUILDER.format(folder=str(folder), dtype=options.dtype, device=options.device)
@@ -73,7 +73,7 @@ def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
     if prompt < 1:
         raise ValueError(f"prompt is {prompt}; decoding needs at least one prompt token")
 
-    def read(model: nn.Module, tokens_T: Tensor) -> Tensor:
+    def decode_tokens(model: nn.Module, tokens_T: Tensor) -> Tensor:
         found = model(input_ids=tokens_T[None, :prompt], use_cache=True)
         logits = [found.logits[0]]
         for token in tokens_T[prompt:]:
@@ -83,7 +83,7 @@ def read_by_decoding(prompt: int) -> Callable[[nn.Module, Tensor], Tensor]:
             logits.append(found.logits[0])
         return torch.cat(logits)
 
-    return read
+    return decode_tokens
 
 
 def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[ModuleTap]:
@@ -93,7 +93,7 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
     weights outside layers. Buffers are created in fp32.
     """
     saved = read_type(folder)
-    model = load(folder, torch.float32, "cpu")
+    model = load_model(folder, torch.float32, "cpu")
     if saved.itemsize < torch.float32.itemsize:
         kept = model._keep_in_fp32_modules_strict
     else:
@@ -104,7 +104,7 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
     experts = model.config._experts_implementation
     model.to(device)
     return [
-        ModuleTap(model, f"hf in {dtype}", read=partial(_read, dtype, experts)) for dtype in dtypes
+        ModuleTap(model, f"hf in {dtype}", read=partial(_read_sequence, dtype, experts)) for dtype in dtypes
     ]
 
 
@@ -133,31 +133,31 @@ def cast_by_block(
     }
     kept: dict[nn.Parameter, Tensor] = {}
 
-    def cast(own: Sequence[nn.Parameter], *_: Any) -> None:
+    def cast_weights(own: Sequence[nn.Parameter], *_: Any) -> None:
         for weight in own:
             kept[weight] = weight.data
             weight.data = weight.data.to(dtype)
 
-    def restore(own: Sequence[nn.Parameter], *_: Any) -> None:
+    def restore_weights(own: Sequence[nn.Parameter], *_: Any) -> None:
         for weight in own:
             weight.data = kept.pop(weight)
 
     with ExitStack() as hooks:
         for module, weights in find_blocks(model):
             own = [weight for weight in weights if weight not in left]
-            before = module.register_forward_pre_hook(partial(cast, own))
-            after = module.register_forward_hook(partial(restore, own), always_call=True)
+            before = module.register_forward_pre_hook(partial(cast_weights, own))
+            after = module.register_forward_hook(partial(restore_weights, own), always_call=True)
             hooks.callback(before.remove)
             hooks.callback(after.remove)
         yield
 
 
-def _read(dtype: torch.dtype, experts: str, model: Any, tokens_T: Tensor) -> Tensor:
+def _read_sequence(dtype: torch.dtype, experts: str, model: Any, tokens_T: Tensor) -> Tensor:
     """Reads a sequence in a type; torch has no grouped matmul in float64."""
     model.set_experts_implementation("eager" if dtype == torch.float64 else experts)
     if dtype.itemsize < 4:
         beside = model._keep_in_fp32_modules_strict
     else:
         beside = ()
-    with make_in(dtype), cast_by_block(model, dtype, beside):
+    with use_default_dtype(dtype), cast_by_block(model, dtype, beside):
         return read_plainly(model, tokens_T)

@@ -18,11 +18,11 @@ from lockstep_doctor.statistics import CAP, find_gap, score_tokens
 from lockstep_doctor.suspects import (
     find_caller,
     find_makers,
-    first_other_number,
-    first_rearranged,
+    find_other_number,
+    find_rearranged,
     order_suspects,
-    say_around,
-    suspects,
+    operator_around,
+    find_suspects,
 )
 from lockstep_doctor.tap import Tap
 
@@ -100,7 +100,7 @@ class FaultPlace:
     tolerance: float
 
     @property
-    def errors(self) -> dict[str, float]:
+    def engine_errors(self) -> dict[str, float]:
         """Relative error against float64 at the first segment's end, by engine, given the same
         inputs.
         """
@@ -114,9 +114,9 @@ class FaultPlace:
         }
 
     @property
-    def wrong(self) -> list[str]:
+    def wrong_engines(self) -> list[str]:
         """The engines whose error against float64 exceeds what rounding explains."""
-        return [name for name, error in self.errors.items() if not error <= self.tolerance]
+        return [name for name, error in self.engine_errors.items() if not error <= self.tolerance]
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ class Location:
     @property
     def disagrees(self) -> bool:
         """True if rounding does not explain the gap."""
-        return exceeds(self.gap, self.floor)
+        return exceeds_rounding(self.gap, self.floor)
 
     @property
-    def segments(self) -> list[Segment]:
+    def all_segments(self) -> list[Segment]:
         """Segments of all places."""
         return [one for place in self.places for one in place.segments]
 
@@ -183,7 +183,7 @@ def locate(
     right, own = (tap.run(tokens_T, {}) for tap in (reference, other))
     if not gives_numbers(right, tokens_T) and gives_numbers(own, tokens_T):
         reference, other, right, own = other, reference, own, right
-    gap = nats(right.logits, own.logits, tokens_T)
+    gap = measure_gap(right.logits, own.logits, tokens_T)
     if witness is None:
         exact = {}
     else:
@@ -195,10 +195,10 @@ def locate(
     if not FLOORS * floor < CAP:  # the rounded program is broken
         floor = 0.0
         errors = {}
-    if not exceeds(gap, floor):
+    if not exceeds_rounding(gap, floor):
         return Location(gap, floor)
 
-    def allow(cut: CutPoint) -> float:
+    def tolerance_at(cut: CutPoint) -> float:
         return max(tolerance, FLOORS * errors.get(cut, 0.0))
 
     theirs, replayed = (tap.run(tokens_T, right.seen) for tap in (reference, other))
@@ -207,35 +207,35 @@ def locate(
         for tap, once in ((reference, theirs), (other, replayed))
         if (cuts := _find_unrepeatable(once, tap.run(tokens_T, right.seen)))
     }
-    stretches = _compare(right, replayed)
+    stretches = _compare_cuts(right, replayed)
     compared = {one.end: one.error for one in stretches}
-    segments = [one for one in stretches if not one.error <= allow(one.end)]
+    segments = [one for one in stretches if not one.error <= tolerance_at(one.end)]
     if not segments:
         return Location(gap, floor, noisy=noisy, compared=compared)
 
-    def undo(some: Sequence[Segment]) -> float:
+    def measure_removed(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
-        left = nats(right.logits, other.run(tokens_T, forced).logits, tokens_T)
+        left = measure_gap(right.logits, other.run(tokens_T, forced).logits, tokens_T)
         return share_removed(gap, left, floor)
 
     order = list(right.seen)
-    chosen = sorted(_choose_fewest(segments, undo), key=lambda some: order.index(some[0].end))
-    removed = undo(_flat(chosen))
+    chosen = sorted(_choose_fewest(segments, measure_removed), key=lambda some: order.index(some[0].end))
+    removed = measure_removed(_flatten_segments(chosen))
     places: list[FaultPlace] = []
     for some in chosen:
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
         values = dict(zip((reference.name, other.name), ends, strict=True))
-        alone = removed if len(chosen) == 1 else undo(some)
-        opened = _open(reference, other, tokens_T, right, some[0], ends, allow(end))
-        places.append(FaultPlace(some, alone, opened, values, exact.get(end), allow(end)))
-    others = [one for one in segments if one not in _flat(chosen)]
+        alone = removed if len(chosen) == 1 else measure_removed(some)
+        opened = _trace_suspects(reference, other, tokens_T, right, some[0], ends, tolerance_at(end))
+        places.append(FaultPlace(some, alone, opened, values, exact.get(end), tolerance_at(end)))
+    others = [one for one in segments if one not in _flatten_segments(chosen)]
     return Location(gap, floor, places, removed, right.seen, noisy, others, compared)
 
 
 def _find_unrepeatable(first: Capture, second: Capture) -> list[CutPoint]:
     """Returns the cuts at which two runs of one engine on the same inputs differ."""
-    return [one.end for one in _compare(first, second) if one.error > _SAME]
+    return [one.end for one in _compare_cuts(first, second) if one.error > _SAME]
 
 
 def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
@@ -267,14 +267,14 @@ def measure_rounding(
     squares: dict[CutPoint, float] = {}
     gap = 0.0
     for tap in rounded:
-        gap += nats(plain, tap.run(tokens_T, {}).logits, tokens_T) ** 2
+        gap += measure_gap(plain, tap.run(tokens_T, {}).logits, tokens_T) ** 2
         for cut, value in tap.run(tokens_T, right.seen).seen.items():
             if cut in exact and exact[cut].numel() == value.numel():
                 squares[cut] = squares.get(cut, 0.0) + find_error(exact[cut], value)[0] ** 2
     return gap**0.5, {cut: square**0.5 for cut, square in squares.items() if square < BROKEN**2}
 
 
-def exceeds(gap: float, floor: float) -> bool:
+def exceeds_rounding(gap: float, floor: float) -> bool:
     """Returns whether a gap exceeds rounding; without a measured floor any gap does."""
     return gap > (max(FLOORS * floor, LEAST) if floor else 0.0)
 
@@ -286,19 +286,19 @@ def share_removed(gap: float, left: float, floor: float) -> float:
     return 0.0
 
 
-def nats(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
+def measure_gap(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     """Returns the gap between the tokens' log-probabilities under two sets of logits."""
     return find_gap(pick_logprobs(a_TV, tokens_T), pick_logprobs(b_TV, tokens_T))
 
 
-def _compare(right: Capture, replayed: Capture) -> list[Segment]:
+def _compare_cuts(right: Capture, replayed: Capture) -> list[Segment]:
     """Returns the segments between cuts that both engines have, in the reference's order."""
     found: list[Segment] = []
     before: CutPoint | None = None
     missing: list[CutPoint] = []
     for cut, value in right.seen.items():
         own = replayed.seen.get(cut)
-        if own is None and replayed.hides(cut):
+        if own is None and replayed.is_hidden(cut):
             continue
         if own is None or value.numel() != own.numel():
             missing += [cut] if own is None else []
@@ -333,30 +333,30 @@ def _choose_fewest(
     removed = 0.0
     for kind in sorted(kinds.values(), key=lambda some: -max(one.error for one in some)):
         chosen.append(kind)
-        removed = undo(_flat(chosen))
+        removed = undo(_flatten_segments(chosen))
         if removed > ENOUGH:
             break
     if removed <= 0:
         return chosen[:1]  # cannot tell which are needed
     for kind in list(chosen):
         fewer = [one for one in chosen if one is not kind]
-        if fewer and undo(_flat(fewer)) >= min(ENOUGH, removed):
+        if fewer and undo(_flatten_segments(fewer)) >= min(ENOUGH, removed):
             chosen = fewer
     for place, kind in enumerate(chosen):
         for stage in dict.fromkeys(one.end.stage for one in kind):
             fewer = [one for one in chosen[place] if one.end.stage != stage]
-            if fewer and undo(_flat([*chosen[:place], fewer, *chosen[place + 1 :]])) >= min(
+            if fewer and undo(_flatten_segments([*chosen[:place], fewer, *chosen[place + 1 :]])) >= min(
                 ENOUGH, removed
             ):
                 chosen[place] = fewer
     return chosen
 
 
-def _flat(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
+def _flatten_segments(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
     return [one for kind in kinds for one in kind]
 
 
-def _open(
+def _trace_suspects(
     reference: Tap,
     other: Tap,
     tokens_T: Tensor,
@@ -376,7 +376,7 @@ def _open(
     start = _find_fork(list(right.seen), segment)
     theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
     around = [
-        Suspect(tap.name, say_around(one))
+        Suspect(tap.name, operator_around(one))
         for tap, one in ((other, own), (reference, theirs))
         if one.around
     ]
@@ -389,7 +389,7 @@ def _open(
     ]
     here, there = (
         order_suspects(
-            [one for one in suspects(trace, beside, end, tolerance) if one in ran], makers, trace
+            [one for one in find_suspects(trace, beside, end, tolerance) if one in ran], makers, trace
         )
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )
@@ -408,7 +408,7 @@ def _open(
     # one engine skips what the other one runs
     if segment.missing or (found and not here and own.around):
         return [*around[:1], *found]
-    if (number := first_other_number(own, theirs)) and not any(
+    if (number := find_other_number(own, theirs)) and not any(
         one.operator == number[1] for one in found
     ):
         trace, operator = number
@@ -420,7 +420,7 @@ def _open(
         found.insert(2, Suspect((other if trace is own else reference).name, operator))
     if found:
         return found
-    moved = first_rearranged(own, theirs, tolerance)
+    moved = find_rearranged(own, theirs, tolerance)
     # If every value is in its place, the wrong one is passed on after the last
     # operator.
     ended = [

@@ -25,7 +25,7 @@ def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
     """Returns the relative error and the first position that differs; equal infinities, or NaN in
     both, count as equal.
     """
-    first, second = _as_rows(right, own)
+    first, second = _flatten_to_rows(right, own)
     off = (first - second).masked_fill((first == second) | (first.isnan() & second.isnan()), 0.0)
     scale = float(first.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) or 1.0
     rows = (~(off.square().mean(-1).sqrt() <= _ROW * scale)).nonzero()
@@ -33,13 +33,13 @@ def find_error(right: Tensor, own: Tensor) -> tuple[float, int]:
     return error if isfinite(error) else BROKEN, int(rows[0, 0]) if len(rows) else 0
 
 
-def _as_rows(*values: Tensor) -> list[Tensor]:
+def _flatten_to_rows(*values: Tensor) -> list[Tensor]:
     """Values as float64 matrices with one row per position; a vector has rows of one number."""
     width = values[0].shape[-1] if values[0].ndim > 1 else 1
     return [x.detach().double().cpu().reshape(-1, width) for x in values]
 
 
-def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
+def describe_difference(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
     """Yields descriptions of how a wrong value differs from the right one.
 
     Args:
@@ -52,7 +52,7 @@ def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
     if right.numel() != own.numel():
         yield f"it has {own.numel()} numbers, and should have {right.numel()}"
         return
-    first, second = _as_rows(right, own)
+    first, second = _flatten_to_rows(right, own)
     if not bool(second.isfinite().all()):
         rows = (~second.isfinite()).any(-1).nonzero()[:, 0]
         yield f"it is not finite at {name_places(rows.tolist(), len(second), 'position')}"
@@ -62,13 +62,13 @@ def measure(right: Tensor, own: Tensor, tolerance: float) -> Iterator[str]:
         return
     noise = tolerance * float(first.square().mean().sqrt())
     fits = max(_FITS, noise / float(off.square().mean().sqrt()))
-    made = next(_explain(first, second, off, fits), None)
+    made = next(_find_transformations(first, second, off, fits), None)
     if made is not None:
         yield made
-    yield from _where(off, noise)
+    yield from _find_positions(off, noise)
 
 
-def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
+def _find_transformations(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
     """Yields simple transformations of the right value that explain the wrong one, simplest
     first.
     """
@@ -79,10 +79,10 @@ def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterato
         scale = float((first * second).sum()) / square
     else:
         scale = 0.0
-    left = _share(second - scale * first, off)
+    left = _unexplained_share(second - scale * first, off)
     if left < fits:
         yield f"it is {scale:.4g} times what it should be ({left:.1%} of the difference left)"
-    if _share(second.flatten().sort().values - first.flatten().sort().values, off) < fits:
+    if _unexplained_share(second.flatten().sort().values - first.flatten().sort().values, off) < fits:
         yield "it has the right numbers in another order"
     step = float(torch.finfo(torch.bfloat16).eps)
     if bool((off.abs() <= step * first.abs()).all()) and torch.equal(
@@ -91,7 +91,7 @@ def _explain(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterato
         yield "it is rounded to bfloat16"
 
 
-def _where(off: Tensor, noise: float) -> Iterator[str]:
+def _find_positions(off: Tensor, noise: float) -> Iterator[str]:
     """Yields the positions and channels that differ, unless all do."""
     for axis, what in ((1, "position"), (0, "channel")):
         size = off.square().mean(axis).sqrt()
@@ -100,7 +100,7 @@ def _where(off: Tensor, noise: float) -> Iterator[str]:
             yield f"it differs at {name_places(hit, len(size), what)}"
 
 
-def _share(left: Tensor, off: Tensor) -> float:
+def _unexplained_share(left: Tensor, off: Tensor) -> float:
     size = float(off.square().sum().sqrt())
     if size:
         return float(left.square().sum().sqrt()) / size
@@ -121,11 +121,11 @@ def name_places(hit: Sequence[int], count: int, what: str) -> str:
         return f"{what}s {hit[0]} to {hit[-1]}{every} of {count}"
     if len(hit) > _FEW * count:
         missing = sorted(set(range(count)) - set(hit))
-        return f"all of {count} {what}s but {list_some(missing)}"
-    return f"{len(hit)} of {count} {what}s: {list_some(hit)}"
+        return f"all of {count} {what}s but {join_some(missing)}"
+    return f"{len(hit)} of {count} {what}s: {join_some(hit)}"
 
 
-def list_some(values: Sequence[object], most: int = 8) -> str:
+def join_some(values: Sequence[object], most: int = 8) -> str:
     """Returns the first `most` values as text."""
     return ", ".join(map(str, values[:most])) + (", …" if len(values) > most else "")
 

@@ -20,11 +20,11 @@ from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 class Share:
     """The part of a cut's value that one process or call holds; in this class, all of it."""
 
-    def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
+    def gather_tokens(self, cut: CutPoint, value: Tensor) -> Tensor | None:
         """Returns the values of all tokens, in order; None if the value is not per token."""
         return value
 
-    def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
+    def scatter_tokens(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
         """Writes this process's part of a value that `gather` would return."""
         value.copy_(whole)
 
@@ -63,34 +63,34 @@ class Pass:
         self._count: Counter[CutPoint] = Counter()
         self._seen: dict[CutPoint, list[Tensor]] = {}
 
-    def begin(self) -> None:
+    def begin_call(self) -> None:
         """Notes a call of the model, on all or some of the tokens."""
         if self._recorder is not None:
-            self._recorder.begin(early=self._start is not None)
+            self._recorder.begin_call(early=self._start is not None)
 
-    def pause(self) -> AbstractContextManager[None]:
+    def pause_recording(self) -> AbstractContextManager[None]:
         """Context in which nothing is recorded."""
         if self._recorder is None:
             return nullcontext()
-        return self._recorder.pause()
+        return self._recorder.pause_recording()
 
-    def visit(self, cut: CutPoint, value: Tensor) -> None:
+    def visit_cut(self, cut: CutPoint, value: Tensor) -> None:
         """Records the value of a cut, and overwrites it if one is forced."""
-        with self.pause():
-            whole = self._share.gather(cut, value.detach())
-            is_given = whole is not None and self._exchange(cut, whole, value)
+        with self.pause_recording():
+            whole = self._share.gather_tokens(cut, value.detach())
+            is_given = whole is not None and self._exchange_value(cut, whole, value)
         if self._recorder is None:
             return
         if is_given:
-            self._recorder.give(value)
+            self._recorder.record_overwrite(value)
         if cut == self._end:
-            self._recorder.end()
+            self._recorder.end_segment()
         elif cut == self._start:
-            self._recorder.start()
+            self._recorder.start_segment()
         elif cut.layer is not None:
             self._recorder.end_early()
 
-    def _exchange(self, cut: CutPoint, whole: Tensor, value: Tensor) -> bool:
+    def _exchange_value(self, cut: CutPoint, whole: Tensor, value: Tensor) -> bool:
         """Stores a value and overwrites it with the forced one; returns whether one is forced."""
         start = self._count[cut]
         self._count[cut] += whole.numel()
@@ -99,10 +99,10 @@ class Pass:
         if other is None or other.numel() < self._count[cut]:
             return False
         piece = other.reshape(-1)[start : self._count[cut]].reshape(whole.shape)
-        self._share.scatter(cut, piece, value)
+        self._share.scatter_tokens(cut, piece, value)
         return True
 
-    def collect(self) -> dict[CutPoint, Tensor]:
+    def collect_values(self) -> dict[CutPoint, Tensor]:
         """Returns values by cut; values of several visits are concatenated to [T, …]."""
         return {
             cut: some[0]
@@ -138,15 +138,15 @@ class ModuleTap:
         self.builder = builder
         self._reads = read or read_plainly
         self._prompt = prompt
-        self.paths = find_watched(model)
+        self.paths = find_watched_modules(model)
         cuts = name_cuts(self.paths)
         self.values = values_by_name(cuts)
         self._places = {cut: place for place, cut in cuts.items()}
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
         one = Pass(forced)
-        logits = self._read(tokens_T, one)
-        seen = one.collect() | {OUTPUT: logits}
+        logits = self._read_logits(tokens_T, one)
+        seen = one.collect_values() | {OUTPUT: logits}
         return Capture(
             forced.get(OUTPUT, logits), {cut: value.cpu() for cut, value in seen.items()}
         )
@@ -160,24 +160,24 @@ class ModuleTap:
     ) -> OperatorTrace:
         with Recorder() as recorder:
             recorder.begin_early()
-            self._read(tokens_T, Pass(forced, recorder, start, end))
+            self._read_logits(tokens_T, Pass(forced, recorder, start, end))
         return replace(
-            recorder.join(), split=None if self._prompt is None else (len(tokens_T), self._prompt)
+            recorder.join_calls(), split=None if self._prompt is None else (len(tokens_T), self._prompt)
         )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
-            self._read(tokens_T, Pass({}))
+            self._read_logits(tokens_T, Pass({}))
         return ran
 
     @torch.no_grad()
-    def _read(self, tokens_T: Tensor, one: Pass) -> Tensor:
+    def _read_logits(self, tokens_T: Tensor, one: Pass) -> Tensor:
         """Returns logits [T, V]."""
         first = next(self.model.parameters())
-        with make_in(first.dtype), visit_cuts(self.model, self.paths, self.values, one):
+        with use_default_dtype(first.dtype), visit_cuts(self.model, self.paths, self.values, one):
             return self._reads(self.model, tokens_T.to(first.device)).to(tokens_T.device)
 
-    def address(self, cut: CutPoint) -> str | None:
+    def find_address(self, cut: CutPoint) -> str | None:
         """Returns the location of a cut, `path|end|place`: module, input or output, and index.
 
         None if it has none.
@@ -205,7 +205,7 @@ def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
     has its own cut.
     """
 
-    def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+    def name_values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
         cut = cuts.get((path, end))
         if cut is None:
             return
@@ -217,10 +217,10 @@ def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
             if isinstance(x, Tensor):
                 yield (CutPoint(f"{cut.stage}.{place}", cut.layer) if place else cut), x
 
-    return values
+    return name_values
 
 
-def find_watched(model: nn.Module) -> list[str]:
+def find_watched_modules(model: nn.Module) -> list[str]:
     """Returns paths of modules without children or with direct weights, except inside experts,
     which reorder tokens.
     """
@@ -235,7 +235,7 @@ def find_watched(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def make_in(dtype: torch.dtype) -> Iterator[None]:
+def use_default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Context in which torch's default type is float64 if the model's is, since its constants may
     not fit fp32.
     """
@@ -251,21 +251,21 @@ def make_in(dtype: torch.dtype) -> Iterator[None]:
 def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass) -> Iterator[None]:
     """Context in which hooks visit every cut at the input and output of these modules."""
 
-    def at(path: str, end: End, value: Any) -> None:
-        with one.pause():
+    def visit_module(path: str, end: End, value: Any) -> None:
+        with one.pause_recording():
             found = list(values(path, end, value))
         for cut, x in found:
-            one.visit(cut, x)
+            one.visit_cut(cut, x)
 
     with ExitStack() as hooks:
-        hooks.callback(model.register_forward_pre_hook(lambda *_: one.begin()).remove)
+        hooks.callback(model.register_forward_pre_hook(lambda *_: one.begin_call()).remove)
         for path in paths:
             module = model.get_submodule(path)
             before = module.register_forward_pre_hook(
-                lambda _, inputs, *, path=path: at(path, "in", inputs)
+                lambda _, inputs, *, path=path: visit_module(path, "in", inputs)
             )
             after = module.register_forward_hook(
-                lambda _, inputs, output, *, path=path: at(path, "out", output)
+                lambda _, inputs, output, *, path=path: visit_module(path, "out", output)
             )
             hooks.callback(before.remove)
             hooks.callback(after.remove)
@@ -277,12 +277,12 @@ def count_functions() -> Iterator[Counter[str]]:
     """Context that counts calls of all functions in model code."""
     ran: Counter[str] = Counter()
 
-    def note(frame: FrameType, event: str, value: Any) -> None:
+    def count_call(frame: FrameType, event: str, value: Any) -> None:
         if event == "call" and is_model_file(frame.f_code.co_filename):
             ran[frame.f_code.co_qualname] += 1
 
     before = sys.getprofile()
-    sys.setprofile(note)
+    sys.setprofile(count_call)
     try:
         yield ran
     finally:

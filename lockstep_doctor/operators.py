@@ -87,7 +87,7 @@ class OperatorTrace:
     around: tuple[Frame, ...] = ()
     split: tuple[int, int] | None = None
 
-    def external(self) -> list[int]:
+    def list_external(self) -> list[int]:
         """Returns indices of values that no operator of the trace made: inputs, weights,
         constants.
         """
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         self._entered = 0
         self._around: tuple[Frame, ...] = ()
         self._outside: list[FrameType] = []
-        self.restart()
+        self.restart_record()
 
     def __enter__(self) -> Recorder:
         self._entered += 1
@@ -127,9 +127,9 @@ class Recorder(TorchDispatchMode):
             self._outside = []
             self._begun = []
 
-    def restart(self) -> None:
+    def restart_record(self) -> None:
         """Drops the record and starts again here."""
-        self._begun = self._inside()
+        self._begun = self._list_inside()
         self._values: list[Tensor] = []
         self._calls = [OperatorTrace(self._values)]
         self._index: dict[int, tuple[int, int]] = {}
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
         self._called = False
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause_recording(self) -> Iterator[None]:
         """Context in which nothing is recorded."""
         on = self.on
         self.on = False
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
         finally:
             self.on = on
 
-    def begin(self, early: bool) -> None:
+    def begin_call(self, early: bool) -> None:
         """Starts the trace of a model call; the first one also has operators from before it, such
         as those of a mask.
         """
@@ -166,34 +166,34 @@ class Recorder(TorchDispatchMode):
         self.on = self.on and not self.early
         self.early = False
 
-    def give(self, value: Tensor) -> None:
+    def record_overwrite(self, value: Tensor) -> None:
         """Notes that a value was overwritten from outside, so it no longer depends on earlier
         operators.
         """
         if self.on:
-            with self.pause():
+            with self.pause_recording():
                 self._note_writes([value])
-                self._record("doctor.given.default", (), (self._add(value),))
+                self._record_operator("doctor.given.default", (), (self._add_value(value),))
 
-    def start(self) -> None:
+    def start_segment(self) -> None:
         """Notes that the segment starts."""
-        self.on, self.early, self._begun = True, False, self._inside()
+        self.on, self.early, self._begun = True, False, self._list_inside()
 
-    def end(self) -> None:
+    def end_segment(self) -> None:
         """Notes that the segment ends."""
         if self.on:
             self._around = tuple(
-                frame_of(frame) for frame in self._inside() if frame in self._begun
+                frame_of(frame) for frame in self._list_inside() if frame in self._begun
             )
         self.on = False
 
-    def join(self) -> OperatorTrace:
+    def join_calls(self) -> OperatorTrace:
         """Returns the traces of all calls as one; see `join_traces`."""
         return replace(
             join_traces([call for call in self._calls if call.operators]), around=self._around
         )
 
-    def _inside(self) -> list[FrameType]:
+    def _list_inside(self) -> list[FrameType]:
         """Active functions inside the model call."""
         return [frame for frame in list_active() if frame not in self._outside]
 
@@ -206,17 +206,17 @@ class Recorder(TorchDispatchMode):
             device = next(x.device.type for x in leaves if isinstance(x, Tensor))
             with self:
                 return func.redispatch(torch._C.DispatchKeySet(_KEYS[device]), *args, **kwargs)
-        inputs = tuple(self._find(x) for x in leaves if isinstance(x, Tensor))
+        inputs = tuple(self._find_value(x) for x in leaves if isinstance(x, Tensor))
         outcome = func(*args, **kwargs)
         given = [x for x in tree_leaves(outcome) if isinstance(x, Tensor)]
         written = find_writes(func, args, kwargs)
         self._note_writes(written)
-        outputs = tuple(map(self._add, given or written))
+        outputs = tuple(map(self._add_value, given or written))
         scalars = tuple(x for x in leaves if isinstance(x, int | float | bool | torch.dtype))
-        self._record(str(func), inputs, outputs, scalars)
+        self._record_operator(str(func), inputs, outputs, scalars)
         return outcome
 
-    def _record(
+    def _record_operator(
         self,
         name: str,
         inputs: tuple[int, ...],
@@ -230,31 +230,31 @@ class Recorder(TorchDispatchMode):
 
     def _note_writes(self, written: list[Tensor]) -> None:
         """Notes a write to memory by the next operator."""
-        for memory in {_memory(x) for x in written}:
+        for memory in {_memory_address(x) for x in written}:
             self._writes[memory] = (self._writes.get(memory, (0, 0))[0] + 1, len(self._values))
 
-    def _find(self, tensor: Tensor) -> int:
+    def _find_value(self, tensor: Tensor) -> int:
         """Returns the index of a tensor's current value; a view of written memory depends on that
         write.
         """
-        writes, written = self._writes.get(_memory(tensor), (0, 0))
+        writes, written = self._writes.get(_memory_address(tensor), (0, 0))
         known, then = self._index.get(id(tensor), (-1, -1))
-        if known >= 0 and (then == writes or torch.equal(self._values[known], _copy(tensor))):
+        if known >= 0 and (then == writes or torch.equal(self._values[known], _copy_numbers(tensor))):
             return known
-        value = self._add(tensor)
+        value = self._add_value(tensor)
         if writes:
-            self._record("aten.alias.default", (written,), (value,))
+            self._record_operator("aten.alias.default", (written,), (value,))
         return value
 
-    def _add(self, tensor: Tensor) -> int:
+    def _add_value(self, tensor: Tensor) -> int:
         self._alive.append(tensor)  # keeps the tensor alive, so that its id stays unique
         value = len(self._values)
-        self._index[id(tensor)] = (value, self._writes.get(_memory(tensor), (0, 0))[0])
-        self._values.append(_copy(tensor))
+        self._index[id(tensor)] = (value, self._writes.get(_memory_address(tensor), (0, 0))[0])
+        self._values.append(_copy_numbers(tensor))
         return value
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy_numbers(tensor: Tensor) -> Tensor:
     """A CPU copy of a tensor's current numbers."""
     own = find_own_part(tensor).cpu()
     # torch cannot compare or sort 8-bit floats
@@ -274,7 +274,7 @@ def find_own_part(tensor: Tensor) -> Tensor:
     return own
 
 
-def _memory(tensor: Tensor) -> int:
+def _memory_address(tensor: Tensor) -> int:
     return find_own_part(tensor).untyped_storage().data_ptr()
 
 
@@ -330,13 +330,13 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
             same.setdefault((*key, met[key]), []).append((number, one))
             met[key] += 1
 
-    def place(several: Sequence[tuple[int, int]]) -> Sequence[int]:
+    def place_value(several: Sequence[tuple[int, int]]) -> Sequence[int]:
         """Returns the joined indices of a value with these indices in the parts."""
         new = [one for one in several if one not in places]
         if new:
             places.update(dict.fromkeys(new, len(joined.values)))
             joined.values.append(
-                _lay_end_to_end([parts[part].values[index] for part, index in new])
+                _concatenate_pieces([parts[part].values[index] for part, index in new])
             )
         return list(dict.fromkeys(places[one] for one in several))
 
@@ -344,7 +344,7 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
         some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]
     ) -> tuple[int, ...]:
         found = zip(*([(part, index) for index in of(one)] for part, one in some), strict=False)
-        return tuple(chain.from_iterable(map(place, found)))
+        return tuple(chain.from_iterable(map(place_value, found)))
 
     for some in same.values():
         ends = [place_all(some, of) for of in (lambda one: one.inputs, lambda one: one.outputs)]
@@ -366,7 +366,7 @@ def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     return whole
 
 
-def _lay_end_to_end(pieces: Sequence[Tensor]) -> Tensor:
+def _concatenate_pieces(pieces: Sequence[Tensor]) -> Tensor:
     first = pieces[0]
     if all(
         piece is first or (piece.shape == first.shape and torch.equal(piece, first))

@@ -70,14 +70,14 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
         tap: The wrong engine, with its builder.
         found: Result of `locate` with at least one segment.
     """
-    goal = tap.address(found.segments[0].end)
-    layer = found.segments[0].end.layer
+    goal = tap.find_address(found.all_segments[0].end)
+    layer = found.all_segments[0].end.layer
     assert goal is not None, "a segment ends at a cut of its tap"
-    names = {cut: tap.address(cut) for cut in found.seen if cut.layer in (None, layer)}
+    names = {cut: tap.find_address(cut) for cut in found.seen if cut.layer in (None, layer)}
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
     script = _SCRIPT.format(
-        what=_say(tap.name, found), builder=builder, goal=goal, tolerance=found.places[0].tolerance
+        what=_describe_fault(tap.name, found), builder=builder, goal=goal, tolerance=found.places[0].tolerance
     )
     return write_script(folder, script, inputs | {goal: _find_right(found), "tokens": tokens_T})
 
@@ -97,9 +97,9 @@ def write_engine_reproduction(
         model: Folder of the model.
         found: Result of `locate` with at least one segment.
     """
-    end = found.segments[0].end
+    end = found.all_segments[0].end
     script = _ENGINE_SCRIPT.format(
-        what=_say(engine, found),
+        what=_describe_fault(engine, found),
         engine=engine,
         folder=str(model.resolve()),
         options=options,
@@ -110,8 +110,8 @@ def write_engine_reproduction(
     return write_script(folder, script, inputs | {"right": _find_right(found), "tokens": tokens_T})
 
 
-def _say(engine: str, found: Location) -> str:
-    return f"{engine}: {found.segments[0]} returns wrong values for the given inputs."
+def _describe_fault(engine: str, found: Location) -> str:
+    return f"{engine}: {found.all_segments[0]} returns wrong values for the given inputs."
 
 
 def _find_right(found: Location) -> Tensor:
@@ -119,7 +119,7 @@ def _find_right(found: Location) -> Tensor:
     wrong, else the reference's.
     """
     place = found.places[0]
-    if place.exact is not None and place.wrong:
+    if place.exact is not None and place.wrong_engines:
         return place.exact
     return found.seen[place.segments[0].end]
 

@@ -54,23 +54,23 @@ class Compared:
         return self.train.isfinite() & self.infer.isfinite()
 
     @property
-    def row(self) -> Tensor:
+    def row_index(self) -> Tensor:
         """Sequence of each token, int64 [M]."""
         return torch.repeat_interleave(torch.arange(self.lengths.numel()), self.lengths)
 
     @property
-    def index(self) -> Tensor:
+    def token_index(self) -> Tensor:
         """Place of each token among the compared ones of its sequence, from 1, int64 [M]."""
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         return torch.arange(self.train.numel()) - torch.repeat_interleave(starts, self.lengths) + 1
 
-    def swap(self) -> Compared:
+    def swap_sides(self) -> Compared:
         """The comparison with swapped sides."""
         return Compared(self.infer, self.train, self.lengths, self.position, self.cluster)
 
-    def select(self, mask_M: Tensor) -> Compared:
+    def select_tokens(self, mask_M: Tensor) -> Compared:
         """The masked tokens; `index` then counts only these."""
-        lengths = torch.zeros_like(self.lengths).index_add_(0, self.row, mask_M.long())
+        lengths = torch.zeros_like(self.lengths).index_add_(0, self.row_index, mask_M.long())
         return Compared(
             self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster
         )
@@ -89,7 +89,7 @@ class Compared:
         lengths = torch.tensor([own // n + (k < own % n) for own, n in parts for k in range(n)])
         return Compared(self.train, self.infer, lengths, self.position)
 
-    def totals(self, *columns_M: Tensor) -> Tensor:
+    def sum_clusters(self, *columns_M: Tensor) -> Tensor:
         """Sums of columns over each cluster and, last, its number of tokens: float64 [G, K + 1],
         over the G clusters with tokens.
         """
@@ -97,13 +97,13 @@ class Compared:
             numbers = torch.arange(self.lengths.numel())
         else:
             numbers = self.cluster
-        groups = torch.unique(numbers, return_inverse=True)[1][self.row]
+        groups = torch.unique(numbers, return_inverse=True)[1][self.row_index]
         table = torch.stack([*columns_M, torch.ones(self.train.numel())], 1).double()
         sums = table.new_zeros(int(numbers.numel()), table.shape[1]).index_add_(0, groups, table)
         return sums[sums[:, -1] > 0]
 
 
-def pool(parts: Sequence[Compared]) -> Compared:
+def pool_comparisons(parts: Sequence[Compared]) -> Compared:
     """Concatenates comparisons; clusters stay separate."""
     clusters = []
     taken = 0
@@ -123,7 +123,7 @@ def pool(parts: Sequence[Compared]) -> Compared:
     )
 
 
-def figures(compared: Compared) -> dict[str, float]:
+def compute_figures(compared: Compared) -> dict[str, float]:
     """All figures by name, in nats if they have a unit; NaN only if no token is supported by both
     sides.
 
@@ -133,7 +133,7 @@ def figures(compared: Compared) -> dict[str, float]:
     """
     if not compared.train.numel():
         raise ValueError("no token to compare; draw responses first")
-    delta = compared.select(compared.supported).delta
+    delta = compared.select_tokens(compared.supported).delta
     size = delta.abs()
     if size.numel():
         ordered = size.sort().values
@@ -143,10 +143,10 @@ def figures(compared: Compared) -> dict[str, float]:
         "tokens": float(compared.train.numel()),
         "sequences": float((compared.lengths > 0).sum()),
         "token_mult_prob_error": mult_prob_error(delta),
-        "capped_mult_prob_error": float(cap(compared.delta).mean()),
+        "capped_mult_prob_error": float(capped_prob_error(compared.delta).mean()),
         "k1": float(-delta.mean()),
         "k3": float((torch.expm1(delta.clamp(max=_LARGEST)) - delta.clamp(max=_LARGEST)).mean()),
-        "mean_ratio": float(exponential(compared.select(compared.infer.isfinite()).delta).mean()),
+        "mean_ratio": float(clamp_exponential(compared.select_tokens(compared.infer.isfinite()).delta).mean()),
         "mean_abs": float(size.mean()),
         "rms": float(size.square().mean().sqrt()),
         **{
@@ -160,17 +160,17 @@ def figures(compared: Compared) -> dict[str, float]:
     }
 
 
-def exponential(log_M: Tensor) -> Tensor:
+def clamp_exponential(log_M: Tensor) -> Tensor:
     """e^x, limited so that its square fits float64, [M]."""
     return log_M.clamp(max=_LARGEST).exp()
 
 
 def mult_prob_error(delta_M: Tensor) -> float:
     """Mean of e^|Δ| over tokens that both sides support; NeMo RL's `token_mult_prob_error`."""
-    return float(exponential(delta_M[delta_M.isfinite()].abs()).mean())
+    return float(clamp_exponential(delta_M[delta_M.isfinite()].abs()).mean())
 
 
-def cap(delta_M: Tensor) -> Tensor:
+def capped_prob_error(delta_M: Tensor) -> Tensor:
     """e^min(|Δ|, `CAP`), [M]."""
     return delta_M.abs().clamp(max=CAP).exp()
 
@@ -194,9 +194,9 @@ def sequence_weights(compared: Compared) -> Tensor:
 
     Tokens to which the inference side gives no probability are left out.
     """
-    rated = compared.select(compared.infer.isfinite())
+    rated = compared.select_tokens(compared.infer.isfinite())
     sums = torch.zeros(rated.lengths.numel(), dtype=torch.float64).index_add_(
-        0, rated.row, rated.delta
+        0, rated.row_index, rated.delta
     )
     return sums[rated.lengths > 0]
 

@@ -14,7 +14,7 @@ from lockstep_doctor.operators import UNSET, Operator, OperatorTrace
 from lockstep_doctor.values import are_close, find_kind, same_values, sort_values
 
 
-def suspects(
+def find_suspects(
     own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], tolerance: float
 ) -> list[Operator]:
     """Returns the operators whose inputs the other trace has, and that return a value that it
@@ -29,13 +29,13 @@ def suspects(
     lacks, but that leads only to values that it has, is a different way to the same result and not
     a suspect.
     """
-    outside = set(own.external())
+    outside = set(own.list_external())
     kinds = [
         find_kind(value) if value.numel() and place not in outside else None
         for place, value in enumerate(own.values)
     ]
     by_kind = {kind: list[Tensor]() for kind in kinds if kind}
-    for value in chain(other.values, *(_split(value, own.split) for value in other.values)):
+    for value in chain(other.values, *(_split_value(value, own.split) for value in other.values)):
         alike = by_kind.get(find_kind(value))
         if alike is not None:
             alike.append(sort_values(value))
@@ -68,7 +68,7 @@ def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
                 if output != value
             ]
             good[value] = good[value] or (bool(after) and all(good[output] for output in after))
-    outside = set(trace.external())
+    outside = set(trace.list_external())
     return [
         one
         for one in trace.operators
@@ -113,7 +113,7 @@ def find_makers(
     return makers[::-1]
 
 
-def first_other_number(
+def find_other_number(
     own: OperatorTrace, other: OperatorTrace
 ) -> tuple[OperatorTrace, Operator] | None:
     """Returns the first operator before the layers with different integer outputs, and its trace.
@@ -145,14 +145,14 @@ def order_suspects(
     to the same result, then the others. Operators that do not lead to the end and read only values
     made outside the segment, such as weights, come last.
     """
-    outside = set(trace.external())
+    outside = set(trace.list_external())
     idle = [one for one in some if one not in makers and outside.issuperset(one.inputs)]
     found = sorted((one for one in some if one not in idle), key=lambda one: one not in makers)
     inside, early = ([one for one in found if one.early == kind] for kind in (False, True))
     return [*inside[:1], *early, *inside[1:], *idle]
 
 
-def say_around(trace: OperatorTrace) -> Operator:
+def operator_around(trace: OperatorTrace) -> Operator:
     """Returns the functions around a segment as one operator."""
     return Operator("call", trace.around, (), (), ())
 
@@ -165,7 +165,7 @@ def find_caller(operator: Operator, less: Counter[str]) -> Operator:
     return replace(operator, stack=operator.stack[max(missing, default=-1) + 1 :] or operator.stack)
 
 
-def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
+def find_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) -> Operator | None:
     """Returns the first operator that returns its numbers in a different order, or that the other
     engine does not run.
     """
@@ -182,7 +182,7 @@ def first_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float)
     return None
 
 
-def _split(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
+def _split_value(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
     """Yields the parts of a value for prefilled and for decoded tokens of the other engine."""
     tokens, first = split or (0, 0)
     for dim in (

@@ -13,10 +13,10 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """True for the same numbers in any order, so that a transposed or reshaped tensor is the same
     value.
     """
-    return _count(a) == _count(b) and are_close(sort_values(a), sort_values(b), tolerance)
+    return _count_numbers(a) == _count_numbers(b) and are_close(sort_values(a), sort_values(b), tolerance)
 
 
-def _count(value: Tensor) -> int:
+def _count_numbers(value: Tensor) -> int:
     """Number of compared numbers; 0 or less if all are masked or zero."""
     if value.is_floating_point():
         unmasked = value.abs() < MASKED
@@ -27,7 +27,7 @@ def _count(value: Tensor) -> int:
 
 def find_kind(value: Tensor) -> tuple[bool, int]:
     """Returns properties that equal values share: whether they are a mask, and their count."""
-    return value.dtype == torch.bool, _count(value)
+    return value.dtype == torch.bool, _count_numbers(value)
 
 
 def sort_values(value: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def block_rows(sequences: int, chunk_size: int | None) -> int | None:
     return max(1, chunk_size * sequences)
 
 
-def _score(
+def _score_and_save(
     ctx: Any,
     logits: Tensor,
     token: Tensor,
@@ -58,14 +58,14 @@ def _score(
 ) -> RowScores:
     """Scores tokens [..., K] of logits [..., v], and saves what their gradient needs."""
     rows = own_columns(logits, scoring.shard.start, vocab_end_index)
-    scores = vocab.score(rows, token.reshape(len(rows), token.shape[-1]), scoring, floor)
+    scores = vocab.score_vocab(rows, token.reshape(len(rows), token.shape[-1]), scoring, floor)
     if not inference_only:
         ctx.shape = logits.shape
         save_for_gradient(ctx, scores, scoring, floor, rows)
     return scores
 
 
-def _gradient(ctx: Any, of_logprob: Tensor, of_entropy: Tensor | None = None) -> Tensor:
+def _compute_gradient(ctx: Any, of_logprob: Tensor, of_entropy: Tensor | None = None) -> Tensor:
     """Gradient of the logits, in their shape, from those of log p [M, K] and entropies [M]."""
     gradient = vocab.score_gradient(ctx, of_logprob, of_entropy)
     padding = ctx.shape[-1] - gradient.shape[-1]
@@ -90,14 +90,14 @@ class ChunkedDistributedLogprob(torch.autograd.Function):
             shard=Shard(vocab_start_index, tp_group),
             max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
-        scores = _score(
+        scores = _score_and_save(
             ctx, vocab_parallel_logits, target[..., None], scoring, vocab_end_index, inference_only
         )
         return scores.logprob.view(target.shape).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 6
+        return _compute_gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 6
 
 
 class DistributedLogprob(torch.autograd.Function):
@@ -147,14 +147,14 @@ class ChunkedDistributedGatherLogprob(torch.autograd.Function):
             shard=Shard(vocab_start_index, tp_group),
             max_rows=block_rows(vocab_parallel_logits.shape[:-2].numel(), chunk_size),
         )
-        scores = _score(
+        scores = _score_and_save(
             ctx, vocab_parallel_logits, global_indices, scoring, vocab_end_index, inference_only
         )
         return scores.logprob.view(global_indices.shape).clone()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, grad_outputs[0].flatten(0, -2)), *[None] * 6
+        return _compute_gradient(ctx, grad_outputs[0].flatten(0, -2)), *[None] * 6
 
 
 class ChunkedDistributedEntropy(torch.autograd.Function):
@@ -180,7 +180,7 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
             dtype=torch.int64,
             device=vocab_parallel_logits.device,
         )
-        scores = _score(ctx, vocab_parallel_logits, nothing, scoring, columns, inference_only)
+        scores = _score_and_save(ctx, vocab_parallel_logits, nothing, scoring, columns, inference_only)
         assert scores.entropy is not None
         return scores.entropy.view(vocab_parallel_logits.shape[:-1]).neg()
 
@@ -188,7 +188,7 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         of_entropy = grad_outputs[0].reshape(-1).neg()
         return (
-            _gradient(ctx, of_entropy.new_empty(len(of_entropy), 0), of_entropy),
+            _compute_gradient(ctx, of_entropy.new_empty(len(of_entropy), 0), of_entropy),
             None,
             None,
             None,
@@ -219,7 +219,7 @@ class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
         floor = support_floor(
             vocab_parallel_logits.flatten(0, -2), shard, top_k=top_k, top_p=top_p, max_rows=most
         )
-        scores = _score(
+        scores = _score_and_save(
             ctx,
             vocab_parallel_logits,
             target[..., None],
@@ -232,7 +232,7 @@ class ChunkedDistributedLogprobWithSampling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 6
+        return _compute_gradient(ctx, grad_outputs[0].reshape(-1, 1)), *[None] * 6
 
 
 class DistributedLogprobWithSampling(torch.autograd.Function):
@@ -321,7 +321,7 @@ class ChunkedDistributedHiddenStatesToLogprobs(torch.autograd.Function):
         scoring = Scoring(
             shard=Shard(vocab_start_index, tp_group), max_rows=block_rows(batch, chunk_size)
         )
-        scores = hidden.score(rows, weight, target.t().reshape(-1, 1), scoring)
+        scores = hidden.score_hidden(rows, weight, target.t().reshape(-1, 1), scoring)
         if not inference_only:
             ctx.shapes = tensor_parallel_hidden_states.shape, output_weight_layer.shape
             save_for_gradient(ctx, scores, scoring, None, tensor_parallel_hidden_states, weight)
@@ -356,7 +356,7 @@ class AllGatherCPTensor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         gradient = grad_outputs[0]
-        positions = context.zigzag(
+        positions = context.zigzag_positions(
             gradient.shape[ctx.seq_dim], group_size(ctx.cp_group), gradient.device
         )
         shares = torch.stack([gradient.index_select(ctx.seq_dim, held) for held in positions])

@@ -15,13 +15,13 @@ def check_rows(
     if logits_Mv.dim() != 2 or not logits_Mv.is_floating_point():
         raise ValueError(
             "logits must be floating-point rows of this rank's columns [M, v], not "
-            f"{_kind(logits_Mv)}; flatten the dimensions before the last"
+            f"{_describe_tensor(logits_Mv)}; flatten the dimensions before the last"
         )
     if token_MK is not None:
         check_tokens(token_MK, len(logits_Mv))
     if floor_M is not None and floor_M.shape != logits_Mv.shape[:1]:
         raise ValueError(
-            f"floor must have one number per row, [{len(logits_Mv)}], not {_kind(floor_M)}"
+            f"floor must have one number per row, [{len(logits_Mv)}], not {_describe_tensor(floor_M)}"
         )
 
 
@@ -30,7 +30,7 @@ def check_tokens(token_MK: Tensor, rows: int) -> None:
     if token_MK.dim() != 2 or len(token_MK) != rows or not is_integer(token_MK):
         raise ValueError(
             f"tokens must be integers [M, K], one row for each of the {rows} rows to score, not "
-            f"{_kind(token_MK)}; for one token per row pass token[:, None]"
+            f"{_describe_tensor(token_MK)}; for one token per row pass token[:, None]"
         )
 
 
@@ -38,7 +38,7 @@ def check_sampled(token_MK: Tensor) -> None:
     """Raises ValueError unless there is one token per row, which is added to the support."""
     if token_MK.shape[1] != 1:
         raise ValueError(
-            f"with a floor, pass one sampled token per row [M, 1], not {_kind(token_MK)}; score "
+            f"with a floor, pass one sampled token per row [M, 1], not {_describe_tensor(token_MK)}; score "
             "other tokens without sampled"
         )
 
@@ -48,7 +48,7 @@ def check_head(hidden_MD: Tensor, weight_vD: Tensor) -> None:
     if hidden_MD.dim() != 2 or weight_vD.dim() != 2 or hidden_MD.shape[1] != weight_vD.shape[1]:
         raise ValueError(
             "hidden states must be [M, D] and the head this rank's rows [v, D], not "
-            f"{_kind(hidden_MD)} and {_kind(weight_vD)}"
+            f"{_describe_tensor(hidden_MD)} and {_describe_tensor(weight_vD)}"
         )
 
 
@@ -58,7 +58,7 @@ def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
         raise ValueError(
             f"{name} must be {'[B, S, K]' if dims == 3 else '[B, S]'} integers for "
             f"{logits.shape[0]} "
-            f"sequences, not {_kind(ids)}"
+            f"sequences, not {_describe_tensor(ids)}"
         )
 
 
@@ -90,5 +90,5 @@ def is_integer(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
-def _kind(x: Tensor) -> str:
+def _describe_tensor(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"

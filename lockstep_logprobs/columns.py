@@ -57,7 +57,7 @@ def vocab_parallel_log_softmax(
         temperature: Divides the logits.
         tp_group: Ranks that hold the vocabulary.
     """
-    own = _own(logits)
+    own = _take_local_part(logits)
     return vocab_log_softmax(own.flatten(0, -2), tp_group, temperature, torch.float32).view(
         own.shape
     )
@@ -87,7 +87,7 @@ def vocab_parallel_gather_columns(
     Returns:
         fp32 [..., K]; 0, without gradient, for an id outside the vocabulary.
     """
-    own = _own(logits)
+    own = _take_local_part(logits)
     rows = own.flatten(0, -2)
     shard = even_shard(own.shape[-1], tp_group, group_rank(tp_group))
     columns = _gather_logits(rows, column_indices.expand(len(rows), -1), shard)
@@ -96,13 +96,13 @@ def vocab_parallel_gather_columns(
 
 def vocab_parallel_argmax(logits: Tensor, *, tp_group: dist.ProcessGroup | None = None) -> Tensor:
     """The id of the largest logit at each position, int64, the same on all ranks; no gradient."""
-    own = _own(logits)
+    own = _take_local_part(logits)
     shard = even_shard(own.shape[-1], tp_group, group_rank(tp_group))
     _, token_M1 = vocab_topk(own.flatten(0, -2), 1, shard)
     return token_M1.view(own.shape[:-1])
 
 
-def _own(logits: Tensor) -> Tensor:
+def _take_local_part(logits: Tensor) -> Tensor:
     """This rank's part of a DTensor; returns other tensors unchanged."""
     if isinstance(logits, DTensor):
         return logits.to_local()

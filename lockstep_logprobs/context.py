@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lockstep_logprobs.collectives import GradientMode, all_gather, group_size
 
 
-def zigzag(length: int, size: int, device: torch.device | None = None) -> Tensor:
+def zigzag_positions(length: int, size: int, device: torch.device | None = None) -> Tensor:
     """The positions that each rank holds.
 
     Args:
@@ -45,7 +45,7 @@ def take(x: Tensor, group: dist.ProcessGroup | None, dim: int = 1) -> Tensor:
     size = group_size(group)
     if size == 1:
         return x
-    return x.index_select(dim, zigzag(x.shape[dim], size, x.device)[dist.get_rank(group)])
+    return x.index_select(dim, zigzag_positions(x.shape[dim], size, x.device)[dist.get_rank(group)])
 
 
 def take_padded(whole: Tensor, positions: int, group: dist.ProcessGroup | None) -> Tensor:

@@ -16,7 +16,7 @@ from lockstep_logprobs.softmax import (
     NOTHING,
     RowScores,
     Scoring,
-    locate,
+    locate_tokens,
     support_mask,
     to_fp32,
     write_log2_probability,
@@ -58,7 +58,7 @@ class RowGradient:
     temperature: float
 
     @classmethod
-    def of(
+    def from_scores(
         cls,
         scores: RowScores,
         scoring: Scoring,
@@ -99,7 +99,7 @@ class RowGradient:
         )
 
     @property
-    def tensors(
+    def schema_tensors(
         self,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
         """The tensors in the order of `SCHEMA`."""
@@ -126,7 +126,7 @@ class RowGradient:
             self.temperature,
         )
 
-    def write_(self, work: Tensor, z: Tensor, start: int) -> None:
+    def write_gradient_(self, work: Tensor, z: Tensor, start: int) -> None:
         """Writes ∂/∂z into `work`, fp32, for logits z of these rows and columns from `start` on."""
         z = to_fp32(z, work)
         inside = support_mask(z, self.floor)
@@ -138,7 +138,7 @@ class RowGradient:
             work.mul_(-self.slope[:, None] / LOG2_E).add_(self.offset[:, None]).mul_(probability)
         if inside is not None:
             work.mul_(inside)
-        column_MK, inside_MK = locate(self.token, start, work.shape[1])
+        column_MK, inside_MK = locate_tokens(self.token, start, work.shape[1])
         work.scatter_add_(1, column_MK, self.own.masked_fill(~inside_MK, 0.0))
 
 
@@ -170,6 +170,6 @@ def load_gradient(
     allows only one.
     """
     *numbers, floor_M = (saved := ctx.saved_tensors)[:7]
-    return RowGradient.of(RowScores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(
+    return RowGradient.from_scores(RowScores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(
         saved[7:]
     )

@@ -21,15 +21,15 @@ from torch.nn import functional as F
 from lockstep_logprobs.checks import check_head, check_tokens
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
-from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
-from lockstep_logprobs.shard import blocks
+from lockstep_logprobs.kernel import register_kernel, load_fused, runs_fused
+from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import (
     PLAIN,
     RowScores,
     RowSums,
     Scoring,
     column_tiles,
-    exchange,
+    reduce_over_ranks,
     pick_logits,
     sum_block,
 )
@@ -92,7 +92,7 @@ class _HiddenScores(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor | None]:
-        scores = score(hidden_MD, weight_vD, token_MK, scoring)
+        scores = score_hidden(hidden_MD, weight_vD, token_MK, scoring)
         save_for_gradient(ctx, scores, scoring, None, hidden_MD, weight_vD)
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
         return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
@@ -108,7 +108,7 @@ class _HiddenScores(torch.autograd.Function):
         )
 
 
-def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> RowScores:
+def score_hidden(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> RowScores:
     """The forward pass of `hidden_logprobs`."""
     how = (
         scoring.shard.start,
@@ -118,7 +118,7 @@ def score(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scori
         scoring.row_invariant,
     )
     sums_RM, picked_MK = _hidden_row_sums(hidden_MD, weight_vD, token_MK, *how)
-    return exchange(RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None)
+    return reduce_over_ranks(RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None)
 
 
 def score_gradient(
@@ -131,11 +131,11 @@ def score_gradient(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of hidden states (this rank's share of the sum) and of this rank's head rows."""
     how = row.temperature, scoring.shard.start, scoring.max_rows, of_hidden, of_weight
-    hidden_gradient, weight_gradient = _hidden_gradients(hidden_MD, weight_vD, *row.tensors, *how)
+    hidden_gradient, weight_gradient = _hidden_gradients(hidden_MD, weight_vD, *row.schema_tensors, *how)
     return hidden_gradient if of_hidden else None, weight_gradient if of_weight else None
 
 
-@kernel(
+@register_kernel(
     "(Tensor hidden, Tensor weight, Tensor token, int start, float temperature, bool entropy, "
     "int? max_rows, bool row_invariant) -> (Tensor, Tensor)",
     lambda hidden, weight, token, start, temperature, entropy, max_rows, row_invariant: (
@@ -155,28 +155,28 @@ def _hidden_row_sums(
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
     """`vocab._row_sums` for logits that are multiplied out tile by tile."""
-    sums = RowSums.zeros(len(hidden), entropy, hidden.device)
+    sums = RowSums.build_empty(len(hidden), entropy, hidden.device)
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
-    for columns, head_cD in _pieces(weight, hidden.dtype, row_invariant):
-        for rows, z, work in _tiles(hidden, head_cD, max_rows, row_invariant):
+    for columns, head_cD in _split_head(weight, hidden.dtype, row_invariant):
+        for rows, z, work in _compute_tiles(hidden, head_cD, max_rows, row_invariant):
             picked_MK[rows] += pick_logits(z, token[rows], start + columns.start)
-            sums[rows] = sums[rows].merge(
+            sums[rows] = sums[rows].merge_columns(
                 sum_block(z, work, None, temperature, entropy, row_invariant), temperature
             )
-    return sums.rows(), picked_MK
+    return sums.stack_rows(), picked_MK
 
 
-def _like_if(needed: bool, x: Tensor) -> Tensor:
+def _allocate_gradient(needed: bool, x: Tensor) -> Tensor:
     """Memory for a gradient of x; empty if not needed, as kernels always return a tensor."""
     if needed:
         return torch.empty_like(x)
     return x.new_empty(0)
 
 
-@kernel(
+@register_kernel(
     f"(Tensor hidden, Tensor weight, {RowGradient.SCHEMA}, float temperature, int start, int? "
     "max_rows, bool of_hidden, bool of_weight) -> (Tensor, Tensor)",
-    lambda hidden, weight, *args: (_like_if(args[-2], hidden), _like_if(args[-1], weight)),
+    lambda hidden, weight, *args: (_allocate_gradient(args[-2], hidden), _allocate_gradient(args[-1], weight)),
 )
 def _hidden_gradients(
     hidden: Tensor,
@@ -199,13 +199,13 @@ def _hidden_gradients(
         hidden_sum = torch.zeros_like(hidden, dtype=torch.float32)
     else:
         hidden_sum = None
-    weight_gradient = _like_if(of_weight, weight)
+    weight_gradient = _allocate_gradient(of_weight, weight)
     if runs_fused(hidden):
         tiles = load_fused("hidden", "gradient_tiles")
     else:
         tiles = _gradient_tiles
-    for columns, head_cD in _pieces(weight, hidden.dtype):
-        head_sum = _zeros_in(weight_gradient[columns]) if of_weight else None
+    for columns, head_cD in _split_head(weight, hidden.dtype):
+        head_sum = _allocate_zeros(weight_gradient[columns]) if of_weight else None
         for rows, gradient in tiles(hidden, head_cD, row, start + columns.start, max_rows):
             if hidden_sum is not None:
                 _add_product_(hidden_sum[rows], gradient, head_cD)
@@ -218,7 +218,7 @@ def _hidden_gradients(
     ), weight_gradient
 
 
-def _pieces(
+def _split_head(
     weight_vD: Tensor, dtype: torch.dtype, row_invariant: bool = False
 ) -> Iterator[tuple[slice, Tensor]]:
     """Consecutive vocabulary columns, with their head rows in the type of the matrix products."""
@@ -226,7 +226,7 @@ def _pieces(
         yield columns, weight_vD[columns].to(dtype)
 
 
-def _tiles(
+def _compute_tiles(
     hidden_MD: Tensor, head_cD: Tensor, max_rows: int | None, row_invariant: bool = False
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Blocks of rows, their logits for a piece of the head, and fp32 scratch of the same shape.
@@ -234,7 +234,7 @@ def _tiles(
     If the logits are in fp32, the scratch is the logits.
     """
     memory: Tensor | None = None
-    for rows in blocks(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
+    for rows in split_rows(len(hidden_MD), len(head_cD), hidden_MD.device, max_rows):
         hidden = hidden_MD[rows]
         if row_invariant:
             hidden = F.pad(hidden, (0, 0, 0, count_missing_rows(len(hidden), head_cD)))
@@ -248,12 +248,12 @@ def _gradient_tiles(
     hidden_MD: Tensor, head_cD: Tensor, row: RowGradient, start: int, max_rows: int | None
 ) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows with their logits' gradient for a piece of the head, in the products' type."""
-    for rows, z, work in _tiles(hidden_MD, head_cD, max_rows):
-        row[rows].write_(work, z, start)
+    for rows, z, work in _compute_tiles(hidden_MD, head_cD, max_rows):
+        row[rows].write_gradient_(work, z, start)
         yield rows, z.copy_(work)  # in fp32, z and work are the same tensor
 
 
-def _zeros_in(piece_cD: Tensor) -> Tensor:
+def _allocate_zeros(piece_cD: Tensor) -> Tensor:
     """Zeros to accumulate in, fp32; the gradient's own memory if it is fp32."""
     if piece_cD.dtype == torch.float32:
         return piece_cD.zero_()

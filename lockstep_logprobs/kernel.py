@@ -17,7 +17,7 @@ R = TypeVar("R")
 _NAMESPACE = "lockstep_logprobs"
 
 
-def kernel(
+def register_kernel(
     schema: str, fake: Callable[..., Any], fused: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Registers a function as a custom op for compiled code.
@@ -32,43 +32,43 @@ def kernel(
         fused: Module of `fused` with a function of the same name and parameters; see `runs_fused`.
     """
 
-    def register(function: Callable[P, R]) -> Callable[P, R]:
+    def register_function(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__name__.strip("_")
-        chosen = function if fused is None else _prefer(fused, name, function)
+        chosen = function if fused is None else _prefer_fused(fused, name, function)
         torch.library.custom_op(
             f"{_NAMESPACE}::{name}", chosen, mutates_args=(), schema=schema
         ).register_fake(fake)
         op = getattr(getattr(torch.ops, _NAMESPACE), name).default
 
         @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call_or_trace(*args: P.args, **kwargs: P.kwargs) -> R:
             if torch.compiler.is_compiling():
                 return op(*args, **kwargs)
             return chosen(*args, **kwargs)
 
-        return call
+        return call_or_trace
 
-    return register
+    return register_function
 
 
-def _prefer(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
+def _prefer_fused(module: str, name: str, function: Callable[P, R]) -> Callable[P, R]:
     """Wraps `function` to call its namesake in a module of `fused` if `runs_fused` allows it."""
 
     @functools.wraps(function)
-    def choose(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_chosen(*args: P.args, **kwargs: P.kwargs) -> R:
         first = args[0]
         assert isinstance(first, Tensor)
         if not runs_fused(first):
             return function(*args, **kwargs)
         return load_fused(module, name)(*args, **kwargs)
 
-    return choose
+    return call_chosen
 
 
 def runs_fused(x: Tensor) -> bool:
     """True if Triton's kernels accept a tensor: with memory, on a GPU or in the interpreter."""
     return (
-        (x.is_cuda or _interprets()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
+        (x.is_cuda or _is_interpreted()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
     )
 
 
@@ -77,7 +77,7 @@ def load_fused(module: str, name: str) -> Callable[..., Any]:
     return vars(importlib.import_module(f"{_NAMESPACE}.fused.{module}"))[name]
 
 
-def _interprets() -> bool:
+def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

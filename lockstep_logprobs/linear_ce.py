@@ -115,11 +115,11 @@ def _gpt_forward_with_linear_ce_fusion(
         **(extra_block_kwargs or {}),
     )
     if self.post_process:
-        return _score(self, hidden, labels)
+        return _score_positions(self, hidden, labels)
     return hidden
 
 
-def _score(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _score_positions(model: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     """Scores positions [S/CP, B, H], or this rank's share of these under sequence parallelism."""
     from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 

@@ -48,10 +48,10 @@ def need_top_k_or_top_p_filtering(sampling_params: SamplingFilters | None) -> bo
     """True if top-k or top-p excludes any token."""
     if sampling_params is None:
         return False
-    return _filters(sampling_params.top_k, sampling_params.top_p)
+    return _has_filters(sampling_params.top_k, sampling_params.top_p)
 
 
-def _filters(top_k: int | None, top_p: float | None) -> bool:
+def _has_filters(top_k: int | None, top_p: float | None) -> bool:
     return (top_k is not None and top_k > 0) or (top_p is not None and top_p < 1.0)
 
 
@@ -74,7 +74,7 @@ def apply_top_k_top_p(
         The logits in their own type, and a mask of the kept ones, bool [..., V]; the unchanged
     logits and None if neither excludes any.
     """
-    if not _filters(top_k, top_p):
+    if not _has_filters(top_k, top_p):
         return logits, None
     rows = logits.detach().reshape(-1, logits.shape[-1])
     floor = support_floor(rows, top_k=top_k, top_p=top_p, max_rows=chunk_size).view(

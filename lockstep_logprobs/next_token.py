@@ -279,14 +279,14 @@ def _accept_both_calls(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     plain: Callable[..., Tensor] = function
 
     @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Tensor:
+    def call_either(*args: Any, **keywords: Any) -> Tensor:
         if "output_weight" in keywords or _has_output_weight(args, keywords):
             return plain(*args, **keywords)
         if len(args) <= _PLACE:
             return plain(*args, **keywords, output_weight=None)
         return plain(*args[:_PLACE], None, *args[_PLACE:], **keywords)
 
-    return call
+    return call_either
 
 
 def _has_output_weight(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep_logprobs.kernel import kernel
-from lockstep_logprobs.shard import blocks
+from lockstep_logprobs.kernel import register_kernel
+from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import RowSums, sum_block
 from lockstep_logprobs.topk import local_topk
 
@@ -35,12 +35,12 @@ _NO_MASS = -44.0
 """Exponent of 2 at which the mass is already 0; exponentials of far smaller numbers are slow."""
 
 
-def powers(z: Tensor, maximum: Tensor, temperature: float) -> Tensor:
+def compute_powers(z: Tensor, maximum: Tensor, temperature: float) -> Tensor:
     """log₂ of probabilities relative to the likeliest token's, fp32."""
     return (z - maximum).mul_(math.log2(math.e) / temperature)
 
 
-def masses(power: Tensor) -> Tensor:
+def compute_masses(power: Tensor) -> Tensor:
     """Probabilities relative to the likeliest token's, in units of 2⁻⁴⁰, fp32.
 
     Callers keep the integer part.
@@ -49,7 +49,7 @@ def masses(power: Tensor) -> Tensor:
     return power.clamp(min=_NO_MASS).mul_(math.log(2.0)).exp_().mul_(_ONE)
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, float top_p, float temperature, float reach, int? max_rows) -> Tensor",
     lambda logits, *_: logits.new_empty(logits.shape[:1], dtype=torch.float32),
 )
@@ -57,8 +57,8 @@ def nucleus_floor(
     logits: Tensor, top_p: float, temperature: float, reach: float, max_rows: int | None
 ) -> Tensor:
     """The smallest logit of each row with which the probability reaches p [M]; see `support`."""
-    sums = RowSums.zeros(len(logits), entropy=False, device=logits.device)
-    pieces = list(blocks(len(logits), logits.shape[1], logits.device, max_rows))
+    sums = RowSums.build_empty(len(logits), entropy=False, device=logits.device)
+    pieces = list(split_rows(len(logits), logits.shape[1], logits.device, max_rows))
     if pieces:
         work = torch.empty_like(logits[pieces[0]], dtype=torch.float32)
     else:
@@ -80,9 +80,9 @@ def _search_likeliest(
     value_MK: Tensor, total_M: Tensor, top_p: float, temperature: float, reach: float
 ) -> tuple[Tensor, Tensor]:
     """The threshold among the K likeliest tokens [M], and where it is certain, bool [M]."""
-    power_MK = powers(value_MK, value_MK[:, :1], temperature)
+    power_MK = compute_powers(value_MK, value_MK[:, :1], temperature)
     number_MK = (power_MK * -(BASE**DIGITS / reach)).floor_()
-    sum_MK = masses(power_MK).long().cumsum(1)
+    sum_MK = compute_masses(power_MK).long().cumsum(1)
     goal_M1 = (top_p * _ONE) * total_M.double()[:, None]
     first_M1, last_M1 = (
         (sum_MK < goal_M1 * by).sum(1, keepdim=True) for by in (1.0 - _CLOSE, 1.0 + _CLOSE)
@@ -104,7 +104,7 @@ def _search_rows(
     counts = list[Tensor]()
     places = list[int]()
     for place, z_V in enumerate(z):
-        counted = _count(z_V.float())
+        counted = _count_values(z_V.float())
         if counted is None:
             one = torch.zeros(1, dtype=torch.int64)
             maximum = maximum_R[place : place + 1]
@@ -127,7 +127,7 @@ def _search_rows(
     return floor_R
 
 
-def _count(z_V: Tensor) -> tuple[Tensor, Tensor] | None:
+def _count_values(z_V: Tensor) -> tuple[Tensor, Tensor] | None:
     """The distinct values of a row that was rounded to bf16, with counts; None for other rows."""
     bits_V = z_V.view(torch.int32)
     if torch.bitwise_and(bits_V, 2**16 - 1).max() > 0:
@@ -161,8 +161,8 @@ def _search_digits(
     """
     rows = len(maximum_R)
     start_R = torch.arange(len(maximum_R)) * (BASE + 1)
-    power_N = powers(z_N, maximum_R[row_N], temperature)
-    mass_N = masses(power_N).long()
+    power_N = compute_powers(z_N, maximum_R[row_N], temperature)
+    mass_N = compute_masses(power_N).long()
     mass_N = mass_N if count_N is None else mass_N.mul_(count_N)
     below_R1 = prefix_R1 = torch.zeros(rows, 1, dtype=torch.int64)
     goal_R1: Tensor | None = None

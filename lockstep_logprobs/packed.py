@@ -74,7 +74,7 @@ class Packing:
     def following(self) -> Tensor:
         """Position of each token's successor, int64 [T]; wraps around at a sequence's end."""
         position = torch.arange(self.tokens, device=self.cu_seqlens.device)
-        start, end = self._bounds_of(position, share=1)
+        start, end = self._find_bounds(position, share=1)
         return torch.where(position + 1 < end, position + 1, start)
 
     def rows(self, width: int) -> Tensor:
@@ -96,14 +96,14 @@ class Packing:
     def _positions_on(self, rank: Tensor) -> Tensor:
         """The positions that ranks [R, 1] hold, int64 [R, T/C]."""
         index = torch.arange(self.tokens // self.size, device=self.cu_seqlens.device)
-        start, end = self._bounds_of(index, share=self.size)
+        start, end = self._find_bounds(index, share=self.size)
         offset = index - start // self.size
         chunk = (end - start) // (2 * self.size)
         # its first token is already at an offset of one chunk
         late = (2 * self.size - 2 - rank) * chunk
         return start + offset + torch.where(offset < chunk, rank * chunk, late)
 
-    def _bounds_of(self, index: Tensor, share: int) -> tuple[Tensor, Tensor]:
+    def _find_bounds(self, index: Tensor, share: int) -> tuple[Tensor, Tensor]:
         """Bounds of the sequence at each index of a row that has 1/`share` of each sequence."""
         bounds = F.pad(self.cu_seqlens.long(), (0, 1), value=self.tokens)
         sequence = torch.searchsorted(bounds // share, index, right=True) - 1

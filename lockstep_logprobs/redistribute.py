@@ -20,7 +20,7 @@ def all_to_all_vp2sq(vocab_parallel_logits: Tensor, tp_group: dist.ProcessGroup 
     Raises:
         ValueError: The logits are not a matrix, or their rows do not divide evenly.
     """
-    size = _even(vocab_parallel_logits, 0, tp_group)
+    size = _require_even_split(vocab_parallel_logits, 0, tp_group)
     by_rank = _all_to_all(vocab_parallel_logits.unflatten(0, (size, -1)), tp_group)
     return by_rank.transpose(0, 1).flatten(1)
 
@@ -31,13 +31,13 @@ def all_to_all_sq2vp(seq_parallel_logits: Tensor, tp_group: dist.ProcessGroup | 
     Raises:
         ValueError: The logits are not a matrix, or their columns do not divide evenly.
     """
-    size = _even(seq_parallel_logits, 1, tp_group)
+    size = _require_even_split(seq_parallel_logits, 1, tp_group)
     return _all_to_all(
         seq_parallel_logits.unflatten(1, (size, -1)).transpose(0, 1), tp_group
     ).flatten(0, 1)
 
 
-def _even(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
+def _require_even_split(logits: Tensor, dim: int, group: dist.ProcessGroup | None) -> int:
     size = group_size(group)
     if logits.dim() != 2 or logits.shape[dim] % size:
         raise ValueError(

@@ -49,7 +49,7 @@ def even_shard(columns: int, group: dist.ProcessGroup | None, rank: int | None) 
     return Shard(rank * columns, group)
 
 
-def blocks(
+def split_rows(
     rows: int, columns: int, device: torch.device, most: int | None = None
 ) -> Iterator[slice]:
     """Splits rows into blocks whose fp32 logits take a fixed number of bytes, for any vocabulary.

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep_logprobs.collectives import all_reduce
-from lockstep_logprobs.kernel import kernel
-from lockstep_logprobs.shard import blocks
+from lockstep_logprobs.kernel import register_kernel
+from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import RowSums, finite_maximum, sum_block, write_log2_probability
 
 
@@ -41,8 +41,8 @@ def cross_entropy(
     of_p = RowSums(max_p, sum_p, None)
     of_q = RowSums(max_q, sum_q, None)
     maxima = all_reduce(torch.stack([max_p, max_q]), group, dist.ReduceOp.MAX)
-    share_p = of_p.rebase(maxima[0], 1.0)
-    share_q = of_q.rebase(maxima[1], 1.0)
+    share_p = of_p.rebase_maximum(maxima[0], 1.0)
+    share_q = of_q.rebase_maximum(maxima[1], 1.0)
     scale_M = (max_q - finite_maximum(maxima[1])).exp()
     moved_M = scale_M * cross_M + share_q.total * (max_p - finite_maximum(maxima[0]))
     shares = torch.stack([share_p.total, share_q.total, torch.where(scale_M > 0, moved_M, 0.0)])
@@ -52,7 +52,7 @@ def cross_entropy(
     return CrossEntropy(value, finite, torch.stack([total_p.log(), total_q.log()]))
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, Tensor target) -> Tensor",
     lambda logits, target: logits.new_empty((5, logits.shape[0]), dtype=torch.float32),
 )
@@ -61,19 +61,19 @@ def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
 
     Maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp).
     """
-    of_p, of_q = (RowSums.zeros(len(logits), entropy=False, device=logits.device) for _ in range(2))
+    of_p, of_q = (RowSums.build_empty(len(logits), entropy=False, device=logits.device) for _ in range(2))
     cross_M = torch.zeros_like(of_p.total)
-    for piece in blocks(len(logits), logits.shape[1], logits.device):
+    for piece in split_rows(len(logits), logits.shape[1], logits.device):
         p = logits[piece]
         q = target[piece]
         work = torch.empty_like(p, dtype=torch.float32)
         of_p[piece] = sum_block(p, work, None)
         of_q[piece] = sum_block(q, work, None)  # leaves exp(zq − mq) in `work`
         cross_M[piece] = work.mul_(p - finite_maximum(of_p.maximum[piece])[:, None]).nansum(-1)
-    return torch.cat([of_p.rows(), of_q.rows(), cross_M[None]])
+    return torch.cat([of_p.stack_rows(), of_q.stack_rows(), cross_M[None]])
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, Tensor target, Tensor maxima, Tensor log_totals, Tensor gradient) -> Tensor",
     lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
 )
@@ -82,7 +82,7 @@ def cross_entropy_gradient(
 ) -> Tensor:
     """(p − q)·gradient: this rank's gradient of the logits [M, v], in their type."""
     result_Mv = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    for piece in blocks(len(logits), logits.shape[1], logits.device):
+    for piece in split_rows(len(logits), logits.shape[1], logits.device):
         p, q = (torch.empty_like(logits[piece], dtype=torch.float32) for _ in range(2))
         for work, z, maximum, log_total in zip(
             (p, q), (logits, target), maxima, log_totals, strict=True

@@ -112,14 +112,14 @@ class RowSums:
         maximum_M, total_M, *weighted = sums_RM.unbind()
         return cls(maximum_M, total_M, weighted[0] if weighted else None)
 
-    def rows(self) -> Tensor:
+    def stack_rows(self) -> Tensor:
         """Maximum, total and, with entropy, the weighted sum, fp32 [2 or 3, M]."""
         return torch.stack(
             [self.maximum, self.total, *([] if self.weighted is None else [self.weighted])]
         )
 
     @classmethod
-    def zeros(cls, rows: int, entropy: bool, device: torch.device) -> RowSums:
+    def build_empty(cls, rows: int, entropy: bool, device: torch.device) -> RowSums:
         """The sums over no columns."""
         zeros = torch.zeros(rows, dtype=torch.float32, device=device)
         return cls(
@@ -139,9 +139,9 @@ class RowSums:
         if self.weighted is not None and sums.weighted is not None:
             self.weighted[rows] = sums.weighted
 
-    def rebase(self, maximum_M: Tensor, temperature: float) -> RowSums:
+    def rebase_maximum(self, maximum_M: Tensor, temperature: float) -> RowSums:
         """The same sums with d = (z − maximum)/T, for a maximum that is no smaller."""
-        down_M = _fall(self.maximum, maximum_M, temperature)
+        down_M = _compute_drop(self.maximum, maximum_M, temperature)
         scale_M = down_M.exp()
         if self.weighted is None:
             weighted_M = None
@@ -149,11 +149,11 @@ class RowSums:
             weighted_M = scale_M * (self.weighted + down_M * self.total)
         return RowSums(maximum_M, scale_M * self.total, weighted_M)
 
-    def merge(self, other: RowSums, temperature: float) -> RowSums:
+    def merge_columns(self, other: RowSums, temperature: float) -> RowSums:
         """The sums over the columns of both."""
         highest_M = torch.maximum(self.maximum, other.maximum)
-        a = self.rebase(highest_M, temperature)
-        b = other.rebase(highest_M, temperature)
+        a = self.rebase_maximum(highest_M, temperature)
+        b = other.rebase_maximum(highest_M, temperature)
         if a.weighted is None or b.weighted is None:
             both = None
         else:
@@ -163,12 +163,12 @@ class RowSums:
     def merge_tiles(self, temperature: float) -> RowSums:
         """Merges the sums of all tiles; bit-identical to `merge` tile after tile, but faster."""
         highest_TM = self.maximum.t().contiguous().cummax(0).values
-        down_TM = _fall(
+        down_TM = _compute_drop(
             F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature
         )
         scale_TM = down_TM.exp()
-        tile = RowSums.from_rows(self.rows().mT.contiguous()).rebase(highest_TM, temperature)
-        sums = RowSums.zeros(len(self.maximum), self.weighted is not None, self.maximum.device)
+        tile = RowSums.from_rows(self.stack_rows().mT.contiguous()).rebase_maximum(highest_TM, temperature)
+        sums = RowSums.build_empty(len(self.maximum), self.weighted is not None, self.maximum.device)
         total_M = sums.total
         weighted_M = sums.weighted
         for t, scale_M in enumerate(scale_TM):
@@ -200,7 +200,7 @@ class RowScores:
     outside: Tensor | None
 
 
-def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
+def locate_tokens(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
     """Columns of tokens in a shard [M, K], and the mask of tokens that it has.
 
     Columns of other tokens are arbitrary.
@@ -211,7 +211,7 @@ def locate(token_MK: Tensor, start: int, columns: int) -> tuple[Tensor, Tensor]:
 
 def pick_logits(z: Tensor, token_MK: Tensor, start: int) -> Tensor:
     """Logits of tokens, fp32 [M, K]; 0 for tokens outside the columns from `start` on."""
-    column_MK, inside_MK = locate(token_MK, start, z.shape[1])
+    column_MK, inside_MK = locate_tokens(token_MK, start, z.shape[1])
     return z.gather(-1, column_MK).float().masked_fill(~inside_MK, 0.0)
 
 
@@ -303,7 +303,7 @@ def sum_tiles(
     for columns, width in ((slice(last), TILE_COLUMNS), (slice(last, None), z.shape[1] - last)):
         tiles, own = (x[:, columns].unflatten(1, (-1, width)) for x in (z, work))
         parts.append(
-            sum_block(tiles, own, floor_M1, temperature, entropy, row_invariant=True).rows()
+            sum_block(tiles, own, floor_M1, temperature, entropy, row_invariant=True).stack_rows()
         )
     return RowSums.from_rows(torch.cat(parts, -1))
 
@@ -369,12 +369,12 @@ def finite_maximum(maximum_M: Tensor) -> Tensor:
     return maximum_M.masked_fill(maximum_M == -torch.inf, 0.0)
 
 
-def _fall(from_M: Tensor, to_M: Tensor, temperature: float) -> Tensor:
+def _compute_drop(from_M: Tensor, to_M: Tensor, temperature: float) -> Tensor:
     """d of a maximum relative to one at least as large; finite, so that its product with 0 is 0."""
     return ((from_M - finite_maximum(to_M)) / temperature).clamp_(min=NOTHING)
 
 
-def exchange(
+def reduce_over_ranks(
     local: RowSums,
     picked_MK: Tensor,
     token_MK: Tensor,
@@ -399,7 +399,7 @@ def exchange(
     end = local.maximum.new_full((1,), scoring.shard.start + columns)
     highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
-    share = local.rebase(highest[:-1], scoring.temperature)
+    share = local.rebase_maximum(highest[:-1], scoring.temperature)
     if share.weighted is None:
         shares = [share.total]
     else:
@@ -411,10 +411,10 @@ def exchange(
     if picked_MK.shape[1]:  # without wanted tokens, it does not matter which columns a rank holds
         check_on_device(held == highest[-1:], _NOT_WHOLE)
     whole = RowSums(finite_maximum(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
-    return _scores(whole, logits.view(picked_MK.shape), token_MK, scoring, floor_M)
+    return _finish_scores(whole, logits.view(picked_MK.shape), token_MK, scoring, floor_M)
 
 
-def _scores(
+def _finish_scores(
     whole: RowSums, picked_MK: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None
 ) -> RowScores:
     """log p and H from the sums over the full row."""

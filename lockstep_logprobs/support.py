@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from lockstep_logprobs.checks import check_rows, check_temperature
 from lockstep_logprobs.collectives import all_gather, all_reduce
-from lockstep_logprobs.kernel import kernel
-from lockstep_logprobs.nucleus import BASE, DIGITS, masses, nucleus_floor, powers
-from lockstep_logprobs.shard import WHOLE, Shard, blocks
+from lockstep_logprobs.kernel import register_kernel
+from lockstep_logprobs.nucleus import BASE, DIGITS, compute_masses, nucleus_floor, compute_powers
+from lockstep_logprobs.shard import WHOLE, Shard, split_rows
 from lockstep_logprobs.topk import local_topk
 
 _FEW = 128
@@ -90,7 +90,7 @@ def support_floor(
         return logits_Mv.new_full(logits_Mv.shape[:1], -math.inf, dtype=torch.float32)
     if shard.group is None:
         return _whole_floor(logits_Mv, top_k or 0, top_p, temperature, max_rows)
-    return _SupportSearch(logits_Mv, shard, top_p, temperature, max_rows).find(top_k or 0)
+    return _SupportSearch(logits_Mv, shard, top_p, temperature, max_rows).find_threshold(top_k or 0)
 
 
 def _min_p_floor(
@@ -101,7 +101,7 @@ def _min_p_floor(
     return maximum_M1[:, 0] + temperature * math.log(min_p)
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, int top_k, float top_p, float temperature, int? max_rows) -> Tensor",
     lambda logits, *_: logits.new_empty(logits.shape[:1], dtype=torch.float32),
     fused="support",
@@ -110,7 +110,7 @@ def _whole_floor(
     logits: Tensor, top_k: int, top_p: float, temperature: float, max_rows: int | None
 ) -> Tensor:
     """The threshold if one process holds the vocabulary; `top_k` below 1 keeps all."""
-    return _SupportSearch(logits, WHOLE, top_p, temperature, max_rows).find(top_k)
+    return _SupportSearch(logits, WHOLE, top_p, temperature, max_rows).find_threshold(top_k)
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ class _SupportSearch:
     temperature: float
     max_rows: int | None
 
-    def find(self, top_k: int) -> Tensor:
+    def find_threshold(self, top_k: int) -> Tensor:
         """The threshold, by the search that suits these arguments."""
         if top_k > 0:
             return self.within_top_k(top_k)
         if self.shard.group is None and self.logits.shape[1] <= _FEW:
-            return self.nucleus(self.logits.float().sort(descending=True).values)
+            return self.nucleus_threshold(self.logits.float().sort(descending=True).values)
         return self.within_vocabulary()
 
     def within_top_k(self, k: int) -> Tensor:
@@ -138,20 +138,20 @@ class _SupportSearch:
         value_Mk = local_topk(self.logits, k, self.max_rows)[0]
         value_Mk = F.pad(value_Mk, (0, k - value_Mk.shape[1]), value=-math.inf)
         if self.top_p >= 1.0:
-            return _best(all_gather(value_Mk, group))[:, -1]
+            return _merge_best(all_gather(value_Mk, group))[:, -1]
         equal_M1 = _count_equal(self.logits, value_Mk[:, -1:], self.max_rows)
         value_CMk, equal_CM1 = all_gather(torch.cat([value_Mk, equal_M1], 1), group).split(
             [k, 1], -1
         )
-        best_Mk = _best(value_CMk)
+        best_Mk = _merge_best(value_CMk)
         last_M1 = best_Mk[:, -1:]
         # A rank whose own k-th largest is below the global k-th has all logits equal to the latter
         # among its k.
         among_CM1 = (value_CMk == last_M1).sum(-1, keepdim=True)
         equal_M1 = torch.where(value_CMk[..., -1:] == last_M1, equal_CM1, among_CM1).sum(0)
-        return self.nucleus(best_Mk, equal_M1 - (best_Mk == last_M1).sum(1, keepdim=True))
+        return self.nucleus_threshold(best_Mk, equal_M1 - (best_Mk == last_M1).sum(1, keepdim=True))
 
-    def nucleus(self, best_Mk: Tensor, further_M1: Tensor | float = 0.0) -> Tensor:
+    def nucleus_threshold(self, best_Mk: Tensor, further_M1: Tensor | float = 0.0) -> Tensor:
         """The threshold of top-p among the k largest logits, descending.
 
         `further_M1` more logits equal the last.
@@ -202,26 +202,26 @@ def _one_per_row(logits: Tensor, *_: object) -> Tensor:
     return logits.new_empty((logits.shape[0], 1), dtype=torch.float32)
 
 
-@kernel("(Tensor logits, Tensor value, int? max_rows) -> Tensor", _one_per_row)
+@register_kernel("(Tensor logits, Tensor value, int? max_rows) -> Tensor", _one_per_row)
 def _count_equal(logits: Tensor, value: Tensor, max_rows: int | None) -> Tensor:
     """Counts each row's logits that equal its value [M, 1]."""
     count_M1 = torch.zeros_like(value)
-    for rows in _blocks(logits, 1, max_rows):
+    for rows in _split_row_blocks(logits, 1, max_rows):
         z = logits[rows]
         same = torch.eq(z, value[rows], out=torch.empty_like(z, dtype=torch.float32))
         count_M1[rows] = same.sum(1, keepdim=True)
     return count_M1
 
 
-@kernel("(Tensor logits, int? max_rows) -> Tensor", _one_per_row)
+@register_kernel("(Tensor logits, int? max_rows) -> Tensor", _one_per_row)
 def _row_maximum(logits: Tensor, max_rows: int | None) -> Tensor:
     maximum_M1 = torch.full((len(logits), 1), -math.inf, dtype=torch.float32, device=logits.device)
-    for rows in _blocks(logits, 1, max_rows):
+    for rows in _split_row_blocks(logits, 1, max_rows):
         maximum_M1[rows] = logits[rows].amax(1, keepdim=True)
     return maximum_M1
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int digits, "
     "int? max_rows) -> Tensor",
     lambda logits, *_: logits.new_empty((logits.shape[0], BASE + 2), dtype=torch.int64),
@@ -240,16 +240,16 @@ def _digit_mass(
     The first column sums tokens with a smaller prefix, the last column those with a larger one.
     """
     mass_MD = torch.zeros(len(logits), BASE + 2, dtype=torch.int64, device=logits.device)
-    for rows in _blocks(logits, _COPIES, max_rows):
-        power = powers(logits[rows], maximum[rows], temperature)
+    for rows in _split_row_blocks(logits, _COPIES, max_rows):
+        power = compute_powers(logits[rows], maximum[rows], temperature)
         digit = (power * -(BASE**digits / reach)).floor_().sub_(prefix[rows] - 1.0)
         # a NaN may spoil its row, but must not index elsewhere
         digit.nan_to_num_(0.0).clamp_(0.0, BASE + 1.0)
-        mass_MD[rows].scatter_add_(1, digit.long(), masses(power).long())
+        mass_MD[rows].scatter_add_(1, digit.long(), compute_masses(power).long())
     return mass_MD
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, Tensor maximum, Tensor prefix, float reach, float temperature, int? "
     "max_rows) -> Tensor",
     _one_per_row,
@@ -264,21 +264,21 @@ def _least_kept(
 ) -> Tensor:
     """The smallest logit of each row whose number does not exceed the prefix [M, 1]."""
     floor_M1 = torch.full((len(logits), 1), math.inf, dtype=torch.float32, device=logits.device)
-    for rows in _blocks(logits, 2, max_rows):
-        power = powers(logits[rows], maximum[rows], temperature)
+    for rows in _split_row_blocks(logits, 2, max_rows):
+        power = compute_powers(logits[rows], maximum[rows], temperature)
         below = power.mul_(-(BASE**DIGITS) / reach).floor_().gt_(prefix[rows])
         least = below.sub_(0.5).mul_(math.inf)  # −∞ for kept logits, ∞ for others
         floor_M1[rows] = torch.maximum(logits[rows], least, out=least).amin(1, keepdim=True)
     return floor_M1
 
 
-def _blocks(logits: Tensor, arrays: int, max_rows: int | None) -> Iterator[slice]:
+def _split_row_blocks(logits: Tensor, arrays: int, max_rows: int | None) -> Iterator[slice]:
     """Blocks of rows for a pass that uses the memory of `arrays` fp32 copies of its logits."""
     rows, columns = logits.shape
-    return blocks(rows, arrays * columns, logits.device, max_rows)
+    return split_rows(rows, arrays * columns, logits.device, max_rows)
 
 
-def _best(value_CMk: Tensor) -> Tensor:
+def _merge_best(value_CMk: Tensor) -> Tensor:
     """The k largest of the ranks' k largest, descending. Returns [M, k]."""
     if len(value_CMk) == 1:
         return value_CMk[0]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lockstep_logprobs.collectives import all_gather
-from lockstep_logprobs.kernel import kernel
-from lockstep_logprobs.shard import WHOLE, Shard, blocks
+from lockstep_logprobs.kernel import register_kernel
+from lockstep_logprobs.shard import WHOLE, Shard, split_rows
 
 _GROUP = 16
 _GROUPS_PER_K = 8
@@ -54,7 +54,7 @@ def vocab_topk(
     return _merge_keys(key_CMk, k)
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, int k, int? max_rows) -> (Tensor, Tensor)",
     lambda logits, k, max_rows: (
         logits.new_empty((logits.shape[0], min(k, logits.shape[1])), dtype=torch.float32),
@@ -69,12 +69,12 @@ def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Ten
     rows, columns = logits.shape
     value_Mk = torch.empty(rows, min(k, columns), dtype=torch.float32, device=logits.device)
     column_Mk = torch.empty(value_Mk.shape, dtype=torch.int64, device=logits.device)
-    for block in blocks(rows, columns, logits.device, max_rows):
-        value_Mk[block], column_Mk[block] = _largest_of(logits[block].float(), value_Mk.shape[1])
+    for block in split_rows(rows, columns, logits.device, max_rows):
+        value_Mk[block], column_Mk[block] = _find_largest(logits[block].float(), value_Mk.shape[1])
     return value_Mk, column_Mk
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, int k, int start, int? max_rows) -> Tensor",
     lambda logits, k, start, max_rows: logits.new_empty((logits.shape[0], k), dtype=torch.int64),
 )
@@ -84,13 +84,13 @@ def _topk_keys(logits: Tensor, k: int, start: int, max_rows: int | None) -> Tens
     Values and tokens travel together and are never both in memory.
     """
     key_Mk = torch.empty(len(logits), k, dtype=torch.int64, device=logits.device)
-    for block in blocks(len(logits), logits.shape[1], logits.device, max_rows):
-        value, column = _largest_of(logits[block], k)
-        key_Mk[block] = _keys(value.float(), column + start)
+    for block in split_rows(len(logits), logits.shape[1], logits.device, max_rows):
+        value, column = _find_largest(logits[block], k)
+        key_Mk[block] = _pack_keys(value.float(), column + start)
     return key_Mk
 
 
-@kernel(
+@register_kernel(
     "(Tensor keys, int k) -> (Tensor, Tensor)",
     lambda keys, k: (
         keys.new_empty((keys.shape[1], k), dtype=torch.float32),
@@ -101,13 +101,13 @@ def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of all ranks' keys [C, M, k'], as values and tokens [M, k]; in blocks."""
     value_Mk = torch.empty(keys.shape[1], k, dtype=torch.float32, device=keys.device)
     token_Mk = torch.empty(keys.shape[1], k, dtype=torch.int64, device=keys.device)
-    for block in blocks(keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device):
+    for block in split_rows(keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device):
         best = keys[:, block].movedim(0, 1).flatten(1).topk(k).values
         value_Mk[block], token_Mk[block] = _values_and_tokens(best)
     return value_Mk, token_Mk
 
 
-def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _find_largest(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """`topk` by groups, since it is slow on wide rows.
 
     The k largest are in the k groups with the largest maxima. The columns of a group are far apart,
@@ -117,7 +117,7 @@ def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if groups <= _GROUPS_PER_K * k:
         return z.topk(k)
     grouped = _GROUP * groups
-    best = _largest_of(z[:, :grouped].unflatten(1, (_GROUP, groups)).amax(1), k)[1]
+    best = _find_largest(z[:, :grouped].unflatten(1, (_GROUP, groups)).amax(1), k)[1]
     member = torch.arange(0, grouped, groups, device=z.device)[:, None]
     rest = torch.arange(grouped, z.shape[1], device=z.device)
     column = torch.cat([(best[:, None] + member).flatten(1), rest.expand(len(z), -1)], 1)
@@ -125,7 +125,7 @@ def _largest_of(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return value, column.gather(1, chosen)
 
 
-def _keys(value: Tensor, token: Tensor) -> Tensor:
+def _pack_keys(value: Tensor, token: Tensor) -> Tensor:
     """Packs fp32 values and token ids into integers, ordered by value, then by token."""
     bits = value.view(torch.int32)
     # among negative numbers, the larger has the smaller magnitude

@@ -15,14 +15,14 @@ from torch import Tensor
 from lockstep_logprobs.checks import check_rows, check_sampled
 from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
-from lockstep_logprobs.kernel import kernel, load_fused, runs_fused
-from lockstep_logprobs.shard import Shard, blocks
+from lockstep_logprobs.kernel import register_kernel, load_fused, runs_fused
+from lockstep_logprobs.shard import Shard, split_rows
 from lockstep_logprobs.softmax import (
     PLAIN,
     RowScores,
     RowSums,
     Scoring,
-    exchange,
+    reduce_over_ranks,
     pick_logits,
     sum_block,
     sum_tiles,
@@ -66,7 +66,7 @@ class _VocabScores(torch.autograd.Function):
     def forward(
         ctx: Any, logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        scores = score(logits_Mv, token_MK, scoring, floor_M)
+        scores = score_vocab(logits_Mv, token_MK, scoring, floor_M)
         save_for_gradient(ctx, scores, scoring, floor_M, logits_Mv)
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing
         return scores.logprob.clone(), None if scores.entropy is None else scores.entropy.clone()
@@ -76,7 +76,7 @@ class _VocabScores(torch.autograd.Function):
         return score_gradient(ctx, *grad_outputs), None, None, None
 
 
-def score(
+def score_vocab(
     logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None = None
 ) -> RowScores:
     """The forward pass of `vocab_logprobs`."""
@@ -88,7 +88,7 @@ def score(
         scoring.row_invariant,
     )
     sums_RM, picked_MK = _row_sums(logits_Mv, token_MK, floor_M, *how)
-    return exchange(
+    return reduce_over_ranks(
         RowSums.from_rows(sums_RM), picked_MK, token_MK, logits_Mv.shape[1], scoring, floor_M
     )
 
@@ -100,9 +100,9 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     if (
         not ctx.scoring.overwrite
         or torch.compiler.is_compiling()
-        or not _lies_row_by_row(logits_Mv)
+        or not _has_contiguous_rows(logits_Mv)
     ):
-        return _logits_gradient(logits_Mv, *row.tensors, row.temperature, *how)
+        return _logits_gradient(logits_Mv, *row.schema_tensors, row.temperature, *how)
     result_Mv = logits_Mv.detach()
     if runs_fused(result_Mv):
         write = load_fused("rows", "write_gradient")
@@ -114,12 +114,12 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     return result_Mv
 
 
-def _lies_row_by_row(logits_Mv: Tensor) -> bool:
+def _has_contiguous_rows(logits_Mv: Tensor) -> bool:
     """True if each row has its own memory, without gaps."""
     return logits_Mv.stride(1) == 1 and logits_Mv.stride(0) >= logits_Mv.shape[1]
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, Tensor token, Tensor? floor, int start, float temperature, bool entropy, "
     "int? max_rows, bool row_invariant) -> (Tensor, Tensor)",
     lambda logits, token, floor, start, temperature, entropy, max_rows, row_invariant: (
@@ -139,23 +139,23 @@ def _row_sums(
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
     """The sums over these columns (`RowSums.rows`), and their tokens' logits, fp32 [M, K]."""
-    sums = RowSums.zeros(len(logits), entropy, logits.device)
+    sums = RowSums.build_empty(len(logits), entropy, logits.device)
     tiles_RMT = list[Tensor]()
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for piece, work in _work_blocks(logits, max_rows):
         z = logits[piece]
         own = None if floor is None else floor[piece]
         if row_invariant:
-            tiles_RMT.append(sum_tiles(z, work, own, temperature, entropy).rows())
+            tiles_RMT.append(sum_tiles(z, work, own, temperature, entropy).stack_rows())
         else:
             sums[piece] = sum_block(z, work, own, temperature, entropy)
         picked_MK[piece] = pick_logits(logits[piece], token[piece], start)
     if tiles_RMT:
         sums = RowSums.from_rows(torch.cat(tiles_RMT, 1)).merge_tiles(temperature)
-    return sums.rows(), picked_MK
+    return sums.stack_rows(), picked_MK
 
 
-@kernel(
+@register_kernel(
     f"(Tensor logits, {RowGradient.SCHEMA}, float temperature, int start, int? max_rows) -> Tensor",
     lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
     fused="rows",
@@ -184,7 +184,7 @@ def _write_gradient(
 ) -> None:
     """Writes the gradient of logits, possibly in place."""
     for piece, work in _work_blocks(logits_Mv, max_rows, result_Mv):
-        row[piece].write_(work, logits_Mv[piece], start)
+        row[piece].write_gradient_(work, logits_Mv[piece], start)
         if work.dtype != result_Mv.dtype:
             result_Mv[piece].copy_(work)
 
@@ -250,10 +250,10 @@ def _score_nothing(
 ) -> RowScores:
     """The maximum and log-sum-exp of each row, without scoring a token."""
     nothing = torch.empty(len(logits_Mv), 0, dtype=torch.int64, device=logits_Mv.device)
-    return score(logits_Mv, nothing, Scoring(shard=Shard(0, group), temperature=temperature))
+    return score_vocab(logits_Mv, nothing, Scoring(shard=Shard(0, group), temperature=temperature))
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, Tensor maximum, Tensor log_total, float temperature, bool exponential, "
     "ScalarType dtype) -> Tensor",
     lambda logits, maximum, log_total, temperature, exponential, dtype: logits.new_empty(
@@ -275,7 +275,7 @@ def _log_softmax(
     return result_Mv
 
 
-@kernel(
+@register_kernel(
     "(Tensor logits, Tensor maximum, Tensor log_total, Tensor gradient, Tensor total, float "
     "temperature) -> Tensor",
     lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
@@ -312,7 +312,7 @@ def _work_blocks(
     """
     rows, columns = logits_Mv.shape
     scratch: Tensor | None = None
-    for piece in blocks(rows, columns, logits_Mv.device, max_rows):
+    for piece in split_rows(rows, columns, logits_Mv.device, max_rows):
         if result_Mv is not None and result_Mv.dtype == torch.float32:
             yield piece, result_Mv[piece]
             continue

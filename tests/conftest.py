@@ -24,11 +24,11 @@ from ranks import Ranks
 from tiny_models import model_folder
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.cluster.child_process import forking
-from lockstep.config.loading import load
+from lockstep.cluster.child_process import open_fork_server
+from lockstep.config.loading import load_recipe
 from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits, SandboxError
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 NEEDS = (
     "assets",
@@ -127,7 +127,7 @@ def run(request: pytest.FixtureRequest, in_tmp: Path) -> Callable[..., list[dict
     )
 
     def go(*overrides: str) -> list[dict[str, Any]]:
-        return read_metrics(train(load("tiny.yaml", list(overrides))))
+        return read_metrics(train_recipe(load_recipe("tiny.yaml", list(overrides))))
 
     return go
 
@@ -188,6 +188,6 @@ def ranks() -> Iterator[Ranks]:
     """Processes over gloo; they start with the first call, and take CPU time for as long as they
     live.
     """
-    pool = Ranks(forking())
+    pool = Ranks(open_fork_server())
     yield pool
     pool.close()

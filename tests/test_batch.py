@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_models import ragged
 
 from lockstep.core import align
-from lockstep.core.batch import Batch, concat
+from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.types import SamplingParams
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
@@ -58,7 +58,7 @@ def test_pieces_join_to_the_whole(lengths: list[int], rows: int) -> None:
     batch = ragged(lengths, sampling=SamplingParams(max_tokens=3))
     pieces = batch.split(rows)
     assert all(len(piece) <= rows for piece in pieces)
-    assert_equal(concat(pieces), batch)
+    assert_equal(concat_batches(pieces), batch)
 
 
 def test_only_like_batches_join() -> None:
@@ -67,6 +67,6 @@ def test_only_like_batches_join() -> None:
     sampled = ragged((2,), sampling=SamplingParams(max_tokens=1))
     for other in (Batch(batch.tokens, batch.lengths), sampled, asking):
         with pytest.raises(ValueError, match="cannot be joined"):
-            concat([batch, other])
-    whole = concat([asking, asking.keep_places()])
+            concat_batches([batch, other])
+    whole = concat_batches([asking, asking.keep_places()])
     assert (whole.top_k, whole.entropy, whole.values, whole.places) == (4, False, "final", None)

@@ -26,7 +26,7 @@ from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import LearnerSection, SamplerSection
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core.batch import Batch
 from lockstep.core.borders import LARGEST_LOGPROB, NotFiniteError, require_finite, require_logprobs
 from lockstep.core.types import Prompt, Request, SamplingParams, skip_timing
@@ -153,7 +153,7 @@ def test_what_a_sampler_says_is_checked(
     section = SamplerSection()
     sampler = SamplerSpec(
         str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")
-    ).open_here()
+    ).open_in_process()
     session = SamplerSession(cast(Any, Altering(sampler, alter)))
     with session.at(0), pytest.raises(NotFiniteError, match=f"^{sentence}"):
         session.generate(ASKED, SAMPLING)
@@ -172,11 +172,11 @@ def test_what_a_worker_sends_is_checked_too(tmp_path: Path) -> None:
     )
     pool = SamplerPool(spec)
     try:
-        pool.ready()
+        pool.wait_until_ready()
         with pytest.raises(
             NotFiniteError, match=r"^log-probabilities of sampler 1 are nan for token"
         ):
-            list(pool.blocks([(0, ASKED)], SAMPLING))
+            list(pool.generate_blocks([(0, ASKED)], SAMPLING))
     finally:
         pool.close()
 
@@ -187,7 +187,7 @@ def test_what_a_worker_sends_is_checked_too(tmp_path: Path) -> None:
 class OneAnswer:
     """A stream of one prompt."""
 
-    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+    def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
         return [Prompt("rows.jsonl:1", "?", ASKED[0].tokens, {})] * count
 
     def answer(self, prompt: Prompt) -> str:
@@ -201,7 +201,7 @@ def test_a_reward_that_32_bits_do_not_hold_is_not_taken_for_no_verdict(
     section = SamplerSection()
     sampler = SamplerSpec(
         str(model_folder(tmp_path, "llama")), section, LearnerSection(device="cpu")
-    ).open_here()
+    ).open_in_process()
     session = SamplerSession(sampler)
     for second in (None, value):
         reward = lambda prompts, responses, answers, second=second: [1.0, second, None]  # noqa: E731
@@ -243,7 +243,7 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
         str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0
     ).build()
     models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
-    settings = ppo.build_settings(load("tiny.yaml", ["ppo.kl.coef=0.1"]).expect(PPORecipe), ())
+    settings = ppo.build_settings(load_recipe("tiny.yaml", ["ppo.kl.coef=0.1"]).expect_recipe(PPORecipe), ())
     workers = PolicyGradientWorkers(
         policy=models["policy"],
         reference=models["reference"],

@@ -68,7 +68,7 @@ def sections(annotation: Any) -> Iterator[type[Section]]:
 
 def choices() -> set[str]:
     """All that a recipe can choose from, and the heads."""
-    found = {section for _, recipe in registry.every() for section in sections(recipe)}
+    found = {section for _, recipe in registry.iterate_algorithms() for section in sections(recipe)}
     annotations = [field.annotation for section in found for field in section.model_fields.values()]
     named = {
         name
@@ -76,7 +76,7 @@ def choices() -> set[str]:
         for names in literals(annotation)
         for name in names
     }
-    return named | {*TRAINING.names, *INFERENCE.names}
+    return named | {*TRAINING.backend_names, *INFERENCE.backend_names}
 
 
 CHOICES = choices()
@@ -191,7 +191,7 @@ def test_a_sampler_that_does_not_exist_is_not_replaced_by_another() -> None:
     for decision in (
         spec.build,
         lambda: spec.dtype,
-        lambda: section.engines,
+        lambda: section.engine_count,
         lambda: section.in_process,
     ):
         with pytest.raises(KeyError, match="sglang"):

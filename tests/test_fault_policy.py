@@ -64,7 +64,7 @@ def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyP
 
 def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
     assert RetryCounter("worker", limit=0).next_wait() is None
-    assert not RetryCounter("worker", limit=0).again("lost")
+    assert not RetryCounter("worker", limit=0).wait_for_retry("lost")
     told: list[str] = []
     endless = RetryCounter("server", told.append)
     assert [endless.next_wait("away") for _ in range(9)][-2:] == [30.0, 30.0]

@@ -20,7 +20,7 @@ def splitmix64(state: int) -> int:
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 10_000))
 def test_numbers_are_those_of_splitmix64(key: int, counter: int) -> None:
-    drawn = float(keyed.uniforms(torch.tensor([key]), torch.tensor([counter])))
+    drawn = float(keyed.draw_uniforms(torch.tensor([key]), torch.tensor([counter])))
     expected = splitmix64(key + (counter + 1) * 0x9E3779B97F4A7C15)
     assert drawn == ((expected >> 12) + 0.5) * 2.0**-52
     assert 0.0 < drawn < 1.0
@@ -28,29 +28,29 @@ def test_numbers_are_those_of_splitmix64(key: int, counter: int) -> None:
 
 def test_keys_are_the_same_everywhere() -> None:
     """A run that is continued on another machine, or by another Python, draws the same numbers."""
-    assert keyed.key("rollout", 0, "data.jsonl:1", 3) == 7704721978599990550
+    assert keyed.hash_key("rollout", 0, "data.jsonl:1", 3) == 7704721978599990550
 
 
 def test_every_part_of_a_key_counts() -> None:
     variants = [("a", 1), ("a", 2), ("b", 1), (1, "a"), ("a", "1"), ("a", 1, 0), ("a",), ("a1",)]
-    assert len({keyed.key(*parts) for parts in variants}) == len(variants)
+    assert len({keyed.hash_key(*parts) for parts in variants}) == len(variants)
 
 
 def test_numbers_do_not_depend_on_the_batch() -> None:
-    keys = torch.tensor([keyed.key("sample", i) for i in range(50)])
-    together = keyed.uniforms(keys, COUNTERS)
-    assert torch.equal(keyed.uniforms(keys[17:18], COUNTERS)[0], together[17])
-    assert torch.equal(keyed.uniforms(keys.flip(0), COUNTERS[5:6])[:, 0], together.flip(0)[:, 5])
+    keys = torch.tensor([keyed.hash_key("sample", i) for i in range(50)])
+    together = keyed.draw_uniforms(keys, COUNTERS)
+    assert torch.equal(keyed.draw_uniforms(keys[17:18], COUNTERS)[0], together[17])
+    assert torch.equal(keyed.draw_uniforms(keys.flip(0), COUNTERS[5:6])[:, 0], together.flip(0)[:, 5])
 
 
 @pytest.mark.parametrize("along", ["keys", "counters", "raw keys"])
 def test_numbers_are_uniform(along: str) -> None:
     keys = {
-        "keys": torch.tensor([keyed.key("sample", i) for i in range(4000)]),
-        "counters": torch.tensor([keyed.key("one")]),
+        "keys": torch.tensor([keyed.hash_key("sample", i) for i in range(4000)]),
+        "counters": torch.tensor([keyed.hash_key("one")]),
         "raw keys": torch.arange(4000),
     }[along]
-    drawn = keyed.uniforms(keys, torch.arange(40_000 // len(keys))).flatten()
+    drawn = keyed.draw_uniforms(keys, torch.arange(40_000 // len(keys))).flatten()
     counts = torch.histc(drawn.float(), bins=100, min=0.0, max=1.0)
     statistic = float(((counts - 400.0) ** 2 / 400.0).sum())
     assert 99 - 4 * 198**0.5 < statistic < 99 + 4 * 198**0.5
@@ -59,6 +59,6 @@ def test_numbers_are_uniform(along: str) -> None:
 
 @given(st.integers(0, 200), st.integers(0, 1000))
 def test_a_permutation_is_one(length: int, seed: int) -> None:
-    order = keyed.permutation(length, "epoch", seed)
+    order = keyed.draw_permutation(length, "epoch", seed)
     assert sorted(order.tolist()) == list(range(length))
-    assert torch.equal(order, keyed.permutation(length, "epoch", seed))
+    assert torch.equal(order, keyed.draw_permutation(length, "epoch", seed))

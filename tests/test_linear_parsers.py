@@ -16,7 +16,7 @@ from lockstep.data import jsonl, templates
 from lockstep.data.thoughts import drop_thought
 from lockstep.environments.calculator import Calculator
 from lockstep.environments.tools import parse_calls
-from lockstep.judge.templates import COMMON_CONTROLS, JudgeTemplate, escaping
+from lockstep.judge.templates import COMMON_CONTROLS, JudgeTemplate, build_escape
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
 from lockstep.rewards.code_reward import extract_code_block
 from lockstep.rewards.instruction_reward import READER, AnyInstruction
@@ -49,19 +49,19 @@ def distinct_keys(length: int) -> str:
 
 def parse_row(text: str) -> object:
     try:
-        return jsonl.parse(text.encode())
+        return jsonl.parse_row(text.encode())
     except ValueError:
         return None
 
 
 def fill_template(text: str) -> object:
-    return JudgeTemplate("Judge {response}.", ("response",), "judge.template").fill(
+    return JudgeTemplate("Judge {response}.", ("response",), "judge.template").fill_case(
         {"response": text}
     )
 
 
 def render_row(text: str) -> object:
-    return templates.render("{question} {answer}", {"question": text, "answer": [text]}, "row 1")
+    return templates.fill_template("{question} {answer}", {"question": text, "answer": [text]}, "row 1")
 
 
 SCORES = (
@@ -243,7 +243,7 @@ PARSERS: dict[str, tuple[Parse, tuple[Text, ...], int]] = {
         for kind, asked in KINDS_ASKED.items()
     },
     "rows": (parse_row, ROWS, 16_000),
-    "control tokens": (escaping(COMMON_CONTROLS), MARKED, 8_000),
+    "control tokens": (build_escape(COMMON_CONTROLS), MARKED, 8_000),
     "templates of a judge": (fill_template, MARKED, 16_000),
     "templates of a row": (render_row, MARKED, 16_000),
     "calculator": (Calculator().step, CALCULATIONS, 8_000),

@@ -7,9 +7,9 @@ import argparse
 import pytest
 from ladder_recipes import rung
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core.errors import InputError
-from lockstep.system.paths import expand, path_argument
+from lockstep.system.paths import expand_path, path_argument
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_shell_would_replace_is_replaced(written: str, meant: str) -> None:
-    assert expand(written) == path_argument(written) == meant
+    assert expand_path(written) == path_argument(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_a_shell_would_replace_is_replaced(written: str, meant: str) -> Non
 )
 def test_what_stands_for_nothing_is_refused(written: str) -> None:
     with pytest.raises(InputError):
-        expand(written)
+        expand_path(written)
     with pytest.raises(argparse.ArgumentTypeError):
         path_argument(written)
 
@@ -65,7 +65,7 @@ PATHS = {
 @pytest.mark.parametrize("key", PATHS)
 def test_every_path_of_a_recipe_is_expanded(key: str) -> None:
     recipe, *overrides = PATHS[key]
-    value: object = load(recipe, [*overrides, f"{key}=$DISK/x"]).dump()
+    value: object = load_recipe(recipe, [*overrides, f"{key}=$DISK/x"]).dump_options()
     for part in key.split("."):
         assert isinstance(value, dict)
         value = value[part]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.system.units import readable
+from lockstep.system.units import format_bytes
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from lockstep.system.units import readable
     ],
 )
 def test_a_size_has_three_digits_and_a_unit(size: float, text: str) -> None:
-    assert readable(size) == text
+    assert format_bytes(size) == text

@@ -14,7 +14,7 @@ import yaml
 from tiny_recipe import RECIPE
 
 from lockstep.core import exit_codes
-from lockstep.system.unread import is_unread, silence
+from lockstep.system.unread import is_unread, redirect_to_null
 
 
 def run_unread(*command: str, messages_too: bool = False) -> subprocess.CompletedProcess[bytes]:
@@ -45,7 +45,7 @@ def test_a_pipe_is_unread_when_its_reader_has_gone() -> None:
         stream.write("kept back")
         os.close(reader)
         assert is_unread(stream)
-        silence(stream.fileno())
+        redirect_to_null(stream.fileno())
         assert not is_unread(stream)
 
 

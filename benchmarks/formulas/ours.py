@@ -17,12 +17,12 @@ from benchmarks.formulas.rollouts import GROUP, MAX_TOKENS, Answer, Rollouts, of
 from lockstep.algorithms.grpo.options import GRPOSection, PolicyGradient
 from lockstep.algorithms.grpo.step import with_advantages
 from lockstep.core.batch import Batch
-from lockstep.losses.base import Loss, Outputs, active
+from lockstep.losses.base import Loss, Outputs, count_active
 from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 from lockstep.losses.preference import Preference
 from lockstep.objectives.advantage import gae
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
-from lockstep.objectives.masks import masked_whiten, trainable
+from lockstep.objectives.masks import masked_whiten, zero_outside_mask
 from lockstep.objectives.mismatch import icepop, sequence_tis, token_tis
 from lockstep.objectives.shaping import token_rewards
 from lockstep_logprobs.softmax import Scoring
@@ -48,7 +48,7 @@ def _batch(given: Rollouts, group_size: int = 1, advantage_N: Tensor | None = No
 
 
 def _mean(loss: Loss, part: Rollouts, whole: Batch, batch: Batch, outputs: Outputs) -> Tensor:
-    return loss(outputs, batch)[0] / active(whole, loss.denominator)
+    return loss(outputs, batch)[0] / count_active(whole, loss.denominator)
 
 
 def _policy(
@@ -110,7 +110,7 @@ def _entropy(given: Rollouts) -> Answer:
         token_M1 = torch.zeros(len(part.mask), 1, dtype=torch.int64)
         _, entropy_N = vocab_logprobs(part.logits, token_M1, Scoring(entropy=True))
         assert entropy_N is not None, "it was asked for"
-        return trainable(entropy_N, part.mask).sum() / given.num_tokens
+        return zero_outside_mask(entropy_N, part.mask).sum() / given.num_tokens
 
     return of_loss(given, share, by="logits")
 
@@ -118,7 +118,7 @@ def _entropy(given: Rollouts) -> Answer:
 def _kl(given: Rollouts, estimate: Callable[[Tensor, Tensor], Tensor]) -> Answer:
     def share(part: Rollouts) -> Tensor:
         return (
-            trainable(estimate(part.logprob, part.ref_logprob), part.mask).sum() / given.num_tokens
+            zero_outside_mask(estimate(part.logprob, part.ref_logprob), part.mask).sum() / given.num_tokens
         )
 
     return of_loss(given, share)
@@ -127,7 +127,7 @@ def _kl(given: Rollouts, estimate: Callable[[Tensor, Tensor], Tensor]) -> Answer
 def _kl_in_loss(given: Rollouts) -> Answer:
     def share(part: Rollouts) -> Tensor:
         kl_N = kl_loss(part.logprob, part.old_logprob, part.ref_logprob)
-        return trainable(kl_N, part.mask).sum() / given.num_tokens
+        return zero_outside_mask(kl_N, part.mask).sum() / given.num_tokens
 
     return Answer(None, of_loss(given, share).gradient)
 
@@ -140,14 +140,14 @@ def _gae(given: Rollouts, bootstrap: bool = False) -> Tensor:
 
 
 def _returns(given: Rollouts, bootstrap: bool = False) -> Answer:
-    return Answer(_gae(given, bootstrap) + trainable(given.old_value, given.mask))
+    return Answer(_gae(given, bootstrap) + zero_outside_mask(given.old_value, given.mask))
 
 
 def _group(given: Rollouts, *, kl: bool = False, **options: Any) -> Answer:
     section = {"num_prompts_per_step": 4, "num_generations": GROUP, "global_batch_size": 16}
     batch = _batch(given)
     if kl:
-        penalty_N = paper.BETA * trainable(k1(given.old_logprob, given.ref_logprob), given.mask)
+        penalty_N = paper.BETA * zero_outside_mask(k1(given.old_logprob, given.ref_logprob), given.mask)
         batch = batch.with_columns({"kl_penalty": penalty_N})
     grpo = GRPOSection.model_validate(section | options)
     return Answer(with_advantages(batch, PolicyGradient.model_construct(grpo=grpo))[0]["advantage"])
@@ -156,7 +156,7 @@ def _group(given: Rollouts, *, kl: bool = False, **options: Any) -> Answer:
 def _reward(given: Rollouts) -> Answer:
     reward_N = token_rewards(given.score, given.mask, given.lengths)
     return Answer(
-        reward_N - paper.BETA * trainable(k1(given.old_logprob, given.ref_logprob), given.mask)
+        reward_N - paper.BETA * zero_outside_mask(k1(given.old_logprob, given.ref_logprob), given.mask)
     )
 
 

@@ -97,14 +97,14 @@ def collect(rung: Rung, key: Key, folder: Path, cpu_s: float, machine: str) -> R
         if rung.measure
         else sum(curve[-rung.last :]) / len(curve[-rung.last :])
     )
-    per_step = _samples_per_step(load_run(folder).expect(Algorithm).largest_step)
+    per_step = _samples_per_step(load_run(folder).expect_recipe(Algorithm).largest_step)
     return Result(key, steps, curve, end, per_step, cpu_s, machine)
 
 
 def digest_recipe(loaded: LoadedRecipe) -> str:
     """Digest of the resolved recipe, whichever folder this machine has the assets in."""
     assets = os.environ.get(ASSETS, "")
-    said = json.dumps(loaded.identity(), sort_keys=True)
+    said = json.dumps(loaded.build_identity(), sort_keys=True)
     if not assets or assets not in said:
         return loaded.digest
     return hashlib.sha256(said.replace(assets, f"${ASSETS}").encode()).hexdigest()[:10]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lockstep.config.loading import LoadedRecipe, load
+from lockstep.config.loading import LoadedRecipe, load_recipe
 
 RUNGS = Path(__file__).parent / "rungs"
 ASSETS = "LOCKSTEP_ASSETS"
@@ -38,7 +38,7 @@ class Arm:
     def load(self, seed: int) -> LoadedRecipe:
         """Resolves the recipe for a seed."""
         beside = RUNGS / self.recipe
-        return load(
+        return load_recipe(
             str(beside) if beside.is_file() else self.recipe, [*self.options, f"seed={seed}"]
         )
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.ladder.tasks.stories import NAMES, happiness, openings
 from lockstep.config.loading import load_run
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 
 BETA = 0.1
 HELD_OUT = openings(NAMES[-2:])
@@ -24,7 +24,7 @@ _AT_ONCE = 256
 
 def measure(run: Path) -> float:
     """The objective of a finished run."""
-    return sample(weights_of(run), Path(str(load_run(run).training.model.path)), 128)
+    return sample(find_weights_folder(run), Path(str(load_run(run).training_recipe.model.path)), 128)
 
 
 def sample(policy: Path, reference: Path, samples: int) -> float:

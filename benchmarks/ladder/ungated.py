@@ -17,7 +17,7 @@ from lockstep import cli
 from lockstep.algorithms.self_rewarding.meta import MetaJudgeSkill
 from lockstep.objectives.order_consistency import ComparisonCounts
 
-_show = MetaJudgeSkill.show
+_show = MetaJudgeSkill.add_comparisons
 
 
 def show_anything(self: MetaJudgeSkill, iteration: int, found: ComparisonCounts) -> bool:
@@ -26,7 +26,7 @@ def show_anything(self: MetaJudgeSkill, iteration: int, found: ComparisonCounts)
     return True
 
 
-MetaJudgeSkill.show = show_anything
+MetaJudgeSkill.add_comparisons = show_anything
 name_runs_apart("benchmarks.ladder.ungated", ("self_rewarding",))
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def measure_depths(model: Path, exact: bool, rows: int, tokens: int) -> DepthGap
     learner = lockstep.open_learner(model, dtype="bf16", exact=exact)
     sampler = lockstep.open_sampler(model, learner)
     requests = [
-        Request(tuple(sampler.source.prompt_ids(text)), keyed.key("depth", row))
+        Request(tuple(sampler.source.prompt_ids(text)), keyed.hash_key("depth", row))
         for row, text in enumerate(PROMPTS[:rows])
     ]
     start = time.monotonic()

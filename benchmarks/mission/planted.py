@@ -33,7 +33,7 @@ from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.operators import Frame
 from lockstep_doctor.tap import Tap
-from lockstep_doctor.taps.learners import attach, open_learner
+from lockstep_doctor.taps.learners import attach_tap, open_learner
 from lockstep_doctor.taps.rank import RankTap
 
 TEXTS = (
@@ -150,7 +150,7 @@ def attach_faulty_megatron(build: Callable[[], RankLearner], name: str, neighbor
     """The tap on a rank of the Megatron learner, in whose process the fault is planted."""
     learner = build()  # before Megatron is imported here, as `attach` does
     plant(FAULTS["megatron"])
-    return attach(lambda: learner, name, neighbors)
+    return attach_tap(lambda: learner, name, neighbors)
 
 
 def open_faulty(engine: str, model: Path) -> AbstractContextManager[Tap]:
@@ -159,9 +159,9 @@ def open_faulty(engine: str, model: Path) -> AbstractContextManager[Tap]:
     if engine == "megatron":
         return open_learner(model, options, engine, attach_faulty_megatron)
     if engine == "vllm":
-        from lockstep.samplers.vllm.environment import prepare
+        from lockstep.samplers.vllm.environment import prepare_process
 
-        prepare()  # before vLLM is imported
+        prepare_process()  # before vLLM is imported
     plant(FAULTS[engine])
     return find_engine(engine)(model, options)
 
@@ -202,7 +202,7 @@ def describe(engine: str, fault: Fault, edit: Edit, found: PairExamination) -> P
         gap=found.location.gap,
         cut=str(places[0].segments[0].end) if places else "",
         removed=found.location.removed,
-        wrong=list(places[0].wrong) if places else [],
+        wrong=list(places[0].wrong_engines) if places else [],
         named=[
             [f"{_shorten(frame.file)}:{frame.line} {frame.function}" for frame in frames]
             for frames in printed

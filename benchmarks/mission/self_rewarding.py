@@ -17,7 +17,7 @@ from benchmarks.mission.programs import MissionError, Program, run_all
 from benchmarks.mission.self_rewarding_page import RUNS, STAGES, describe, draw
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.algorithms.sft.options import SFTRecipe
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
 
 __all__ = ["TITLE", "describe", "draw", "measure"]
@@ -52,7 +52,7 @@ def measure(model: Path, work: Path, jobs: int) -> dict[str, Any]:
 
 def _read_all(work: Path, generation: dict[str, Any]) -> dict[str, Any]:
     """Figures of all finished programs."""
-    warm_start = load(str(FOLDER / "warm_start.yaml")).expect(SFTRecipe)
+    warm_start = load_recipe(str(FOLDER / "warm_start.yaml")).expect_recipe(SFTRecipe)
     return {
         "warm_start_rows": warm_start.sft.global_batch_size
         * len(read_metrics(work / "warm_start")),
@@ -140,7 +140,7 @@ def _read_validation(row: dict[str, float]) -> dict[str, list[float | None]]:
 
 def _read_run(run: Path) -> dict[str, Any]:
     """Metrics of the steps and validations of a run, and what they count."""
-    recipe = load(str(FOLDER / f"{run.name}.yaml")).expect(SelfRewardingRecipe)
+    recipe = load_recipe(str(FOLDER / f"{run.name}.yaml")).expect_recipe(SelfRewardingRecipe)
     assert recipe.judge is not None, "the policy judges"
     options = recipe.self_rewarding
     rows = [

@@ -48,7 +48,7 @@ class Algorithm(Common, ABC):
         if self.inference is None:
             return
         sampler = self.inference.sampler
-        reason = INFERENCE.find(sampler.backend).explain_fixed_weights(sampler)
+        reason = INFERENCE.find_backend(sampler.backend).explain_fixed_weights(sampler)
         if reason is not None:
             raise ValueError(f"{reason}; leave it out in training")
         for option, tokens in self.lengths.items():
@@ -75,7 +75,7 @@ class Algorithm(Common, ABC):
     def _a_pass_has_room_for_its_rows(self) -> None:
         rows = self.learner.rows_per_pass
         room = self.learner.micro_batch_tokens
-        longest = self.largest_step.shortest
+        longest = self.largest_step.tokens_per_group
         if rows is not None and rows > 1 and rows * longest > room:
             raise ValueError(
                 f"learner.rows_per_pass is {rows}, up to {rows * longest} tokens, but "
@@ -111,7 +111,7 @@ class Algorithm(Common, ABC):
         sections = (
             (name, section) for name, section in self.rewards.items() if section is not None
         )
-        leaves = (leaf for name, section in sections for leaf in section.leaves(name))
+        leaves = (leaf for name, section in sections for leaf in section.leaf_sections(name))
         return {
             f"{key}.judge": leaf.judge
             for key, leaf in leaves

@@ -18,7 +18,7 @@ from lockstep.rollouts.episodes import EpisodeRunner, ObservationEncoder
 _SAID = "Tried."
 
 
-def episodes_of(
+def start_episode_runner(
     section: EnvironmentSection | None,
     data: DataSection,
     source: ModelSource,
@@ -39,13 +39,13 @@ def episodes_of(
     """
     if section is None:
         return None
-    stops = tuple(_token(text, source) for text in section.stop)
+    stops = tuple(_find_stop_token(text, source) for text in section.stop)
     _require_readable_calls(section, data, source)
     return EpisodeRunner(
         section,
         stops,
         source.decode,
-        lambda tools: observations(data.with_tools(tools), stops, source, note),
+        lambda tools: build_observation_encoder(data.with_tools(tools), stops, source, note),
         note,
     )
 
@@ -76,7 +76,7 @@ def describe_rewards(judge: str | None) -> str:
     return f"its rewards are ignored and {judge} scores; set {judge}=null to use them"
 
 
-def observations(
+def build_observation_encoder(
     data: DataSection, stops: Sequence[int], source: ModelSource, note: Callable[[str], None]
 ) -> ObservationEncoder:
     """Builds the function that tokenizes observations, as user messages or as plain text.
@@ -103,10 +103,10 @@ def observations(
     unknown = source.tokenizer.unk_token_id
     notes: list[str] = []
 
-    def tokens_of(text: EpisodeObservation, last: int) -> Sequence[int]:
+    def encode_text(text: EpisodeObservation, last: int) -> Sequence[int]:
         if not isinstance(text, str):
             assert tools is not None, "only tools answer with messages"
-            return tools.tokens(text, last)
+            return tools.encode_results(text, last)
         # the policy's message is still open
         inside = last in stops or last not in source.stop_token_ids
         if inside or not is_chat(data):
@@ -117,7 +117,7 @@ def observations(
         return tokens
 
     def encode_observation(observation: EpisodeObservation, last: int) -> Sequence[int]:
-        tokens = tokens_of(observation, last)
+        tokens = encode_text(observation, last)
         if unknown in tokens and not notes:
             is_text = isinstance(observation, str)
             if is_text:
@@ -159,11 +159,11 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
     end = next((place for place, token in enumerate(tokens, 1) if token in stops), 0)
     if not end:
         return 0, ()
-    ends_answers = tokens[end - 1] == messages.end_of_answer(source.tokenizer, stops, values)
+    ends_answers = tokens[end - 1] == messages.find_answer_end(source.tokenizer, stops, values)
     return end, stops if ends_answers else tokens[end - 1 : end]
 
 
-def _token(text: str, source: ModelSource) -> int:
+def _find_stop_token(text: str, source: ModelSource) -> int:
     tokens = source.token_ids(text)
     if len(tokens) == 1 and tokens[0] != source.tokenizer.unk_token_id:
         return tokens[0]

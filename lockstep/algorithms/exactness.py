@@ -10,7 +10,7 @@ from lockstep.config.backends import INFERENCE
 from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
 from lockstep.models.exact.model import explain_inexact
-from lockstep.models.exact.probe import explain_no_gpu_kernels, probe
+from lockstep.models.exact.probe import explain_no_gpu_kernels, probe_exactness
 from lockstep.models.folder import read_config
 
 
@@ -113,7 +113,7 @@ def explain_inexact_sampler(
         adapters: LoRA adapters of the model.
         may_be_slow: True to use exact kernels on a GPU too, although they are slower.
     """
-    if not INFERENCE.find(sampler.backend).is_exact:
+    if not INFERENCE.find_backend(sampler.backend).is_exact:
         return f"sampler.backend={sampler.backend} uses its own kernels"
     return _explain_inexact_model(folder, computation, adapters, may_be_slow)
 
@@ -125,7 +125,7 @@ def _explain_inexact_model(
     device = resolve_device(computation.device)
     config = read_config(folder)
     if device.type == "cpu":
-        return explain_inexact(config) or probe(config, computation.dtype, adapters=adapters)
+        return explain_inexact(config) or probe_exactness(config, computation.dtype, adapters=adapters)
     if not may_be_slow:
         return (
             "learner.device is a GPU, whose slower exact kernels are used only with exact=require"
@@ -133,4 +133,4 @@ def _explain_inexact_model(
     if adapters is not None:
         return "learner.lora adapters are not exact on a GPU"
     reason = explain_inexact(config) or explain_no_gpu_kernels(config)
-    return reason or probe(config, computation.dtype, device)
+    return reason or probe_exactness(config, computation.dtype, device)

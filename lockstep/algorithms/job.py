@@ -51,13 +51,13 @@ class RunLength:
     trains_rest: bool = False
 
     @property
-    def rest(self) -> int:
+    def rest_row_count(self) -> int:
         """Number of rows at the end of the last epoch that do not fill a step."""
         if self.rows is None:
             return 0
         return self.rows % self.rows_per_step
 
-    def over(self, step: int, position: int) -> bool:
+    def is_over(self, step: int, position: int) -> bool:
         """True if a run is finished after `step` steps and `position` rows."""
         fewest = 1 if self.trains_rest else self.rows_per_step
         return step >= self.steps or (self.rows is not None and position + fewest > self.rows)
@@ -70,10 +70,10 @@ class RunLength:
 
     def describe_rest(self) -> str | None:
         """Describes what happens to rows that do not fill a step; None if there are none."""
-        if not self.rest:
+        if not self.rest_row_count:
             return None
-        if self.rest > 1:
-            those = f"the last {self.rest} of {self.rows} rows"
+        if self.rest_row_count > 1:
+            those = f"the last {self.rest_row_count} of {self.rows} rows"
         else:
             those = f"the last of {self.rows} rows"
         if self.trains_rest:

@@ -7,7 +7,7 @@ from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.config import DataSection
 from lockstep.core.types import PhaseTimer
-from lockstep.data.answers import batch_of, is_empty
+from lockstep.data.answers import build_answer_batch, is_empty
 from lockstep.data.demonstrations import DemonstrationRows, answer_of
 from lockstep.data.files import FileGroup
 from lockstep.data.selection import RowRule
@@ -28,7 +28,7 @@ def sft_step(
     """Runs one optimizer step on rows starting at `position`."""
     count = run_length.count_rows(position)
     with phase("data"):
-        batch = batch_of(demonstrations.at(position, count, seed))
+        batch = build_answer_batch(demonstrations.read_at(position, count, seed))
     with phase("policy"):
         metrics = train(policy, batch, CrossEntropyLoss())
     return StepResult(metrics.with_prefix("policy"), position + count, batch.tokens.numel())

@@ -26,12 +26,12 @@ from lockstep.core.batch import Batch
 from lockstep.core.borders import require_finite
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import PhaseTimer
-from lockstep.data.answers import batch_of
+from lockstep.data.answers import build_answer_batch
 from lockstep.data.files import FileGroup
 from lockstep.data.pairs import PairRows
 from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Loss, Outputs
-from lockstep.losses.preference import Preference, interval_of_acc
+from lockstep.losses.preference import Preference, measure_acc_interval
 from lockstep.objectives.pairing import AnswerPair
 
 
@@ -61,23 +61,23 @@ class PairStep:
     def __call__(self, step: int, position: int) -> StepResult:
         count = self.run_length.count_rows(position)
         with self.phase("data"):
-            batch = batch_of(self.pairs.at(position, count, self.seed))  # x, y_w ≻ y_l
+            batch = build_answer_batch(self.pairs.read_at(position, count, self.seed))  # x, y_w ≻ y_l
         if self.reference is not None:
             with self.phase("reference"):
                 batch = with_reference(batch, self.reference)  # log π_ref(y | x)
         with self.phase(self.role.name):
             metrics = train(self.learner, batch, self.loss)
-        shown = self.pairs.render(position, min(self.num_logged_samples, count), self.seed)
+        shown = self.pairs.render_pairs(position, min(self.num_logged_samples, count), self.seed)
         return StepResult(
             metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown
         )
 
-    def measure(self, batch: Batch) -> Metrics:
+    def measure_held_out(self, batch: Batch) -> Metrics:
         """Training metrics on held-out pairs, with the 95 % interval of `acc`; no gradients."""
-        _, metrics = self.loss(self._score(batch), batch)
-        return metrics + interval_of_acc(metrics)
+        _, metrics = self.loss(self._compute_outputs(batch), batch)
+        return metrics + measure_acc_interval(metrics)
 
-    def _score(self, batch: Batch) -> Outputs:
+    def _compute_outputs(self, batch: Batch) -> Outputs:
         """Outputs of the model that learns, in the form that the loss reads."""
         match self.role.head:
             case "logits":
@@ -103,8 +103,8 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     if files.validation is None:
         held_out = None
     else:
-        held_out = _open(files.validation, recipe, setup)
-    pairs = _open(files.train, recipe, setup)
+        held_out = _open_pair_rows(files.validation, recipe, setup)
+    pairs = _open_pair_rows(files.train, recipe, setup)
     run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
     shown = recipe.run.num_logged_samples
     step = PairStep(
@@ -114,18 +114,18 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
         step=step,
         run_length=run_length,
         state={role.name: learner},
-        validate=None if held_out is None else _validate(recipe, held_out, step),
+        validate=None if held_out is None else _build_validation(recipe, held_out, step),
         data=describe(pairs, "pairs"),
         held_out=None if held_out is None else describe(held_out, "pairs"),
     )
 
 
-def _open(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> PairRows:
-    return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.limit)
+def _open_pair_rows(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> PairRows:
+    return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.length_option)
 
 
-def _validate(recipe: PairsRecipe, pairs: PairRows, step: PairStep) -> ValidationFunction | None:
-    rows = batch_of(pairs.first(recipe.data.max_validation_samples))
+def _build_validation(recipe: PairsRecipe, pairs: PairRows, step: PairStep) -> ValidationFunction | None:
+    rows = build_answer_batch(pairs.read_first(recipe.data.max_validation_samples))
 
     @cache
     def read_rows() -> Batch:
@@ -133,7 +133,7 @@ def _validate(recipe: PairsRecipe, pairs: PairRows, step: PairStep) -> Validatio
             return rows
         return with_reference(rows, step.reference)
 
-    return validate_figures(lambda _: step.measure(read_rows()).with_prefix("validation"))
+    return validate_figures(lambda _: step.measure_held_out(read_rows()).with_prefix("validation"))
 
 
 def list_answers(batch: Batch) -> list[tuple[int, ...]]:

@@ -26,20 +26,20 @@ from lockstep.monitor.sequential import DriftTest
 from lockstep.monitor.watch import FLOOR, DriftWatch
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer
-from lockstep.rewards.row_rules import rule_of
+from lockstep.rewards.row_rules import build_row_rule
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.rollouts.evaluation import grading, sample_answers
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Sampler
-from lockstep.system.command_line import command
+from lockstep.system.command_line import format_command
 from lockstep.weight_sync.sync import random_probe
 
 
 def describe(rows: PromptRows | DemonstrationRows | PairRows, what: str) -> str:
     """Describes the number of rows and the skipped ones."""
     named = what.removesuffix("s") if len(rows) == 1 else what
-    return f"{len(rows)} {named} ({rows.selection.account})"
+    return f"{len(rows)} {named} ({rows.selection.skipped_summary})"
 
 
 def validate_figures(
@@ -97,11 +97,11 @@ def build_agreement(
     assert inference is not None, "a sampling run has a comparison"
     section = inference.agreement
     options = doctor_options(algorithm.learner, inference.sampler, inference.sampling)
-    examine = f"{command('doctor', 'quick', setup.source.folder)} {options}"
-    bound = section.bound(algorithm.learner.dtype)
+    examine = f"{format_command('doctor', 'quick', setup.source.folder)} {options}"
+    bound = section.choose_bound(algorithm.learner.dtype)
     is_exact = setup.inexact is None
     promise = AgreementPromise(
-        bound, section.stops, examine, is_exact, section.requires_exact, setup.inexact
+        bound, section.stops_run, examine, is_exact, section.requires_exact, setup.inexact
     )
     watch = None
     if section.drift is not None and not is_exact:  # if exact, any difference is drift
@@ -111,13 +111,13 @@ def build_agreement(
             section.drift.factor,
             FLOOR,
         )
-        watch = DriftWatch(learner, engine, test, setup.note, cure)
-    return Agreement(learner, engine, promise, watch, setup.note)
+        watch = DriftWatch(learner, engine, test, setup.show_note, cure)
+    return Agreement(learner, engine, promise, watch, setup.show_note)
 
 
 def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) -> PromptRows:
     """Opens the training prompts; the reward defines the required fields of a row."""
-    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, rule_of(reward))
+    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, build_row_rule(reward))
 
 
 def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) -> PromptRows | None:
@@ -134,7 +134,7 @@ def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) ->
     files = setup.files.validation
     if files is None:
         return None
-    return open_prompts(files, recipe.data, setup.source.tokenizer, rule_of(reward))
+    return open_prompts(files, recipe.data, setup.source.tokenizer, build_row_rule(reward))
 
 
 def measure_answers(
@@ -163,17 +163,17 @@ def measure_answers(
         return None
     if own is not None:
         collector = replace(collector, reward=setup.reward(own, prompts, "validation_reward"))
-    rows = prompts.first(recipe.data.max_validation_samples)
+    rows = prompts.read_first(recipe.data.max_validation_samples)
     graded = grading(own or reward, environment)
     sampling = setup.source.sampling(asked)
     graded.require_passes(asked, "validation_sampling")
 
-    def validate(version: int) -> Metrics:
+    def validate_answers(version: int) -> Metrics:
         with collector.engine.at(version):
             samples, judging = sample_answers(collector, rows, 0, sampling, asked.num_samples)
-        return (graded.metrics(samples, asked.ks) + judging).with_prefix("validation")
+        return (graded.compute_metrics(samples, asked.ks) + judging).with_prefix("validation")
 
-    return validate
+    return validate_answers
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def open_sampling(
     """
     engine = build_engine(setup, policy, sampler)
     own = recipe.validation_reward
-    held_out = setup.attempt(lambda: open_held_out(recipe, setup, own or recipe.reward), None)
+    held_out = setup.try_build(lambda: open_held_out(recipe, setup, own or recipe.reward), None)
     rows = open_training(recipe, setup, recipe.reward)
     role = recipe.reward_role
     if role is None:

@@ -61,7 +61,7 @@ class Inference:
     one_step_ahead: bool = False
 
     @property
-    def penalizes(self) -> bool:
+    def has_penalties(self) -> bool:
         """True if a sampling penalty requires the engine to track previous tokens."""
         return any(
             one is not None and one.params().penalizes
@@ -75,7 +75,7 @@ class Inference:
         reason = learner.explain_inexact()
         if reason is not None:
             return reason
-        if not INFERENCE.find(self.sampler.backend).is_exact:
+        if not INFERENCE.find_backend(self.sampler.backend).is_exact:
             return f"sampler.backend={self.sampler.backend} uses its own kernels"
         if self.one_step_ahead:
             return "one_step_ahead samples with older weights than it trains"
@@ -112,7 +112,7 @@ class Load:
     sampling: SamplingParams = _OWN
 
     @property
-    def shortest(self) -> int:
+    def tokens_per_group(self) -> int:
         """Number of tokens in one group: the smallest possible micro-batch."""
         return self.group * self.sequence
 
@@ -125,17 +125,17 @@ class Load:
             steps = f"{self.updates} optimizer steps"
         return f"{steps} of {self.rows} {'pairs' if self.group == 2 else 'rows'}"
 
-    def together(self, learner: LearnerSection) -> int:
+    def count_micro_batch_groups(self, learner: LearnerSection) -> int:
         """Number of groups in one micro-batch."""
-        return learner.rows_per_pass or max(1, learner.micro_batch_tokens // self.shortest)
+        return learner.rows_per_pass or max(1, learner.micro_batch_tokens // self.tokens_per_group)
 
-    def tokens(self, learner: LearnerSection) -> int:
+    def count_micro_batch_tokens(self, learner: LearnerSection) -> int:
         """Number of tokens in one micro-batch, over all ranks that share it."""
         return (
-            min(self.together(learner), -(-self.rows // learner.parallel.row_shares))
-            * self.shortest
+            min(self.count_micro_batch_groups(learner), -(-self.rows // learner.parallel.row_shares))
+            * self.tokens_per_group
         )
 
-    def passes(self, learner: LearnerSection, groups: int) -> int:
+    def count_micro_batches(self, learner: LearnerSection, groups: int) -> int:
         """Number of micro-batches per rank for `groups` groups."""
-        return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.together(learner))
+        return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.count_micro_batch_groups(learner))

@@ -34,7 +34,7 @@ class DataFiles:
     judgements: FileGroup | None = None
     comparisons: FileGroup | None = None
 
-    def digests(self) -> dict[str, str]:
+    def read_digests(self) -> dict[str, str]:
         """Digests of the files' content by their use, read from the index."""
         names = {
             self.validation: "validation",
@@ -52,11 +52,11 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
     """Returns the recipe's data files; if `data.task` is set, the task writes them first."""
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
-        train = files_of(section.train, section.weights)
+        train = group_files(section.train, section.weights)
         return DataFiles(
-            train, train, None if section.validation is None else files_of(section.validation)
+            train, train, None if section.validation is None else group_files(section.validation)
         )
-    made = _make(section.task, folder / "data")
+    made = _write_task_files(section.task, folder / "data")
     judgements, comparisons = (
         None if file is None else FileGroup((file,)) for file in (made.judgements, made.comparisons)
     )
@@ -66,7 +66,7 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
     )
 
 
-def _make(task: Task, folder: Path) -> TaskFiles:
+def _write_task_files(task: Task, folder: Path) -> TaskFiles:
     """Has a task write its files; raises InputError if a user's task fails or omits a file."""
     named = f"data.task {task.name}"
     try:
@@ -83,7 +83,7 @@ def _make(task: Task, folder: Path) -> TaskFiles:
     return made
 
 
-def files_of(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
+def group_files(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
     """Files in the form that a recipe lists them."""
     return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 

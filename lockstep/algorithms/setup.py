@@ -69,11 +69,11 @@ class Setup(Protocol):
         """Names and times a phase, the `with` block."""
         ...
 
-    def beside(self, name: str) -> AbstractContextManager[None]:
+    def background_phase(self, name: str) -> AbstractContextManager[None]:
         """Names and times a `with` block in another thread, concurrent with the phases."""
         ...
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         """Shows a line that the progress display does not overwrite."""
         ...
 
@@ -91,7 +91,7 @@ class Setup(Protocol):
         """Opens the inference engine, on the learner's modules if in one process."""
         ...
 
-    def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
+    def concurrent_sampler(self) -> tuple[Sampler, Callable[[], None]]:
         """Opens the inference engine in separate processes, concurrent with the learner.
 
         Returns:
@@ -103,16 +103,16 @@ class Setup(Protocol):
         """Builds the reward of responses to these rows; `option` is the section's key."""
         ...
 
-    def episodes(
+    def start_environment(
         self, section: EnvironmentSection | None, judge: str | None
     ) -> EpisodeRunner | None:
         """Starts the environment, if any; `judge` is the option that replaces its rewards."""
         ...
 
-    def answering(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
+    def open_judge(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
         """Opens a judge: the policy, another model or a server; `name` is the section's key."""
         ...
 
-    def attempt(self, build: Callable[[], T], otherwise: T) -> T:
+    def try_build(self, build: Callable[[], T], otherwise: T) -> T:
         """Returns `build()`; a dry run reports its failure and continues with `otherwise`."""
         ...

@@ -51,7 +51,7 @@ class PairsRecipe(SupervisedRecipe):
         return section
 
     @property
-    def limit(self) -> str:
+    def length_option(self) -> str:
         """The option that limits the length of pairs."""
         return f"{self.section}.max_tokens"
 
@@ -80,7 +80,7 @@ class PairsRecipe(SupervisedRecipe):
 
     @property
     def lengths(self) -> dict[str, int]:
-        return {self.limit: self.pairs.max_tokens}
+        return {self.length_option: self.pairs.max_tokens}
 
     @property
     def longest_demonstration(self) -> int | None:

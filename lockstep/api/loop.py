@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
 from lockstep.api.values import read_arguments
 from lockstep.cluster import open_models
-from lockstep.cluster.sampler_pool import nearest
+from lockstep.cluster.sampler_pool import open_nearest_sampler
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
 from lockstep.cluster.workers import WorkerPool
 from lockstep.config import (
@@ -102,7 +102,7 @@ def open_learner(
     progress = show_notes()
     if exact and scores_tokens(head):
         spec = replace(
-            spec, section=choose_learner_kernels(spec.model, spec.section, progress.note)
+            spec, section=choose_learner_kernels(spec.model, spec.section, progress.show_note)
         )
     return open_models.open_learner(spec, None, Cluster().timeout_s, progress, _WORKERS)
 
@@ -176,20 +176,20 @@ def open_sampler(
         ModelError: This machine does not compute the model correctly.
     """
     section = load_section(SamplerSection, read_arguments("lockstep.open_sampler", options))
-    own = None if learner is None else open_models.section_of(learner)
+    own = None if learner is None else open_models.find_section(learner)
     progress = show_notes()
     computation: Computation = own or LearnerSection()
     require_sampler(section, computation)
     folder = str(_find_model(model))
     if own is None or own.exact:
-        computation = choose_kernels(folder, section, computation, progress.note)
+        computation = choose_kernels(folder, section, computation, progress.show_note)
     spec = SamplerSpec(folder, section, computation)
     shared = None
     spec.require_proof()  # includes decoding, which a learner's own proof omits
     if learner is not None and own is not None:
         shared = open_models.share_weights(learner, own, spec, _WORKERS)
     return TextSampler(
-        shared or nearest(spec, progress, _WORKERS), open_source(folder), computation
+        shared or open_nearest_sampler(spec, progress, _WORKERS), open_source(folder), computation
     )
 
 
@@ -217,8 +217,8 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
         WeightSyncError: The engine holds different weights, or kept a stale cache; the message
             names the tensors.
     """
-    dtypes = open_models.dtype_of(learner), sampler.computation.dtype
-    probe = random_probe(sampler.source.vocabulary, sampler.source.context, *dtypes).score(learner)
+    dtypes = open_models.find_dtype(learner), sampler.computation.dtype
+    probe = random_probe(sampler.source.vocabulary, sampler.source.context, *dtypes).score_with(learner)
     sampler.sampler.wake()
     found = sync_weights(learner, sampler.sampler, sampler.version + 1, probe).floats()
     sampler.version += 1
@@ -281,7 +281,7 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
             raise InputError(
-                f"rollout: prompt {number} is {user_code.show(row)}; pass a string, or a row with "
+                f"rollout: prompt {number} is {user_code.describe_object(row)}; pass a string, or a row with "
                 "`question`"
             )
     if not rows:
@@ -296,7 +296,7 @@ class _TextPrompts:
     source: ModelSource
     rows: Sequence[Mapping[str, Any]]
 
-    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+    def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
         asked = [(number, self.rows[number]) for number in range(position, position + count)]
         return [
             Prompt(

@@ -61,9 +61,9 @@ class Run:
     @property
     def samples(self) -> Iterator[dict[str, Any]]:
         """Logged rollouts: step, prompt, response, reward, token by token."""
-        from lockstep.report.log import SAMPLES, lines
+        from lockstep.report.log import SAMPLES, read_lines
 
-        return (row for row, _ in lines(self.folder / SAMPLES))
+        return (row for row, _ in read_lines(self.folder / SAMPLES))
 
     @property
     def best(self) -> Path | None:
@@ -85,10 +85,10 @@ class Run:
     @property
     def summary(self) -> str:
         """The final summary of a run; its last sentence says if there was nothing to learn from."""
-        from lockstep.report.summary import summary
+        from lockstep.report.summary import summarize_run
         from lockstep.run.train import describe_nothing_trained
 
-        parts = summary(self.folder), describe_nothing_trained(self.folder)
+        parts = summarize_run(self.folder), describe_nothing_trained(self.folder)
         return "\n\n".join(part for part in parts if part is not None)
 
     def report(self) -> Path:

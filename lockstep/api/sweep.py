@@ -16,7 +16,7 @@ from lockstep.config.loading import LoadedRecipe, load_options
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.core.errors import InputError
 from lockstep.sweeps.grid import GridPoint
-from lockstep.system.yaml12 import nest, value_at
+from lockstep.system.yaml12 import nest_value, find_value
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def sweep(
 
     def resolve_with(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:
         layers = [
-            RecipeLayer("lockstep.sweep", nest(key, value))
+            RecipeLayer("lockstep.sweep", nest_value(key, value))
             for key, value in combination.values.items()
         ]
         return resolve(folder, said, *layers)
@@ -112,4 +112,4 @@ def _plain_values(key: str, values: Iterable[Any]) -> list[Any]:
     """Converts Python values to recipe values; functions and short forms as in `Trainer`."""
     if key in ("train", "validation"):
         raise InputError(f"{key} is short for data.{key}; sweep that, with files")
-    return [value_at(build_tree(nest(key, value)), key.split(".")) for value in values]
+    return [find_value(build_tree(nest_value(key, value)), key.split(".")) for value in values]

@@ -12,7 +12,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.api.run import Run
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
-from lockstep.config.loading import LoadedRecipe, describe, load_options
+from lockstep.config.loading import LoadedRecipe, describe_recipe, load_options
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.run.callbacks import OnStep
 
@@ -57,7 +57,7 @@ class Trainer:
                 "only Trainer itself accepts algorithm: a class derived from Algorithm, or "
                 "file.py:Class"
             )
-        text = named if isinstance(named, str) else user_code.refer(named)
+        text = named if isinstance(named, str) else user_code.make_reference(named)
         base = str(recipe) if recipe is not None else self.algorithm
         if base is not None:
             name = Path(base).stem
@@ -77,7 +77,7 @@ class Trainer:
 
     def describe(self) -> str:
         """The resolved recipe as YAML, each option with its origin."""
-        return describe(self._loaded, origins=True)
+        return describe_recipe(self._loaded, origins=True)
 
     def dry_run(self) -> str:
         """Checks everything that can be checked before the first step.
@@ -122,10 +122,10 @@ def train_loaded(loaded: LoadedRecipe, on_step: OnStep | None, allow_changes: bo
             file=sys.stderr,
         )
     from lockstep.run.stop import StoppedRun
-    from lockstep.run.train import describe_nothing_trained, train
+    from lockstep.run.train import describe_nothing_trained, train_recipe
 
     try:
-        ending = describe_nothing_trained(train(loaded, allow_changes, on_step=on_step))
+        ending = describe_nothing_trained(train_recipe(loaded, allow_changes, on_step=on_step))
     except StoppedRun as stopped:
         ending = str(stopped)
     if ending is not None:

@@ -72,7 +72,7 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
             tree[key] = _sum_rewards(tree[key])
     if isinstance(tree.get("environment"), str | type):
         tree["environment"] = {"class_name": tree["environment"]}
-    return {key: _plain(value, key) for key, value in tree.items()}
+    return {key: _make_plain(value, key) for key, value in tree.items()}
 
 
 def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {} if options.get("data") is None else options["data"]
     if not isinstance(given, Mapping):
         raise InputError(
-            f"data is {user_code.show(given)}; pass its options as a mapping, and rows as train=…"
+            f"data is {user_code.describe_object(given)}; pass its options as a mapping, and rows as train=…"
         )
     data = dict(given)
     for key in _ROW_KEYS:
@@ -106,7 +106,7 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> RecipeLayer:
     Raises:
         InputError: A value cannot be part of a recipe.
     """
-    return RecipeLayer(source, {key: _plain(value, key) for key, value in options.items()})
+    return RecipeLayer(source, {key: _make_plain(value, key) for key, value in options.items()})
 
 
 def _name_reward(name: str, key: str) -> dict[str, Any]:
@@ -165,20 +165,20 @@ def _sum_rewards(named: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any, key: str) -> Any:
+def _make_plain(value: Any, key: str) -> Any:
     match value:
         case np.generic():
-            return _plain(value.item(), key)
+            return _make_plain(value.item(), key)
         case None | bool() | int() | float() | str():
             return value
         case Path():
             return str(value)
         case Mapping():
-            return {name: _plain(item, f"{key}.{name}") for name, item in value.items()}
+            return {name: _make_plain(item, f"{key}.{name}") for name, item in value.items()}
         case list() | tuple():
-            return [_plain(item, key) for item in value]
+            return [_make_plain(item, key) for item in value]
         case _ if callable(value):
-            return user_code.refer(value)
+            return user_code.make_reference(value)
         case _:
             raise InputError(
                 f"{key} is {value!r}; use numbers, text, lists, mappings, functions or classes"

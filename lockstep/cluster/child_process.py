@@ -28,10 +28,10 @@ from lockstep.cluster.transport import (
     SocketChannel,
     WireMessage,
     WorkerFactory,
-    serve,
+    serve_calls,
     take_threads,
 )
-from lockstep.system.unread import outlive
+from lockstep.system.unread import wrap_stream
 
 
 class ChildProcess:
@@ -51,32 +51,32 @@ class ChildProcess:
     ) -> None:
         ours, theirs = socket.socketpair()
         args = theirs, threads, os.environ | dict(environment)
-        self._process = forking().Process(target=_main, args=args, name=name, daemon=True)
+        self._process = open_fork_server().Process(target=_run_child, args=args, name=name, daemon=True)
         self._process.start()
         theirs.close()
         self._channel = SocketChannel(ours)
         self._closed = False
         # Fails if a child dies at start; the first `recv` then tells how it died.
         with contextlib.suppress(ConnectionError):
-            self._channel.send(factory)
+            self._channel.send_message(factory)
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
 
-    def send(self, message: WireMessage, timeout_s: float) -> None:
-        self._channel.send(message, timeout_s)
+    def send_message(self, message: WireMessage, timeout_s: float) -> None:
+        self._channel.send_message(message, timeout_s)
 
-    def recv(self, timeout_s: float) -> WireMessage:
-        return self._channel.recv(timeout_s)
+    def receive_message(self, timeout_s: float) -> WireMessage:
+        return self._channel.receive_message(timeout_s)
 
-    def poll(self, timeout_s: float) -> bool:
+    def has_message(self, timeout_s: float) -> bool:
         return self._closed or bool(connection.wait([self._channel.fileno()], timeout_s))
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return not self._closed and self._process.is_alive()
 
-    def ending(self) -> str:
+    def describe_ending(self) -> str:
         if self._closed:
             return CLOSED
         self._process.join(GRACE_S)
@@ -98,14 +98,14 @@ class ChildProcess:
         self._process.join()
 
 
-def forking() -> ForkServerContext:
+def open_fork_server() -> ForkServerContext:
     """The context that starts processes from a server with the workers' imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lockstep.cluster.specs"])
     return context
 
 
-def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
+def _run_child(ours: socket.socket, threads: int, environment: dict[str, str]) -> None:
     """The child's main function.
 
     The parent handles Ctrl-C, SIGTERM and SIGHUP, and closes its children.
@@ -118,14 +118,14 @@ def _main(ours: socket.socket, threads: int, environment: dict[str, str]) -> Non
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
-    sys.stderr = outlive(sys.stderr)
+    sys.stderr = wrap_stream(sys.stderr)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     take_threads(threads)
     # tqdm's own lock is multiprocessing's, which Python would report as leaked
     tqdm.set_lock(threading.RLock())
     with contextlib.suppress(EOFError, ConnectionError):
         channel = SocketChannel(ours)
-        serve(channel.frame, channel.send)
+        serve_calls(channel.receive_frame, channel.send_message)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

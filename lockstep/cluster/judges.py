@@ -10,12 +10,12 @@ from pathlib import Path
 
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.setup import PolicyJudge
-from lockstep.cluster.sampler_pool import nearest
+from lockstep.cluster.sampler_pool import open_nearest_sampler
 from lockstep.cluster.specs import SamplerSpec
 from lockstep.cluster.turns import DeviceTurns
 from lockstep.cluster.workers import WorkerPool
 from lockstep.config import Computation, SamplerSection
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams, ServerReply
 from lockstep.judge.asking import (
@@ -29,7 +29,7 @@ from lockstep.judge.asking import (
 from lockstep.judge.build import score_judge
 from lockstep.judge.options import AskedSection
 from lockstep.judge.remembered import RememberedAnswers
-from lockstep.judge.templates import COMMON_CONTROLS, escaping
+from lockstep.judge.templates import COMMON_CONTROLS, build_escape
 from lockstep.models.digests import model_files
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import RunProgress
@@ -45,7 +45,7 @@ def policy_answers(section: AskedSection, policy: PolicyJudge, name: str) -> Jud
         ValueError: As `judge_answers`.
     """
     _require_room(section, policy.source, name)
-    return _answers(section, policy.generate, policy.source, name)
+    return _build_answers(section, policy.generate, policy.source, name)
 
 
 def judge_answers(
@@ -71,20 +71,20 @@ def judge_answers(
         ValueError: The section's questions do not fit the model, or the chat template is missing.
         ServerError: The server is unusable.
     """
-    engine = section.engine
+    engine = section.engine_section
     if engine.openai is not None:
-        return _server(section, engine, progress)
+        return _open_server(section, engine, progress)
     assert section.path is not None, "a judge must be the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
-    kernels = choose_kernels(source.folder, engine, computation, progress.note)
+    kernels = choose_kernels(source.folder, engine, computation, progress.show_note)
     own = engine if turns is None else engine.take_turns()
-    start = partial(nearest, SamplerSpec(source.folder, own, kernels), progress, workers)
+    start = partial(open_nearest_sampler, SamplerSpec(source.folder, own, kernels), progress, workers)
     if turns is not None:
-        return _answers(section, AwakeWhenAsked(turns.start(start)).generate, source, name)
+        return _build_answers(section, AwakeWhenAsked(turns.start_engine(start)).generate, source, name)
     sampler = start()
     sampler.wake()
-    return _answers(section, sampler.generate, source, name)
+    return _build_answers(section, sampler.generate, source, name)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class AwakeWhenAsked:
         return batch
 
 
-def _answers(
+def _build_answers(
     section: AskedSection, generate: GenerateFunction, source: ModelSource, name: str
 ) -> SamplerAnswers:
     reader = ConversationEncoder(
@@ -137,16 +137,16 @@ def open_judge_reward(
         ValueError, ServerError: As `judge_answers`, or if the template has the wrong fields.
     """
     remembered = RememberedAnswers(
-        answer(section, key), folder / f"judges/{key}.replies.jsonl", _identify(section)
+        answer(section, key), folder / f"judges/{key}.replies.jsonl", _identify_judge(section)
     )
     scorer = score_judge(section, remembered, seed, key)
     return JudgeReward(scorer, section.judge_score_low, section.judge_score_high)
 
 
-def _identify(section: RewardJudge) -> str:
+def _identify_judge(section: RewardJudge) -> str:
     """Identifies a judge by model and distribution, but not by a server's address."""
-    served = None if section.engine.openai is None else section.engine.openai.model
-    folder = None if section.path is None else weights_of(section.path)
+    served = None if section.engine_section.openai is None else section.engine_section.openai.model
+    folder = None if section.path is None else find_weights_folder(section.path)
     files = {} if folder is None or served is not None else model_files(folder)
     sampling = section.sampling.model_dump(mode="json")
     return json.dumps(
@@ -154,11 +154,11 @@ def _identify(section: RewardJudge) -> str:
     )
 
 
-def _server(section: AskedSection, sampler: SamplerSection, progress: RunProgress) -> JudgeModel:
+def _open_server(section: AskedSection, sampler: SamplerSection, progress: RunProgress) -> JudgeModel:
     from lockstep.samplers.openai.client import OpenAIClient
 
     assert sampler.openai is not None, "a server must have an address"
-    client = OpenAIClient(sampler.openai, sampler.timeout_s, note=progress.note)
+    client = OpenAIClient(sampler.openai, sampler.timeout_s, note=progress.show_note)
     source = None if section.path is None else open_source(section.path)
     if source is None:
         reader = None
@@ -166,9 +166,9 @@ def _server(section: AskedSection, sampler: SamplerSection, progress: RunProgres
         reader = ConversationEncoder(source.tokenizer, section.chat, section.max_prompt_tokens)
     stops = () if source is None else source.stop_token_ids
     sampling = section.sampling.params(stops)
-    client.require(sampling)
+    client.require_supported(sampling)
     return ServerAnswers(
-        client.chat, sampling, sampler.openai.max_concurrency, reader, progress.note
+        client.chat, sampling, sampler.openai.max_concurrency, reader, progress.show_note
     )
 
 
@@ -194,19 +194,19 @@ class ServerAnswers:
     reader: ConversationEncoder | None
     note: Callable[[str], object]
 
-    def escape(self, text: str) -> str:
+    def escape_controls(self, text: str) -> str:
         """Escapes the judge's control tokens, or common ones if its tokenizer is unknown."""
         if self.reader is None:
             return _escaped_in_general(text)
         return self.reader.escaped(text)
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         """Tokens by which each conversation is too long; 0 without a tokenizer."""
         if self.reader is None:
             return [0] * len(conversations)
-        return self.reader.excesses(conversations)
+        return self.reader.count_excess_tokens(conversations)
 
-    def answers(
+    def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         """See `JudgeModel`.
@@ -234,4 +234,4 @@ class ServerAnswers:
         return [found.get(place) for place in range(len(conversations))]
 
 
-_escaped_in_general = escaping(COMMON_CONTROLS)
+_escaped_in_general = build_escape(COMMON_CONTROLS)

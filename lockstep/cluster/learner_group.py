@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.transport import WorkerFactory
-from lockstep.cluster.worker_proxy import PendingCall, WorkerDied, WorkerProxy, outcomes
+from lockstep.cluster.worker_proxy import PendingCall, WorkerDied, WorkerProxy, wait_for_calls
 from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.config import LearnerSection
 from lockstep.core.batch import Batch
@@ -30,13 +30,13 @@ from lockstep.core.metrics import Metrics, merge_metrics
 from lockstep.distributed.meeting import RendezvousAddress, RendezvousHost
 from lockstep.distributed.ranks import RankMesh
 from lockstep.learners import backend
-from lockstep.learners.packing import deal
+from lockstep.learners.packing import deal_to_ranks
 from lockstep.learners.rank import RankLearner, restore_order
 from lockstep.losses.base import Loss
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import carries_state, read_config, skeleton
+from lockstep.models.folder import carries_state, read_config, build_skeleton
 from lockstep.models.heads import scores_tokens
-from lockstep.models.lora import require_peft, targets
+from lockstep.models.lora import require_peft, list_targets
 from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import SharedFiles, TransferRoute
@@ -70,12 +70,12 @@ class RankSpec:
         self.meeting.choose_interface()
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo",  # gloo for offloaded tensors
-            store=self.meeting.store(),
+            store=self.meeting.open_store(),
             rank=self.meeting.rank,
             world_size=self.meeting.size,
-            timeout=self.meeting.timeout,
+            timeout=self.meeting.collective_timeout,
         )
-        return self.learner.build(RankMesh.of(device, parallel.model_dump()))
+        return self.learner.build(RankMesh.from_sizes(device, parallel.model_dump()))
 
 
 def require_computable(config: PreTrainedConfig, section: LearnerSection) -> None:
@@ -89,14 +89,14 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
     backend.find_backend(section).require_model(config, section)
     if section.lora is not None:
         require_peft()
-        targets(skeleton(config, "learner.lora"), section.lora)
+        list_targets(build_skeleton(config, "learner.lora"), section.lora)
 
 
 BeginHook = Callable[["MeshLearner"], None]
 """`Turns.begin`, which frees memory for a learner before it works."""
 
 
-def launch(
+def launch_learner(
     spec: LearnerSpec, timeout_s: float, workers: WorkerPool = HERE, begin: BeginHook | None = None
 ) -> MeshLearner:
     """Starts the ranks of `spec.section.parallel` and waits until all have built their model.
@@ -112,12 +112,12 @@ def launch(
     """
     require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
 
-    def make(meeting: RendezvousAddress) -> WorkerFactory:
+    def make_factory(meeting: RendezvousAddress) -> WorkerFactory:
         return RankSpec(spec, meeting).build
 
-    ranks, host = start_ranks(spec.section, f"{spec.head} learner", make, timeout_s, workers)
+    ranks, host = start_ranks(spec.section, f"{spec.head} learner", make_factory, timeout_s, workers)
     learner = MeshLearner(ranks, spec.section, host, begin, workers.one_machine)
-    learner.ready()
+    learner.wait_until_ready()
     return learner
 
 
@@ -140,8 +140,8 @@ def start_ranks(
     places = workers.place_ranks(count, section)
     host = RendezvousHost(workers.address, count, timeout_s + _RANKS_WAIT_LONGER_S)
     ranks = [
-        workers.start(
-            make(host.meeting.of(rank)), f"{name} rank {rank}", timeout_s, place, of=count
+        workers.start_worker(
+            make(host.meeting.for_rank(rank)), f"{name} rank {rank}", timeout_s, place, of=count
         )
         for rank, place in enumerate(places)
     ]
@@ -161,22 +161,22 @@ class RankSender(SharedFiles):
         self.on_host = learner.section.cpu_offload
         self.one_machine = learner.one_machine
 
-    def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    def stream_weights(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         yield from self._learner.weights(dtype)
 
-    def join(self, route: TransferRoute) -> None:
+    def open_route(self, route: TransferRoute) -> None:
         if route == self.route:
             return
         self._learner.call_all("join_receivers", route)
         self.route = route
 
-    def buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
+    def fill_buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         self._learner.call_all("begin_sending", stream.dtype, columns)
         try:
             while True:
                 shipments = self._learner.call_all("fill_bucket")
                 for shipment in shipments:
-                    stream.note(shipment.sent)
+                    stream.note_fingerprints(shipment.sent)
                 found = [shipment.bucket for shipment in shipments if shipment.bucket is not None]
                 if not found:
                     return
@@ -188,10 +188,10 @@ class RankSender(SharedFiles):
             self._learner.call_all("end_sending")
             raise
 
-    def finish(self) -> None:
+    def free_buckets(self) -> None:
         self._learner.empty_cache()
 
-    def ship(self, bucket: WeightBucket) -> None:
+    def ship_bucket(self, bucket: WeightBucket) -> None:
         if self.route is not None and self.route.meeting is not None:
             self._learner.ranks[0].call("ship_bucket", bucket)
 
@@ -223,37 +223,37 @@ class MeshLearner:
         self._make_room = begin
         self._has_left = False
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """Waits until every rank has built its model."""
-        self.outcomes([rank.pending for rank in self.ranks])
+        self.wait_for_ranks([rank.pending for rank in self.ranks])
 
     def logprobs(self, batch: Batch) -> Tensor:
-        order, parts = self._on_shares("logprobs", batch)
+        order, parts = self._call_on_shares("logprobs", batch)
         return restore_order(torch.cat(parts), order, batch.lengths)
 
     def topk(self, batch: Batch, k: int) -> tuple[Tensor, Tensor]:
-        return self._columns("topk", batch, k)
+        return self._score_columns("topk", batch, k)
 
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self._columns("values", batch)
+        return self._score_columns("values", batch)
 
-    def _columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
-        order, parts = self._on_shares(verb, batch, *args)
+    def _score_columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
+        order, parts = self._call_on_shares(verb, batch, *args)
         first, second = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return restore_order(first, order, batch.lengths), restore_order(
             second, order, batch.lengths
         )
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
-        return merge_metrics(self._on_shares("forward_backward", batch, loss)[1])
+        return merge_metrics(self._call_on_shares("forward_backward", batch, loss)[1])
 
     def optim_step(self) -> Metrics:
         """Steps every rank; all return the same metrics: gradients are summed before the norm."""
-        self._begin()
+        self._begin_work()
         return self.call_all("optim_step")[0]
 
     def reset_optimizer(self) -> None:
-        self._begin()
+        self._begin_work()
         self.call_all("reset_optimizer")
 
     def offload(self, keep_weights: bool = False) -> None:
@@ -277,11 +277,11 @@ class MeshLearner:
             yield from self.ranks[0].stream("weights", dtype)
         except WorkerDied:  # the cause; errors of the other ranks would only hide it
             while others:
-                others.pop().abandon()
+                others.pop().end_worker()
             self.close()
             raise
         finally:
-            self.outcomes(others)
+            self.wait_for_ranks(others)
 
     def require_shared(self, folder: Path) -> None:
         """Raises InputError if a rank's machine lacks the run's folder, where it writes."""
@@ -296,14 +296,14 @@ class MeshLearner:
             )
 
     def save(self, folder: Path) -> None:
-        self._begin()
+        self._begin_work()
         self.call_all("save", folder.absolute())  # a rank's working directory may differ
 
     def poll_save(self, wait: bool) -> bool:
         return all(self.call_all("poll_save", wait))
 
     def load(self, folder: Path) -> None:
-        self._begin()
+        self._begin_work()
         self.call_all("load", folder.absolute())
 
     def close(self) -> None:
@@ -311,7 +311,7 @@ class MeshLearner:
         for rank in self.ranks:
             rank.close()
 
-    def _begin(self) -> None:
+    def _begin_work(self) -> None:
         """Begins a verb that moves weights or moments back to the devices."""
         self._has_left = False
         if self._make_room is not None:
@@ -319,17 +319,17 @@ class MeshLearner:
 
     def call_all(self, verb: str, *args: Any) -> list[Any]:
         """Calls a verb of every rank at the same time. Returns results in rank order."""
-        return self.outcomes(rank.submit(verb, *args) for rank in self.ranks)
+        return self.wait_for_ranks(rank.submit(verb, *args) for rank in self.ranks)
 
-    def _on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
+    def _call_on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
         """Runs a verb on each data-parallel share of the rows, on all ranks of its model replica.
 
         Returns:
             Row indices in the order of the shares, int64 [B], and each share's result.
         """
-        self._begin()
+        self._begin_work()
         parallel = self.section.parallel
-        shares = deal(
+        shares = deal_to_ranks(
             batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares
         )
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
@@ -339,24 +339,24 @@ class MeshLearner:
                 verb,
                 batch.select(rows[number // each]),
                 *args,
-                passes=_renumber(shares[number // each]),
+                passes=_renumber_groups(shares[number // each]),
             )
             for number, rank in enumerate(self.ranks)
         ]
         first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
-        results = self.outcomes(calls)[first_of_last_stage::each]
+        results = self.wait_for_ranks(calls)[first_of_last_stage::each]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 
-    def outcomes(self, calls: Iterable[PendingCall]) -> list[Any]:
+    def wait_for_ranks(self, calls: Iterable[PendingCall]) -> list[Any]:
         """Waits for all ranks; if one is lost, the process group is broken, so ends the rest."""
         try:
-            return outcomes(list(calls))
+            return wait_for_calls(list(calls))
         except WorkerDied:
             self.close()
             raise
 
 
-def _renumber(passes: Sequence[Sequence[int]]) -> list[list[int]]:
+def _renumber_groups(passes: Sequence[Sequence[int]]) -> list[list[int]]:
     """The same passes, with groups numbered in the order in which the passes read them."""
     ends = list(accumulate((len(one) for one in passes), initial=0))
     return [list(range(start, end)) for start, end in pairwise(ends)]

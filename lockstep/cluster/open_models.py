@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.learner_group import MeshLearner, launch_learner
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import DeviceTurns
@@ -42,15 +42,15 @@ def open_learner(
     """
     with progress.phase("self-check"):
         require_proof(spec.model, spec.section, sampling)
-    if workers.here and spec.section.in_process:
+    if workers.is_local and spec.section.in_process:
         return spec.build()
     with progress.phase("start learners"):
-        learner = launch(spec, timeout_s, workers, None if turns is None else turns.begin)
+        learner = launch_learner(spec, timeout_s, workers, None if turns is None else turns.begin_work)
     workers.callback(learner.close)
     return learner
 
 
-def section_of(learner: Learner) -> LearnerSection:
+def find_section(learner: Learner) -> LearnerSection:
     """The options that a learner was opened with.
 
     Raises:
@@ -61,7 +61,7 @@ def section_of(learner: Learner) -> LearnerSection:
     raise InputError("the learner was not opened by open_learner; remove it, and sync its weights")
 
 
-def dtype_of(learner: Learner) -> DType:
+def find_dtype(learner: Learner) -> DType:
     """The type that a learner computes in; for others than Lockstep's, the least precise type."""
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section.dtype
@@ -85,7 +85,7 @@ def share_weights(
     backend = find_backend(spec.section)
     merges = section.lora is not None and spec.learner.adapters_apart is None
     if (
-        not (workers.here and spec.section.in_process)
+        not (workers.is_local and spec.section.in_process)
         or workers.engines_apart
         or merges
         or backend is None
@@ -93,4 +93,4 @@ def share_weights(
         return None
     if not isinstance(learner, RankLearner) or not isinstance(learner.model, LogitsHead):
         return None
-    return backend.wrap(learner.model.lm, spec.section, section)
+    return backend.wrap_model(learner.model.lm, spec.section, section)

@@ -48,24 +48,24 @@ class ProcessCounts:
     apart: bool = False
 
     @classmethod
-    def of(
+    def from_sections(
         cls, cluster: ClusterSection, ranks: int = 0, sampler: SamplerSection | None = None
     ) -> Self:
         """The processes of a recipe; without a sampler it has no engines."""
-        engines, width = (0, 1) if sampler is None else (sampler.engines, sampler.tensor_parallel)
+        engines, width = (0, 1) if sampler is None else (sampler.engine_count, sampler.tensor_parallel)
         return cls(ranks, engines, width, cluster.is_apart)
 
     @property
-    def first(self) -> int:
+    def first_engine_device(self) -> int:
         """Index of the first device of an engine."""
         if self.apart:
             return -(-self.ranks // self.width) * self.width
         return 0
 
     @property
-    def devices(self) -> int:
+    def device_count(self) -> int:
         """Total number of devices."""
-        return max(self.ranks, self.first + self.engines * self.width if self.engines else 0)
+        return max(self.ranks, self.first_engine_device + self.engines * self.width if self.engines else 0)
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class DeviceGrid:
     on_gpu: bool
 
     @classmethod
-    def of_cores(cls, processes: ProcessCounts) -> Self:
+    def from_cores(cls, processes: ProcessCounts) -> Self:
         """Shares of one machine's cores, enough for the processes."""
-        return cls(1, max(processes.devices, 1), on_gpu=False)
+        return cls(1, max(processes.device_count, 1), on_gpu=False)
 
     @classmethod
-    def of_machines_like(cls, gpus: int, processes: ProcessCounts) -> Self:
+    def from_similar_machines(cls, gpus: int, processes: ProcessCounts) -> Self:
         """Machines with `gpus` GPUs each, enough for the processes."""
-        return cls(max(-(-processes.devices // gpus), 1), gpus, on_gpu=True)
+        return cls(max(-(-processes.device_count // gpus), 1), gpus, on_gpu=True)
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class ProcessPlace:
     on_gpu: bool
 
     @property
-    def last(self) -> int:
+    def last_device(self) -> int:
         """Index of its last device over all machines."""
         return self.first + len(self.devices) - 1
 
-    def environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def build_environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Environment variables that limit a process on this machine to its own GPUs.
 
         Args:
@@ -145,19 +145,19 @@ class RunPlacement:
     engines: tuple[ProcessPlace, ...]
 
     @classmethod
-    def of(cls, devices: DeviceGrid, processes: ProcessCounts) -> Self:
+    def from_devices(cls, devices: DeviceGrid, processes: ProcessCounts) -> Self:
         """Places ranks and engines on consecutive devices, in the order of the machines.
 
         Raises:
             InputError: Too few devices, or an engine would span two machines.
         """
         _require_room(devices, processes)
-        starts = [processes.first + engine * processes.width for engine in range(processes.engines)]
+        starts = [processes.first_engine_device + engine * processes.width for engine in range(processes.engines)]
         return cls(
             devices,
             processes,
-            tuple(_place(devices, rank, 1) for rank in range(processes.ranks)),
-            tuple(_place(devices, start, processes.width) for start in starts),
+            tuple(_place_process(devices, rank, 1) for rank in range(processes.ranks)),
+            tuple(_place_process(devices, start, processes.width) for start in starts),
         )
 
     def with_engines(self, section: SamplerSection) -> RunPlacement:
@@ -166,8 +166,8 @@ class RunPlacement:
         Raises:
             InputError: Too few devices.
         """
-        processes = replace(self.processes, engines=section.engines, width=section.tensor_parallel)
-        return RunPlacement.of(self.devices, processes)
+        processes = replace(self.processes, engines=section.engine_count, width=section.tensor_parallel)
+        return RunPlacement.from_devices(self.devices, processes)
 
     @property
     def engines_on_one_machine(self) -> bool:
@@ -183,7 +183,7 @@ class RunPlacement:
 
     def describe(self) -> str:
         """One line that tells which processes use which devices."""
-        parts = [f"learner on {self._span(self.ranks)}"] if self.ranks else []
+        parts = [f"learner on {self._describe_span(self.ranks)}"] if self.ranks else []
         if self.engines:
             if self.processes.width > 1:
                 each = f", {self.processes.width} each,"
@@ -193,17 +193,17 @@ class RunPlacement:
                 engines = "1 engine"
             else:
                 engines = f"{self.processes.engines} engines"
-            parts.append(f"{engines}{each} on {self._span(self.engines)}")
+            parts.append(f"{engines}{each} on {self._describe_span(self.engines)}")
         if self.ranks and self.engines and not self.processes.apart:
             turns = ", in turns"
         else:
             turns = ""
         return "; ".join(parts) + turns
 
-    def _span(self, places: Sequence[ProcessPlace]) -> str:
+    def _describe_span(self, places: Sequence[ProcessPlace]) -> str:
         kind = "GPU" if self.devices.on_gpu else "place"
         first = places[0].first
-        last = places[-1].last
+        last = places[-1].last_device
         machines = 1 + places[-1].machine - places[0].machine
         span = f"{kind} {first}" if first == last else f"{kind}s {first} to {last}"
         if machines == 1:
@@ -211,22 +211,22 @@ class RunPlacement:
         return f"{span} of {machines} machines"
 
 
-def placement_of(recipe: Algorithm) -> RunPlacement:
+def plan_placement(recipe: Algorithm) -> RunPlacement:
     """The placement of a training run.
 
     Raises:
         InputError: As `choose_placement`, or weights cannot reach an engine.
     """
     sampler = None if recipe.inference is None else recipe.inference.sampler
-    processes = ProcessCounts.of(recipe.cluster, recipe.learner.parallel.ranks, sampler)
+    processes = ProcessCounts.from_sections(recipe.cluster, recipe.learner.parallel.ranks, sampler)
     found = choose_placement(recipe.cluster, recipe.learner, processes)
     if sampler is not None and found.engines:
         choose_route(sampler, found, found.engines_on_one_machine)
         if found.shares_gpus and not learner_backends.find_backend(recipe.learner).is_planned:
             _require_cache_size("sampler", sampler, found)
     for name, section in recipe.judges.items():
-        _require_cache_size(f"{name}.sampler", section.engine, found)
-        found.with_engines(section.engine)
+        _require_cache_size(f"{name}.sampler", section.engine_section, found)
+        found.with_engines(section.engine_section)
     return found
 
 
@@ -263,7 +263,7 @@ def choose_route(
         places = ()
     else:
         places = placement.engines
-    engines = {device for place in places for device in range(place.first, place.last + 1)}
+    engines = {device for place in places for device in range(place.first, place.last_device + 1)}
     if placement is None or not engines:
         ranks = []
     else:
@@ -298,18 +298,18 @@ def choose_placement(
         InputError: Fewer GPUs than requested.
     """
     if resolve_device(computation.device).type != "cuda":
-        return RunPlacement.of(DeviceGrid.of_cores(processes), processes)
+        return RunPlacement.from_devices(DeviceGrid.from_cores(processes), processes)
     here = torch.cuda.device_count()
     match cluster.backend:
         case "local":
-            return RunPlacement.of(DeviceGrid(1, here, on_gpu=True), processes)
+            return RunPlacement.from_devices(DeviceGrid(1, here, on_gpu=True), processes)
         case "ray":
-            return RunPlacement.of(DeviceGrid.of_machines_like(here, processes), processes)
+            return RunPlacement.from_devices(DeviceGrid.from_similar_machines(here, processes), processes)
         case _:
             assert_never(cluster.backend)
 
 
-def _place(devices: DeviceGrid, start: int, width: int) -> ProcessPlace:
+def _place_process(devices: DeviceGrid, start: int, width: int) -> ProcessPlace:
     machine, first = divmod(start, devices.per_machine)
     return ProcessPlace(machine, tuple(range(first, first + width)), start, devices.on_gpu)
 
@@ -335,7 +335,7 @@ def _require_room(devices: DeviceGrid, processes: ProcessCounts) -> None:
             f"sampler.tensor_parallel is {processes.width}, which must divide a machine's "
             f"{devices.per_machine} GPUs; an engine cannot span machines"
         )
-    if processes.devices > there:
+    if processes.device_count > there:
         if processes.apart:
             how = ", at the same time (with cluster.placement=colocated they take turns)"
         else:

@@ -34,9 +34,9 @@ from lockstep.cluster.transport import (
     GRACE_S,
     WireMessage,
     WorkerFactory,
-    decode,
-    encode,
-    serve,
+    decode_message,
+    encode_message,
+    serve_calls,
     take_threads,
 )
 from lockstep.config import RaySection
@@ -75,7 +75,7 @@ class RayCluster:
     def __init__(self, section: RaySection, processes: ProcessCounts, gpus: bool) -> None:
         self._end = contextlib.ExitStack()
         self._end.enter_context(
-            join_cluster(section.address, round(processes.devices * section.cpus_per_worker))
+            join_cluster(section.address, round(processes.device_count * section.cpus_per_worker))
         )
         per_machine = max(
             int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]
@@ -83,22 +83,22 @@ class RayCluster:
         self._on_gpu = gpus and per_machine > 0
         self._cpus = section.cpus_per_worker
         self._width = processes.width
-        self.placement = RunPlacement.of(
-            DeviceGrid.of_machines_like(per_machine, processes)
+        self.placement = RunPlacement.from_devices(
+            DeviceGrid.from_similar_machines(per_machine, processes)
             if self._on_gpu
-            else DeviceGrid.of_cores(processes),
+            else DeviceGrid.from_cores(processes),
             processes,
         )
-        self._places = self._reserve(-(-processes.devices // self._width), section.timeout_s)
+        self._places = self._reserve_places(-(-processes.device_count // self._width), section.timeout_s)
         self._bundles = self._sort_bundles()
         if self._on_gpu and self._width > 1:
-            self._names = self._ask_names()
+            self._names = self._list_gpu_names()
         else:
             self._names = None
         self.address = str(get_node_ip_address())
 
     @property
-    def threads(self) -> int:
+    def threads_per_worker(self) -> int:
         """Torch threads per worker."""
         return max(1, int(self._cpus))
 
@@ -108,7 +108,7 @@ class RayCluster:
         nodes = set(placement_group_table(self._places)["bundles_to_node_id"].values())
         return nodes == {ray.get_runtime_context().get_node_id()}
 
-    def actor(self, factory: WorkerFactory, place: ProcessPlace, threads: int) -> RayWorker:
+    def start_worker(self, factory: WorkerFactory, place: ProcessPlace, threads: int) -> RayWorker:
         """Starts a worker in its place.
 
         Raises:
@@ -135,7 +135,7 @@ class RayCluster:
             own = self._names[number][within : within + len(place.devices)]
             environment |= {"CUDA_VISIBLE_DEVICES": ",".join(own)}
         return RayWorker(
-            factory, threads, options | {"scheduling_strategy": self._in(bundle)}, environment
+            factory, threads, options | {"scheduling_strategy": self._pin_to_bundle(bundle)}, environment
         )
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class RayCluster:
         with self._end, contextlib.suppress(RayError):
             remove_placement_group(self._places)
 
-    def _in(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+    def _pin_to_bundle(self, bundle: int) -> PlacementGroupSchedulingStrategy:
         return PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=bundle)
 
     def _sort_bundles(self) -> list[int]:
@@ -152,17 +152,17 @@ class RayCluster:
         order = list(dict.fromkeys(nodes[bundle] for bundle in sorted(nodes)))
         return sorted(nodes, key=lambda bundle: (order.index(nodes[bundle]), bundle))
 
-    def _ask_names(self) -> list[list[str]]:
+    def _list_gpu_names(self) -> list[list[str]]:
         """Names of each bundle's GPUs on its machine."""
         ask: Any = ray.remote(ray.get_gpu_ids)
         options = {"num_cpus": 0, "num_gpus": self._width}
         asked = [
-            ask.options(**options, scheduling_strategy=self._in(bundle)).remote()
+            ask.options(**options, scheduling_strategy=self._pin_to_bundle(bundle)).remote()
             for bundle in self._bundles
         ]
         return [sorted(map(str, names)) for names in ray.get(asked)]
 
-    def _reserve(self, count: int, timeout_s: float) -> Any:
+    def _reserve_places(self, count: int, timeout_s: float) -> Any:
         bundle = {"CPU": self._cpus * self._width} | (
             {"GPU": float(self._width)} if self._on_gpu else {}
         )
@@ -197,15 +197,15 @@ class RayWorker:
         self._life = self._actor.live.remote(threads, os.getcwd(), sys.path, dict(environment))
         self._next = self._actor.give.remote()
         self._closed = False
-        self.send(factory, 0.0)
+        self.send_message(factory, 0.0)
 
-    def send(self, message: WireMessage, timeout_s: float) -> None:
+    def send_message(self, message: WireMessage, timeout_s: float) -> None:
         """Passes the message to Ray, which returns immediately even if the worker is busy."""
-        if not self.alive():
+        if not self.is_alive():
             raise ConnectionError("the worker is gone")
-        self._actor.take.remote([np.frombuffer(part, np.uint8) for part in encode(message)])
+        self._actor.take.remote([np.frombuffer(part, np.uint8) for part in encode_message(message)])
 
-    def recv(self, timeout_s: float) -> WireMessage:
+    def receive_message(self, timeout_s: float) -> WireMessage:
         if self._closed:
             raise ConnectionError("the worker was ended")
         try:
@@ -217,15 +217,15 @@ class RayWorker:
         if frame is None:
             raise EOFError("the worker has ended")
         self._next = self._actor.give.remote()
-        return decode([bytearray(part) for part in frame])
+        return decode_message([bytearray(part) for part in frame])
 
-    def poll(self, timeout_s: float) -> bool:
+    def has_message(self, timeout_s: float) -> bool:
         return self._closed or bool(ray.wait([self._next], timeout=timeout_s)[0])
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return not self._closed and not ray.wait([self._life], timeout=0)[0]
 
-    def ending(self) -> str:
+    def describe_ending(self) -> str:
         if self._closed:
             return CLOSED
         try:
@@ -266,7 +266,7 @@ class _WorkerActor:
             os.chdir(folder)
         take_threads(threads)
         with contextlib.suppress(EOFError):
-            serve(self._receive, self._send)
+            serve_calls(self._receive_frame, self._send_message)
         self._given.put(None)
 
     @ray.method(concurrency_group="taking")
@@ -279,14 +279,14 @@ class _WorkerActor:
         """Waits for the worker's next message; None: the worker has ended."""
         return self._given.get()
 
-    def _receive(self) -> Sequence[bytearray]:
+    def _receive_frame(self) -> Sequence[bytearray]:
         frame = self._taken.get()
         if frame is None:
             raise EOFError("no more messages will come")
         return [bytearray(part) for part in frame]
 
-    def _send(self, message: WireMessage) -> None:
-        self._given.put([np.frombuffer(part, np.uint8).copy() for part in encode(message)])
+    def _send_message(self, message: WireMessage) -> None:
+        self._given.put([np.frombuffer(part, np.uint8).copy() for part in encode_message(message)])
 
 
 _ACTOR: Any = ray.remote(concurrency_groups={"taking": 1, "giving": 1})(_WorkerActor)  # pyright: ignore[reportCallIssue]

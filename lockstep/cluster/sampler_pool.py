@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import StreamItem
-from lockstep.cluster.worker_proxy import POLL_S, PendingCall, WorkerDied, WorkerProxy, outcomes
+from lockstep.cluster.worker_proxy import POLL_S, PendingCall, WorkerDied, WorkerProxy, wait_for_calls
 from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_responses
@@ -43,7 +43,7 @@ class _ActiveBlock:
     pending: PendingCall
     pieces: list[ResponsePiece] = field(default_factory=list)
 
-    def advance(self) -> bool:
+    def collect_arrived(self) -> bool:
         """Collects the responses that have arrived. Returns True if the block is complete.
 
         Raises:
@@ -78,13 +78,13 @@ class SamplerPool:
         self._section = spec.section
         self._chosen = workers.choose_route(spec.section)
         self.dtype = spec.dtype
-        self._context = spec.context
+        self._context = spec.context_tokens
         self.version: int | None = None
         self._sender = LocalSender()
         self._host: RendezvousHost | None = None  # of the newest group, which lives as long
         self._route: TransferRoute | None = None  # opened by all workers
         self.remotes = [
-            workers.start(
+            workers.start_worker(
                 spec.build,
                 f"sampler {number}",
                 spec.section.timeout_s,
@@ -97,13 +97,13 @@ class SamplerPool:
             )
         ]
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """Waits until every worker has built its sampler."""
-        with self._own_deaths():
+        with self._translate_deaths():
             for remote in self.remotes:
-                remote.ready()
+                remote.wait_until_ready()
 
-    def blocks(
+    def generate_blocks(
         self, blocks: Iterable[RequestBlock], sampling: SamplingParams
     ) -> Generator[tuple[int, Batch], None, None]:
         """Generates responses to blocks, one worker per block.
@@ -120,20 +120,20 @@ class SamplerPool:
         """
         busy = dict[WorkerProxy, _ActiveBlock]()
         try:
-            with self._own_deaths():
-                yield from self._share_out(iter(blocks), busy, sampling)
+            with self._translate_deaths():
+                yield from self._assign_blocks(iter(blocks), busy, sampling)
         except WorkerDied:
             raise
         except Exception:
             for work in busy.values():
-                work.pending.drain()
+                work.pending.discard_rest()
             raise
         finally:
             for work in busy.values():
                 if work.pending.open:
-                    work.pending.abandon()
+                    work.pending.end_worker()
 
-    def _share_out(
+    def _assign_blocks(
         self,
         waiting: Iterator[RequestBlock],
         busy: dict[WorkerProxy, _ActiveBlock],
@@ -147,7 +147,7 @@ class SamplerPool:
                 busy[remote] = _ActiveBlock(*block, remote.submit("pieces", block[1], sampling))
             if not busy:
                 return
-            for remote in [remote for remote, work in busy.items() if work.advance()]:
+            for remote in [remote for remote, work in busy.items() if work.collect_arrived()]:
                 work = busy.pop(remote)
                 idle.append(remote)
                 batch = gather_pieces(work.pieces)
@@ -164,7 +164,7 @@ class SamplerPool:
         blocks = (
             (number, [requests[place] for place in share]) for number, share in enumerate(shares)
         )
-        for number, batch in self.blocks(blocks, sampling):
+        for number, batch in self.generate_blocks(blocks, sampling):
             yield shares[number], batch
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
@@ -172,15 +172,15 @@ class SamplerPool:
 
     def logprobs(self, batch: Batch) -> Tensor:
         """Log-probabilities, by the first worker."""
-        with self._own_deaths():
+        with self._translate_deaths():
             return self.remotes[0].call("logprobs", batch)
 
     def logprobs_of_each(self, batch: Batch) -> Sequence[Tensor]:
-        return self._on_all("logprobs", batch)
+        return self._call_all("logprobs", batch)
 
     def show(self, name: str) -> Tensor:
         """Fetches a tensor from the first worker."""
-        with self._own_deaths():
+        with self._translate_deaths():
             return self.remotes[0].call("show", name)
 
     def load_weights(
@@ -188,61 +188,61 @@ class SamplerPool:
     ) -> Sequence[WeightAttestation]:
         """Sends all workers the same buckets; fills one while they read the previous."""
         self.version = None
-        outgoing = OutgoingWeights.of(stream)
+        outgoing = OutgoingWeights.wrap_stream(stream)
         calls = list[PendingCall]()
         sender = self._sender if outgoing.sender is None else outgoing.sender
         if outgoing.on_gpu:
             chosen = self._chosen
         else:
-            chosen = self._chosen.from_host(self._workers.one_machine)
-        with self._own_deaths():
-            self._let_join(sender, chosen)
-            buckets = sender.buckets(outgoing, self._spec.backend.packs(self._spec.learner))
+            chosen = self._chosen.for_host_weights(self._workers.one_machine)
+        with self._translate_deaths():
+            self._open_routes(sender, chosen)
+            buckets = sender.fill_buckets(outgoing, self._spec.backend.packs_weights(self._spec.learner))
             with contextlib.closing(buckets):
                 for bucket in buckets:
-                    outcomes(calls)
+                    wait_for_calls(calls)
                     calls = [remote.submit("receive", bucket) for remote in self.remotes]
-                    _blaming(calls, partial(sender.ship, bucket))
-            outcomes(calls)
-            sender.finish()
-            attestations = self._on_all("attest", version)
+                    _run_blaming_receivers(calls, partial(sender.ship_bucket, bucket))
+            wait_for_calls(calls)
+            sender.free_buckets()
+            attestations = self._call_all("attest", version)
         self.version = version
         return attestations
 
     def wake(self) -> None:
-        self._on_all("wake")
+        self._call_all("wake")
 
     def sleep(self) -> None:
-        self._on_all("sleep")
+        self._call_all("sleep")
         if self._spec.backend.forgets_weights(self._section):
             self.version = None
 
     def close(self) -> None:
         """Ends all workers; idle ones first close what they opened."""
-        resting = [remote for remote in self.remotes if remote.alive() and not remote.pending.open]
+        resting = [remote for remote in self.remotes if remote.is_alive() and not remote.pending.open]
         with contextlib.suppress(Exception):
-            outcomes([remote.submit("close") for remote in resting])
+            wait_for_calls([remote.submit("close") for remote in resting])
         for remote in self.remotes:
             remote.close()
 
-    def abandon(self) -> None:
+    def end_workers(self) -> None:
         """Ends all workers immediately; pending calls in other threads fail."""
         for remote in self.remotes:
             remote.close(at_once=True)
 
-    def _on_all(self, verb: str, *args: Any) -> list[Any]:
+    def _call_all(self, verb: str, *args: Any) -> list[Any]:
         """Calls a verb of all workers at the same time."""
-        with self._own_deaths():
-            return outcomes([remote.submit(verb, *args) for remote in self.remotes])
+        with self._translate_deaths():
+            return wait_for_calls([remote.submit(verb, *args) for remote in self.remotes])
 
-    def _let_join(self, sender: LocalSender | WeightSender, chosen: TransferRoute) -> None:
+    def _open_routes(self, sender: LocalSender | WeightSender, chosen: TransferRoute) -> None:
         """Opens the chosen kind of route at a sender and all workers, unless already open."""
         width = self._section.tensor_parallel
-        if self._route is not None and self._route == sender.route and chosen.is_like(self._route):
+        if self._route is not None and self._route == sender.route and chosen.has_same_carrier(self._route):
             return
         match chosen.transfer:
             case "shared_memory":
-                route = replace(chosen, places=sender.places)
+                route = replace(chosen, places=sender.file_paths)
             case "process_group":
                 count = 1 + len(self.remotes) * width
                 self._host = RendezvousHost(self._workers.address, count, self._section.timeout_s)
@@ -252,25 +252,25 @@ class SamplerPool:
             case _:
                 assert_never(chosen.transfer)
         calls = [
-            remote.submit("join", route.of(1 + number * width))
+            remote.submit("join", route.for_rank(1 + number * width))
             for number, remote in enumerate(self.remotes)
         ]
-        _blaming(calls, partial(sender.join, route))
-        outcomes(calls)
+        _run_blaming_receivers(calls, partial(sender.open_route, route))
+        wait_for_calls(calls)
         self._route = route
 
     @contextlib.contextmanager
-    def _own_deaths(self) -> Iterator[None]:
+    def _translate_deaths(self) -> Iterator[None]:
         """Raises a worker's death as `SamplerLost`; a sending learner's death passes unchanged."""
         try:
             yield
         except WorkerDied as error:
-            if all(remote.alive() for remote in self.remotes):
+            if all(remote.is_alive() for remote in self.remotes):
                 raise
             raise SamplerLost(str(error)) from error
 
 
-def _blaming(calls: Sequence[PendingCall], action: Callable[[], T]) -> T:
+def _run_blaming_receivers(calls: Sequence[PendingCall], action: Callable[[], T]) -> T:
     """Does the sender's part of a collective.
 
     If that fails, raises the receivers' error instead, which says more.
@@ -280,19 +280,19 @@ def _blaming(calls: Sequence[PendingCall], action: Callable[[], T]) -> T:
     except WorkerDied:  # of the sending process
         raise
     except Exception:
-        outcomes(calls)
+        wait_for_calls(calls)
         raise
 
 
-def nearest(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> Sampler:
+def open_nearest_sampler(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> Sampler:
     """A sampler, in this process if possible, otherwise in separate processes."""
-    if workers.here and spec.section.in_process and not workers.engines_apart:
+    if workers.is_local and spec.section.in_process and not workers.engines_apart:
         spec.require_proof()
-        return spec.open_here()
-    return processes(spec, progress, workers)
+        return spec.open_in_process()
+    return start_sampler_pool(spec, progress, workers)
 
 
-def processes(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> SamplerPool:
+def start_sampler_pool(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> SamplerPool:
     """Starts a run's rollout workers together, and waits until they are ready.
 
     They end with the run.
@@ -302,5 +302,5 @@ def processes(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> 
     started = SamplerPool(spec, workers)
     workers.callback(started.close)
     with progress.phase("start samplers"):
-        started.ready()
+        started.wait_until_ready()
     return started

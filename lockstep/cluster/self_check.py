@@ -32,16 +32,16 @@ from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError, first_line
 from lockstep.core.types import Request, SamplingParams
-from lockstep.data.cache import ensure_cached, entry
+from lockstep.data.cache import ensure_cached, name_entry
 from lockstep.distributed.sampling import token_scores
 from lockstep.models import attention
 from lockstep.models.device import resolve_device
-from lockstep.models.export import assemble
+from lockstep.models.export import assemble_folder
 from lockstep.models.families.own_code import find_package, write_own_files
-from lockstep.models.folder import ModelError, context_of, read_config
+from lockstep.models.folder import ModelError, find_context_length, read_config
 from lockstep.models.heads import PLAIN, LogitsHead
-from lockstep.models.miniature import miniature, plain_logits
-from lockstep.models.precision import TORCH_TYPES, autocast
+from lockstep.models.miniature import build_miniature, plain_logits
+from lockstep.models.precision import TORCH_TYPES, open_autocast
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep.version import __version__
 
@@ -87,7 +87,7 @@ class SelfCheckResult:
     decoded: float
 
     @property
-    def largest(self) -> float:
+    def largest_gap(self) -> float:
         return max(self.scored, self.decoded)
 
 
@@ -117,36 +117,36 @@ def require_proof(
         computation.dtype,
         str(device),
     )
-    key = about, _machine(), _source(), find_package(config.model_type)
+    key = about, _describe_machine(), _hash_source(), find_package(config.model_type)
 
-    def write(file: BinaryIO) -> None:
-        file.write(json.dumps(asdict(prove(config, device, computation.dtype, shape))).encode())
+    def write_proof(file: BinaryIO) -> None:
+        file.write(json.dumps(asdict(compute_proof(config, device, computation.dtype, shape))).encode())
 
-    path = ensure_cached(entry("self-check", key), write)
+    path = ensure_cached(name_entry("self-check", key), write_proof)
     return SelfCheckResult(**json.loads(path.read_bytes()))
 
 
 @torch.no_grad()
-def prove(
+def compute_proof(
     config: PreTrainedConfig, device: torch.device, dtype: DType, sampling: SamplingParams | None
 ) -> SelfCheckResult:
     """Computes the proof; see `require_proof`."""
-    model = miniature(config)
+    model = build_miniature(config)
     nn.Module.to(model, device)
     with torch.random.fork_rng(devices=[]), _refuse_unsupported(config):
         sampled = _sample_batch(model, sampling)
         every = replace(sampled, sampling=None).with_columns({"mask": sampled.position > 0})
         plain = [plain_logits(model, tokens) for tokens in sampled.sequences()]
-        wanted_N = _scores(plain, every, PLAIN)
+        wanted_N = _score_plain_logits(plain, every, PLAIN)
         head = LogitsHead(model)
-        found = SelfCheckResult(_gap(_logprob(head, every), wanted_N), 0.0)
+        found = SelfCheckResult(_measure_gap(_score_batch(head, every), wanted_N), 0.0)
         if sampled.sampling is not None:
-            decoded = _gap(sampled["sampler_logprob"], _scores(plain, sampled, sampled.sampling))
+            decoded = _measure_gap(sampled["sampler_logprob"], _score_plain_logits(plain, sampled, sampled.sampling))
             found = replace(found, decoded=decoded)
         _require_gaps(config.model_type, found)
         if TORCH_TYPES[dtype] != torch.float32:
-            with autocast(device, dtype):
-                half_N = _logprob(head, every)
+            with open_autocast(device, dtype):
+                half_N = _score_batch(head, every)
             _require_half(config.model_type, dtype, (half_N - wanted_N)[every.mask])
         _require_export(model)
     return found
@@ -154,34 +154,34 @@ def prove(
 
 def _sample_batch(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
     """Responses of the torch sampler; without `sampling`, the prompts themselves."""
-    requests = _requests(model)
+    requests = _draw_requests(model)
     if sampling is not None:
         return torch_sampler(model, 3).generate(requests, sampling)
     tokens = torch.tensor([token for request in requests for token in request.tokens])
     return Batch(tokens, torch.tensor([len(request.tokens) for request in requests]))
 
 
-def _requests(model: PreTrainedModel) -> list[Request]:
+def _draw_requests(model: PreTrainedModel) -> list[Request]:
     """Prompts of uneven lengths, which fit the model's context."""
-    most = max(1, context_of(model.config) - _RESPONSE)
+    most = max(1, find_context_length(model.config) - _RESPONSE)
     sizes = torch.tensor([min(length, most) for length in _PROMPTS])
-    tokens = keyed.bits(
-        torch.tensor([keyed.key("self-check prompts")]), torch.arange(int(sizes.sum()))
+    tokens = keyed.draw_bits(
+        torch.tensor([keyed.hash_key("self-check prompts")]), torch.arange(int(sizes.sum()))
     )[0]
     tokens = tokens.remainder(int(model.config.vocab_size)).abs()
     return [
-        Request(tuple(part.tolist()), keyed.key("self-check", number))
+        Request(tuple(part.tolist()), keyed.hash_key("self-check", number))
         for number, part in enumerate(tokens.split(sizes.tolist()))
     ]
 
 
-def _logprob(head: LogitsHead, batch: Batch) -> Tensor:
+def _score_batch(head: LogitsHead, batch: Batch) -> Tensor:
     logprob = head(batch.to(head.lm.device)).logprob
     assert logprob is not None, "a head of logits scores tokens"
     return logprob.float().cpu()
 
 
-def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tensor:
+def _score_plain_logits(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tensor:
     """log π of the masked tokens from each sequence's logits, [N]; 0 elsewhere."""
     columns: list[Tensor] = []
     for logits_TV, tokens_T, mask_T in zip(
@@ -192,7 +192,7 @@ def _scores(plain: list[Tensor], batch: Batch, sampling: SamplingParams) -> Tens
     return torch.cat(columns)
 
 
-def _gap(found_N: Tensor, wanted_N: Tensor) -> float:
+def _measure_gap(found_N: Tensor, wanted_N: Tensor) -> float:
     """The largest |Δ|; infinite if any is NaN."""
     return float((found_N.cpu() - wanted_N.cpu()).abs().nan_to_num(float("inf")).max())
 
@@ -234,14 +234,14 @@ def _require_export(model: PreTrainedModel) -> None:
             out = Path(made) / "out"
             model.config.save_pretrained(frame)
             write_own_files(kind, frame)
-            assemble(frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card="")
+            assemble_folder(frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card="")
             again = AutoModelForCausalLM.from_pretrained(
                 out, dtype=torch.float32, attn_implementation=attention.NAME
             )
     except (ValueError, RuntimeError, NotImplementedError, KeyError, OSError) as error:
         raise ModelError(f"a {kind} cannot be exported: {first_line(error)}; {_INSTEAD}") from error
     nn.Module.to(again, model.device)
-    gap = _gap(plain_logits(again.eval(), tokens), plain_logits(model, tokens))
+    gap = _measure_gap(plain_logits(again.eval(), tokens), plain_logits(model, tokens))
     if gap > LARGEST_GAP:
         raise ModelError(
             f"an exported and reopened {kind} computes different logits (by up to {gap:.2g}); "
@@ -272,7 +272,7 @@ def _refuse_unsupported(config: PreTrainedConfig) -> Iterator[None]:
 
 
 @cache
-def _machine() -> tuple[str, ...]:
+def _describe_machine() -> tuple[str, ...]:
     """Versions and hardware."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     versions = __version__, torch.__version__, transformers.__version__, platform.python_version()
@@ -286,7 +286,7 @@ def _machine() -> tuple[str, ...]:
 
 
 @cache
-def _source() -> str:
+def _hash_source() -> str:
     """Hash of the source in `_PROVEN`."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()

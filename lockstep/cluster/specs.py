@@ -16,7 +16,7 @@ from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners import backend as learners
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device, resolve_device
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import find_context_length, read_config
 from lockstep.models.heads import PLAIN
 from lockstep.samplers import backend as samplers
 from lockstep.samplers.backend import InferenceBackend
@@ -53,7 +53,7 @@ class LearnerSpec:
         backend = learners.find_backend(self.section)
         if self.code is not None:
             user_code.import_file(self.code)
-        return backend.build(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
+        return backend.build_learner(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class SamplerSpec:
         """
         section = self.section
         if self.budget is not None and resolve_device(self.learner.device).type == "cuda":
-            section = self.budget.apply(section, self.backend.read_gpu_memory())
-        return self.backend.build(self.model, section, self.learner)
+            section = self.budget.apply_to_section(section, self.backend.read_gpu_memory())
+        return self.backend.build_sampler(self.model, section, self.learner)
 
-    def open_here(self) -> Sampler:
+    def open_in_process(self) -> Sampler:
         """Builds it in this process; only if `section.in_process`."""
         lm = load_on_device(self.model, self.learner)
-        return self.backend.wrap(lm, self.section, self.learner)
+        return self.backend.wrap_model(lm, self.section, self.learner)
 
     def require_proof(self) -> None:
         """Runs the self-check if the backend uses Lockstep's own KV cache; raises ModelError."""
@@ -92,9 +92,9 @@ class SamplerSpec:
             require_proof(self.model, self.learner, PLAIN)
 
     @property
-    def context(self) -> int:
+    def context_tokens(self) -> int:
         """Longest sequence of the sampler."""
-        context = context_of(read_config(self.model))
+        context = find_context_length(read_config(self.model))
         return min(context, self.section.context_limit or context)
 
     @property

@@ -70,7 +70,7 @@ class CallFailure:
     family: type[Exception] | None
 
     @classmethod
-    def of(cls, error: Exception) -> CallFailure:
+    def from_error(cls, error: Exception) -> CallFailure:
         family = None
         # a base class, if the class itself takes more than a text
         if isinstance(error, LockstepError | FloatingPointError):
@@ -96,7 +96,7 @@ class WorkerTransport(Protocol):
     Messages arrive in the order they were sent.
     """
 
-    def send(self, message: WireMessage, timeout_s: float) -> None:
+    def send_message(self, message: WireMessage, timeout_s: float) -> None:
         """Sends a message.
 
         Raises:
@@ -105,7 +105,7 @@ class WorkerTransport(Protocol):
         """
         ...
 
-    def recv(self, timeout_s: float) -> WireMessage:
+    def receive_message(self, timeout_s: float) -> WireMessage:
         """Waits for the worker's next message.
 
         Raises:
@@ -114,15 +114,15 @@ class WorkerTransport(Protocol):
         """
         ...
 
-    def poll(self, timeout_s: float) -> bool:
+    def has_message(self, timeout_s: float) -> bool:
         """True if `recv` would not block: a message is there, or the worker is gone."""
         ...
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """True while the worker runs."""
         ...
 
-    def ending(self) -> str:
+    def describe_ending(self) -> str:
         """Explains how the worker ended, for an error message."""
         ...
 
@@ -131,7 +131,7 @@ class WorkerTransport(Protocol):
         ...
 
 
-def encode(message: WireMessage) -> list[memoryview]:
+def encode_message(message: WireMessage) -> list[memoryview]:
     """The pickle of a message and the bytes of its tensors, which are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
@@ -141,7 +141,7 @@ def encode(message: WireMessage) -> list[memoryview]:
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def decode(frame: Sequence[bytearray]) -> Any:
+def decode_message(frame: Sequence[bytearray]) -> Any:
     """Decodes the output of `encode`; tensors live in the frame's memory."""
     return pickle.loads(frame[0], buffers=frame[1:])
 
@@ -151,10 +151,10 @@ def _reduce_tensor(tensor: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ..
     # Of the array and not of its memoryview: Python 3.11 crashes when it collects a memoryview of a
     # memoryview.
     array: Any = raw.numpy()
-    return _tensor, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
+    return _rebuild_tensor, (pickle.PickleBuffer(array), tensor.dtype, tuple(tensor.shape))
 
 
-def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _rebuild_tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if not raw:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).view(shape)
@@ -169,27 +169,27 @@ class SocketChannel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
-    def send(self, message: WireMessage, timeout_s: float | None = None) -> None:
-        parts = encode(message)
+    def send_message(self, message: WireMessage, timeout_s: float | None = None) -> None:
+        parts = encode_message(message)
         header = struct.pack(f"<I{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
-        deadline = _deadline(timeout_s)
+        deadline = _compute_deadline(timeout_s)
         for part in (header, *parts):
             self._socket.settimeout(_remaining_s(deadline))
             self._socket.sendall(part)
 
-    def recv(self, timeout_s: float | None = None) -> WireMessage:
-        return decode(self.frame(timeout_s))
+    def receive_message(self, timeout_s: float | None = None) -> WireMessage:
+        return decode_message(self.receive_frame(timeout_s))
 
-    def frame(self, timeout_s: float | None = None) -> list[bytearray]:
+    def receive_frame(self, timeout_s: float | None = None) -> list[bytearray]:
         """The parts of the next message.
 
         Raises:
             EOFError: If the other side has closed.
         """
-        deadline = _deadline(timeout_s)
-        (count,) = struct.unpack("<I", self._exactly(4, deadline))
-        sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count, deadline))
-        return [self._exactly(size, deadline) for size in sizes]
+        deadline = _compute_deadline(timeout_s)
+        (count,) = struct.unpack("<I", self._receive_exactly(4, deadline))
+        sizes = struct.unpack(f"<{count}Q", self._receive_exactly(8 * count, deadline))
+        return [self._receive_exactly(size, deadline) for size in sizes]
 
     def close(self) -> None:
         self._socket.close()
@@ -197,7 +197,7 @@ class SocketChannel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def _exactly(self, size: int, deadline: float | None) -> bytearray:
+    def _receive_exactly(self, size: int, deadline: float | None) -> bytearray:
         data = bytearray(size)
         view = memoryview(data)
         filled = 0
@@ -210,7 +210,7 @@ class SocketChannel:
         return data
 
 
-def _deadline(timeout_s: float | None) -> float | None:
+def _compute_deadline(timeout_s: float | None) -> float | None:
     if timeout_s is None:
         return None
     return time.monotonic() + timeout_s
@@ -233,7 +233,7 @@ MessageFrame = Sequence[bytearray]
 """The parts of a message, by `encode`."""
 
 
-def serve(receive: Callable[[], MessageFrame], send: Callable[[WireMessage], None]) -> None:
+def serve_calls(receive: Callable[[], MessageFrame], send: Callable[[WireMessage], None]) -> None:
     """A worker's main loop: builds its object, then answers calls until the other side closes.
 
     Raises:
@@ -241,22 +241,22 @@ def serve(receive: Callable[[], MessageFrame], send: Callable[[WireMessage], Non
     """
     frame = receive()
     try:
-        target = decode(frame)()
+        target = decode_message(frame)()
         send(CallResult(None))
     except Exception as error:
-        send(CallFailure.of(error))
+        send(CallFailure.from_error(error))
         return
     while True:
         frame = receive()
         # The caller handles an error in a verb, and the worker continues; a broken connection ends
         # it just below.
         try:
-            send(CallResult(_run(target, decode(frame), send)))
+            send(CallResult(_run_call(target, decode_message(frame), send)))
         except Exception as error:
-            send(CallFailure.of(error))
+            send(CallFailure.from_error(error))
 
 
-def _run(target: Any, call: MethodCall, send: Callable[[WireMessage], None]) -> Any:
+def _run_call(target: Any, call: MethodCall, send: Callable[[WireMessage], None]) -> Any:
     """Runs one call. Sends the items of an iterator one by one."""
     result = getattr(target, call.verb)(*call.args, **call.keywords)
     if not isinstance(result, Iterator):

@@ -28,17 +28,17 @@ class DeviceTurns:
         self._learners: list[RankLearner | MeshLearner] = []
         self._working: MeshLearner | None = None
 
-    def add(self, learner: RankLearner | MeshLearner) -> None:
+    def add_learner(self, learner: RankLearner | MeshLearner) -> None:
         """Adds a learner that takes turns."""
         self._learners.append(learner)
 
-    def begin(self, learner: MeshLearner) -> None:
+    def begin_work(self, learner: MeshLearner) -> None:
         """Begins the work of a learner in separate processes; the previous one frees its cache."""
         if self._working is not None and self._working is not learner:
             self._working.empty_cache()
         self._working = learner
 
-    def leave(self, shared: object = None) -> None:
+    def offload_learners(self, shared: object = None) -> None:
         """Offloads all learners.
 
         Args:
@@ -48,16 +48,16 @@ class DeviceTurns:
         for learner in self._learners:
             learner.offload(keep_weights=learner is shared)
 
-    def start(self, build: Callable[[], Sampler]) -> Sampler:
+    def start_engine(self, build: Callable[[], Sampler]) -> Sampler:
         """Starts an engine with its own weights, which sleeps until its first turn."""
-        self.leave()
+        self.offload_learners()
         engine = build()
         engine.sleep()
-        return SamplerInTurn(engine, self.leave)
+        return SamplerInTurn(engine, self.offload_learners)
 
-    def share(self, sampler: Sampler, learner: object) -> Sampler:
+    def wrap_sampler(self, sampler: Sampler, learner: object) -> Sampler:
         """Wraps a sampler that shares a learner's weights, so that it takes turns."""
-        return SamplerInTurn(sampler, partial(self.leave, learner))
+        return SamplerInTurn(sampler, partial(self.offload_learners, learner))
 
 
 class SamplerInTurn:

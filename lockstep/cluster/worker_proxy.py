@@ -51,26 +51,26 @@ class PendingCall:
         self._transport = transport
         self._timeout_s = timeout_s
         self._unsent: WorkerDied | None = None
-        self.renew()
+        self.restart_deadline()
 
-    def renew(self) -> None:
+    def restart_deadline(self) -> None:
         """Restarts the deadline from now."""
         self._deadline = time.monotonic() + self._timeout_s
 
-    def send(self, call: MethodCall) -> None:
+    def send_call(self, call: MethodCall) -> None:
         """Sends the worker the call; if the worker is gone, `result` raises as for any death."""
         try:
-            self._transport.send(call, self._timeout_s)
+            self._transport.send_message(call, self._timeout_s)
         except TimeoutError:
-            self._unsent = self._give_up()
+            self._unsent = self._end_late_worker()
         except OSError:
-            self._unsent = self._note_death("before")
+            self._unsent = self._describe_death("before")
 
     def is_done(self, wait_s: float = 0.0) -> bool:
         """True if `result` would return or raise without waiting; waits up to `wait_s` for that."""
         return (
             self._unsent is not None
-            or self._transport.poll(wait_s)
+            or self._transport.has_message(wait_s)
             or time.monotonic() > self._deadline
         )
 
@@ -78,7 +78,7 @@ class PendingCall:
         """Waits for the outcome; raises as `WorkerProxy.call`."""
         message = self.next_message()
         if isinstance(message, StreamItem):
-            self.drain()
+            self.discard_rest()
             raise TypeError(
                 f"{self.verb} of worker {self.name} streams its result; use Remote.stream"
             )
@@ -89,44 +89,44 @@ class PendingCall:
 
     def next_message(self) -> WireMessage:
         """Waits for a stream's next item, each with its own deadline, or for the final result."""
-        message = self._receive()
+        message = self._receive_message()
         if isinstance(message, CallFailure):
-            raise _error(self.name, self.verb, message)
+            raise _rebuild_error(self.name, self.verb, message)
         return message
 
-    def _receive(self) -> WireMessage:
+    def _receive_message(self) -> WireMessage:
         if self._unsent is not None:
             raise self._unsent
         try:
-            message = self._transport.recv(max(0.0, self._deadline - time.monotonic()))
+            message = self._transport.receive_message(max(0.0, self._deadline - time.monotonic()))
         except TimeoutError as error:
-            raise self._give_up() from error
+            raise self._end_late_worker() from error
         except (EOFError, OSError) as error:
-            raise self._note_death("in") from error
-        self.renew()
+            raise self._describe_death("in") from error
+        self.restart_deadline()
         self.open = isinstance(message, StreamItem)
         return message
 
-    def drain(self) -> None:
+    def discard_rest(self) -> None:
         """Discards the rest of an unwanted call, so that the worker is free for the next."""
         while self.open:
-            self._receive()
+            self._receive_message()
 
-    def abandon(self) -> None:
+    def end_worker(self) -> None:
         """Ends the worker, since this call will not end by itself."""
         self.open = False
         self._transport.close(at_once=True)
 
-    def _give_up(self) -> WorkerDied:
-        self.abandon()
+    def _end_late_worker(self) -> WorkerDied:
+        self.end_worker()
         return WorkerDied(
             f"worker {self.name} took longer than {self._timeout_s:g} s for {self.verb} and was "
             "ended"
         )
 
-    def _note_death(self, when: str) -> WorkerDied:
+    def _describe_death(self, when: str) -> WorkerDied:
         self.open = False
-        return WorkerDied(f"worker {self.name} died {when} {self.verb}: {self._transport.ending()}")
+        return WorkerDied(f"worker {self.name} died {when} {self.verb}: {self._transport.describe_ending()}")
 
 
 class WorkerProxy:
@@ -147,7 +147,7 @@ class WorkerProxy:
         self.timeout_s = timeout_s
         self.pending = PendingCall(transport, name, BUILD, timeout_s)
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """Waits until the worker has built its object; raises its error.
 
         Any call does so, too.
@@ -162,13 +162,13 @@ class WorkerProxy:
             WorkerDied: If the worker was lost while it built its object.
             RuntimeError: If another call is open.
         """
-        self.ready()
+        self.wait_until_ready()
         if self.pending.open:
             raise RuntimeError(
                 f"worker {self.name} received {verb} while {self.pending.verb} is running"
             )
         pending = PendingCall(self._transport, self.name, verb, self.timeout_s)
-        pending.send(MethodCall(verb, args, keywords))
+        pending.send_call(MethodCall(verb, args, keywords))
         self.pending = pending
         return pending
 
@@ -190,18 +190,18 @@ class WorkerProxy:
             while isinstance(message := pending.next_message(), StreamItem):
                 yield message.value
         finally:
-            pending.drain()
+            pending.discard_rest()
 
     def close(self, at_once: bool = False) -> None:
         """Ends the worker, after its current call unless `at_once`."""
         self._transport.close(at_once)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """True while the worker runs."""
-        return self._transport.alive()
+        return self._transport.is_alive()
 
 
-def outcomes(calls: Sequence[PendingCall], grace_s: float = 5.0) -> list[Any]:
+def wait_for_calls(calls: Sequence[PendingCall], grace_s: float = 5.0) -> list[Any]:
     """Waits for calls on several workers.
 
     Args:
@@ -228,13 +228,13 @@ def outcomes(calls: Sequence[PendingCall], grace_s: float = 5.0) -> list[Any]:
                 failures.append(error)
                 deadline = min(deadline, time.monotonic() + grace_s)
     for call in waiting:
-        call.abandon()
+        call.end_worker()
     if failures:
         raise next((error for error in failures if isinstance(error, WorkerDied)), failures[0])
     return [results[call] for call in calls]
 
 
-def _error(name: str, verb: str, failure: CallFailure) -> Exception:
+def _rebuild_error(name: str, verb: str, failure: CallFailure) -> Exception:
     if failure.family is None:
         return RemoteError(
             f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}"

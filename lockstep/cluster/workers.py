@@ -49,7 +49,7 @@ class WorkerPool(ExitStack):
             self.callback(cluster.close)
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """True if workers are local processes, so that a single worker may be this process."""
         return self._cluster is None
 
@@ -94,7 +94,7 @@ class WorkerPool(ExitStack):
         """
         if self._placement is None:
             return choose_placement(
-                ClusterSection(), computation, ProcessCounts.of(ClusterSection(), 0, section)
+                ClusterSection(), computation, ProcessCounts.from_sections(ClusterSection(), 0, section)
             ).engines
         return self._placement.with_engines(section).engines
 
@@ -106,7 +106,7 @@ class WorkerPool(ExitStack):
             placement = self._placement.with_engines(section)
         return choose_route(section, placement, self.one_machine)
 
-    def start(
+    def start_worker(
         self,
         factory: WorkerFactory,
         name: str,
@@ -127,9 +127,9 @@ class WorkerPool(ExitStack):
         """
         if self._cluster is None:
             share = max(1, torch.get_num_threads() // of)
-            transport = ChildProcess(factory, name, threads or share, place.environment())
+            transport = ChildProcess(factory, name, threads or share, place.build_environment())
         else:
-            transport = self._cluster.actor(factory, place, threads or self._cluster.threads)
+            transport = self._cluster.start_worker(factory, place, threads or self._cluster.threads_per_worker)
         return WorkerProxy(transport, name, timeout_s)
 
 
@@ -137,7 +137,7 @@ HERE = WorkerPool()
 """Child processes outside of a run; the caller ends those that it starts."""
 
 
-def workers_of(
+def open_worker_pool(
     section: ClusterSection,
     computation: Computation,
     progress: RunProgress,
@@ -156,8 +156,8 @@ def workers_of(
     Raises:
         ValueError: If the cluster is missing or full.
     """
-    processes = ProcessCounts.of(section, ranks, sampler)
-    if section.on_this_machine or not processes.devices:
+    processes = ProcessCounts.from_sections(section, ranks, sampler)
+    if section.on_this_machine or not processes.device_count:
         return WorkerPool(choose_placement(section, computation, processes))
     if importlib.util.find_spec("ray") is None:
         raise InputError(

@@ -9,7 +9,7 @@ from lockstep.core.errors import InputError
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     certify = parsers.add_parser(
         "certify",
@@ -35,10 +35,10 @@ def add(parsers: SubParsers) -> None:
     )
     add_out(certify, "FILE", "certificate file (default: certificates/<model>.json)")
     add_trust(certify)
-    certify.set_defaults(command=run)
+    certify.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 
@@ -48,6 +48,6 @@ def run(options: argparse.Namespace) -> int:
     if out is not None and out.is_dir():
         raise InputError(f"--out {out} is a folder; give a file path")
     with spare_modules():
-        from lockstep.inference.certify import TrialSize, certify
+        from lockstep.inference.certify import TrialSize, certify_model
 
-    return certify(options.model, TrialSize(options.count, options.max_tokens), out)
+    return certify_model(options.model, TrialSize(options.count, options.max_tokens), out)

@@ -8,7 +8,7 @@ import re
 from lockstep.commands.arguments import SubParsers
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     config = parsers.add_parser(
         "config", help="print a resolved recipe and where each value comes from"
@@ -22,29 +22,29 @@ def add(parsers: SubParsers) -> None:
         help="a key without a value describes that option",
     )
     config.add_argument("--explain", action="store_true", help="describe every option instead")
-    config.set_defaults(command=run)
+    config.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    from lockstep.config.help import explain_options, headline
-    from lockstep.config.loading import describe, load
+    from lockstep.config.help import explain_options, read_headline
+    from lockstep.config.loading import describe_recipe, load_recipe
     from lockstep.config.recipe_files import find_shipped
 
     if options.recipe is None:
         print(
             "\n".join(
-                f"{name:<44} {headline(path.read_text(encoding='utf-8'))}"
+                f"{name:<44} {read_headline(path.read_text(encoding='utf-8'))}"
                 for name, path in find_shipped().items()
             )
         )
         return 0
     keys = [word for word in options.overrides if re.fullmatch(r"\w+(\.\w+)*", word)]
-    loaded = load(options.recipe, [word for word in options.overrides if word not in keys])
+    loaded = load_recipe(options.recipe, [word for word in options.overrides if word not in keys])
     print(
         explain_options(loaded, keys)
         if keys or options.explain
-        else describe(loaded, origins=True),
+        else describe_recipe(loaded, origins=True),
         end="",
     )
     return 0

@@ -23,7 +23,7 @@ _ALGORITHMS = (
 )
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     convert = parsers.add_parser(
         "convert", help="convert a config of verl, NeMo RL, TRL or OpenRLHF to a recipe"
@@ -48,10 +48,10 @@ def add(parsers: SubParsers) -> None:
         "--algorithm", choices=_ALGORITHMS, help="algorithm, if the file does not specify it"
     )
     add_out(convert, "RECIPE", "write the recipe to this file and print the report")
-    convert.set_defaults(command=run)
+    convert.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.core.errors import InputError
 

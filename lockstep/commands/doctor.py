@@ -24,21 +24,21 @@ _CODES = "Exit codes: 0 pass, 2 could not start (wrong usage too), 3 inconclusiv
 CommandHandler = Callable[[argparse.Namespace], int]
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds `doctor` and its subcommands to a parser."""
     doctor = parsers.add_parser(
         "doctor",
         help="check whether training and inference agree on a model, and locate disagreements",
         epilog=_CODES,
     )
-    doctor.set_defaults(command=run)
+    doctor.set_defaults(command=run_command)
     group = doctor.add_subparsers(required=True, metavar="WHAT")
     what = "measure agreement over a grid of lengths, data, methods and batch sizes"
-    _add_measuring(group, "table", what, _table, "doctor_table")
+    _add_measuring(group, "table", what, _run_table, "doctor_table")
     what = "measure agreement over a small grid; on failure, locate the disagreement"
-    _add_measuring(group, "quick", what, _quick, "doctor_quick")
+    _add_measuring(group, "quick", what, _run_quick, "doctor_quick")
     parser = _add_measuring(group, "locate", "locate a disagreement and prove it", _locate_model)
-    parser.set_defaults(answer=partial(_locate, parser))
+    parser.set_defaults(answer=partial(_run_locate, parser))
     parser.add_argument(
         "--model",
         metavar="FOLDER",
@@ -51,16 +51,16 @@ def add(parsers: SubParsers) -> None:
         group,
         "refit",
         "overwrite an engine's weights with noise, refit, and compare every tensor",
-        _refit,
+        _run_refit,
     )
     _add_measuring(
         group,
         "bringup",
         "check a new model for issues that grids miss: limits, embeddings, experts",
-        _bringup,
+        _run_bringup,
     )
     what = "analyze a dump of log-probabilities without a model"
-    parser = _add_question(group, "analyze", what, _analyze)
+    parser = _add_question(group, "analyze", what, _run_analyze)
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -70,7 +70,7 @@ def add(parsers: SubParsers) -> None:
     _add_columns(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     answer: CommandHandler = options.answer
     return answer(options)
@@ -113,14 +113,14 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _load(options: argparse.Namespace) -> LoadedRecipe:
+def _load_recipe(options: argparse.Namespace) -> LoadedRecipe:
     from lockstep_doctor.commands.recipe import doctor_recipe
 
     return doctor_recipe(options.model, options.overrides, options.recipe, options.out)
 
 
-def _measure(options: argparse.Namespace) -> int:
-    loaded = _load(options)
+def _measure_agreement(options: argparse.Namespace) -> int:
+    loaded = _load_recipe(options)
     with spare_modules():
         from lockstep_doctor.table.measure_table import measure_and_report
         from lockstep_doctor.table.verdict import EXIT_CODES
@@ -128,8 +128,8 @@ def _measure(options: argparse.Namespace) -> int:
     return EXIT_CODES[measure_and_report(loaded).verdict]
 
 
-def _table(options: argparse.Namespace) -> int:
-    code = _measure(options)
+def _run_table(options: argparse.Namespace) -> int:
+    code = _measure_agreement(options)
     if code == exit_codes.BROKEN:
         if options.recipe == "doctor_table":
             named = []
@@ -143,8 +143,8 @@ def _table(options: argparse.Namespace) -> int:
     return code
 
 
-def _quick(options: argparse.Namespace) -> int:
-    code = _measure(options)
+def _run_quick(options: argparse.Namespace) -> int:
+    code = _measure_agreement(options)
     if code == exit_codes.BROKEN:
         try:
             _locate_model(options)
@@ -153,7 +153,7 @@ def _quick(options: argparse.Namespace) -> int:
     return code
 
 
-def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _run_locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.folder is None:
         unread = ["columns"]
     else:
@@ -168,11 +168,11 @@ def _locate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     with spare_modules():
         from lockstep_doctor.commands.dump import locate_file
 
-    return locate_file(options.model, options.folder, _names(options))
+    return locate_file(options.model, options.folder, _parse_field_names(options))
 
 
 def _locate_model(options: argparse.Namespace) -> int:
-    loaded = _load(options)
+    loaded = _load_recipe(options)
     with spare_modules():
         from lockstep_doctor.commands.locate_model import locate_model
 
@@ -181,16 +181,16 @@ def _locate_model(options: argparse.Namespace) -> int:
     return exit_codes.BROKEN
 
 
-def _bringup(options: argparse.Namespace) -> int:
-    loaded = _load(options)
+def _run_bringup(options: argparse.Namespace) -> int:
+    loaded = _load_recipe(options)
     with spare_modules():
         from lockstep_doctor.commands.bringup import bring_up
 
     return bring_up(loaded)
 
 
-def _refit(options: argparse.Namespace) -> int:
-    loaded = _load(options)
+def _run_refit(options: argparse.Namespace) -> int:
+    loaded = _load_recipe(options)
     with spare_modules():
         from lockstep_doctor.commands.refit_check import check_model
 
@@ -200,14 +200,14 @@ def _refit(options: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _analyze(options: argparse.Namespace) -> int:
+def _run_analyze(options: argparse.Namespace) -> int:
     from lockstep_doctor.commands.dump import analyze_dump
     from lockstep_doctor.table.verdict import EXIT_CODES
 
-    return EXIT_CODES[analyze_dump(Path(options.file), _names(options)).judgement.verdict]
+    return EXIT_CODES[analyze_dump(Path(options.file), _parse_field_names(options)).judgement.verdict]
 
 
-def _names(options: argparse.Namespace) -> FieldNames:
+def _parse_field_names(options: argparse.Namespace) -> FieldNames:
     from lockstep_doctor.dumps.names import FieldNames
 
     pairs = [word.partition("=") for word in options.columns]

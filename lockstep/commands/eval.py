@@ -9,7 +9,7 @@ from lockstep.system.paths import model_argument
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     evaluate = parsers.add_parser(
         "eval", help="evaluate a model on the questions of a file; rerun the command to resume"
@@ -22,10 +22,10 @@ def add(parsers: SubParsers) -> None:
         "evals/",
         model_argument,
     )
-    evaluate.set_defaults(command=run)
+    evaluate.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.config import registry
     from lockstep.inference.eval_recipe import eval_recipe

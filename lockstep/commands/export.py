@@ -10,7 +10,7 @@ from lockstep.system.printable import print_text
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     export = parsers.add_parser("export", help="write a run's model as a Hugging Face folder")
     export.add_argument("run", type=path_argument, help="folder of the run")
@@ -30,17 +30,17 @@ def add(parsers: SubParsers) -> None:
         help="export only the learner.lora adapters, in peft format",
     )
     add_trust(export)
-    export.set_defaults(command=run)
+    export.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 
     with spare_modules():
-        from lockstep.run.checkpoint.export import export
+        from lockstep.run.checkpoint.export import export_checkpoint
 
-    step = export(
+    step = export_checkpoint(
         Path(options.run), Path(options.out), options.checkpoint, options.dtype, options.adapter
     )
     what, opener = (

@@ -9,7 +9,7 @@ from lockstep.core.errors import InputError
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     check = parsers.add_parser(
         "gpu-check",
@@ -23,10 +23,10 @@ def add(parsers: SubParsers) -> None:
         help="default: the GPU, if there is one",
     )
     add_out(check, "FOLDER", "results folder (default: gpu-check)", "gpu-check")
-    check.set_defaults(command=run)
+    check.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 

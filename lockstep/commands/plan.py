@@ -11,7 +11,7 @@ from lockstep.system.printable import print_text
 from lockstep.system.process_defaults import spare_modules
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     plan = parsers.add_parser("plan", help="estimate the memory of a recipe without running it")
     add_recipe(plan, "options of the recipe")
@@ -25,18 +25,18 @@ def add(parsers: SubParsers) -> None:
         type=path_argument,
         help="gpu_check.json of that GPU, to also estimate step time",
     )
-    plan.set_defaults(command=run)
+    plan.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
-    from lockstep.config.loading import load
+    from lockstep.config.loading import load_recipe
 
-    loaded = load(options.recipe, options.overrides)
+    loaded = load_recipe(options.recipe, options.overrides)
     with spare_modules():
-        from lockstep.plan.command import plan
+        from lockstep.plan.command import plan_recipe
 
-    found = plan(loaded, options.gpus, options.memory, options.rates)
+    found = plan_recipe(loaded, options.gpus, options.memory, options.rates)
     print_text(found.text)
     if found.fits:
         return exit_codes.OK

@@ -11,7 +11,7 @@ from lockstep.system.paths import path_argument
 from lockstep.system.printable import print_text
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     report = parsers.add_parser(
         "report", help="write an HTML report of finished or unfinished runs"
@@ -26,10 +26,10 @@ def add(parsers: SubParsers) -> None:
     add_out(
         report, "FILE", ("output file (default: report.html in the run, or here for several runs)")
     )
-    report.set_defaults(command=run)
+    report.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 

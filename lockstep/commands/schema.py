@@ -8,7 +8,7 @@ import json
 from lockstep.commands.arguments import SubParsers
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     schema = parsers.add_parser(
         "schema", help="print the JSON schema of recipes for editor completion"
@@ -16,10 +16,10 @@ def add(parsers: SubParsers) -> None:
     schema.add_argument(
         "algorithm", metavar="ALGORITHM", help="such as ppo, eval, or file.py:Class"
     )
-    schema.set_defaults(command=run)
+    schema.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.config.schema import make_schema
 

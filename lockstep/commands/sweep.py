@@ -7,7 +7,7 @@ import argparse
 from lockstep.commands.arguments import SubParsers, add_recipe
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     sweep = parsers.add_parser(
         "sweep",
@@ -21,10 +21,10 @@ def add(parsers: SubParsers) -> None:
         "--name",
         help="folder in sweeps/ (default: the recipe's name and the swept options)",
     )
-    sweep.set_defaults(command=run)
+    sweep.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from lockstep.sweeps.plan import plan_words
     from lockstep.sweeps.sweep import run_sweep

@@ -8,7 +8,7 @@ from lockstep.commands.arguments import SubParsers
 from lockstep.system.paths import path_argument
 
 
-def add(parsers: SubParsers) -> None:
+def add_command(parsers: SubParsers) -> None:
     """Adds the command to a parser."""
     watch = parsers.add_parser("watch", help="serve a live report of runs on this machine")
     watch.add_argument(
@@ -21,14 +21,14 @@ def add(parsers: SubParsers) -> None:
     watch.add_argument(
         "--port", type=int, default=0, metavar="PORT", help="port (default: a free port)"
     )
-    watch.set_defaults(command=run)
+    watch.set_defaults(command=run_command)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 
-    from lockstep.report.live import serve
+    from lockstep.report.live import serve_runs
 
-    serve([Path(run) for run in options.runs], options.port)
+    serve_runs([Path(run) for run in options.runs], options.port)
     return 0

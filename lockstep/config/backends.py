@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic_core import CoreSchema, core_schema
 
 from lockstep.config.section import Section
-from lockstep.config.user_code import load
+from lockstep.config.user_code import load_object
 
 B = TypeVar("B")
 S = TypeVar("S", bound=Section)
@@ -86,24 +86,24 @@ class BackendRegistry(Generic[B]):
         self._places = places
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def backend_names(self) -> tuple[str, ...]:
         """Names of all backends; the first is the default."""
         return tuple(self._places)
 
-    def find(self, name: str) -> B:
+    def find_backend(self, name: str) -> B:
         """The declaration of backend `name`, which the option's annotation has checked."""
-        kind = load(self._places[name], self._option, "class")
+        kind = load_object(self._places[name], self._option, "class")
         found = kind()
         assert isinstance(found, self._base), f"{self._places[name]} is not a {self._base.__name__}"
         return found
 
-    def every(self) -> Iterator[tuple[str, B]]:
+    def iterate_backends(self) -> Iterator[tuple[str, B]]:
         """Yields all backends with their names."""
         for name in self._places:
-            yield name, self.find(name)
+            yield name, self.find_backend(name)
 
     def __get_pydantic_core_schema__(self, source: object, handler: Any) -> CoreSchema:
-        return core_schema.literal_schema(list(self.names))
+        return core_schema.literal_schema(list(self.backend_names))
 
 
 TRAINING: BackendRegistry[TrainingOptions[Any]] = BackendRegistry(
@@ -127,4 +127,4 @@ INFERENCE: BackendRegistry[InferenceOptions[Any]] = BackendRegistry(
 
 def list_engines() -> tuple[str, ...]:
     """Names of the inference backends that take a learner's weights: all except servers."""
-    return tuple(name for name, backend in INFERENCE.every() if not backend.is_server)
+    return tuple(name for name, backend in INFERENCE.iterate_backends() if not backend.is_server)

@@ -17,10 +17,10 @@ from typing import Any
 
 def digest_code(found: Callable[..., Any]) -> str:
     """Returns a digest: eight hexadecimal digits of a SHA-256."""
-    return hashlib.sha256(_describe(found, set()).encode()).hexdigest()[:8]
+    return hashlib.sha256(_describe_value(found, set()).encode()).hexdigest()[:8]
 
 
-def _describe(value: object, seen: set[int]) -> str:
+def _describe_value(value: object, seen: set[int]) -> str:
     """A text that identifies a value.
 
     A function or class that was seen before, and an installed class, are identified by name.
@@ -30,7 +30,7 @@ def _describe(value: object, seen: set[int]) -> str:
         case None | bool() | int() | float() | complex() | str() | bytes():
             return repr(value)
         case set() | frozenset():
-            return str(sorted(_describe(item, set(seen)) for item in value))
+            return str(sorted(_describe_value(item, set(seen)) for item in value))
         case list() | tuple():
             parts = list(value)
         case dict():
@@ -61,7 +61,7 @@ def _describe(value: object, seen: set[int]) -> str:
             return type(value).__qualname__
     if isinstance(value, types.FunctionType | type):
         seen.add(id(value))
-    return f"{type(value).__name__}({', '.join(_describe(part, seen) for part in parts)})"
+    return f"{type(value).__name__}({', '.join(_describe_value(part, seen) for part in parts)})"
 
 
 def _list_names(code: types.CodeType) -> set[str]:

@@ -43,11 +43,11 @@ class RecipeError(InputError):
     """
 
 
-def section_of(annotation: Any) -> type[Section] | None:
+def find_section_class(annotation: Any) -> type[Section] | None:
     """The section class that a field of this type holds: directly, optionally, or as list items."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next((section for section in map(section_of, get_args(annotation)) if section), None)
+    return next((section for section in map(find_section_class, get_args(annotation)) if section), None)
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class RecipeShape:
     is_named: bool = False
 
     @property
-    def fields(self) -> dict[str, FieldInfo]:
+    def option_fields(self) -> dict[str, FieldInfo]:
         """The options by name."""
         if self.is_named:
             return {}
         return self.kind.model_fields
 
-    def inner(self) -> Iterator[tuple[str, RecipeShape | None]]:
+    def iterate_options(self) -> Iterator[tuple[str, RecipeShape | None]]:
         """Yields each option's name, with its shape if it is a section; NAME is any name."""
         if self.is_named:
             if isinstance(self.said, dict) and self.said:
@@ -79,36 +79,36 @@ class RecipeShape:
             else:
                 names = ["NAME"]
         else:
-            names = self.fields
+            names = self.option_fields
         for name in names:
-            yield name, self.within(name)
+            yield name, self.find_section(name)
 
-    def walk(
+    def walk_options(
         self, above: YAMLKeys = ()
     ) -> Iterator[tuple[YAMLKeys, type[Section], RecipeShape | None]]:
         """Yields the keys of all options, each with its parent section and its own shape.
 
         The shape is None unless the option is a section.
         """
-        for name, inner in self.inner():
+        for name, inner in self.iterate_options():
             if not self.is_named:
                 yield (*above, name), self.kind, inner
             if inner is not None:
-                yield from inner.walk((*above, name))
+                yield from inner.walk_options((*above, name))
 
-    def within(self, name: str) -> RecipeShape | None:
+    def find_section(self, name: str) -> RecipeShape | None:
         """The shape of a section by its name; None if the option is not a section."""
         value = self.said.get(name) if isinstance(self.said, dict) else None
         if self.is_named:
-            return RecipeShape(self.kind.narrow(value), value)
-        if name in self.fields:
-            section = section_of(self.fields[name].annotation)
+            return RecipeShape(self.kind.narrow_class(value), value)
+        if name in self.option_fields:
+            section = find_section_class(self.option_fields[name].annotation)
         else:
             section = None
         if section is None:
             return None
-        is_named = _maps_names(self.fields[name].annotation)
-        return RecipeShape(section if is_named else section.narrow(value), value, is_named)
+        is_named = _maps_names(self.option_fields[name].annotation)
+        return RecipeShape(section if is_named else section.narrow_class(value), value, is_named)
 
 
 def _maps_names(annotation: Any) -> bool:
@@ -120,12 +120,12 @@ def algorithm_sentence(given: Any) -> str:
     """Describes a missing or unknown `algorithm`."""
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
-        f"algorithm {found}; choose one of: {', '.join(registry.names())}, or name your own as "
+        f"algorithm {found}; choose one of: {', '.join(registry.list_algorithms())}, or name your own as "
         "file.py:Class or package.module:Class"
     )
 
 
-def sentences(
+def describe_problems(
     problems: Iterable[ErrorDetails], recipe: RecipeShape
 ) -> Iterator[tuple[KeyPath, str]]:
     """Describes validation errors with their paths; one sentence per value, unions included."""
@@ -133,10 +133,10 @@ def sentences(
         own = list(found)
         of_union = all(len(problem["loc"]) > len(path) for problem in own)
         for group in [own] if of_union else [[problem] for problem in own]:
-            yield path, _sentence(group, path, recipe)
+            yield path, _describe_problem(group, path, recipe)
 
 
-def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: RecipeShape) -> str:
+def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: RecipeShape) -> str:
     """Describes the validation error at `path`; a union has at least one problem for each type."""
     key = ".".join(map(str, path))
     told = next((problem for problem in problems if problem["type"] == "value_error"), problems[0])
@@ -144,10 +144,10 @@ def _sentence(problems: Sequence[ErrorDetails], path: KeyPath, recipe: RecipeSha
         case "extra_forbidden":
             wrong = _find_innermost(told["input"], path)
             return (
-                f"unknown option {'.'.join(map(str, wrong)) or repr('')}; {nearest(recipe, wrong)}"
+                f"unknown option {'.'.join(map(str, wrong)) or repr('')}; {suggest_option(recipe, wrong)}"
             )
         case "missing":
-            return f"{key} is missing{_description(recipe, path)}"
+            return f"{key} is missing{_describe_option(recipe, path)}"
         case "value_error":
             text = told["msg"].removeprefix("Value error, ")
             if key:
@@ -220,11 +220,11 @@ def format_value(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False)
 
 
-def nearest(recipe: RecipeShape, path: KeyPath) -> str:
+def suggest_option(recipe: RecipeShape, path: KeyPath) -> str:
     """Suggests an option: a neighbor, one with that name in another section, or a similar name."""
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
-    foreign = other_libraries.explain([*parents, wrong], everywhere)
+    foreign = other_libraries.explain_key([*parents, wrong], everywhere)
     if foreign is not None:
         return foreign
     if "." in wrong.strip("."):
@@ -232,10 +232,10 @@ def nearest(recipe: RecipeShape, path: KeyPath) -> str:
         return f"nest options in their section: {first}: {{{rest}: …}}"
     if ":" in wrong:
         return "put a space after each colon, as in {key: value}"
-    siblings = _fields_at(recipe, path[:-1])
+    siblings = _find_fields(recipe, path[:-1])
     if not siblings:
         parents = []
-        siblings = recipe.fields
+        siblings = recipe.option_fields
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
@@ -244,23 +244,23 @@ def nearest(recipe: RecipeShape, path: KeyPath) -> str:
     return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
 
 
-def _description(recipe: RecipeShape, path: KeyPath) -> str:
-    field = _fields_at(recipe, path[:-1]).get(str(path[-1]))
+def _describe_option(recipe: RecipeShape, path: KeyPath) -> str:
+    field = _find_fields(recipe, path[:-1]).get(str(path[-1]))
     if field is not None and field.description:
         return f" ({field.description})"
     return ""
 
 
-def _fields_at(shape: RecipeShape | None, path: KeyPath) -> dict[str, FieldInfo]:
+def _find_fields(shape: RecipeShape | None, path: KeyPath) -> dict[str, FieldInfo]:
     """The options of the section at `path`; empty if it is not a section."""
     for key in path:
         if shape is not None and isinstance(key, str):
-            shape = shape.within(key)
+            shape = shape.find_section(key)
     if shape:
-        return shape.fields
+        return shape.option_fields
     return {}
 
 
 def list_options(recipe: RecipeShape) -> Iterator[str]:
     """Yields the dotted keys of all options, sections before their contents."""
-    return (".".join(keys) for keys, _, _ in recipe.walk())
+    return (".".join(keys) for keys, _, _ in recipe.walk_options())

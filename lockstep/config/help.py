@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-from lockstep.config.errors import RecipeError, RecipeShape, nearest
+from lockstep.config.errors import RecipeError, RecipeShape, suggest_option
 from lockstep.config.loading import LoadedRecipe
 from lockstep.config.section import Section
-from lockstep.system.yaml12 import YAMLKeys, annotate, lay_over, nest, value_at
+from lockstep.system.yaml12 import YAMLKeys, annotate_yaml, merge_over, nest_value, find_value
 
 
-def headline(recipe: str) -> str:
+def read_headline(recipe: str) -> str:
     """The first sentence of the comment at the top of a recipe."""
     comment = takewhile(lambda line: line.startswith("#"), recipe.splitlines())
     return re.split(
@@ -29,13 +29,13 @@ def explain_options(loaded: LoadedRecipe, keys: Sequence[str] = ()) -> str:
     Raises:
         RecipeError: Unknown option; names the nearest.
     """
-    recipe = RecipeShape(type(loaded.recipe), loaded.dump())
-    options = list(recipe.walk())
+    recipe = RecipeShape(type(loaded.recipe), loaded.dump_options())
+    options = list(recipe.walk_options())
     found: list[tuple[YAMLKeys, type[Section], RecipeShape | None]] = []
     for want in [tuple(key.split(".")) for key in keys] or [()]:
         own = [option for option in options if option[0][: len(want)] == want]
         if not own:
-            raise RecipeError(f"unknown option {'.'.join(want)}; {nearest(recipe, want)}")
+            raise RecipeError(f"unknown option {'.'.join(want)}; {suggest_option(recipe, want)}")
         found += own
     tree: dict[str, Any] = {}
     meanings: dict[YAMLKeys, str] = {}
@@ -44,10 +44,10 @@ def explain_options(loaded: LoadedRecipe, keys: Sequence[str] = ()) -> str:
         meanings[path] = field.description or ""
         if inner is not None and not field.description:
             meanings[path] = (inner.kind.__doc__ or "").partition("\n")[0]
-        if inner is not None and list(inner.inner()):
+        if inner is not None and list(inner.iterate_options()):
             continue
-        value = value_at(recipe.said, path)
-        if value_at(recipe.said, path[:-1]) is None and not field.is_required():
+        value = find_value(recipe.said, path)
+        if find_value(recipe.said, path[:-1]) is None and not field.is_required():
             value = field.get_default(call_default_factory=True)
-        tree = lay_over(tree, nest(".".join(path), value))
-    return annotate(tree, lambda keys: meanings.get(keys, ""))
+        tree = merge_over(tree, nest_value(".".join(path), value))
+    return annotate_yaml(tree, lambda keys: meanings.get(keys, ""))

@@ -18,9 +18,9 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.config.hub_name import PINS, HubName, is_commit, parse, parse_name, read_pins
+from lockstep.config.hub_name import PINS, HubName, is_commit, parse_name_of_kind, parse_name, read_pins
 from lockstep.config.loading import LoadedRecipe
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.errors import InputError
 from lockstep.system.paths import HUB
 from lockstep.system.printable import print_text
@@ -57,25 +57,25 @@ def fetch_names(loaded: LoadedRecipe, weights: bool = True) -> LoadedRecipe:
     if not names:
         return loaded
     pins = {**loaded.pins, **read_pins(loaded.run_folder)}
-    found = {name.text: _fetch(name, pins.get(name.text), weights) for name in names}
+    found = {name.text: _fetch_name(name, pins.get(name.text), weights) for name in names}
     commits = {text: commit for text, (commit, _) in found.items()}
-    return loaded.locate({text: str(path) for text, (_, path) in found.items()}, pins | commits)
+    return loaded.with_local_paths({text: str(path) for text, (_, path) in found.items()}, pins | commits)
 
 
 def fetch_model(model: str) -> Path:
     """The folder of a model: `model`, its `final/` if a run, or the fetched copy of a Hub name."""
     if model.startswith(HUB):
         return _fetch_once(model)
-    return weights_of(model)
+    return find_weights_folder(model)
 
 
 @cache  # so that learner and sampler get the same commit for a name
 def _fetch_once(model: str) -> Path:
     try:
-        name = parse(model, "model")
+        name = parse_name_of_kind(model, "model")
     except ValueError as error:
         raise InputError(str(error)) from None
-    return _fetch(name, None, weights=True)[1]
+    return _fetch_name(name, None, weights=True)[1]
 
 
 def require_pinned(loaded: LoadedRecipe, what: str) -> None:
@@ -99,11 +99,11 @@ def write_pins(loaded: LoadedRecipe, folder: Path) -> None:
 
 def _list_names(loaded: LoadedRecipe) -> list[HubName]:
     """The Hub names in a recipe."""
-    texts = dict.fromkeys(text for _, text in list_texts(loaded.dump()) if text.startswith(HUB))
+    texts = dict.fromkeys(text for _, text in list_texts(loaded.dump_options()) if text.startswith(HUB))
     return [name for name in map(parse_name, texts) if name is not None]
 
 
-def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
+def _fetch_name(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
     """Fetches what a name stands for, at commit `pin` if given; returns its commit and local path.
 
     If the commit is fully cached, the Hub is not contacted. Error texts of huggingface_hub and its
@@ -113,12 +113,12 @@ def _fetch(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
 
     try:
         with _open_hub() as api:
-            folder = _download(api, name, pin or name.revision, weights)
+            folder = _download_files(api, name, pin or name.revision, weights)
             tree = get_cached_repo_tree(
                 name.repo, repo_type=name.kind, revision=folder.name, cache_dir=_find_cache()
             )
     except Exception as error:
-        raise InputError(f"{name.text} {_explain(error)}") from None
+        raise InputError(f"{name.text} {_explain_failure(error)}") from None
     if pin is None and not is_commit(name.revision):
         print_text(f"note: {name.text} is commit {folder.name}", file=sys.stderr)
     files = [file.path for file in tree]
@@ -150,7 +150,7 @@ def _open_hub() -> Iterator[HfApi]:
         close_session()
 
 
-def _download(api: HfApi, name: HubName, revision: str | None, weights: bool) -> Path:
+def _download_files(api: HfApi, name: HubName, revision: str | None, weights: bool) -> Path:
     """Fetches the missing files of a revision; returns the folder of its commit."""
     patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
     if name.kind == "dataset":
@@ -199,7 +199,7 @@ def _find_rows(name: HubName, files: Sequence[str]) -> str:
     return name.file
 
 
-def _explain(error: Exception) -> str:
+def _explain_failure(error: Exception) -> str:
     """Explains why a fetch failed, from the error's type only, and what to do."""
     from huggingface_hub import errors
 

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from lockstep.core.errors import InputError
-from lockstep.system.paths import HUB, expand
+from lockstep.system.paths import HUB, expand_path
 from lockstep.system.records import is_file, read_record
 
 PINS = "hub.json"
@@ -75,7 +75,7 @@ def parse_name(text: str) -> HubName | None:
     )
 
 
-def parse(text: str, kind: str) -> HubName:
+def parse_name_of_kind(text: str, kind: str) -> HubName:
     """Parses the name of a model or of a data set's file; raises ValueError for any other text."""
     name = parse_name(text)
     if name is None or name.kind != kind or (kind == "model" and name.file is not None):
@@ -97,29 +97,29 @@ def read_pins(folder: Path) -> dict[str, str]:
     return pins
 
 
-def _model(path: str) -> str:
+def _resolve_model_path(path: str) -> str:
     if path.startswith(HUB):
-        return parse(path, "model").text
-    return expand(path)
+        return parse_name_of_kind(path, "model").text
+    return expand_path(path)
 
 
-def _rows(path: str) -> str:
+def _resolve_rows_path(path: str) -> str:
     if path.startswith(HUB):
-        return parse(path, "dataset").text
-    return expand(path)
+        return parse_name_of_kind(path, "dataset").text
+    return expand_path(path)
 
 
-def _all_rows(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def _resolve_all_rows(paths: str | tuple[str, ...]) -> str | tuple[str, ...]:
     if isinstance(paths, str):
-        return _rows(paths)
-    return tuple(map(_rows, paths))
+        return _resolve_rows_path(paths)
+    return tuple(map(_resolve_rows_path, paths))
 
 
-ModelPath = Annotated[str, AfterValidator(_model)]
+ModelPath = Annotated[str, AfterValidator(_resolve_model_path)]
 """A local model folder, or a model's name on the Hub."""
 
-RowsPath = Annotated[str, AfterValidator(_rows)]
+RowsPath = Annotated[str, AfterValidator(_resolve_rows_path)]
 """A local file of rows, or its name on the Hub."""
 
-ROWS = AfterValidator(_all_rows)
+ROWS = AfterValidator(_resolve_all_rows)
 """Validator of one or more files of rows, local or on the Hub."""

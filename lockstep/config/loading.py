@@ -36,11 +36,11 @@ from lockstep.config.errors import (
     algorithm_sentence,
 )
 from lockstep.config.hub_name import read_pins
-from lockstep.config.overlay import TASK_NAME, add_reward_type, overlay
+from lockstep.config.overlay import TASK_NAME, add_reward_type, overlay_options
 from lockstep.config.recipe_files import RecipeLayer, find_recipe, read_layers
 from lockstep.config.trust import list_references, require_known
-from lockstep.config.validation import FaultyTree, give_way, validate
-from lockstep.core.errors import shorten
+from lockstep.config.validation import FaultyTree, drop_conflicting_options, validate_tree
+from lockstep.core.errors import shorten_text
 from lockstep.system import yaml12
 from lockstep.system.printable import note_once
 
@@ -82,7 +82,7 @@ class LoadedRecipe:
     places: Mapping[str, str] = field(default_factory=dict[str, str])
     written: str | None = None
 
-    def expect(self, kind: type[R]) -> R:
+    def expect_recipe(self, kind: type[R]) -> R:
         """The recipe, for a command that takes recipes of this kind.
 
         Raises:
@@ -93,29 +93,29 @@ class LoadedRecipe:
         return self.recipe
 
     @property
-    def training(self) -> Common:
+    def training_recipe(self) -> Common:
         """The recipe as a training recipe.
 
         Raises:
             RecipeError: The recipe is for a command that does not train.
         """
-        return self.expect(Common)
+        return self.expect_recipe(Common)
 
-    def dump(self) -> dict[str, Any]:
+    def dump_options(self) -> dict[str, Any]:
         """All options with their values, defaults included, as JSON types; Hub names as written."""
         if self.written is None:
             return self.recipe.model_dump(mode="json")
         return json.loads(self.written)
 
-    def locate(self, places: Mapping[str, str], pins: Mapping[str, str]) -> LoadedRecipe:
+    def with_local_paths(self, places: Mapping[str, str], pins: Mapping[str, str]) -> LoadedRecipe:
         """The recipe with local paths in place of Hub names, and the commits of those names."""
-        written = options = json.dumps(self.dump())
+        written = options = json.dumps(self.dump_options())
         for name, path in places.items():
             options = options.replace(json.dumps(name), json.dumps(path))
         recipe = type(self.recipe).model_validate_json(options, strict=True)
         return replace(self, recipe=recipe, places=places, pins=pins, written=written)
 
-    def origin(self, keys: OptionKeys) -> str:
+    def find_origin(self, keys: OptionKeys) -> str:
         """The file or override that set an option; list items have their list's origin."""
         found = (self.origins.get(keys[:length]) for length in range(len(keys), 0, -1))
         return next((origin for origin in found if origin), "default")
@@ -126,22 +126,22 @@ class LoadedRecipe:
         name = self.recipe.trained_first
         if name is None:
             return None
-        same = self.training.hand_down(load(name).training)
-        return load(name, [f"{key}={value}" for key, value in same.items()])
+        same = self.training_recipe.hand_down(load_recipe(name).training_recipe)
+        return load_recipe(name, [f"{key}={value}" for key, value in same.items()])
 
-    def identity(self) -> dict[str, Any]:
+    def build_identity(self) -> dict[str, Any]:
         """The options that identify the run: all that change results, and the warm start."""
-        tree = self.dump()
+        tree = self.dump_options()
         # options that display a run, or check a finished one
         for section in ("trackers", "acceptance"):
             tree.pop(section, None)
-        of_backends = {name: backend.changes_no_result for name, backend in INFERENCE.every()}
+        of_backends = {name: backend.changes_no_result for name, backend in INFERENCE.iterate_backends()}
         for name, options in {
             **_NO_RESULT,
             **of_backends,
             "sampler": self.recipe.placement,
         }.items():
-            for section in _find(tree, name):
+            for section in _find_sections(tree, name):
                 for option in options:
                     section.pop(option, None)
         first = self.warm_start
@@ -152,7 +152,7 @@ class LoadedRecipe:
     @cached_property
     def digest(self) -> str:
         """Ten hexadecimal digits of the identity's SHA-256: other options mean another run."""
-        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(self.build_identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @property
@@ -164,7 +164,7 @@ class LoadedRecipe:
         return Path(folder)
 
 
-def load(
+def load_recipe(
     recipe: str,
     overrides: Sequence[str] = (),
     also: Sequence[RecipeLayer] = (),
@@ -182,7 +182,7 @@ def load(
         RecipeError: One sentence per error.
     """
     path = find_recipe(recipe)
-    return _resolve(path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected)
+    return _resolve_layers(path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected)
 
 
 def load_options(name: str, base: str | None, *said: RecipeLayer) -> LoadedRecipe:
@@ -197,7 +197,7 @@ def load_options(name: str, base: str | None, *said: RecipeLayer) -> LoadedRecip
         RecipeError: One sentence per error.
     """
     below = [] if base is None else read_layers(find_recipe(base))
-    return _resolve(Path(name), [*below, *said], (), (name,))
+    return _resolve_layers(Path(name), [*below, *said], (), (name,))
 
 
 def load_section(kind: type[S], said: RecipeLayer) -> S:
@@ -206,13 +206,13 @@ def load_section(kind: type[S], said: RecipeLayer) -> S:
     Raises:
         RecipeError: One sentence per invalid option.
     """
-    return _validate(kind, said.tree, [said], [])[0]
+    return _validate_tree(kind, said.tree, [said], [])[0]
 
 
 def require_known_code(loaded: LoadedRecipe, run: str) -> None:
     """Raises InputError if an option taken from the recipe of `run` names unknown code."""
-    for keys, reference, _ in list_references(loaded.dump()):
-        if loaded.origin(keys) == run:
+    for keys, reference, _ in list_references(loaded.dump_options()):
+        if loaded.find_origin(keys) == run:
             require_known(Path(run), ".".join(keys), reference)
 
 
@@ -228,9 +228,9 @@ def load_run(folder: Path) -> LoadedRecipe:
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe)
     layers = read_layers(path)
-    for tree in _read_trained_first(_join(layers)):
+    for tree in _read_trained_first(_join_layers(layers)):
         _require_known_classes(path, tree)
-    return replace(_resolve(path, layers, (), (recipe,)), pins=read_pins(folder))
+    return replace(_resolve_layers(path, layers, (), (recipe,)), pins=read_pins(folder))
 
 
 def _require_known_classes(run: Path, tree: Mapping[str, Any]) -> None:
@@ -245,7 +245,7 @@ def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
     read: list[object] = [None]
     while True:
         yield tree
-        first = yaml12.value_at(tree, ("model", "from_recipe"))
+        first = yaml12.find_value(tree, ("model", "from_recipe"))
         if first in read:
             return
         read.append(first)
@@ -255,7 +255,7 @@ def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _resolve(
+def _resolve_layers(
     path: Path,
     layers: Sequence[RecipeLayer],
     overrides: Sequence[str],
@@ -267,38 +267,38 @@ def _resolve(
     Later layers win.
     """
     overriding = _parse_overrides(overrides)
-    kind = _kind(layers, overriding)
+    kind = _find_recipe_class(layers, overriding)
     _require_kind(kind, expected, arguments[0])
-    layers = _expand(layers)
-    overriding = _expand(overriding)
-    last = RecipeLayer("override", _join(overriding))
+    layers = _expand_scalars(layers)
+    overriding = _expand_scalars(overriding)
+    last = RecipeLayer("override", _join_layers(overriding))
     tree: dict[str, Any] = {}
     origins: dict[OptionKeys, str] = {}
     for layer in [*layers, last]:
         above = add_reward_type(tree, layer.tree)
-        tree = overlay(tree, above, kind.steps_and_epochs)
-        origins |= {keys: layer.source for keys, _ in yaml12.flat(above)}
-    found, taken = _validate(kind, tree, layers, overriding)
+        tree = overlay_options(tree, above, kind.steps_and_epochs)
+        origins |= {keys: layer.source for keys, _ in yaml12.flatten_tree(above)}
+    found, taken = _validate_tree(kind, tree, layers, overriding)
     standing = {
-        keys: source for keys, source in origins.items() if _says(tree, keys) and keys not in taken
+        keys: source for keys, source in origins.items() if _has_option(tree, keys) and keys not in taken
     }
     return LoadedRecipe(path.stem, found, standing, arguments)
 
 
-def _kind(layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer]) -> type[Recipe]:
+def _find_recipe_class(layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer]) -> type[Recipe]:
     """The recipe class that the layers name."""
-    algorithm = _join([*layers, *overriding]).get("algorithm")
-    kind = registry.find(algorithm) if isinstance(algorithm, str) else None
+    algorithm = _join_layers([*layers, *overriding]).get("algorithm")
+    kind = registry.find_algorithm(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
         raise RecipeError(
-            f"{_last(layers, overriding, ['algorithm']).source}: {algorithm_sentence(algorithm)}"
+            f"{_find_last_layer(layers, overriding, ['algorithm']).source}: {algorithm_sentence(algorithm)}"
         )
     return kind
 
 
 def read_tree(recipe: str) -> dict[str, Any]:
     """Returns the options in a recipe, its bases included, before validation."""
-    return _join(read_layers(find_recipe(recipe)))
+    return _join_layers(read_layers(find_recipe(recipe)))
 
 
 def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> None:
@@ -309,21 +309,21 @@ def _require_kind(found: type[Recipe], expected: type[Recipe], recipe: str) -> N
         )
 
 
-def describe(loaded: LoadedRecipe, origins: bool = False) -> str:
+def describe_recipe(loaded: LoadedRecipe, origins: bool = False) -> str:
     """The resolved recipe as YAML; with `origins`, comments give the source of each value.
 
     Loading the text as a recipe gives the same options.
     """
-    tree = loaded.dump()
+    tree = loaded.dump_options()
 
-    def note(keys: OptionKeys) -> str:
-        if isinstance(yaml12.value_at(tree, keys), dict):
+    def describe_origin(keys: OptionKeys) -> str:
+        if isinstance(yaml12.find_value(tree, keys), dict):
             return ""
-        return loaded.origin(keys)
+        return loaded.find_origin(keys)
 
     if origins:
-        return yaml12.annotate(tree, note)
-    return yaml12.dump(tree)
+        return yaml12.annotate_yaml(tree, describe_origin)
+    return yaml12.dump_yaml(tree)
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[RecipeLayer]:
@@ -334,10 +334,10 @@ def _parse_overrides(overrides: Sequence[str]) -> list[RecipeLayer]:
         try:
             key, value = _parse_override(text)
         except ValueError as error:
-            wrong.append(f"override {shorten(text)}: {error}")
+            wrong.append(f"override {shorten_text(text)}: {error}")
         else:
             layers.pop(key, None)  # the last one wins, so that a script can append overrides
-            layers[key] = RecipeLayer(f"override {shorten(text)}", yaml12.nest(key, value))
+            layers[key] = RecipeLayer(f"override {shorten_text(text)}", yaml12.nest_value(key, value))
     if wrong:
         raise RecipeError("\n".join(wrong))
     return list(layers.values())
@@ -356,12 +356,12 @@ def _parse_override(text: str) -> tuple[str, Any]:
     if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
         raise ValueError(f"# starts a comment in YAML; {quoted}")
     try:
-        return key, yaml12.parse(value)
+        return key, yaml12.parse_yaml(value)
     except ValueError as error:
         raise ValueError(f"{error}; {quoted}") from None
 
 
-def _expand(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
+def _expand_scalars(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
     """Expands scalars that stand for sections."""
     return [
         replace(layer, tree={key: _expand_scalar(key, value) for key, value in layer.tree.items()})
@@ -376,23 +376,23 @@ def _expand_scalar(key: str, value: Any) -> Any:
     return value
 
 
-def _find(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+def _find_sections(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
     """Yields the sections with this name, at any depth."""
     for key, value in tree.items():
         if isinstance(value, dict):
             if key == name:
                 yield value
-            yield from _find(value, name)
+            yield from _find_sections(value, name)
 
 
-def _join(layers: Iterable[RecipeLayer]) -> dict[str, Any]:
+def _join_layers(layers: Iterable[RecipeLayer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
-        tree = yaml12.lay_over(tree, layer.tree)
+        tree = yaml12.merge_over(tree, layer.tree)
     return tree
 
 
-def _validate(
+def _validate_tree(
     kind: type[S],
     tree: dict[str, Any],
     layers: Sequence[RecipeLayer],
@@ -404,45 +404,45 @@ def _validate(
         The section, and the options that gave way.
     """
 
-    def layer_of(path: KeyPath) -> RecipeLayer:
-        return _last(layers, overriding, path)
+    def find_layer(path: KeyPath) -> RecipeLayer:
+        return _find_last_layer(layers, overriding, path)
 
     try:
-        return validate(kind, tree), []
+        return validate_tree(kind, tree), []
     except FaultyTree as error:
         faults = error.faults
     # The rest of the recipe reads the task's rows, so the task's options stay.
     from_base = [
         keys
-        for keys, _ in yaml12.flat(tree)
-        if layer_of(keys).ships and keys[:2] != ("data", "task")
+        for keys, _ in yaml12.flatten_tree(tree)
+        if find_layer(keys).ships and keys[:2] != ("data", "task")
     ]
-    tree, taken = give_way(kind, tree, faults, from_base)
+    tree, taken = drop_conflicting_options(kind, tree, faults, from_base)
     try:
-        found = validate(kind, tree)
+        found = validate_tree(kind, tree)
     except FaultyTree as error:
-        told = [f"{layer_of(path).source}: {text}" for path, text in error.faults]
+        told = [f"{find_layer(path).source}: {text}" for path, text in error.faults]
         raise RecipeError("\n".join(told)) from None
     for keys in taken:
-        value = yaml12.value_at(_join(layers), keys)
+        value = yaml12.find_value(_join_layers(layers), keys)
         note_once(
-            f"{'.'.join(keys)}={json.dumps(value)} of {layer_of(keys).source} is dropped because "
+            f"{'.'.join(keys)}={json.dumps(value)} of {find_layer(keys).source} is dropped because "
             "of your options"
         )
     return found, taken
 
 
-def _last(
+def _find_last_layer(
     layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer], path: KeyPath
 ) -> RecipeLayer:
     """Returns the layer that last set `path`; the recipe itself if no layer sets it."""
-    found = [layer for layer in [*layers, *overriding] if path and _says(layer.tree, path)]
+    found = [layer for layer in [*layers, *overriding] if path and _has_option(layer.tree, path)]
     if found:
         return found[-1]
     return layers[-1]
 
 
-def _says(tree: Any, path: KeyPath) -> bool:
+def _has_option(tree: Any, path: KeyPath) -> bool:
     for key in path:
         if isinstance(tree, list) and isinstance(key, int):
             return True

@@ -74,7 +74,7 @@ class Computation(Section):
                 assert_never(self.dtype)
 
     @property
-    def overflows(self) -> bool:
+    def needs_loss_scale(self) -> bool:
         """True if the loss must be scaled, because numbers above 65,504 overflow.
 
         Small gradients would also round to 0.
@@ -103,7 +103,7 @@ class LearnerSection(Computation):
     """The training backend, for policy, critic and reference model."""
 
     backend: Annotated[str, TRAINING] = Field(
-        default=TRAINING.names[0], description="training backend"
+        default=TRAINING.backend_names[0], description="training backend"
     )
     parallel: Parallel = Parallel()
     micro_batch_tokens: PositiveInt = Field(
@@ -171,10 +171,10 @@ class LearnerSection(Computation):
         return other
 
     @classmethod
-    def of(
+    def from_computation(
         cls,
         computation: Computation,
-        backend: str = TRAINING.names[0],
+        backend: str = TRAINING.backend_names[0],
         parallel: Parallel | None = None,
     ) -> LearnerSection:
         """A learner with this device and precision, and defaults otherwise."""
@@ -188,7 +188,7 @@ class LearnerSection(Computation):
     @property
     def in_process(self) -> bool:
         """True if the learner can run in the caller's process."""
-        return TRAINING.find(self.backend).in_process(self)
+        return TRAINING.find_backend(self.backend).in_process(self)
 
     @property
     def adapters_apart(self) -> LoRA | None:
@@ -198,7 +198,7 @@ class LearnerSection(Computation):
 
     def explain_inexact(self) -> str | None:
         """Names the option that rules out the kernels of `models.exact`; None if there is none."""
-        if not TRAINING.find(self.backend).is_exact:
+        if not TRAINING.find_backend(self.backend).is_exact:
             return f"learner.backend={self.backend} uses different kernels"
         if self.parallel.ranks > 1:
             return "learner.parallel splits sums across ranks"
@@ -220,7 +220,7 @@ class LearnerSection(Computation):
 
     @rule
     def _backend_supports_options(self) -> None:
-        TRAINING.find(self.backend).refuse_options(self)
+        TRAINING.find_backend(self.backend).refuse_options(self)
 
     @rule
     def _what_is_compiled_holds_its_weights_whole(self) -> None:
@@ -291,7 +291,7 @@ class SamplerSection(Section):
     """The inference engine that generates."""
 
     backend: Annotated[str, INFERENCE] = Field(
-        default=INFERENCE.names[0], description="inference engine"
+        default=INFERENCE.backend_names[0], description="inference engine"
     )
     max_batch_size: PositiveInt = Field(
         default=256, description="maximum sequences generated at the same time"
@@ -345,7 +345,7 @@ class SamplerSection(Section):
         return found
 
     @property
-    def engines(self) -> int:
+    def engine_count(self) -> int:
         """Number of engines that Lockstep starts; a server has its own engines."""
         if self.is_server:
             return 0
@@ -354,21 +354,21 @@ class SamplerSection(Section):
     @property
     def is_server(self) -> bool:
         """True if it is a server, which is already running and takes no weights."""
-        return INFERENCE.find(self.backend).is_server
+        return INFERENCE.find_backend(self.backend).is_server
 
     @property
     def context_limit(self) -> int | None:
         """Longest sequence that the engine takes; None means the model's context."""
-        return INFERENCE.find(self.backend).context_limit(self)
+        return INFERENCE.find_backend(self.backend).context_limit(self)
 
     @property
     def in_process(self) -> bool:
         """True if the engine can run in the caller's process."""
-        return INFERENCE.find(self.backend).in_process(self)
+        return INFERENCE.find_backend(self.backend).in_process(self)
 
     @rule
     def _options_of_the_backend(self) -> None:
-        for name in INFERENCE.names:
+        for name in INFERENCE.backend_names:
             if name == self.backend or name not in type(self).model_fields:
                 continue
             value, default = self._value_and_default(name)
@@ -376,7 +376,7 @@ class SamplerSection(Section):
                 raise ValueError(
                     f"{name} requires that backend, but backend is {self.backend}; remove it"
                 )
-        INFERENCE.find(self.backend).refuse_options(self)
+        INFERENCE.find_backend(self.backend).refuse_options(self)
 
 
 def _holds_weights(section: SamplerSection) -> SamplerSection:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import LoadedRecipe, RecipeError, load, load_run, require_known_code
+from lockstep.config.loading import LoadedRecipe, RecipeError, load_recipe, load_run, require_known_code
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.system.sums import require_final
 
@@ -41,10 +41,10 @@ class ModelCommand:
     data: type[PromptSection] | None
     sampling: Callable[[dict[str, Any], dict[str, int] | None], dict[str, Any]]
     name_model: Callable[[str], dict[str, Any]] = lambda model: {
-        "model": {"path": str(weights_of(model))}
+        "model": {"path": str(find_weights_folder(model))}
     }
 
-    def resolve(
+    def resolve_recipe(
         self,
         model: str,
         data: str,
@@ -72,7 +72,7 @@ class ModelCommand:
         if folder is not None:
             options["run"] = {"folder": folder}
         base = [self._as_trained(own)] if own.is_file() and recipe is None else []
-        loaded = load(
+        loaded = load_recipe(
             first, overrides, [*base, RecipeLayer(f"lockstep {self.name}", options)], self.kind
         )
         require_known_code(loaded, str(own))
@@ -84,24 +84,24 @@ class ModelCommand:
 
     def _as_trained(self, own: Path) -> RecipeLayer:
         """Returns the options of a run's recipe that the command also has, under the same keys."""
-        training = load_run(own.parent).training
+        training = load_run(own.parent).training_recipe
         tree = training.model_dump(mode="json")
         options: dict[str, Any] = {name: tree[name] for name in self.sections if name in tree}
         if self.data is not None:
             names = self.data.model_fields.keys() - {"max_validation_samples"}
             options["data"] = training.data.model_dump(mode="json", include=names)
-        options["learner"] = computation_of(training)
+        options["learner"] = read_computation(training)
         return RecipeLayer(
-            str(own), options | self.sampling(tree, room_of_demonstrations(training))
+            str(own), options | self.sampling(tree, read_response_room(training))
         )
 
 
-def computation_of(training: Common) -> dict[str, str]:
+def read_computation(training: Common) -> dict[str, str]:
     """Returns the device and precision of a run's recipe."""
     return {"device": training.learner.device, "dtype": training.learner.dtype}
 
 
-def room_of_demonstrations(training: Common) -> dict[str, int] | None:
+def read_response_room(training: Common) -> dict[str, int] | None:
     """Room for a response under a run's demonstrations, as `max_tokens`; None if it has none.
 
     This is the longest demonstration minus the longest prompt.
@@ -113,7 +113,7 @@ def room_of_demonstrations(training: Common) -> dict[str, int] | None:
     return {"max_tokens": longest - prompt}
 
 
-def weights_of(model: Path | str) -> Path:
+def find_weights_folder(model: Path | str) -> Path:
     """The folder of a model's weights: `final/` if it is a run, else the folder itself."""
     run = Path(model)
     if not (run / "recipe.yaml").is_file():

@@ -110,7 +110,7 @@ class Optimizer(Section):
         return CLASSES[self.name]
 
     @property
-    def arguments(self) -> dict[str, float | tuple[float, float]]:
+    def torch_arguments(self) -> dict[str, float | tuple[float, float]]:
         """The class's arguments except parameters and learning rate."""
         own = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
         return {name: own[name] for name in self.torch_class.takes}

@@ -16,7 +16,7 @@ _SPELLINGS = (("", ""), ("ppo.", "grpo."), ("policy.", "optimizer."))
 """Prefixes in the tables, and sections of other algorithms with the same options."""
 
 
-def explain(path: Sequence[str], known: Collection[str]) -> str | None:
+def explain_key(path: Sequence[str], known: Collection[str]) -> str | None:
     """Explains a key of another library, found by its full name or its last word.
 
     Args:

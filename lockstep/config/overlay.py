@@ -32,7 +32,7 @@ _REWARD_TYPES = {
 """Reward type implied by each of these options."""
 
 
-def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool) -> dict[str, Any]:
+def overlay_options(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool) -> dict[str, Any]:
     """Merges `above` over `below`; setting an option clears the others of its group.
 
     Args:
@@ -51,10 +51,10 @@ def overlay(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
         ):
             kept = {key: value for key, value in taken.items() if key not in group or key in given}
             below = below | {section: kept}
-    name = yaml12.value_at(above, TASK_NAME)
-    if name is not None and name != yaml12.value_at(below, TASK_NAME):
-        below = yaml12.lay_over(below, {"data": {"task": None}})
-    return yaml12.lay_over(below, above)
+    name = yaml12.find_value(above, TASK_NAME)
+    if name is not None and name != yaml12.find_value(below, TASK_NAME):
+        below = yaml12.merge_over(below, {"data": {"task": None}})
+    return yaml12.merge_over(below, above)
 
 
 def add_reward_type(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

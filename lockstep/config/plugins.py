@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from inspect import isabstract, isclass
 from typing import Generic, TypeVar
 
-from lockstep.config.trust import name_code
-from lockstep.config.user_code import load
+from lockstep.config.trust import log_code_file
+from lockstep.config.user_code import load_object
 from lockstep.core.errors import InputError
 
 T = TypeVar("T")
@@ -36,11 +36,11 @@ class PluginRegistry(Generic[T]):
         self._derive_from = derive_from
         self._built_in = built_in
 
-    def names(self) -> tuple[str, ...]:
+    def list_names(self) -> tuple[str, ...]:
         """The names of all built-in classes."""
         return tuple(self._built_in)
 
-    def find(self, name: str) -> type[T] | None:
+    def find_class(self, name: str) -> type[T] | None:
         """The class with this name; None if it does not exist.
 
         Raises:
@@ -50,8 +50,8 @@ class PluginRegistry(Generic[T]):
         if ":" not in place:
             return None
         if name not in self._built_in:
-            name_code(self._option, place)
-        found = load(place, self._option, "class")
+            log_code_file(self._option, place)
+        found = load_object(place, self._option, "class")
         if not isclass(found) or not issubclass(found, self._base):
             raise InputError(
                 f"{self._option} {name}: {place} has the wrong base class; derive it from "

@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.config.errors import RecipeError, format_value
 from lockstep.system import yaml12
-from lockstep.system.paths import expand
+from lockstep.system.paths import expand_path
 
 _LARGEST_BYTES = 1 << 20
 """Largest recipe file: YAML is slow to read, and no recipe is this long."""
@@ -49,7 +49,7 @@ def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
     shipped = find_shipped()
     if recipe in shipped:
         return shipped[recipe]
-    path = Path(beside, expand(recipe))
+    path = Path(beside, expand_path(recipe))
     if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
     close = get_close_matches(recipe, shipped, 1)
@@ -87,7 +87,7 @@ def _read_layer(path: Path) -> RecipeLayer:
     if path.stat().st_size > _LARGEST_BYTES:
         raise RecipeError(f"{source}: this file is too large for a recipe; data go into data.train")
     try:
-        tree = yaml12.parse(path.read_text(encoding="utf-8"))
+        tree = yaml12.parse_yaml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise RecipeError(
             f"{source}: byte {error.start + 1} is invalid UTF-8; save the recipe as UTF-8"

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.config.plugins import PluginRegistry
 from lockstep.config.recipe import Recipe
-from lockstep.config.user_code import load
+from lockstep.config.user_code import load_object
 from lockstep.core.errors import InputError
 
 _BUILT_IN: dict[str, tuple[str, str | None]] = {
@@ -63,18 +63,18 @@ _OPTIONS = {name: options for name, (options, _) in _BUILT_IN.items()}
 _ALGORITHMS = PluginRegistry("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)
 
 
-def names() -> tuple[str, ...]:
+def list_algorithms() -> tuple[str, ...]:
     """All built-in values of `algorithm`."""
-    return _ALGORITHMS.names()
+    return _ALGORITHMS.list_names()
 
 
-def find(algorithm: str) -> type[Recipe] | None:
+def find_algorithm(algorithm: str) -> type[Recipe] | None:
     """The recipe's class; None if no algorithm has this name.
 
     Raises:
         InputError: The named class cannot be imported, or lacks a required declaration.
     """
-    return _ALGORITHMS.find(algorithm)
+    return _ALGORITHMS.find_class(algorithm)
 
 
 def find_opener(recipe: type[Recipe]) -> Callable[..., Any]:
@@ -92,13 +92,13 @@ def find_opener(recipe: type[Recipe]) -> Callable[..., Any]:
     for base in recipe.__mro__:
         opener = openers.get(f"{base.__module__}:{base.__name__}")
         if opener is not None:
-            return load(opener, "algorithm", "function")
+            return load_object(opener, "algorithm", "function")
     raise InputError(f"algorithm {recipe.__name__} does not declare: open")
 
 
-def every() -> Iterator[tuple[str, type[Recipe]]]:
+def iterate_algorithms() -> Iterator[tuple[str, type[Recipe]]]:
     """Yields all built-in algorithms with their classes."""
-    for name in names():
-        found = find(name)
+    for name in list_algorithms():
+        found = find_algorithm(name)
         assert found is not None, "duplicate name"
         yield name, found

@@ -29,7 +29,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     Raises:
         RecipeError: Unknown algorithm.
     """
-    kind = registry.find(algorithm)
+    kind = registry.find_algorithm(algorithm)
     if kind is None:
         raise RecipeError(algorithm_sentence(algorithm))
     classes = (kind, Task)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from lockstep.system.paths import expand
+from lockstep.system.paths import expand_path
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
-LocalPath = Annotated[str, AfterValidator(expand)]
+LocalPath = Annotated[str, AfterValidator(expand_path)]
 """A local path; `~` and `$NAME` are expanded, and runs record the expanded path."""
 
 
@@ -37,7 +37,7 @@ def rule(check: Callable[[S], None]) -> Any:
     invalid options.
     """
 
-    def keep(self: S, info: ValidationInfo) -> S:
+    def run_check(self: S, info: ValidationInfo) -> S:
         broken = info.context if isinstance(info.context, BrokenRules) else None
         try:
             check(self)
@@ -50,7 +50,7 @@ def rule(check: Callable[[S], None]) -> Any:
                 raise
         return self
 
-    return model_validator(mode="after")(keep)
+    return model_validator(mode="after")(run_check)
 
 
 class Section(BaseModel):
@@ -67,7 +67,7 @@ class Section(BaseModel):
         return {}
 
     @classmethod
-    def narrow(cls, said: object) -> type[Section]:
+    def narrow_class(cls, said: object) -> type[Section]:
         """The class that validates `said`: this one, unless the value names a subclass."""
         return cls
 

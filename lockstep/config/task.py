@@ -90,25 +90,25 @@ class Task(Section, ABC):
         """
 
     @classmethod
-    def narrow(cls, said: object) -> type[Section]:
+    def narrow_class(cls, said: object) -> type[Section]:
         try:
-            return find(said)
+            return find_task(said)
         except InputError:  # reported when the recipe is validated
             return cls
 
 
-def find(said: object) -> type[Task]:
+def find_task(said: object) -> type[Task]:
     """The class of the task that a section names.
 
     Raises:
         InputError: The task does not exist, or the section has no name.
     """
     name = said.get("name") if isinstance(said, Mapping) else None
-    found = _TASKS.find(name) if isinstance(name, str) else None
+    found = _TASKS.find_class(name) if isinstance(name, str) else None
     if found is not None:
         return found
     raise InputError(
-        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.names())}, or name your own "
+        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.list_names())}, or name your own "
         "as file.py:Class"
     )
 
@@ -116,7 +116,7 @@ def find(said: object) -> type[Task]:
 def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:
     """Validates a section by the class that it names, strictly and as JSON."""
     if isinstance(said, dict):
-        return find(said).model_validate_json(json.dumps(said), strict=True)
+        return find_task(said).model_validate_json(json.dumps(said), strict=True)
     return validate(said)
 
 

@@ -22,9 +22,9 @@ from lockstep.config.user_code import find_file, is_imported, is_in_program
 from lockstep.core.errors import InputError, LockstepError
 from lockstep.system.cache_folder import find_cache_folder
 from lockstep.system.command_line import repeat_command
-from lockstep.system.guarded_imports import digest_content, guard, is_trusted, trust_content
+from lockstep.system.guarded_imports import digest_content, guard_folder, is_trusted, trust_content
 from lockstep.system.printable import note_once
-from lockstep.system.whole_files import append
+from lockstep.system.whole_files import append_lines
 from lockstep.system.yaml12 import YAMLKeys, list_texts
 
 NOTES = "code_run_here.txt"
@@ -37,7 +37,7 @@ class UntrustedCode(InputError):
     """Python files of a model's folder would have to run, and the user has not allowed them."""
 
     @classmethod
-    def of(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:
+    def from_files(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:
         """The error for these files of a folder."""
         return cls(
             f"{folder} implements its model type {model_type!r} in custom Python code, which is "
@@ -76,7 +76,7 @@ def describe_trust(files: Sequence[Path]) -> str:
     )
 
 
-def name_code(option: str, reference: str) -> None:
+def log_code_file(option: str, reference: str) -> None:
     """Logs which file an option runs, before its import; once per content, not for Lockstep's."""
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
@@ -112,7 +112,7 @@ def require_known(recipe: Path, option: str, reference: str) -> None:
             f"the code, and if you trust it: {describe_trust(unknown)}"
         )
     trust_content(files.values())
-    guard(root)
+    guard_folder(root)
 
 
 def list_references(tree: Mapping[str, Any]) -> Iterator[tuple[YAMLKeys, str, Path]]:
@@ -135,7 +135,7 @@ def note_run_here(tree: Mapping[str, Any]) -> None:
     new = sorted(run - _read_known())
     if new:
         with suppress(OSError, LockstepError):  # later commands will then require --trust
-            append(find_cache_folder() / NOTES, "".join(f"{digest}\n" for digest in new).encode())
+            append_lines(find_cache_folder() / NOTES, "".join(f"{digest}\n" for digest in new).encode())
 
 
 def _read_known() -> set[str]:

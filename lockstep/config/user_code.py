@@ -19,11 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from lockstep.config.code_digest import digest_code
-from lockstep.core.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten_text
 from lockstep.system.guarded_imports import find_loader
 
 
-def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
+def load_object(reference: str, option: str, kind: str) -> Callable[..., Any]:
     """Loads `file.py:name` or `package.module:name`.
 
     Args:
@@ -55,7 +55,7 @@ def load(reference: str, option: str, kind: str) -> Callable[..., Any]:
         Exception,
         SystemExit,
     ) as error:  # importing a user's module may raise anything
-        what = f"{type(error).__name__}: {show(error, str)}"
+        what = f"{type(error).__name__}: {describe_object(error, str)}"
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
     if not callable(found):
@@ -77,7 +77,7 @@ PROGRAM = "python"
 _OBJECTS: dict[str, Callable[..., Any]] = {}
 
 
-def refer(found: Callable[..., Any]) -> str:
+def make_reference(found: Callable[..., Any]) -> str:
     """Returns a reference that `load` resolves: by module if importable, else in this program.
 
     The latter holds a digest of the object's code, so that a different function is a different
@@ -162,14 +162,14 @@ def read_reward(reward: object) -> float | None:
     except Exception:  # too large, or an instance of a user's class
         number = math.nan
     if not abs(number) <= LARGEST_REWARD:
-        raise ValueError(f"{show(reward)}; return a finite number, or None for no verdict")
+        raise ValueError(f"{describe_object(reward)}; return a finite number, or None for no verdict")
     return number
 
 
-def show(thing: object, write: Callable[[Any], str] = repr) -> str:
+def describe_object(thing: object, write: Callable[[Any], str] = repr) -> str:
     """A user's object as one short line of text, even if its `repr` or `str` raises."""
     try:
-        return " ".join(shorten(write(thing)).split())
+        return " ".join(shorten_text(write(thing)).split())
     except Exception as error:
         return f"an object that cannot be printed ({type(error).__name__})"
 
@@ -179,7 +179,7 @@ def describe_error(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
     return (
-        f"raised {type(error).__name__}: {show(error, str)} ({Path(frame.filename).name}, line "
+        f"raised {type(error).__name__}: {describe_object(error, str)} ({Path(frame.filename).name}, line "
         f"{frame.lineno})"
     )
 

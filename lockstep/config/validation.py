@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from lockstep.config.errors import KeyPath, RecipeShape, sentences
+from lockstep.config.errors import KeyPath, RecipeShape, describe_problems
 from lockstep.config.section import BrokenRules, Section
 from lockstep.system import yaml12
 
@@ -35,7 +35,7 @@ class FaultyTree(Exception):
     faults: tuple[OptionFault, ...]
 
 
-def validate(kind: type[S], tree: dict[str, Any]) -> S:
+def validate_tree(kind: type[S], tree: dict[str, Any]) -> S:
     """Validates as JSON and strictly: a list may stand for a tuple, but text not for a number.
 
     Raises:
@@ -46,14 +46,14 @@ def validate(kind: type[S], tree: dict[str, Any]) -> S:
     except ValidationError as error:
         problems = error.errors(include_url=False)
     shape = RecipeShape(kind, tree)
-    found = [(tuple(path), text) for path, text in sentences(problems, shape)]
-    found += [(tuple(path), text) for path, text in sentences(_find_broken_rules(shape), shape)]
+    found = [(tuple(path), text) for path, text in describe_problems(problems, shape)]
+    found += [(tuple(path), text) for path, text in describe_problems(_find_broken_rules(shape), shape)]
     raise FaultyTree(tuple(dict.fromkeys(found)))
 
 
 def _find_broken_rules(shape: RecipeShape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:
     """Yields the broken rules of a tree's sections; validates each separately, inner ones first."""
-    for name, inner in shape.inner():
+    for name, inner in shape.iterate_options():
         if inner is not None and isinstance(inner.said, dict):
             yield from _find_broken_rules(inner, (*path, name))
     if shape.is_named:
@@ -73,7 +73,7 @@ def _find_broken_rules(shape: RecipeShape, path: tuple[str, ...] = ()) -> Iterat
             yield {"type": "value_error", "loc": path, "msg": text, "input": shape.said}
 
 
-def give_way(
+def drop_conflicting_options(
     kind: type[S],
     tree: dict[str, Any],
     faults: Collection[OptionFault],
@@ -92,11 +92,11 @@ def give_way(
     """
     taken: list[yaml12.YAMLKeys] = []
     for path, text in faults:
-        named = [keys for keys in from_base if keys not in taken and _names(path, text, keys)]
+        named = [keys for keys in from_base if keys not in taken and _names_option(path, text, keys)]
         groups = [named, *([keys] for keys in named)] if named else []
         for group in groups:
-            rest = reduce(_drop, group, tree)
-            left = _faults_of(kind, rest)
+            rest = reduce(_drop_option, group, tree)
+            left = _list_faults(kind, rest)
             if (path, text) not in left and set(left) < set(faults):
                 tree = rest
                 faults = left
@@ -105,15 +105,15 @@ def give_way(
     return tree, taken
 
 
-def _faults_of(kind: type[S], tree: dict[str, Any]) -> tuple[OptionFault, ...]:
+def _list_faults(kind: type[S], tree: dict[str, Any]) -> tuple[OptionFault, ...]:
     try:
-        validate(kind, tree)
+        validate_tree(kind, tree)
     except FaultyTree as error:
         return error.faults
     return ()
 
 
-def _names(path: KeyPath, text: str, keys: yaml12.YAMLKeys) -> bool:
+def _names_option(path: KeyPath, text: str, keys: yaml12.YAMLKeys) -> bool:
     """True if a sentence about the section at `path` names an option within it."""
     above = tuple(map(str, path))
     if keys[: len(above)] != above or len(keys) == len(above):
@@ -122,8 +122,8 @@ def _names(path: KeyPath, text: str, keys: yaml12.YAMLKeys) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]\w|\w)", text) is not None
 
 
-def _drop(tree: dict[str, Any], keys: yaml12.YAMLKeys) -> dict[str, Any]:
+def _drop_option(tree: dict[str, Any], keys: yaml12.YAMLKeys) -> dict[str, Any]:
     first, *rest = keys
     if not rest:
         return {key: value for key, value in tree.items() if key != first}
-    return tree | {first: _drop(tree[first], tuple(rest))}
+    return tree | {first: _drop_option(tree[first], tuple(rest))}

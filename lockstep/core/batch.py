@@ -23,7 +23,7 @@ class TokenPlaces:
     row: Tensor
     position: Tensor
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> TokenPlaces:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> TokenPlaces:
         """The same with `change` applied to each tensor."""
         return TokenPlaces(change(self.row), change(self.position))
 
@@ -201,7 +201,7 @@ class Batch:
             tokens=change(self.tokens),
             token={name: change(column) for name, column in self.token.items()},
             sample={name: change(column) for name, column in self.sample.items()},
-            places=None if self.places is None else self.places.map(change),
+            places=None if self.places is None else self.places.map_tensors(change),
         )
 
 
@@ -216,10 +216,10 @@ def find_positions(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size) - starts
 
 
-def concat(batches: Sequence[Batch]) -> Batch:
+def concat_batches(batches: Sequence[Batch]) -> Batch:
     """Lays batches end to end; all must have the same columns and request the same outputs."""
     first = batches[0]
-    if any(_kind(other) != _kind(first) for other in batches[1:]):
+    if any(_read_join_key(other) != _read_join_key(first) for other in batches[1:]):
         raise ValueError(
             "batches with different columns, groups, sampling parameters or outputs cannot be "
             "joined"
@@ -234,7 +234,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def _kind(batch: Batch) -> tuple[object, ...]:
+def _read_join_key(batch: Batch) -> tuple[object, ...]:
     """Everything that batches must share to be joined."""
     columns = batch.token.keys(), batch.sample.keys()
     return columns, batch.group_size, batch.sampling, batch.top_k, batch.entropy, batch.values

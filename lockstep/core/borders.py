@@ -44,12 +44,12 @@ def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK)
     Raises:
         NotFiniteError: Names the first bad number and its place.
     """
-    _require(what, batch, columns, math.inf, cure)
+    _require_numbers(what, batch, columns, math.inf, cure)
 
 
 def require_logprobs(whose: str, batch: Batch, *columns: Tensor) -> None:
     """Like `require_finite`, for log-probabilities, which also must not be above 0."""
-    _require(f"log-probabilities of {whose}", batch, columns, LARGEST_LOGPROB, _LOOK)
+    _require_numbers(f"log-probabilities of {whose}", batch, columns, LARGEST_LOGPROB, _LOOK)
 
 
 def require_responses(
@@ -91,7 +91,7 @@ def require_responses(
     require_logprobs(whose, batch, batch["sampler_logprob"])
 
 
-def _require(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cure: str) -> None:
+def _require_numbers(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cure: str) -> None:
     for column in columns:
         if not column.numel():
             continue

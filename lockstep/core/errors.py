@@ -50,7 +50,7 @@ def install_command(extra: str) -> str:
 _LONGEST_QUOTED = 300
 
 
-def shorten(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Shortens a long text to its beginning, so that it fits into a sentence."""
     if len(text) <= _LONGEST_QUOTED:
         return text

@@ -17,7 +17,7 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def key(*parts: int | str) -> int:
+def hash_key(*parts: int | str) -> int:
     """Hashes a number's purpose into a signed 64-bit key, the same on all machines and Pythons."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(
@@ -25,7 +25,7 @@ def key(*parts: int | str) -> int:
     )
 
 
-def uniforms(key_B: Tensor, counter_K: Tensor) -> Tensor:
+def draw_uniforms(key_B: Tensor, counter_K: Tensor) -> Tensor:
     """Draws uniform numbers in the open interval (0, 1), one per key and counter.
 
     Args:
@@ -35,10 +35,10 @@ def uniforms(key_B: Tensor, counter_K: Tensor) -> Tensor:
     Returns:
         float64 [B, K], from 52 bits of splitmix64, so that neither 0 nor 1 ever occurs.
     """
-    return (_shift_right(bits(key_B, counter_K), 12).double() + 0.5) * 2.0**-52
+    return (_shift_right(draw_bits(key_B, counter_K), 12).double() + 0.5) * 2.0**-52
 
 
-def bits(key_B: Tensor, counter_K: Tensor) -> Tensor:
+def draw_bits(key_B: Tensor, counter_K: Tensor) -> Tensor:
     """64 random bits per key and counter (splitmix64), int64 [B, K]."""
     z = key_B[:, None] + (counter_K[None, :] + 1) * _GOLDEN
     z = (z ^ _shift_right(z, 30)) * _MIX_1
@@ -46,13 +46,13 @@ def bits(key_B: Tensor, counter_K: Tensor) -> Tensor:
     return z ^ _shift_right(z, 31)
 
 
-def permutation(length: int, *parts: int | str) -> Tensor:
+def draw_permutation(length: int, *parts: int | str) -> Tensor:
     """A random order of `range(length)` that depends only on the key. Returns int64 [length]."""
-    draws = uniforms(torch.tensor([key(*parts)]), torch.arange(length))[0]
+    draws = draw_uniforms(torch.tensor([hash_key(*parts)]), torch.arange(length))[0]
     return torch.argsort(draws, stable=True)
 
 
-def sample(length: int, count: int, *parts: int | str) -> list[int]:
+def draw_sample(length: int, count: int, *parts: int | str) -> list[int]:
     """Draws `count` distinct numbers of `range(length)` by key only; `length` may be large.
 
     Raises:
@@ -63,7 +63,7 @@ def sample(length: int, count: int, *parts: int | str) -> list[int]:
     moved: dict[int, int] = {}
     chosen = []
     for place, share in enumerate(
-        uniforms(torch.tensor([key(*parts)]), torch.arange(count))[0].tolist()
+        draw_uniforms(torch.tensor([hash_key(*parts)]), torch.arange(count))[0].tolist()
     ):
         other = place + int(share * (length - place))  # the first steps of a Fisher-Yates shuffle
         chosen.append(moved.get(other, other))
@@ -71,9 +71,9 @@ def sample(length: int, count: int, *parts: int | str) -> list[int]:
     return chosen
 
 
-def generator(*parts: int | str) -> torch.Generator:
+def build_generator(*parts: int | str) -> torch.Generator:
     """A torch generator seeded by a key, for initializing weights."""
-    return torch.Generator().manual_seed(key(*parts) & (2**63 - 1))
+    return torch.Generator().manual_seed(hash_key(*parts) & (2**63 - 1))
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:

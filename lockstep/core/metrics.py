@@ -67,7 +67,7 @@ class Max(MetricReduction):
     largest: MetricNumber
 
     def merge(self, other: Max) -> Max:
-        return Max(torch.maximum(_exact(self.largest), _exact(other.largest)))
+        return Max(torch.maximum(_convert_to_fp64(self.largest), _convert_to_fp64(other.largest)))
 
     def value(self) -> float:
         return float(self.largest)
@@ -80,7 +80,7 @@ class Min(MetricReduction):
     smallest: MetricNumber
 
     def merge(self, other: Min) -> Min:
-        return Min(torch.minimum(_exact(self.smallest), _exact(other.smallest)))
+        return Min(torch.minimum(_convert_to_fp64(self.smallest), _convert_to_fp64(other.smallest)))
 
     def value(self) -> float:
         return float(self.smallest)
@@ -154,10 +154,10 @@ class Metrics(dict[str, MetricReduction]):
 
     def floats(self) -> dict[str, float]:
         """Every metric as a number, never −0; the only place that waits for a device, once."""
-        return {name: reduction.value() + 0.0 for name, reduction in fetch(self).items()}
+        return {name: reduction.value() + 0.0 for name, reduction in fetch_metrics(self).items()}
 
 
-def fetch(metrics: Mapping[str, MetricReduction]) -> Mapping[str, MetricReduction]:
+def fetch_metrics(metrics: Mapping[str, MetricReduction]) -> Mapping[str, MetricReduction]:
     """The same metrics with their numbers on the host, moved in one transfer."""
     there = {name: _find_numbers(reduction) for name, reduction in metrics.items()}
     numbers = [number.double() for found in there.values() for number in found.values()]
@@ -185,6 +185,6 @@ def merge_metrics(parts: Iterable[Mapping[str, MetricReduction]]) -> Metrics:
     return total
 
 
-def _exact(number: MetricNumber) -> Tensor:
+def _convert_to_fp64(number: MetricNumber) -> Tensor:
     """Converts to fp64 on the number's device, without rounding or a device sync."""
     return torch.as_tensor(number, dtype=torch.float64)

@@ -15,10 +15,10 @@ from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.messages import ChatMessage, ChatTemplateError, TemplateValues
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.data.prompts import (
     EncodedRows,
-    converse,
+    build_conversation,
     is_chat,
     prompts_of,
     token_ids,
@@ -27,7 +27,7 @@ from lockstep.data.prompts import (
 )
 from lockstep.data.rows import DataError, DataRow, FileRows
 from lockstep.data.selection import ANY_ROW, RowRule
-from lockstep.data.templates import fields, read_field, render
+from lockstep.data.templates import list_fields, read_field, fill_template
 
 _STAND_IN = "What stands for an answer"
 _IN_TEXT = {"role", "content", "weight"}
@@ -78,40 +78,40 @@ class AnswerEncoder:
     ) -> list[tuple[int, ...]]:
         """Token ids of answers to prompts, the stop token last."""
         if not is_chat(self._data):
-            parts = [self._split(_text_of(answer)) for answer in answers]
+            parts = [self._split_stop(_read_text(answer)) for answer in answers]
             bodies = self._token_ids([text for text, _ in parts], prompts)
             return [(*ids, end) for ids, (_, end) in zip(bodies, parts, strict=True)]
         texts = [
-            self._of_prompt(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)
+            self._render_example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)
         ]
         found = self._token_ids([text for _, text in texts], prompts)
         if self._prepends:
-            found = [self._continue(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
-        return [self._end(ids) for ids in found]
+            found = [self._encode_after_prompt(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
+        return [self._end_at_stop(ids) for ids in found]
 
-    def write(self, row: DataRow, where: str, answer: ChatMessage) -> str:
+    def write_answer(self, row: DataRow, where: str, answer: ChatMessage) -> str:
         """Text of an answer that is learned.
 
         Raises:
             ChatTemplateError: The chat template does not write it after its prompt.
         """
         if not is_chat(self._data):
-            return self._split(_text_of(answer))[0]
-        talk = converse(row, where, self._data)
+            return self._split_stop(_read_text(answer))[0]
+        talk = build_conversation(row, where, self._data)
         values = values_of(row, self._data)
-        return self._write(
+        return self._write_after_prompt(
             talk, messages.render_prompt(talk, self._tokenizer, values), answer, values
         )
 
-    def examine(self, row: DataRow, answer: ChatMessage) -> tuple[str | None, str]:
+    def examine_answer(self, row: DataRow, answer: ChatMessage) -> tuple[str | None, str]:
         """Returns why an answer cannot be learned, None if it can; and its learned text."""
         wrong = self._find_fault(answer)
         if wrong is not None:
             return wrong, ""
         try:
-            written = self.write(row, "row", answer)
+            written = self.write_answer(row, "row", answer)
             calls = is_chat(self._data) and answer.get("tool_calls")
-            if calls and written == self.write(row, "row", {**answer, "tool_calls": None}):
+            if calls and written == self.write_answer(row, "row", {**answer, "tool_calls": None}):
                 return (
                     "has tool_calls in its answer, which the tokenizer's chat template does not "
                     "render",
@@ -129,14 +129,14 @@ class AnswerEncoder:
         if weight is not None and not weight:
             return "has weight 0 on its answer, so nothing is learned from it"
         inside = next(
-            (mark for mark in self._marks if mark in self._split(_text_of(answer))[0]), None
+            (mark for mark in self._marks if mark in self._split_stop(_read_text(answer))[0]), None
         )
         if inside is not None:
             return f"has {inside}, a stop token of the model, inside its answer"
         if is_chat(self._data):
             return None
         unread = sorted(
-            name for name in _fields_beside(answer) if name in ("tool_calls", "reasoning_content")
+            name for name in _list_other_fields(answer) if name in ("tool_calls", "reasoning_content")
         )
         if unread:
             return f"has {unread[0]} in its answer, which data.chat=true renders"
@@ -150,38 +150,38 @@ class AnswerEncoder:
             unread |= {name: unread.get(name, 0) + 1 for name in found}
         if unread:
             names = ", ".join(f"{name} ({count})" for name, count in sorted(unread.items()))
-            note(
+            print_note(
                 f"the chat template of {self._tokenizer.name_or_path} omits fields of answers; "
                 f"omitted fields and how many of the first rows have them: {names}"
             )
 
     def _find_unread(self, row: DataRow, answer: ChatMessage) -> Iterable[str]:
-        names = [name for name in _fields_beside(answer) if name != "tool_calls"]
+        names = [name for name in _list_other_fields(answer) if name != "tool_calls"]
         if not names:
             return []
-        whole = self.write(row, "row", answer)
+        whole = self.write_answer(row, "row", answer)
         return [
             name
             for name in names
             if whole
-            == self.write(row, "row", {key: value for key, value in answer.items() if key != name})
+            == self.write_answer(row, "row", {key: value for key, value in answer.items() if key != name})
         ]
 
-    def _of_prompt(self, prompt: Prompt, answer: ChatMessage) -> tuple[str, str]:
+    def _render_example(self, prompt: Prompt, answer: ChatMessage) -> tuple[str, str]:
         """Texts of a prompt and of an answer to it."""
         try:
             values = values_of(prompt.row, self._data)
-            return prompt.text, self._write(prompt.messages or (), prompt.text, answer, values)
+            return prompt.text, self._write_after_prompt(prompt.messages or (), prompt.text, answer, values)
         except ChatTemplateError as error:
             raise DataError(
                 f"{prompt.id}: has an answer that cannot be learned: {error}"
             ) from error
 
-    def _write(
+    def _write_after_prompt(
         self, talk: Sequence[ChatMessage], opening: str, answer: ChatMessage, values: TemplateValues
     ) -> str:
         """The text that the template adds to a prompt for the assistant's answer."""
-        answer = {**answer, "content": answer.get("content") and self._split(answer["content"])[0]}
+        answer = {**answer, "content": answer.get("content") and self._split_stop(answer["content"])[0]}
         whole = messages.render_whole([*talk, answer], self._tokenizer, values)
         if whole.startswith(opening):
             return whole[len(opening) :]
@@ -189,17 +189,17 @@ class AnswerEncoder:
             [*talk, {**answer, "content": _STAND_IN}], self._tokenizer, values
         )
         before, _, after = said.rpartition(_STAND_IN)
-        text = _text_of(answer)
+        text = _read_text(answer)
         opened = opening[len(before) :]
         if (
             before
             and opening.startswith(before)
             and text.startswith(opened)
-            and not _fields_beside(answer)
+            and not _list_other_fields(answer)
         ):
             # the prompt opens a thought, which the template drops after it ends
             return text[len(opened) :] + after
-        cut = _find_continuation(_text_of(talk[-1]).strip(), opening, before)
+        cut = _find_continuation(_read_text(talk[-1]).strip(), opening, before)
         if cut is None or not whole.startswith(before[:cut]):
             raise ChatTemplateError(
                 "the tokenizer's chat template renders the prompt differently once it has an "
@@ -208,7 +208,7 @@ class AnswerEncoder:
             )
         return whole[cut:]
 
-    def _split(self, text: str) -> tuple[str, int]:
+    def _split_stop(self, text: str) -> tuple[str, int]:
         """A text without its final stop tokens, and the token that should end it."""
         length = len(text)
         end = self._eos
@@ -222,7 +222,7 @@ class AnswerEncoder:
             length = bare - len(mark)
             end = self._marks[mark]
 
-    def _end(self, ids: list[int]) -> tuple[int, ...]:
+    def _end_at_stop(self, ids: list[int]) -> tuple[int, ...]:
         """The tokens up to the template's stop token, or followed by the end-of-sequence token."""
         places = [place for place, token in enumerate(ids) if token in self._stops]
         if self._ends and places:
@@ -230,7 +230,7 @@ class AnswerEncoder:
         length = len(ids) - len(self._closing)
         return (*(ids[:length] if ids[length:] == self._closing else ids), self._eos)
 
-    def _continue(self, opening: str, text: str, alone: list[int]) -> list[int]:
+    def _encode_after_prompt(self, opening: str, text: str, alone: list[int]) -> list[int]:
         """The tokens of a text after a prompt, if the tokenizer adds a space before lone text."""
         given, whole = self._token_ids([opening, opening + text])
         if whole[: len(given)] == given:
@@ -262,11 +262,11 @@ def _find_continuation(asked: str, opening: str, before: str) -> int | None:
     return start + len(follows)
 
 
-def _text_of(message: ChatMessage) -> str:
+def _read_text(message: ChatMessage) -> str:
     return message.get("content") or ""
 
 
-def _fields_beside(answer: ChatMessage) -> list[str]:
+def _list_other_fields(answer: ChatMessage) -> list[str]:
     """Non-empty fields besides the text."""
     return [name for name, value in answer.items() if name not in _IN_TEXT and value]
 
@@ -274,7 +274,7 @@ def _fields_beside(answer: ChatMessage) -> list[str]:
 def is_empty(answer: ChatMessage) -> bool:
     """True for an answer with nothing to learn."""
     return (
-        not _text_of(answer).strip()
+        not _read_text(answer).strip()
         and not answer.get("tool_calls")
         and not answer.get("reasoning_content")
     )
@@ -284,11 +284,11 @@ def read_answer(template: str, row: DataRow, where: str) -> ChatMessage:
     """An answer: the filled template, or the last message if its only field is a conversation."""
     talk = _find_talk(template, row)
     if talk is None:
-        return of_text(render(template, row, where))
+        return build_answer(fill_template(template, row, where))
     return read_field(row, talk)[-1]
 
 
-def of_text(text: str) -> ChatMessage:
+def build_answer(text: str) -> ChatMessage:
     """A text as an assistant message."""
     return {"role": "assistant", "content": text}
 
@@ -298,7 +298,7 @@ def answer_fault(template: str, row: DataRow) -> str | None:
     talk = _find_talk(template, row)
     if talk is not None:
         return messages.answer_fault(row, talk)
-    lists = [name for name in fields(template) if isinstance(read_field(row, name), list | dict)]
+    lists = [name for name in list_fields(template) if isinstance(read_field(row, name), list | dict)]
     if lists:
         return f"has no text in the answer field {lists[0]!r}"
     return None
@@ -306,7 +306,7 @@ def answer_fault(template: str, row: DataRow) -> str | None:
 
 def _find_talk(template: str, row: DataRow) -> str | None:
     """The field whose conversation ends with the answer; None if the answer is text."""
-    names = fields(template)
+    names = list_fields(template)
     if not names or template != f"{{{names[0]}}}":
         return None
     if isinstance(read_field(row, names[0]), list):
@@ -337,12 +337,12 @@ class AnsweredRow:
     scores: tuple[float, ...] = ()
 
     @property
-    def longest(self) -> int:
+    def longest_length(self) -> int:
         """Tokens of the prompt and its longest answer together."""
         return len(self.prompt.tokens) + max(map(len, self.answers))
 
 
-def batch_of(rows: Sequence[AnsweredRow]) -> Batch:
+def build_answer_batch(rows: Sequence[AnsweredRow]) -> Batch:
     """A batch of rows to learn, one sequence per answer, `mask` on answers."""
     batch = build_batch([(row.prompt.tokens, answer) for row in rows for answer in row.answers])
     scores = [score for row in rows for score in row.scores]
@@ -387,28 +387,28 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
     def _read_answers(self, row: DataRow, where: str) -> Sequence[ChatMessage]:
         """The answers of a row."""
 
-    def _scores(self, row: DataRow) -> tuple[float, ...]:
+    def _read_scores(self, row: DataRow) -> tuple[float, ...]:
         """Scores of the answers of a row."""
         return ()
 
-    def _encode(
+    def _encode_rows(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[AnsweredRow]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
         answers = [
-            self._read_answers(row, rows.where(i)) for i, row in zip(numbers, contents, strict=True)
+            self._read_answers(row, rows.name_row(i)) for i, row in zip(numbers, contents, strict=True)
         ]
         encoded = [self._answers(prompts, column) for column in zip(*answers, strict=True)]
-        scores = map(self._scores, contents)
+        scores = map(self._read_scores, contents)
         return [
             AnsweredRow(*parts)
             for parts in zip(prompts, zip(*encoded, strict=True), scores, strict=True)
         ]
 
-    def _complaint(self, item: AnsweredRow) -> str | None:
-        if item.longest <= self._max_tokens:
+    def _find_length_fault(self, item: AnsweredRow) -> str | None:
+        if item.longest_length <= self._max_tokens:
             return too_long(item.prompt, self._data.max_prompt_tokens)
         return (
-            f"prompt and answer have {item.longest} tokens, more than "
+            f"prompt and answer have {item.longest_length} tokens, more than "
             f"{self._limit}={self._max_tokens}"
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from lockstep.core.errors import InputError
 from lockstep.system.cache_folder import find_cache_folder
-from lockstep.system.disk import own_copy
+from lockstep.system.disk import name_temporary_copy
 from lockstep.system.whole_files import open_aside
 
 _FORMAT = 4  # a new number makes all older entries unused
@@ -35,7 +35,7 @@ class FileStamp:
     inode: int
 
     @classmethod
-    def of(cls, path: Path) -> FileStamp | None:
+    def from_path(cls, path: Path) -> FileStamp | None:
         """The stamp of a file, by its real path; None if it is not a file."""
         try:
             stat = path.stat()
@@ -59,7 +59,7 @@ class CachedTable:
     about: dict[str, Any]
 
 
-def table(name: str, compute: Callable[[], CachedTable]) -> CachedTable:
+def load_or_compute(name: str, compute: Callable[[], CachedTable]) -> CachedTable:
     """Returns the table `name` (from `entry`); computes it if it is not cached."""
     path = find_cache_folder() / name
     if path.is_file():
@@ -70,11 +70,11 @@ def table(name: str, compute: Callable[[], CachedTable]) -> CachedTable:
             path.unlink(missing_ok=True)
     found = compute()
 
-    def write(file: BinaryIO) -> None:
+    def write_table(file: BinaryIO) -> None:
         np.save(file, found.numbers)
         file.write(json.dumps(found.about).encode())
 
-    ensure_cached(name, write)
+    ensure_cached(name, write_table)
     return found
 
 
@@ -89,7 +89,7 @@ def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open_aside(path, own_copy(path)) as file:
+        with open_aside(path, name_temporary_copy(path)) as file:
             write(file)
     except OSError as error:
         raise InputError(
@@ -99,6 +99,6 @@ def ensure_cached(name: str, write: Callable[[BinaryIO], None]) -> Path:
     return path
 
 
-def entry(kind: str, *key: object) -> str:
+def name_entry(kind: str, *key: object) -> str:
     """Name of an entry: its kind, and a hash of all its inputs."""
     return f"{kind}/{hashlib.sha256(repr((_FORMAT, *key)).encode()).hexdigest()[:24]}"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from lockstep.config import DataSection
 from lockstep.data import messages
-from lockstep.data.answers import AnsweredRows, answer_fault, of_text, read_answer
+from lockstep.data.answers import AnsweredRows, answer_fault, build_answer, read_answer
 from lockstep.data.messages import ChatMessage
 from lockstep.data.rows import DataRow
-from lockstep.data.templates import find_messages, read_field, render
+from lockstep.data.templates import find_messages, read_field, fill_template
 
 
 def answer_of(row: DataRow, where: str, data: DataSection) -> ChatMessage:
@@ -20,7 +20,7 @@ def answer_of(row: DataRow, where: str, data: DataSection) -> ChatMessage:
         return read_field(row, data.messages)[-1]
     if find_messages(row, template) is not None:
         return read_answer(template, row, where)
-    return of_text(render(template, row, where))
+    return build_answer(fill_template(template, row, where))
 
 
 class DemonstrationRows(AnsweredRows):
@@ -29,13 +29,13 @@ class DemonstrationRows(AnsweredRows):
     def _read_answers(self, row: DataRow, where: str) -> Sequence[ChatMessage]:
         return [answer_of(row, where, self._data)]
 
-    def _fault(self, row: DataRow) -> str | None:
+    def _find_row_fault(self, row: DataRow) -> str | None:
         data = self._data
         wrong = self._prompt_fault(row)
         if wrong is None and data.messages is not None and not data.completion_templates:
             wrong = messages.answer_fault(row, data.messages)
         wrong = wrong or self._completion_fault(row) or self._rule.fault(row)
-        return wrong or self._answers.examine(row, answer_of(row, "row", data))[0]
+        return wrong or self._answers.examine_answer(row, answer_of(row, "row", data))[0]
 
     def _completion_fault(self, row: DataRow) -> str | None:
         """Returns the error in what is learned from a row; None if valid."""

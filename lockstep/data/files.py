@@ -39,14 +39,14 @@ def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
         DataError: A file cannot be read or is listed twice, or has a bad line and `bad_rows` is
             error.
     """
-    labels = _labels(files.paths)
-    opened = [_open(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
+    labels = _label_files(files.paths)
+    opened = [_open_file(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
     if len(opened) == 1:
         return opened[0]
     return JoinedRows(opened, files.weights)
 
 
-def _open(path: Path, bad_rows: BadRowPolicy, label: str) -> FileRows:
+def _open_file(path: Path, bad_rows: BadRowPolicy, label: str) -> FileRows:
     if path.suffix == ".parquet":
         return TableRows(path, label)
     if path.suffix == ".json":
@@ -54,7 +54,7 @@ def _open(path: Path, bad_rows: BadRowPolicy, label: str) -> FileRows:
     return JsonlIndex(path, bad_rows, label)
 
 
-def _labels(paths: Sequence[Path]) -> list[str]:
+def _label_files(paths: Sequence[Path]) -> list[str]:
     """Names of the files, each with enough parent folders to be unique."""
     found = [path.resolve() for path in paths]
     for path in found:
@@ -98,26 +98,26 @@ class JoinedRows(FileRows):
         pairs = zip(self._opened, self._weights, strict=True)
         return tuple(RowsPart(rows.name, len(rows), weight) for rows, weight in pairs)
 
-    def where(self, i: int) -> str:
-        k, own = self._place(i)
-        return self._opened[k].where(own)
+    def name_row(self, i: int) -> str:
+        k, own = self._locate_row(i)
+        return self._opened[k].name_row(own)
 
-    def id(self, i: int) -> str:
-        k, own = self._place(i)
-        return self._opened[k].id(own)
+    def row_id(self, i: int) -> str:
+        k, own = self._locate_row(i)
+        return self._opened[k].row_id(own)
 
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows `indices`, in that order; each file is read once."""
-        places = [self._place(i) for i in indices]
+        places = [self._locate_row(i) for i in indices]
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for k, rows in enumerate(self._opened):
             wanted = [place for place in places if place[0] == k]
             found |= zip(
-                wanted, rows.rows([own for _, own in wanted]) if wanted else [], strict=True
+                wanted, rows.read_rows([own for _, own in wanted]) if wanted else [], strict=True
             )
         return [found[place] for place in places]
 
-    def _place(self, i: int) -> tuple[int, int]:
+    def _locate_row(self, i: int) -> tuple[int, int]:
         """Returns the file of a row and its index there."""
         k = bisect_right(self._starts, i) - 1
         return k, i - self._starts[k]

@@ -58,36 +58,36 @@ class JsonlIndex(FileRows):
         self, path: str | Path, bad_rows: BadRowPolicy = "error", label: str | None = None
     ) -> None:
         super().__init__(Path(path), label)
-        found = cache.table(cache.entry("index", self._stamp), self._scan)
+        found = cache.load_or_compute(cache.name_entry("index", self._stamp), self._scan_rows)
         self._require_unchanged()
         # for each row: offset of its line in the text, and number of the line
         self._numbers = found.numbers
         self.digest = found.about["digest"]
-        self._settle(bad_rows, found.about["bad"], found.about["faults"])
+        self._apply_policy(bad_rows, found.about["bad"], found.about["faults"])
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def number(self, i: int) -> int:
+    def row_number(self, i: int) -> int:
         return int(self._numbers[i, 1])
 
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         self._require_unchanged()
         found = []
-        with self._open() as text:
+        with self._open_text() as text:
             for offset, _ in self._numbers[list(indices)].tolist():
                 text.seek(offset)
-                found.append(without_padding(parse(text.readline())))
+                found.append(without_padding(parse_row(text.readline())))
         return found
 
-    def _open(self) -> BinaryIO:
+    def _open_text(self) -> BinaryIO:
         """Opens the file on each use: the index can be pickled, and threads share no offset."""
         if self.path.suffix != ".gz":
             return self.path.open("rb")
-        return BytesIO(self._unpacked)
+        return BytesIO(self._unpacked_bytes)
 
     @cached_property
-    def _unpacked(self) -> bytes:
+    def _unpacked_bytes(self) -> bytes:
         """The content of a gzipped file."""
         try:
             return gzip.decompress(self.path.read_bytes())
@@ -96,13 +96,13 @@ class JsonlIndex(FileRows):
                 f"{self.path}: is a damaged gzip file ({error}); compress it again"
             ) from error
 
-    def _scan(self) -> CachedTable:
+    def _scan_rows(self) -> CachedTable:
         """Finds each row's offset and line, the content's digest, and the number of bad lines."""
         digest = hashlib.sha256()
         numbers = array("q")
         bad = 0
         faults: list[tuple[int, str]] = []
-        with self._open() as text:
+        with self._open_text() as text:
             start = text.read(_START_BYTES)
             mark = _UTF8_MARK if start.startswith(_UTF8_MARK) else b""
             self._require_lines(start[len(mark) :])
@@ -167,15 +167,15 @@ class JsonList(FileRows):
                 self._rows.append((number, item))
             else:
                 faults.append((number, f"is a JSON {json_type(item)}, not an object {{...}}"))
-        self._settle(bad_rows, len(faults), faults[:NUM_NAMED])
+        self._apply_policy(bad_rows, len(faults), faults[:NUM_NAMED])
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def number(self, i: int) -> int:
+    def row_number(self, i: int) -> int:
         return self._rows[i][0]
 
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         return [without_padding(self._rows[i][1]) for i in indices]
 
 
@@ -198,7 +198,7 @@ class AsWritten(float):
         return (self.text,)
 
 
-def parse(line: bytes) -> dict[str, Any]:
+def parse_row(line: bytes) -> dict[str, Any]:
     """Parses a line's JSON object. Integers are exact, other numbers are `AsWritten`.
 
     Raises:
@@ -227,14 +227,14 @@ def parse_any(text: bytes) -> Any:
         raise ValueError(f"is invalid JSON (it {_TOO_DEEP})") from error
     except ValueError as error:  # from `int`
         raise ValueError("is invalid JSON (a number has too many digits)") from error
-    if text.count(b"[") + text.count(b"{") > _DEEPEST and _depth(value) > _DEEPEST:
+    if text.count(b"[") + text.count(b"{") > _DEEPEST and _measure_depth(value) > _DEEPEST:
         raise ValueError(_TOO_DEEP)
     if _SURROGATE_ESCAPE.search(text):
         _check_encodable(value)
     return value
 
 
-def _depth(value: Any) -> int:
+def _measure_depth(value: Any) -> int:
     """Nesting depth of arrays and objects."""
     depth = 0
     level = [value]
@@ -246,7 +246,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _integer(text: str) -> int | AsWritten:
+def _parse_integer(text: str) -> int | AsWritten:
     """Parses an integer; -0 keeps its spelling, which an int would lose."""
     if text == "-0":
         return AsWritten(text)
@@ -256,7 +256,7 @@ def _integer(text: str) -> int | AsWritten:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=refuse_repeated_key,
     parse_float=AsWritten,
-    parse_int=_integer,
+    parse_int=_parse_integer,
     parse_constant=refuse_constant,
 )
 
@@ -283,7 +283,7 @@ def _check_encodable(value: Any) -> None:
 def _find_fault(line: bytes) -> str | None:
     """Returns the error in a line: None if valid, "" if blank, else a sentence."""
     try:
-        parse(line)
+        parse_row(line)
     except ValueError as error:
         if line.strip():
             return str(error)

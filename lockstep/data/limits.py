@@ -41,7 +41,7 @@ def limit_template() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGVTALRM, _stop)
+    before = signal.signal(signal.SIGVTALRM, _raise_timeout)
     signal.setitimer(signal.ITIMER_VIRTUAL, _TEMPLATE_S)
     if _MEMORY.is_file():
         limit = (
@@ -75,5 +75,5 @@ def tokenize_in_time(tokenize: Callable[[], T], characters: int) -> T:
     return call.result()
 
 
-def _stop(signum: int, frame: object) -> None:
+def _raise_timeout(signum: int, frame: object) -> None:
     raise TimeoutError(f"it takes more than {_TEMPLATE_S:g} s")

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config.sources import TemplateArgs
 from lockstep.core.errors import InputError, first_line
 from lockstep.data.limits import MOST_BYTES, limit_template
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.data.rows import DataRow
 from lockstep.data.template_date import strftime_now
-from lockstep.data.templates import complaint, find_messages, read_field
+from lockstep.data.templates import find_field_fault, find_messages, read_field
 from lockstep.system import strict_json
 
 ChatMessage = Mapping[str, Any]
@@ -89,7 +89,7 @@ def render_prompt(
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
-    return _text(messages, tokenizer, True, args)
+    return _render_text(messages, tokenizer, True, args)
 
 
 def render_whole(
@@ -102,7 +102,7 @@ def render_whole(
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
     """
-    return _text(messages, tokenizer, False, args)
+    return _render_text(messages, tokenizer, False, args)
 
 
 def require_template(
@@ -113,12 +113,12 @@ def require_template(
     The arguments are those of `option`.template_args. Notes a template that leaves out the user.
     """
     _refuse_powers(tokenizer)
-    _refuse_chance(tokenizer)
+    _refuse_random(tokenizer)
     _refuse_unknown(tokenizer, args, f"{option}.template_args")
     try:
-        text = _text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
+        text = _render_text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
         if _QUESTION not in text:
-            note(
+            print_note(
                 f"the chat template of {tokenizer.name_or_path} omits user messages, so all "
                 "prompts are the same; use one that takes content as text"
             )
@@ -172,7 +172,7 @@ def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
             )
 
 
-def _refuse_chance(tokenizer: PreTrainedTokenizerBase) -> None:
+def _refuse_random(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses a template that draws random numbers, since a row's prompt would vary."""
     if re.search(r"\|\s*random\b|\blipsum\b", str(tokenizer.chat_template)):
         raise InputError(
@@ -193,7 +193,7 @@ def find_passed_end(
     return next((token for token in closing if token in tokenizer.added_tokens_decoder), None)
 
 
-def _text(
+def _render_text(
     messages: Sequence[ChatMessage],
     tokenizer: PreTrainedTokenizerBase,
     add_generation_prompt: bool,
@@ -206,12 +206,12 @@ def _text(
         **args,
     }
     try:
-        return _apply(talk, tokenizer, options)
+        return _apply_template(talk, tokenizer, options)
     except ChatTemplateError:
         if all(message.get("content") is not None for message in talk):
             raise
     # Some templates accept null content, and others concatenate it as text.
-    return _apply(
+    return _apply_template(
         [{**message, "content": message.get("content") or ""} for message in talk],
         tokenizer,
         options,
@@ -241,7 +241,7 @@ def _read_arguments(call: Any) -> Any:
     return call
 
 
-def _apply(
+def _apply_template(
     talk: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> str:
     try:
@@ -259,7 +259,7 @@ def _apply(
         raise ChatTemplateError(first_line(error)) from error
 
 
-def end_of_answer(
+def find_answer_end(
     tokenizer: PreTrainedTokenizerBase,
     stops: Collection[int],
     args: TemplateValues = NO_ARGS,
@@ -287,7 +287,7 @@ def render_closing(
         answer: The text of the answer.
     """
     try:
-        return _text(talk, tokenizer, False, args).rpartition(answer)[2]
+        return _render_text(talk, tokenizer, False, args).rpartition(answer)[2]
     except ChatTemplateError:
         return None
 
@@ -310,7 +310,7 @@ def render_follow_up(
     return follows
 
 
-def fault(
+def find_messages_fault(
     row: DataRow, field: str, tokenizer: PreTrainedTokenizerBase, args: TemplateValues = NO_ARGS
 ) -> str | None:
     """Returns the error in a row's messages that need an answer; None if valid."""
@@ -353,7 +353,7 @@ def answer_fault(row: DataRow, field: str) -> str | None:
 
 def find_shape_fault(row: DataRow, field: str) -> str | None:
     """Returns why a field does not hold messages; None if it does."""
-    wrong = complaint(row, {field: "list"})
+    wrong = find_field_fault(row, {field: "list"})
     if wrong is not None:
         return wrong
     for number, message in enumerate(read_field(row, field), start=1):

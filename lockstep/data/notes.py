@@ -7,6 +7,6 @@ import sys
 from lockstep.system.printable import print_text
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Prints a note."""
     print_text(f"note: {text}", file=sys.stderr)

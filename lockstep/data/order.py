@@ -12,10 +12,10 @@ from lockstep.core import keyed
 
 
 @functools.lru_cache(maxsize=8)
-def order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
+def row_order(length: int, epoch: int, seed: int, shuffle: bool) -> Tensor | range:
     """The order of `length` rows in an epoch (counted from 0)."""
     if shuffle:
-        return keyed.permutation(length, seed, "order of rows", epoch)
+        return keyed.draw_permutation(length, seed, "order of rows", epoch)
     return range(length)
 
 
@@ -42,7 +42,7 @@ def mix_rows_at(
         shuffle: Whether to reshuffle each part for each epoch.
     """
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    seeds = [seed, *(keyed.key(seed, "part", k) for k in range(1, len(sizes)))]
+    seeds = [seed, *(keyed.hash_key(seed, "part", k) for k in range(1, len(sizes)))]
     taken = count_drawn(position, tuple(weights))
     rows = []
     for p in range(position + 1, position + count + 1):
@@ -50,7 +50,7 @@ def mix_rows_at(
         taken = count_drawn(p, tuple(weights))
         part = next(k for k, (old, new) in enumerate(zip(before, taken, strict=True)) if new > old)
         epoch, place = divmod(before[part], sizes[part])
-        rows.append(starts[part] + int(order(sizes[part], epoch, seeds[part], shuffle)[place]))
+        rows.append(starts[part] + int(row_order(sizes[part], epoch, seeds[part], shuffle)[place]))
     return rows
 
 

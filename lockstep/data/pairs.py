@@ -8,7 +8,7 @@ from lockstep.data.answers import AnsweredRow, AnsweredRows, answer_fault, is_em
 from lockstep.data.messages import ChatMessage
 from lockstep.data.pair_options import PairSection
 from lockstep.data.rows import DataRow
-from lockstep.data.templates import complaint, read_field
+from lockstep.data.templates import find_field_fault, read_field
 
 
 class PairRows(AnsweredRows):
@@ -19,11 +19,11 @@ class PairRows(AnsweredRows):
 
     _data: PairSection
 
-    def render(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
+    def render_pairs(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
         """The pairs at `position` … `position + count − 1` of a run, as text for JSON."""
-        return [self._render(pair) for pair in self.at(position, count, seed)]
+        return [self._render_pair(pair) for pair in self.read_at(position, count, seed)]
 
-    def _render(self, pair: AnsweredRow) -> dict[str, Any]:
+    def _render_pair(self, pair: AnsweredRow) -> dict[str, Any]:
         texts = [
             self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in pair.answers
         ]
@@ -36,12 +36,12 @@ class PairRows(AnsweredRows):
             self._data.rejected, row, where
         )
 
-    def _scores(self, row: DataRow) -> tuple[float, ...]:
+    def _read_scores(self, row: DataRow) -> tuple[float, ...]:
         return tuple(float(read_field(row, name)) for name in self._data.score_fields)
 
-    def _fault(self, row: DataRow) -> str | None:
+    def _find_row_fault(self, row: DataRow) -> str | None:
         data = self._data
-        wrong = self._prompt_fault(row) or complaint(
+        wrong = self._prompt_fault(row) or find_field_fault(
             row, dict.fromkeys(data.score_fields, "number")
         )
         wrong = wrong or answer_fault(data.chosen, row) or answer_fault(data.rejected, row)
@@ -50,13 +50,13 @@ class PairRows(AnsweredRows):
         better, worse = self._read_answers(row, "row")
         if is_empty(better):
             return "has an empty chosen answer"
-        wrong_better, chosen = self._answers.examine(row, better)
-        wrong_worse, rejected = self._answers.examine(row, worse)
+        wrong_better, chosen = self._answers.examine_answer(row, better)
+        wrong_worse, rejected = self._answers.examine_answer(row, worse)
         if wrong_better or wrong_worse:
             return wrong_better or wrong_worse
         if chosen == rejected:
             return "has the same chosen and rejected answer, so nothing can be learned from it"
-        scores = self._scores(row)
+        scores = self._read_scores(row)
         if scores and scores[0] < scores[1]:
             worths = ", ".join(
                 f"{name!r} {score}" for name, score in zip(data.score_fields, scores, strict=True)

@@ -18,10 +18,10 @@ from lockstep.core.types import Prompt
 from lockstep.data import messages
 from lockstep.data.limits import tokenize_in_time
 from lockstep.data.messages import ChatMessage
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.data.rows import DataError, DataRow, FileRows
 from lockstep.data.selection import ANY_ROW, RowRequirements, RowRule, RowSelection
-from lockstep.data.templates import askers, complaint, fills, render
+from lockstep.data.templates import find_askers, find_field_fault, has_fields, fill_template
 
 T = TypeVar("T")
 
@@ -45,11 +45,11 @@ def prompts_of(
     its own.
     """
     prompts = _build_prompts(
-        [(rows.id(i), rows.where(i)) for i in numbers], contents, tokenizer, data
+        [(rows.row_id(i), rows.name_row(i)) for i in numbers], contents, tokenizer, data
     )
     empty = next((i for i, prompt in zip(numbers, prompts, strict=True) if not prompt.tokens), None)
     if empty is not None:
-        where = rows.where(empty)
+        where = rows.name_row(empty)
         raise DataError(f"{where}: its prompt is empty; correct the row, or remove it")
     return prompts
 
@@ -63,7 +63,7 @@ def _build_prompts(
     """Renders and tokenizes rows, given with their ids and their names for messages."""
     if is_chat(data):
         talks = [
-            converse(row, where, data) for (_, where), row in zip(names, contents, strict=True)
+            build_conversation(row, where, data) for (_, where), row in zip(names, contents, strict=True)
         ]
         texts = [
             _render_prompt(talk, where, tokenizer, values_of(row, data))
@@ -72,7 +72,7 @@ def _build_prompts(
     else:
         talks = [None] * len(names)
         texts = [
-            render(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)
+            fill_template(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)
         ]
     wheres = [where for _, where in names]
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data), names=wheres)
@@ -104,7 +104,7 @@ def fault_of(
     field = data.messages
     if field is None:
         return lambda row: messages.text_fault(row, data.prompt, "data.prompt")
-    return lambda row: messages.fault(row, field, tokenizer, values_of(row, data))
+    return lambda row: messages.find_messages_fault(row, field, tokenizer, values_of(row, data))
 
 
 def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -138,23 +138,23 @@ def note_unread_tools(
     if row is None or not is_chat(data) or "tools" in data.template_values:
         return
     if messages.read_tools(row) is None:
-        note(
+        print_note(
             "the field 'tools' of the rows is not a list of JSON schemas, so the chat template "
             "does not receive it"
         )
         return
-    talk = converse(row, "row", data)
+    talk = build_conversation(row, "row", data)
     values = values_of(row, data)
     if messages.render_prompt(talk, tokenizer, values) == messages.render_prompt(
         talk, tokenizer, data.template_values
     ):
-        note(
+        print_note(
             f"the chat template of {tokenizer.name_or_path} does not render the tools of the "
             "rows, so the model does not see them"
         )
 
 
-def converse(row: DataRow, where: str, data: DataSection) -> tuple[ChatMessage, ...]:
+def build_conversation(row: DataRow, where: str, data: DataSection) -> tuple[ChatMessage, ...]:
     """The conversation of a row: its own, or built from the templates."""
     if data.messages is not None:
         return messages.read_question(row, data.messages)
@@ -162,7 +162,7 @@ def converse(row: DataRow, where: str, data: DataSection) -> tuple[ChatMessage, 
         system = ()
     else:
         system = ({"role": "system", "content": data.system_prompt},)
-    return (*system, {"role": "user", "content": render(data.prompt, row, where)})
+    return (*system, {"role": "user", "content": fill_template(data.prompt, row, where)})
 
 
 def _render_prompt(
@@ -199,7 +199,7 @@ def token_ids(
         if len(text) > _MOST_CHARACTERS:
             size = f"{len(text):,} characters, more than the limit of {_MOST_CHARACTERS:,}"
             raise DataError(
-                f"{_begin(names, place)}its text has {size}; shorten the row, or remove it"
+                f"{_prefix_name(names, place)}its text has {size}; shorten the row, or remove it"
             )
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
     options: dict[str, Any] = {
@@ -207,11 +207,11 @@ def token_ids(
         "verbose": False,
         "return_attention_mask": False,
     }
-    encoded, failure = _try(lambda: tokenizer(list(texts), **options), texts)
+    encoded, failure = _try_tokenizing(lambda: tokenizer(list(texts), **options), texts)
     if failure is not None:
         place, failure = _find_failure(tokenizer, texts, failure)
         raise DataError(
-            f"{_begin(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text "
+            f"{_prefix_name(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text "
             f"starting with {texts[place][:40]!r} ({failure}); use a different tokenizer, or "
             "remove the row"
         )
@@ -222,13 +222,13 @@ def token_ids(
     return [ids[1:] if ids[:2] == opening else ids for ids in encoded["input_ids"]]
 
 
-def _begin(names: Sequence[str], place: int) -> str:
+def _prefix_name(names: Sequence[str], place: int) -> str:
     if names:
         return f"{names[place]}: "
     return ""
 
 
-def _try(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
+def _try_tokenizing(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
     """Calls a function that tokenizes texts.
 
     Returns its result, and how it failed or that it took too long, if so.
@@ -249,7 +249,7 @@ def _find_failure(
     # that failed.
     encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
     for place, text in enumerate(texts):
-        _, own = _try(partial(encode, text), [text])
+        _, own = _try_tokenizing(partial(encode, text), [text])
         if own is not None:
             return place, own
     return max(range(len(texts)), key=lambda place: len(texts[place])), failure
@@ -298,8 +298,8 @@ class EncodedRows(ABC, Generic[T]):
         self._prompt_fault = fault_of(tokenizer, data)
         needs = RowRequirements(
             templates,
-            self._fault,
-            partial(self._lengths, rows),
+            self._find_row_fault,
+            partial(self._find_length_faults, rows),
             (type(self).__name__, rule.key, *key),
         )
         self.selection = RowSelection(rows, tokenizer, data, needs)
@@ -309,38 +309,38 @@ class EncodedRows(ABC, Generic[T]):
         return len(self.selection)
 
     def __getitem__(self, i: int) -> T:
-        return self._read(self.selection.numbers([i]))[0]
+        return self._read_rows(self.selection.row_numbers([i]))[0]
 
-    def at(self, position: int, count: int, seed: int) -> list[T]:
+    def read_at(self, position: int, count: int, seed: int) -> list[T]:
         """The rows at `position` … `position + count − 1` of a run; see `data.order`."""
-        return self._read(self.selection.at(position, count, seed))
+        return self._read_rows(self.selection.numbers_at(position, count, seed))
 
-    def first(self, limit: int | None = None) -> list[T]:
+    def read_first(self, limit: int | None = None) -> list[T]:
         """The rows in file order, at most the first `limit`."""
-        return self._read(self.selection.first(limit))
+        return self._read_rows(self.selection.first_numbers(limit))
 
     @abstractmethod
-    def _encode(
+    def _encode_rows(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[T]:
         """The rows with these numbers, rendered and tokenized."""
 
     @abstractmethod
-    def _fault(self, row: DataRow) -> str | None:
+    def _find_row_fault(self, row: DataRow) -> str | None:
         """Returns the error in a row that has the templates' fields; None if valid."""
 
     @abstractmethod
-    def _complaint(self, item: T) -> str | None:
+    def _find_length_fault(self, item: T) -> str | None:
         """Returns an error if a row has a bad length; else None."""
 
-    def _lengths(
+    def _find_length_faults(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[str | None]:
-        return [self._complaint(item) for item in self._encode(rows, numbers, contents)]
+        return [self._find_length_fault(item) for item in self._encode_rows(rows, numbers, contents)]
 
-    def _read(self, numbers: Sequence[int]) -> list[T]:
+    def _read_rows(self, numbers: Sequence[int]) -> list[T]:
         rows = self.selection.rows
-        return self._encode(rows, numbers, rows.rows(numbers))
+        return self._encode_rows(rows, numbers, rows.read_rows(numbers))
 
 
 class PromptRows(EncodedRows[Prompt]):
@@ -355,9 +355,9 @@ class PromptRows(EncodedRows[Prompt]):
     ) -> None:
         super().__init__(rows, tokenizer, data, data.prompt_templates, rule)
 
-    def contents(self, places: Sequence[int]) -> list[DataRow]:
+    def read_contents(self, places: Sequence[int]) -> list[DataRow]:
         """The raw rows at these places in file order."""
-        return list(self.selection.rows.rows(self.selection.numbers(places)))
+        return list(self.selection.rows.read_rows(self.selection.row_numbers(places)))
 
     def short_enough(self, contents: Sequence[DataRow]) -> list[bool]:
         """True for each row from elsewhere whose prompt is within the length limit."""
@@ -369,31 +369,31 @@ class PromptRows(EncodedRows[Prompt]):
     def answer(self, prompt: Prompt) -> str:
         """The right answer to a prompt, as `data.answer` renders it; empty if its row has none."""
         template = self._data.answer
-        if fills(prompt.row, template):
-            return render(template, prompt.row, prompt.id)
+        if has_fields(prompt.row, template):
+            return fill_template(template, prompt.row, prompt.id)
         return ""
 
-    def _fault(self, row: DataRow) -> str | None:
+    def _find_row_fault(self, row: DataRow) -> str | None:
         # A row without an answer should also stop a run before it starts, not at step 40.
         return self._prompt_fault(row) or self._answer_fault(row) or self._rule.fault(row)
 
     def _answer_fault(self, row: DataRow) -> str | None:
         if not self._rule.reads_answer(row):
             return None
-        asking = askers({"data.answer": self._data.answer})
-        wrong = complaint(row, dict.fromkeys(asking, "any"), asking)
+        asking = find_askers({"data.answer": self._data.answer})
+        wrong = find_field_fault(row, dict.fromkeys(asking, "any"), asking)
         if wrong is not None:
             return "; ".join(filter(None, (wrong, self._rule.unread)))
         try:
-            answer = render(self._data.answer, row, "")
+            answer = fill_template(self._data.answer, row, "")
         except DataError as error:
             return str(error).removeprefix(": ")
         return self._rule.answer_fault(row, answer)
 
-    def _encode(
+    def _encode_rows(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[Prompt]:
         return prompts_of(rows, numbers, contents, self._tokenizer, self._data)
 
-    def _complaint(self, item: Prompt) -> str | None:
+    def _find_length_fault(self, item: Prompt) -> str | None:
         return too_long(item, self._data.max_prompt_tokens)

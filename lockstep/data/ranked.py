@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.data.messages import ChatMessage
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.data.ranked_options import RankedSection
 from lockstep.data.rows import (
     NUM_NAMED,
@@ -21,7 +21,7 @@ from lockstep.data.rows import (
     is_error,
     read_number,
 )
-from lockstep.data.templates import FieldType, complaint, fields, read_field, render
+from lockstep.data.templates import FieldType, find_field_fault, list_fields, read_field, fill_template
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
 """Roles in OpenAssistant trees, and in conversations."""
@@ -58,11 +58,11 @@ def read_ranked(
     """
     found: list[RankedResponses] = []
     faults: list[str] = []
-    for i, row in enumerate(rows.rows(range(len(rows)))):
+    for i, row in enumerate(rows.read_rows(range(len(rows)))):
         try:
-            found += _of_row(row, rows.id(i), section)
+            found += _read_row(row, rows.row_id(i), section)
         except DataError as error:
-            faults.append(f"{rows.where(i)}: {error}")
+            faults.append(f"{rows.name_row(i)}: {error}")
             if is_error(section.bad_rows):
                 raise DataError(
                     f"{faults[-1]}; correct the row, or set data.bad_rows=skip"
@@ -70,63 +70,63 @@ def read_ranked(
     skipped = rows.skipped + SkippedRows(len(faults), tuple(faults[:NUM_NAMED]))
     usable = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
     if skipped.count:
-        note(f"{skipped.count} bad rows skipped; the first:\n  " + "\n  ".join(skipped.first))
+        print_note(f"{skipped.count} bad rows skipped; the first:\n  " + "\n  ".join(skipped.first))
     if not usable:
         raise DataError(f"{rows.name}: has no responses with different ranks")
     return usable, skipped
 
 
-def _of_row(row: DataRow, name: str, section: RankedSection) -> list[RankedResponses]:
+def _read_row(row: DataRow, name: str, section: RankedSection) -> list[RankedResponses]:
     """Reads the ranked responses of a flat row; its DataError does not name the row."""
     if section.tree:
-        return list(_of_tree(row, name))
-    responses = _responses(row, section)
-    ranks = _ranks(row, section, len(responses))
-    question = {"role": "user", "content": _fill(section.prompt, row)}
+        return list(_read_tree(row, name))
+    responses = _read_responses(row, section)
+    ranks = _read_ranks(row, section, len(responses))
+    question = {"role": "user", "content": _fill_checked(section.prompt, row)}
     return [RankedResponses(name, (question,), responses, ranks)]
 
 
-def _responses(row: DataRow, section: RankedSection) -> tuple[str, ...]:
+def _read_responses(row: DataRow, section: RankedSection) -> tuple[str, ...]:
     if isinstance(section.responses, tuple):
-        return tuple(_fill(template, row) for template in section.responses)
-    responses = _field(row, section.responses, "list")
+        return tuple(_fill_checked(template, row) for template in section.responses)
+    responses = _require_field(row, section.responses, "list")
     if len(responses) < 2 or not all(isinstance(response, str) for response in responses):
         raise DataError(f"needs a list of at least two texts in the field {section.responses!r}")
     return tuple(responses)
 
 
-def _ranks(row: DataRow, section: RankedSection, count: int) -> tuple[float, ...]:
+def _read_ranks(row: DataRow, section: RankedSection, count: int) -> tuple[float, ...]:
     if section.ranks is not None:
-        ranks = _field(row, section.ranks, "list")
+        ranks = _require_field(row, section.ranks, "list")
         if len(ranks) != count or any(read_number(rank) is None for rank in ranks):
             raise DataError(
                 f"needs one number for each of {count} responses in the field {section.ranks!r}"
             )
         return tuple(map(float, ranks))
-    best = _fill(section.best or "", row)
+    best = _fill_checked(section.best or "", row)
     if best not in map(str, range(1, count + 1)):
         raise DataError(f"says {best!r} for the best response, not a number from 1 to {count}")
     return tuple(0.0 if number == int(best) else 1.0 for number in range(1, count + 1))
 
 
-def _of_tree(row: DataRow, name: str) -> Iterator[RankedResponses]:
+def _read_tree(row: DataRow, name: str) -> Iterator[RankedResponses]:
     """Reads a tree: each message with two or more ranked replies ends a prompt."""
     waiting: list[tuple[Mapping[str, Any], tuple[ChatMessage, ...], str]] = [
-        (_field(row, "prompt", "object"), (), name)
+        (_require_field(row, "prompt", "object"), (), name)
     ]
     while waiting:
         message, before, where = waiting.pop()
-        talk = (*before, {"role": _role(message), "content": _field(message, "text", "text")})
-        replies = _field(message, "replies", "list")
+        talk = (*before, {"role": _read_role(message), "content": _require_field(message, "text", "text")})
+        replies = _require_field(message, "replies", "list")
         if not all(isinstance(reply, dict) for reply in replies):
             raise DataError("has an invalid message in the field 'replies'")
         ranked = [
             reply
             for reply in replies
-            if _role(reply) == "assistant" and read_number(reply.get("rank")) is not None
+            if _read_role(reply) == "assistant" and read_number(reply.get("rank")) is not None
         ]
         if len(ranked) > 1:
-            texts = tuple(_field(reply, "text", "text") for reply in ranked)
+            texts = tuple(_require_field(reply, "text", "text") for reply in ranked)
             yield RankedResponses(
                 where, talk, texts, tuple(float(reply["rank"]) for reply in ranked)
             )
@@ -136,28 +136,28 @@ def _of_tree(row: DataRow, name: str) -> Iterator[RankedResponses]:
         waiting += reversed(inner)
 
 
-def _role(message: Mapping[str, Any]) -> str:
-    name = _field(message, "role", "text")
+def _read_role(message: Mapping[str, Any]) -> str:
+    name = _require_field(message, "role", "text")
     if name not in _ROLES:
         raise DataError(f"has in the field 'role' {name!r}, not 'prompter' or 'assistant'")
     return _ROLES[name]
 
 
-def _fill(template: str, row: DataRow) -> str:
-    wrong = complaint(row, dict.fromkeys(fields(template), "any"))
+def _fill_checked(template: str, row: DataRow) -> str:
+    wrong = find_field_fault(row, dict.fromkeys(list_fields(template), "any"))
     if wrong is not None:
         raise DataError(wrong)
-    return render(template, row, "row")
+    return fill_template(template, row, "row")
 
 
-def _field(row: DataRow, name: str, kind: FieldType) -> Any:
-    wrong = complaint(row, {name: kind})
+def _require_field(row: DataRow, name: str, kind: FieldType) -> Any:
+    wrong = find_field_fault(row, {name: kind})
     if wrong is not None:
         raise DataError(wrong)
     return read_field(row, name)
 
 
-def describe(ranked: Sequence[RankedResponses], skipped: SkippedRows) -> str:
+def describe_ranked(ranked: Sequence[RankedResponses], skipped: SkippedRows) -> str:
     """Summarizes the number of prompts, responses and skipped rows, for people."""
     responses = sum(len(one.responses) for one in ranked)
     return (

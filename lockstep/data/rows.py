@@ -140,14 +140,14 @@ class FileRows(ABC):
                 f"{path}: is not a regular file, but rows are read more than once; use a regular "
                 "file"
             )
-        self._stamp = FileStamp.of(path)
+        self._stamp = FileStamp.from_path(path)
 
     @abstractmethod
     def __len__(self) -> int:
         """Number of rows, without skipped ones."""
 
     @abstractmethod
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows `indices`, counted from 0, in that order.
 
         Raises:
@@ -164,24 +164,24 @@ class FileRows(ABC):
         """The parts of the rows, in order; sizes add up to `len`."""
         return (RowsPart(self.name, len(self)),)
 
-    def number(self, i: int) -> int:
+    def row_number(self, i: int) -> int:
         """Number of row `i` in its file, counted from 1."""
         return i + 1
 
-    def where(self, i: int) -> str:
+    def name_row(self, i: int) -> str:
         """Returns the name of row `i` in messages."""
-        return self._name(self.number(i))
+        return self._name_numbered(self.row_number(i))
 
-    def id(self, i: int) -> str:
+    def row_id(self, i: int) -> str:
         """Id of row `i`, unique and the same in all runs."""
-        return f"{self._label}:{self.number(i)}"
+        return f"{self._label}:{self.row_number(i)}"
 
-    def _name(self, number: int) -> str:
+    def _name_numbered(self, number: int) -> str:
         return f"{self.path}, {self.unit} {number}"
 
-    def _settle(self, bad_rows: BadRowPolicy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
+    def _apply_policy(self, bad_rows: BadRowPolicy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
         """Applies the policy to bad rows, given their number and the errors of the first ones."""
-        first = tuple(f"{self._name(number)}: {why}" for number, why in faults)
+        first = tuple(f"{self._name_numbered(number)}: {why}" for number, why in faults)
         if first and is_error(bad_rows):
             raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
         self.skipped = SkippedRows(bad, first)
@@ -189,7 +189,7 @@ class FileRows(ABC):
             raise DataError(f"{self.path}: has no valid rows ({bad} bad); use a file with rows")
 
     def _require_unchanged(self) -> None:
-        if FileStamp.of(self.path) != self._stamp:
+        if FileStamp.from_path(self.path) != self._stamp:
             raise DataError(
                 f"{self.path}: changed while in use; start over with a file that does not change"
             )

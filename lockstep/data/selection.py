@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config import DataSection
 from lockstep.data import cache
 from lockstep.data.cache import CachedTable
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import (
     NUM_NAMED,
@@ -29,7 +29,7 @@ from lockstep.data.rows import (
     is_error,
 )
 from lockstep.data.template_date import find_date
-from lockstep.data.templates import FieldType, askers, complaint, fills, find_doubled_braces, render
+from lockstep.data.templates import FieldType, find_askers, find_field_fault, has_fields, find_doubled_braces, fill_template
 
 _ROWS_AT_ONCE = 1024  # rows tokenized per call in the pass over the data
 _MANY_ROWS = 100_000  # take a minute
@@ -110,7 +110,7 @@ class RowSelection:
     ) -> None:
         self.rows = rows
         self._shuffle = data.shuffle
-        self._kept, found = _select(rows, tokenizer, data, needs)
+        self._kept, found = _select_rows(rows, tokenizer, data, needs)
         self.bad = rows.skipped + found[_BAD]
         self.overlong = found[_OVERLONG]
         self._sizes = self._part_sizes()
@@ -118,13 +118,13 @@ class RowSelection:
         self._require_filled([*needs.templates.values(), data.answer])
         for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
             if skipped.count:
-                note(
+                print_note(
                     f"{skipped.count} {reason} skipped; the first:\n  " + "\n  ".join(skipped.first)
                 )
 
     def _require_filled(self, templates: Sequence[str]) -> None:
         """Raises DataError if a template would write a field's name instead of its value."""
-        [first] = self.rows.rows(self.numbers([0]))
+        [first] = self.rows.read_rows(self.row_numbers([0]))
         for template in templates:
             name = find_doubled_braces(template, first)
             if name is not None:
@@ -137,12 +137,12 @@ class RowSelection:
         return len(self._kept)
 
     @property
-    def skipped(self) -> int:
+    def skipped_count(self) -> int:
         """Number of unused rows of the data: bad ones and over-long ones."""
         return self.bad.count + self.overlong.count
 
     @property
-    def account(self) -> str:
+    def skipped_summary(self) -> str:
         """Summarizes the number of skipped rows by reason, for people."""
         counts = ((self.bad.count, _BAD), (self.overlong.count, _OVERLONG))
         return (
@@ -150,23 +150,23 @@ class RowSelection:
             "skipped"
         )
 
-    def numbers(self, places: Sequence[int]) -> list[int]:
+    def row_numbers(self, places: Sequence[int]) -> list[int]:
         """Maps places among the used rows to row numbers of the data."""
         return self._kept[list(places)].tolist()
 
-    def at(self, position: int, count: int, seed: int) -> list[int]:
+    def numbers_at(self, position: int, count: int, seed: int) -> list[int]:
         """The rows at `position` … `position + count − 1` of a run; see `lockstep.data.order`."""
-        return self.numbers(
+        return self.row_numbers(
             mix_rows_at(position, count, self._sizes, self._weights, seed, self._shuffle)
         )
 
-    def first(self, limit: int | None) -> list[int]:
+    def first_numbers(self, limit: int | None) -> list[int]:
         """The rows in data order, at most the first `limit`."""
-        return self.numbers(range(len(self))[:limit])
+        return self.row_numbers(range(len(self))[:limit])
 
     def read_first(self) -> list[DataRow]:
         """The first rows, for notes on unused fields."""
-        return list(self.rows.rows(self.first(_LOOKED_AT)))
+        return list(self.rows.read_rows(self.first_numbers(_LOOKED_AT)))
 
     def _part_sizes(self) -> list[int]:
         """Number of usable rows in each part; raises DataError for a part without any."""
@@ -179,38 +179,38 @@ class RowSelection:
                 )
                 why = "" if first is None else f"; the first: {first}"
                 raise DataError(
-                    f"{part.name}: none of its {part.size} rows can be used ({self.account}{why}); "
+                    f"{part.name}: none of its {part.size} rows can be used ({self.skipped_summary}{why}); "
                     "raise data.max_prompt_tokens, or correct the rows"
                 )
         return sizes
 
 
-def texts(rows: FileRows, data: DataSection) -> Iterator[str]:
+def read_texts(rows: FileRows, data: DataSection) -> Iterator[str]:
     """Prompts and completions of all rows that have them, of any length."""
     templates = [*data.prompt_templates.values(), *data.completion_templates.values()]
-    for numbers in _blocks(rows):
-        for i, row in zip(numbers, rows.rows(numbers), strict=True):
+    for numbers in _split_blocks(rows):
+        for i, row in zip(numbers, rows.read_rows(numbers), strict=True):
             yield from (
-                render(template, row, rows.where(i))
+                fill_template(template, row, rows.name_row(i))
                 for template in templates
-                if fills(row, template)
+                if has_fields(row, template)
             )
 
 
-def _select(
+def _select_rows(
     rows: FileRows, tokenizer: PreTrainedTokenizerBase, data: DataSection, needs: RowRequirements
 ) -> tuple[np.ndarray, dict[str, SkippedRows]]:
     """The numbers of usable rows, ascending, and the others by reason; cached."""
     policies: dict[str, BadRowPolicy] = {_BAD: data.bad_rows, _OVERLONG: data.overlong_prompts}
 
-    def compute() -> CachedTable:
+    def compute_selection() -> CachedTable:
         kept = array("q")
         found: dict[str, list[tuple[int, str]]] = {_BAD: [], _OVERLONG: []}
-        for usable, reason, faults in _scan(rows, data, needs):
+        for usable, reason, faults in _scan_rows(rows, data, needs):
             kept.extend(usable)
             for i, why in faults.items():
                 if is_error(policies[reason]):
-                    raise _refusal(rows, reason, i, why)
+                    raise _build_refusal(rows, reason, i, why)
                 found[reason].append((i, why))
         about = {reason: [len(faults), faults[:NUM_NAMED]] for reason, faults in found.items()}
         return CachedTable(np.array(kept, np.int64), about)
@@ -223,29 +223,29 @@ def _select(
         find_date(tokenizer),
         tuple(needs.templates.items()),
         needs.key,
-        _fingerprint(tokenizer),
+        _fingerprint_tokenizer(tokenizer),
     )
-    table = cache.table(cache.entry("usable", *key), compute)
+    table = cache.load_or_compute(cache.name_entry("usable", *key), compute_selection)
     skipped = {
-        reason: SkippedRows(count, tuple(f"{rows.where(i)}: {why}" for i, why in first))
+        reason: SkippedRows(count, tuple(f"{rows.name_row(i)}: {why}" for i, why in first))
         for reason, (count, first) in table.about.items()
     }
     return table.numbers, skipped
 
 
-def _scan(
+def _scan_rows(
     rows: FileRows, data: DataSection, needs: RowRequirements
 ) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
     """Yields each block's usable rows and the errors of the others: first bad, then over-long."""
     if len(rows) > _MANY_ROWS:
-        note(f"counting tokens of {len(rows):,} rows of {rows.name} (once)")
-    asking = askers(needs.templates)
+        print_note(f"counting tokens of {len(rows):,} rows of {rows.name} (once)")
+    asking = find_askers(needs.templates)
     wanted: dict[str, FieldType] = dict.fromkeys([*asking, *filter(None, [data.messages])], "any")
-    for numbers in _blocks(rows):
+    for numbers in _split_blocks(rows):
         usable: dict[int, DataRow] = {}
         faults: dict[int, str] = {}
-        for i, row in zip(numbers, rows.rows(numbers), strict=True):
-            wrong = complaint(row, wanted, asking) or needs.fault(row)
+        for i, row in zip(numbers, rows.read_rows(numbers), strict=True):
+            wrong = find_field_fault(row, wanted, asking) or needs.fault(row)
             if wrong is None:
                 usable[i] = row
             else:
@@ -259,16 +259,16 @@ def _scan(
         yield [i for i in usable if i not in long], _OVERLONG, long
 
 
-def _blocks(rows: FileRows) -> Iterator[range]:
+def _split_blocks(rows: FileRows) -> Iterator[range]:
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
 
 
-def _refusal(rows: FileRows, reason: str, row: int, why: str) -> DataError:
-    return DataError(f"{rows.where(row)}: {why}; {_REMEDIES[reason]}")
+def _build_refusal(rows: FileRows, reason: str, row: int, why: str) -> DataError:
+    return DataError(f"{rows.name_row(row)}: {why}; {_REMEDIES[reason]}")
 
 
-def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+def _fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of the tokenizer as it would be saved, and of its libraries' versions."""
     digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}".encode())
     with tempfile.TemporaryDirectory() as folder:

@@ -29,20 +29,20 @@ class TableRows(FileRows):
 
     def __init__(self, path: Path, label: str | None = None) -> None:
         super().__init__(path, label)
-        self._table = _read(path)
+        self._table = _read_parquet(path)
         with path.open("rb") as file:
             self.digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._settle("error", 0, [])
+        self._apply_policy("error", 0, [])
 
     def __len__(self) -> int:
         return self._table.num_rows
 
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         self._require_unchanged()
         return [without_padding(row) for row in self._table.take(list(indices)).to_pylist()]
 
 
-def _read(path: Path) -> Table:
+def _read_parquet(path: Path) -> Table:
     try:
         from pyarrow import parquet
     except ImportError:

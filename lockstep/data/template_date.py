@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.core.errors import InputError
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.system.whole_files import write_whole
 
 FILE = "template_date.txt"
@@ -56,20 +56,20 @@ def _read_date() -> datetime.date:
     """The date of the run in progress, chosen on first use."""
     file = _files[-1]
     if file not in _dates:
-        _dates[file] = _choose(file) if file is None or not file.is_file() else _parse(file)
+        _dates[file] = _choose_date(file) if file is None or not file.is_file() else _parse_date(file)
     return _dates[file]
 
 
-def _choose(file: Path | None) -> datetime.date:
+def _choose_date(file: Path | None) -> datetime.date:
     today = datetime.date.today()
     kept = f", saved in {file} for resuming" if file is not None else ""
-    note(f"the chat template includes the date; it is {today}{kept}")
+    print_note(f"the chat template includes the date; it is {today}{kept}")
     if file is not None:
         write_whole(file, [f"{today}\n".encode()])
     return today
 
 
-def _parse(file: Path) -> datetime.date:
+def _parse_date(file: Path) -> datetime.date:
     try:
         return datetime.date.fromisoformat(file.read_text(encoding="utf-8").strip())
     except ValueError as error:

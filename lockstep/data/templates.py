@@ -9,7 +9,7 @@ import string
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lockstep.core.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten_text
 from lockstep.data.jsonl import AsWritten
 from lockstep.data.rows import DataError, DataRow, find_not_finite, read_number
 
@@ -26,7 +26,7 @@ _KINDS: Mapping[type, FieldType] = {
 _RIGHT = {"any": "text, a number, a list or an object"}
 
 
-def render(template: str, row: DataRow, where: str) -> str:
+def fill_template(template: str, row: DataRow, where: str) -> str:
     """Fills `{field}` in a template from a row; `{field.inner}` reads an object in it.
 
     `{{` and `}}` stand for braces. Strings are inserted unchanged, numbers as they were written,
@@ -42,22 +42,22 @@ def render(template: str, row: DataRow, where: str) -> str:
         ValueError: The template is malformed.
     """
     return "".join(
-        literal + (_field(row, name, where) if name else "") for literal, name in _parts(template)
+        literal + (_render_field(row, name, where) if name else "") for literal, name in _parse_template(template)
     )
 
 
-def fields(template: str) -> list[str]:
+def list_fields(template: str) -> list[str]:
     """The fields that a template needs.
 
     Raises:
         ValueError: The template is malformed.
     """
-    return [name for _, name in _parts(template) if name]
+    return [name for _, name in _parse_template(template) if name]
 
 
-def fills(row: DataRow, template: str) -> bool:
+def has_fields(row: DataRow, template: str) -> bool:
     """True if a row has the fields of a template."""
-    return complaint(row, dict.fromkeys(fields(template), "any")) is None
+    return find_field_fault(row, dict.fromkeys(list_fields(template), "any")) is None
 
 
 def find_doubled_braces(template: str, row: DataRow) -> str | None:
@@ -66,15 +66,15 @@ def find_doubled_braces(template: str, row: DataRow) -> str | None:
     return next((name for name in named if name in row), None)
 
 
-def askers(templates: Mapping[str, str]) -> dict[str, str]:
+def find_askers(templates: Mapping[str, str]) -> dict[str, str]:
     """Maps each field that templates need to the options that hold the templates."""
     named = {option: f"{option}={template!r}" for option, template in templates.items()}
     return {
-        name: named[option] for option, template in templates.items() for name in fields(template)
+        name: named[option] for option, template in templates.items() for name in list_fields(template)
     }
 
 
-def complaint(
+def find_field_fault(
     row: DataRow, wanted: Mapping[str, FieldType], asking: Mapping[str, str] | None = None
 ) -> str | None:
     """Returns the error in a row's fields; None if valid.
@@ -88,13 +88,13 @@ def complaint(
         value = read_field(row, name)
         if value is None:
             state = "null in the field" if name in row else "no field"
-            there = shorten(", ".join(row)) or "none"
+            there = shorten_text(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template or the reward")
             return f"has {state} {name!r}, which {asker} needs; its fields are {there}"
-        fits = type(value) in _KINDS if kind == "any" else _kind(value) == kind
+        fits = type(value) in _KINDS if kind == "any" else _json_kind(value) == kind
         if not fits:
             return (
-                f"has {_kind(value)} in the field {name!r}, which should be "
+                f"has {_json_kind(value)} in the field {name!r}, which should be "
                 f"{_RIGHT.get(kind, kind)}"
             )
         if kind == "number" and read_number(value) is None:
@@ -103,7 +103,7 @@ def complaint(
             endless = find_not_finite(value)
         if endless is not None:
             return (
-                f"has {shorten(str(endless))} in the field {name!r}, which is not a finite number"
+                f"has {shorten_text(str(endless))} in the field {name!r}, which is not a finite number"
             )
     return None
 
@@ -127,7 +127,7 @@ def find_messages(row: DataRow, template: str) -> str | None:
 
     Messages are a list of {role, content}.
     """
-    return next((name for name in fields(template) if is_talk(read_field(row, name))), None)
+    return next((name for name in list_fields(template) if is_talk(read_field(row, name))), None)
 
 
 def is_talk(value: object) -> bool:
@@ -139,13 +139,13 @@ def is_talk(value: object) -> bool:
     )
 
 
-def _kind(value: object) -> str:
+def _json_kind(value: object) -> str:
     """The type of a JSON value; Python's type name for anything else."""
     return _KINDS.get(type(value)) or type(value).__name__
 
 
 @functools.lru_cache(maxsize=64)
-def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
+def _parse_template(template: str) -> tuple[tuple[str, str | None], ...]:
     """A template as pairs of literal text and the field that follows it."""
     parts = []
     try:
@@ -164,10 +164,10 @@ def _parts(template: str) -> tuple[tuple[str, str | None], ...]:
     return tuple(parts)
 
 
-def _field(row: DataRow, name: str, where: str) -> str:
+def _render_field(row: DataRow, name: str, where: str) -> str:
     value = read_field(row, name)
     if type(value) not in _KINDS or find_not_finite(value) is not None:
-        raise DataError(f"{where}: {complaint(row, {name: 'any'})}")
+        raise DataError(f"{where}: {find_field_fault(row, {name: 'any'})}")
     try:
         if isinstance(value, str):
             return value

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.config import DataSection
 from lockstep.core.errors import InputError
 from lockstep.data.rows import DataRow
-from lockstep.data.templates import fields, read_field, render
+from lockstep.data.templates import list_fields, read_field, fill_template
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class TextField:
     name: str
     talk: bool
 
-    def text(self, row: DataRow) -> str:
+    def read_text(self, row: DataRow) -> str:
         """The text of a row; empty if its messages have none from a user."""
         if not self.talk:
-            return render(f"{{{self.name}}}", row, "row")
+            return fill_template(f"{{{self.name}}}", row, "row")
         texts = (
             str(message.get("content") or "")
             for message in read_field(row, self.name)
@@ -35,7 +35,7 @@ class TextField:
         )
         return next(texts, "")
 
-    def row(self, text: str) -> dict[str, Any]:
+    def build_row(self, text: str) -> dict[str, Any]:
         """A row with this text."""
         return {self.name: [{"role": "user", "content": text}] if self.talk else text}
 
@@ -48,7 +48,7 @@ def text_field(data: DataSection) -> TextField:
     """
     if data.messages is not None:
         return TextField(data.messages, talk=True)
-    names = sorted(set(fields(data.prompt)))
+    names = sorted(set(list_fields(data.prompt)))
     if len(names) != 1:
         raise InputError(
             "self_rewarding.prompt_source=new generates one text per prompt, but data.prompt has "

@@ -12,7 +12,7 @@ from lockstep.data.messages import (
     ChatMessage,
     ChatTemplateError,
     TemplateValues,
-    end_of_answer,
+    find_answer_end,
     render_prompt,
 )
 from lockstep.data.prompts import token_ids
@@ -50,7 +50,7 @@ class ToolTemplate:
             _QUESTION,
             {"role": "assistant", "content": _REPLY, "tool_calls": [call]},
         ]
-        self._end = end_of_answer(tokenizer, stops, values, self._talk, _REPLY)
+        self._end = find_answer_end(tokenizer, stops, values, self._talk, _REPLY)
         whose = f"the chat template of {tokenizer.name_or_path}"
         try:
             self._opening = render_prompt([_QUESTION], tokenizer, values)
@@ -60,14 +60,14 @@ class ToolTemplate:
                 f"{whose} rejects tool results ({error}); use a model whose template supports them"
             ) from None
 
-    def tokens(self, results: Sequence[Mapping[str, Any]], last: int) -> Sequence[int]:
+    def encode_results(self, results: Sequence[Mapping[str, Any]], last: int) -> Sequence[int]:
         """The tokens after a reply that ends with `last`, up to the start of the next reply."""
-        tokens = token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
+        tokens = token_ids(self._tokenizer, [self._render_follow_up(results)], add_special_tokens=False)[0]
         end = next(place for place, token in enumerate(tokens) if token in self._stops)
         takes_its_place = last == tokens[end] or (last in self._stops and tokens[end] == self._end)
         return tokens[end + takes_its_place :]
 
-    def _follow(self, results: Sequence[Mapping[str, Any]]) -> str:
+    def _render_follow_up(self, results: Sequence[Mapping[str, Any]]) -> str:
         """The end of a placeholder reply, and all that follows it."""
         follows = render_prompt([*self._talk, *results], self._tokenizer, self._values).partition(
             _REPLY
@@ -108,7 +108,7 @@ class ToolTemplate:
                 "cannot change; use one that only appends"
             )
         if not set(self._stops) & set(
-            token_ids(self._tokenizer, [self._follow(results)], add_special_tokens=False)[0]
+            token_ids(self._tokenizer, [self._render_follow_up(results)], add_special_tokens=False)[0]
         ):
             raise InputError(
                 f"{whose} does not end a call with a stop token of the model, so results cannot "

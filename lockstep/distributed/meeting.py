@@ -36,13 +36,13 @@ class RendezvousAddress:
     timeout_s: float
 
     @property
-    def timeout(self) -> timedelta:
+    def collective_timeout(self) -> timedelta:
         """Timeout of a collective."""
         return timedelta(seconds=self.timeout_s)
 
-    def store(self) -> TCPStore:
+    def open_store(self) -> TCPStore:
         """Connects to the host's store."""
-        return TCPStore(self.host, self.port, is_master=False, timeout=self.timeout)
+        return TCPStore(self.host, self.port, is_master=False, timeout=self.collective_timeout)
 
     @property
     def own_address(self) -> str:
@@ -63,14 +63,14 @@ class RendezvousAddress:
         gloo: Any = dist.ProcessGroupGloo
         chosen = os.environ.get(_GLOO_INTERFACE)
         options = gloo._Options()
-        options._timeout = self.timeout
+        options._timeout = self.collective_timeout
         if chosen is None:
             options._devices = [gloo.create_device(hostname=self.own_address)]
         else:
             options._devices = [gloo.create_device(interface=chosen)]
-        return gloo(self.store(), self.rank, self.size, options)
+        return gloo(self.open_store(), self.rank, self.size, options)
 
-    def of(self, rank: int) -> RendezvousAddress:
+    def for_rank(self, rank: int) -> RendezvousAddress:
         """The same for another rank."""
         return replace(self, rank=rank)
 
@@ -98,7 +98,7 @@ class RendezvousHost:
             address,
             self.meeting.port,
             is_master=True,
-            timeout=self.meeting.timeout,
+            timeout=self.meeting.collective_timeout,
             wait_for_workers=False,
             master_listen_fd=descriptor,
         )

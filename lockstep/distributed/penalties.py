@@ -75,7 +75,7 @@ def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
     return sum_N - before_N[begins_N.long().cumsum(0) - 1]
 
 
-def penalize(
+def apply_penalties(
     logits_Mv: Tensor, earlier: EarlierTokens, sampling: SamplingParams, shard: Shard = WHOLE
 ) -> Tensor:
     """Logits, fp32 [M, v], with penalties on earlier tokens applied; differentiable.

@@ -26,7 +26,7 @@ class RankMesh:
     mesh: DeviceMesh | None = None
 
     @classmethod
-    def of(cls, device: str, sizes: Mapping[str, int]) -> RankMesh:
+    def from_sizes(cls, device: str, sizes: Mapping[str, int]) -> RankMesh:
         """Builds the mesh of the default group's processes from dimension sizes; a collective."""
         return cls(
             init_device_mesh(
@@ -62,12 +62,12 @@ class RankMesh:
         return self.mesh[tuple(several)]._flatten("_".join(several)).get_group()
 
     @property
-    def count(self) -> int:
+    def rank_count(self) -> int:
         """Number of all ranks."""
         return prod(self.size(name) for name in DIMENSIONS)
 
     @property
-    def number(self) -> int:
+    def rank_number(self) -> int:
         """Index of this rank among all, in mesh order."""
         number = 0
         for name in DIMENSIONS:

@@ -13,14 +13,14 @@ from lockstep.core.types import SamplingParams
 from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.hidden import hidden_logprobs
 from lockstep_logprobs.kernel import runs_fused
-from lockstep_logprobs.shard import WHOLE, Shard, blocks
+from lockstep_logprobs.shard import WHOLE, Shard, split_rows
 from lockstep_logprobs.softmax import (
     NOTHING,
     TILE_COLUMNS,
     RowSums,
     Scoring,
     column_tiles,
-    exchange,
+    reduce_over_ranks,
     pick_logits,
     reduce_tiles,
     sum_block,
@@ -59,9 +59,9 @@ def token_scores(
     """
     if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
         return _score_all(logits_MV, token, sampling, entropy)
-    floor_M = _floor(logits_MV, sampling, shard)
-    scoring = _scoring(sampling, entropy, shard, row_invariant)
-    return _like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
+    floor_M = _find_threshold(logits_MV, sampling, shard)
+    scoring = _build_scoring(sampling, entropy, shard, row_invariant)
+    return _shape_like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
 
 
 def hidden_scores(
@@ -75,8 +75,8 @@ def hidden_scores(
 ) -> tuple[Tensor, Tensor | None]:
     """`token_scores` of hidden · weightᵀ without full logits, filters and penalties."""
     assert not sampling.needs_logits, "penalties, min-p, top-k and top-p need the logits"
-    scoring = _scoring(sampling, entropy, shard, row_invariant)
-    return _like(
+    scoring = _build_scoring(sampling, entropy, shard, row_invariant)
+    return _shape_like(
         token, hidden_logprobs(hidden_MD, weight_vD, _as_columns(token, sampling), scoring)
     )
 
@@ -95,7 +95,7 @@ def _score_all(
     return logprob_MV.gather(1, token_MK), entropy_M
 
 
-def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
+def find_likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens of each row, and their log-probabilities, nats (differentiable).
 
     Returns:
@@ -106,13 +106,13 @@ def likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, 
         everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
         return everything.expand(len(logits_Mv), -1), logits_Mv.float().log_softmax(-1)
     _, token_Mk = vocab_topk(logits_Mv, k, shard, max_rows=_ROWS)
-    if _are_all(token_Mk, logits_Mv.shape[1], shard):
+    if _is_full_vocabulary(token_Mk, logits_Mv.shape[1], shard):
         token_Mk = token_Mk.sort(-1).values
     logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, Scoring(shard=shard))
     return token_Mk, logprob_Mk
 
 
-def _are_all(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
+def _is_full_vocabulary(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
     """True if each row's k tokens are the full vocabulary; this rank has `columns` columns."""
     k = token_Mk.shape[1]
     if shard.group is None or not len(token_Mk) or int(token_Mk[0].max()) >= k:
@@ -122,7 +122,7 @@ def _are_all(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
     return int(total) == k
 
 
-def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
+def _find_threshold(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
     """The threshold of the support [M]; None if every token belongs to it."""
     if sampling.full_support:
         return None
@@ -136,7 +136,7 @@ def _floor(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) ->
     )
 
 
-def _scoring(
+def _build_scoring(
     sampling: SamplingParams, entropy: bool, shard: Shard = WHOLE, row_invariant: bool = False
 ) -> Scoring:
     return Scoring(
@@ -157,12 +157,12 @@ def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
     return token[:, None]
 
 
-def _like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+def _shape_like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
     logprob_MK, entropy_M = scores
     return logprob_MK.view(token.shape), entropy_M
 
 
-def draw(
+def draw_tokens(
     logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Samples one token per row by inverse transform of a uniform number; the argmax if greedy.
@@ -177,14 +177,14 @@ def draw(
         Tokens, int64 [M], and their log-probabilities under the sampling distribution, fp32 [M];
     for rows with NaN or infinite logits, any token, with NaN.
     """
-    token_M, logprob_M = _draw(logits_MV, uniform_M, sampling, row_invariant)
+    token_M, logprob_M = _draw_plain(logits_MV, uniform_M, sampling, row_invariant)
     # Triton's kernel sums differently
     if row_invariant and len(logits_MV) and runs_fused(logits_MV):
         logprob_M, _ = token_scores(logits_MV, token_M, sampling, row_invariant=True, entropy=False)
     return token_M, logprob_M
 
 
-def _draw(
+def _draw_plain(
     logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool
 ) -> tuple[Tensor, Tensor]:
     """`draw`, with log-probabilities by PyTorch's operations."""
@@ -194,22 +194,22 @@ def _draw(
         )
     if sampling.full_support and logits_MV.shape[1] <= TILE_COLUMNS:
         return _draw_from_one_tile(logits_MV.float(), uniform_M, sampling, row_invariant)
-    scoring = _scoring(sampling, entropy=False, row_invariant=row_invariant)
+    scoring = _build_scoring(sampling, entropy=False, row_invariant=row_invariant)
     row, key_MT, floor_M = _sum_rows(logits_MV, scoring, sampling)
     if sampling.greedy:
         tile_M = key_MT.argmax(-1)
         place_M = _gather_tile(logits_MV, tile_M).argmax(-1)
     else:
-        tile_M, above_M = _pass_point(key_MT, uniform_M)
+        tile_M, above_M = _find_crossing(key_MT, uniform_M)
         below_M = 1.0 - above_M / key_MT.gather(1, tile_M[:, None])[:, 0]
         z_Mc = _gather_tile(logits_MV, tile_M)
         weight_Mc = torch.empty_like(z_Mc)
         sum_block(z_Mc, weight_Mc, floor_M, scoring.temperature, row_invariant=True)
-        place_M, _ = _pass_point(
+        place_M, _ = _find_crossing(
             weight_Mc, below_M.clamp(0.0, 1.0 - torch.finfo(torch.float64).eps)
         )
     token_M1 = (tile_M * TILE_COLUMNS + place_M).clamp_(max=logits_MV.shape[1] - 1)[:, None]
-    scores = exchange(
+    scores = reduce_over_ranks(
         row, pick_logits(logits_MV, token_M1, 0), token_M1, logits_MV.shape[1], scoring, floor_M
     )
     return token_M1[:, 0], scores.logprob[:, 0]
@@ -224,7 +224,7 @@ def _draw_from_one_tile(
     if sampling.greedy:
         token_M = z_MV.argmax(-1)
     else:
-        token_M = _pass_point(weight_MV, uniform_M)[0]
+        token_M = _find_crossing(weight_MV, uniform_M)[0]
     above_M = z_MV.gather(-1, token_M[:, None])[:, 0] - row.maximum
     return token_M, above_M / sampling.divisor - row.total.log()
 
@@ -242,19 +242,19 @@ def _sum_rows(
     keys = list[Tensor]()
     floors = list[Tensor]()
     memory: Tensor | None = None
-    for rows in blocks(len(logits_MV), logits_MV.shape[1], logits_MV.device):
+    for rows in split_rows(len(logits_MV), logits_MV.shape[1], logits_MV.device):
         if memory is None:
             memory = logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32)
         else:
             memory = memory
         z_mV, work_mV = memory[:, : rows.stop - rows.start]
         z_mV = to_fp32(logits_MV[rows], z_mV)
-        floor_m = _floor(z_mV, sampling)
+        floor_m = _find_threshold(z_mV, sampling)
         floors += [] if floor_m is None else [floor_m]
         if scoring.row_invariant:
-            sums.append(sum_tiles(z_mV, work_mV, floor_m, scoring.temperature).rows())
+            sums.append(sum_tiles(z_mV, work_mV, floor_m, scoring.temperature).stack_rows())
             continue
-        sums.append(sum_block(z_mV, work_mV, floor_m, scoring.temperature).rows())
+        sums.append(sum_block(z_mV, work_mV, floor_m, scoring.temperature).stack_rows())
         keys.append(
             reduce_tiles(z_mV, torch.amax) if sampling.greedy else reduce_tiles(work_mV, torch.sum)
         )
@@ -266,7 +266,7 @@ def _sum_rows(
     row = row.merge_tiles(scoring.temperature)
     if sampling.greedy:
         return row, tile.maximum, floor_M
-    return row, tile.rebase(row.maximum[:, None], scoring.temperature).total, floor_M
+    return row, tile.rebase_maximum(row.maximum[:, None], scoring.temperature).total, floor_M
 
 
 def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def _gather_tile(logits_MV: Tensor, tile_M: Tensor) -> Tensor:
     return z_Mc.masked_fill(column_Mc >= stop_M[:, None], -torch.inf)
 
 
-def _pass_point(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
+def _find_crossing(weight_MK: Tensor, uniform_M: Tensor) -> tuple[Tensor, Tensor]:
     """Finds where the running sum passes uniform · total [M], and by how much, float64 [M]."""
     sum_MK = weight_MK.cumsum(-1, dtype=torch.float64)
     aim_M1 = uniform_M[:, None] * sum_MK[:, -1:]

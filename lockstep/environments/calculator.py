@@ -37,7 +37,7 @@ class Calculator:
         match = _EXPRESSION.search(response)
         if match is None:
             return ("", None, True)
-        return (f"{_result(match[1])}\n", None, False)
+        return (f"{_format_result(match[1])}\n", None, False)
 
 
 class CalculatorTool:
@@ -63,25 +63,25 @@ class CalculatorTool:
         Args:
             expression: Numbers, parentheses and the operators + - * /.
         """
-        return _result(expression) or "Error: not a calculation"
+        return _format_result(expression) or "Error: not a calculation"
 
 
-def _result(expression: str) -> str:
+def _format_result(expression: str) -> str:
     """Returns the value of an expression as text; empty if it is invalid."""
     try:
-        value = _value(ast.parse(expression.strip(), mode="eval").body)
+        value = _evaluate_node(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, MemoryError, ValueError):
         return ""  # MemoryError: thousands of consecutive signs overflow the parser's stack
     return f"{value:.12g}"
 
 
-def _value(node: ast.expr) -> float:
+def _evaluate_node(node: ast.expr) -> float:
     match node:
         case ast.Constant(value=int() | float() as number):
             return number
         case ast.BinOp(left, operation, right) if type(operation) in _OPERATORS:
-            return _OPERATORS[type(operation)](_value(left), _value(right))
+            return _OPERATORS[type(operation)](_evaluate_node(left), _evaluate_node(right))
         case ast.UnaryOp(operation, operand) if type(operation) in _OPERATORS:
-            return _OPERATORS[type(operation)](_value(operand))
+            return _OPERATORS[type(operation)](_evaluate_node(operand))
         case _:
             raise ValueError("not a calculation")

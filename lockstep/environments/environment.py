@@ -34,7 +34,7 @@ from lockstep.environments.tools import (
     name_functions,
     parse_calls,
     replace_surrogates,
-    tool_messages,
+    build_tool_messages,
 )
 from lockstep.helpers.process import AnswerFunction
 
@@ -116,7 +116,7 @@ def answers(class_name: str, tool_format: str = "") -> AnswerFunction:
     """
     form: ToolFormat | None = next((known for known in MARKS if known == tool_format), None)
     return _CurrentEpisodes(
-        user_code.load(class_name, "environment.class_name", "class"), class_name, form
+        user_code.load_object(class_name, "environment.class_name", "class"), class_name, form
     )
 
 
@@ -136,7 +136,7 @@ class _CurrentEpisodes:
         except Exception as error:  # any error of the user's code
             raise InputError(
                 f"environment.class_name {name} cannot be constructed without arguments: it "
-                f"{_what(error)}"
+                f"{_describe_error(error)}"
             ) from None
         lacks = [method for method in _METHODS if not callable(getattr(first, method, None))]
         if lacks:
@@ -169,7 +169,7 @@ class _CurrentEpisodes:
             return
         before = self._live
         self._live = {}
-        moves = [self._move(move, _find_live(move, before)) for move in question]
+        moves = [self._answer_move(move, _find_environment(move, before)) for move in question]
         if self._loop is not None:
             yield TOGETHER
             yield from _await_all(moves, question[0]["timeout_s"] / 2, self._loop)
@@ -177,21 +177,21 @@ class _CurrentEpisodes:
         for replies in moves:
             reply = CALLED
             while reply == CALLED:
-                reply = _run(_catch(anext(replies)))
+                reply = _run_without_waiting(_catch_error(anext(replies)))
                 yield reply
 
-    async def _move(self, move: dict[str, Any], known: Environment | None) -> AsyncIterator[Any]:
+    async def _answer_move(self, move: dict[str, Any], known: Environment | None) -> AsyncIterator[Any]:
         """Yields the answer to the latest response; replays episodes new to this process first."""
         environment: Any = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
         if known is None:
-            await _finish(environment.reset(move["row"], move["seed"]), limit_s)
+            await _await_call(environment.reset(move["row"], move["seed"]), limit_s)
             yield CALLED
             # all but the latest
             for response, observation in zip(move["said"], move["heard"], strict=False):
-                _require_same(await _finish(environment.step(response), limit_s), observation)
+                _require_same(await _await_call(environment.step(response), limit_s), observation)
                 yield CALLED
-        answer = _read(await _finish(environment.step(move["said"][-1]), limit_s))
+        answer = _parse_step_result(await _await_call(environment.step(move["said"][-1]), limit_s))
         if not answer["done"]:
             self._live[move["episode"]] = environment
         yield answer
@@ -201,7 +201,7 @@ def _await_all(
     moves: Sequence[AsyncIterator[Any]], every_s: float, loop: asyncio.AbstractEventLoop
 ) -> Iterator[Any]:
     """Yields the answers to moves in order, awaiting all of them concurrently."""
-    tasks = [loop.create_task(_catch(_find_last(replies))) for replies in moves]
+    tasks = [loop.create_task(_catch_error(_await_last(replies))) for replies in moves]
     for task in tasks:
         while not task.done():
             loop.run_until_complete(asyncio.wait({task}, timeout=every_s))
@@ -210,11 +210,11 @@ def _await_all(
         yield {"wrong": "was canceled by its own code"} if task.cancelled() else task.result()
 
 
-async def _find_last(replies: AsyncIterator[Any]) -> Any:
+async def _await_last(replies: AsyncIterator[Any]) -> Any:
     return [reply async for reply in replies][-1]
 
 
-def _run(reply: Coroutine[Any, Any, Any]) -> Any:
+def _run_without_waiting(reply: Coroutine[Any, Any, Any]) -> Any:
     """Runs a coroutine that never waits, since user code may run its own event loop in it."""
     try:
         reply.send(None)
@@ -223,15 +223,15 @@ def _run(reply: Coroutine[Any, Any, Any]) -> Any:
     return {"wrong": "returned an awaitable, but its step is not `async def`; make it one"}
 
 
-async def _catch(reply: Awaitable[Any]) -> Any:
+async def _catch_error(reply: Awaitable[Any]) -> Any:
     """A reply, or the error of the user's code."""
     try:
         return await reply
     except Exception as error:
-        return {"wrong": _what(error)}
+        return {"wrong": _describe_error(error)}
 
 
-def _find_live(move: dict[str, Any], live: dict[int, Any]) -> Any:
+def _find_environment(move: dict[str, Any], live: dict[int, Any]) -> Any:
     """The environment of an episode; None at its first response, since numbers are reused."""
     if len(move["said"]) > 1:
         return live.get(move["episode"])
@@ -280,7 +280,7 @@ def _open_tools(first: Any, name: str, tool_format: ToolFormat | None) -> ToolSe
     except InputError as error:
         raise InputError(f"environment.class_name {name}: {error}") from None
     except Exception as error:  # any error of the user's code
-        raise InputError(f"environment.class_name {name}: tools {_what(error)}") from None
+        raise InputError(f"environment.class_name {name}: tools {_describe_error(error)}") from None
 
 
 _CallParser = Callable[[str], list[ToolCall | MalformedCall]]
@@ -304,15 +304,15 @@ class _WithTools:
         if not calls:
             return self._own.step(response)
         checked = [
-            self._tools.check(call) if isinstance(call, ToolCall) else call for call in calls
+            self._tools.check_call(call) if isinstance(call, ToolCall) else call for call in calls
         ]
         functions = {
             name: function for name, (_, function) in name_functions(self._own.tools()).items()
         }
-        results = [_call(call, functions) for call in checked]
+        results = [_call_tool(call, functions) for call in checked]
         if any(map(inspect.isawaitable, results)):
             return _await_results(checked, results)
-        return _tool_turn(checked, results)
+        return _build_tool_turn(checked, results)
 
 
 async def _await_results(
@@ -320,43 +320,43 @@ async def _await_results(
 ) -> ToolTurn:
     """Awaits all calls concurrently, then raises the first error."""
 
-    async def finish(result: Any) -> Any:
+    async def await_result(result: Any) -> Any:
         if inspect.isawaitable(result):
             return await result
         return result
 
-    found = await asyncio.gather(*map(finish, results), return_exceptions=True)
+    found = await asyncio.gather(*map(await_result, results), return_exceptions=True)
     for error in (result for result in found if isinstance(result, BaseException)):
         raise error
-    return _tool_turn(calls, found)
+    return _build_tool_turn(calls, found)
 
 
-def _call(call: ToolCall | MalformedCall, functions: dict[str, ToolFunction]) -> Any:
+def _call_tool(call: ToolCall | MalformedCall, functions: dict[str, ToolFunction]) -> Any:
     if isinstance(call, MalformedCall):
         return f"Error: {call.why}"
     return functions[call.name](**call.arguments)
 
 
-def _tool_turn(calls: Sequence[ToolCall | MalformedCall], results: Sequence[Any]) -> ToolTurn:
-    contents = [_write(call, result) for call, result in zip(calls, results, strict=True)]
+def _build_tool_turn(calls: Sequence[ToolCall | MalformedCall], results: Sequence[Any]) -> ToolTurn:
+    contents = [_format_result(call, result) for call, result in zip(calls, results, strict=True)]
     malformed = sum(isinstance(call, MalformedCall) for call in calls)
-    return ToolTurn(tool_messages(list(zip(calls, contents, strict=True))), malformed)
+    return ToolTurn(build_tool_messages(list(zip(calls, contents, strict=True))), malformed)
 
 
-def _write(call: ToolCall | MalformedCall, result: Any) -> str:
+def _format_result(call: ToolCall | MalformedCall, result: Any) -> str:
     """Converts the result of a call to text."""
     if isinstance(result, str):
         return result
     try:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        what = user_code.show(result)
+        what = user_code.describe_object(result)
         raise _InvalidAnswer(
             f"has a tool {call.name} that returned {what}; return text or a JSON value"
         ) from None
 
 
-async def _finish(call: Any, limit_s: float) -> Any:
+async def _await_call(call: Any, limit_s: float) -> Any:
     """Returns the result of a call, awaited if awaitable."""
     if not inspect.isawaitable(call):
         return call
@@ -371,36 +371,36 @@ async def _finish(call: Any, limit_s: float) -> Any:
 
 
 def _require_same(result: Any, observation: Any) -> None:
-    if _read(result)["observation"] != observation:
+    if _parse_step_result(result)["observation"] != observation:
         raise _InvalidAnswer(
             "returned a different observation on replay; it must depend only on the row, the seed "
             "and the responses"
         )
 
 
-def _read(result: Any) -> dict[str, Any]:
+def _parse_step_result(result: Any) -> dict[str, Any]:
     """Checks the result of a step."""
     if isinstance(result, ToolTurn):
         counts = {"calls": len(result.messages), "malformed": result.malformed}
         return {"observation": result.messages, "reward": 0.0, "done": False, "parts": {}} | counts
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise _InvalidAnswer(
-            f"returned {user_code.show(result)}; return (observation, reward, done)"
+            f"returned {user_code.describe_object(result)}; return (observation, reward, done)"
         )
     observation, reward, done = result
     if not isinstance(observation, str):
-        raise _InvalidAnswer(f"returned the observation {user_code.show(observation)}; return text")
+        raise _InvalidAnswer(f"returned the observation {user_code.describe_object(observation)}; return text")
     named = reward if isinstance(reward, Mapping) else {}
     try:
         parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
         if isinstance(reward, Mapping):
-            reward = _add(parts.values())
+            reward = _sum_rewards(parts.values())
         else:
             reward = user_code.read_reward(reward)
     except ValueError as error:
         raise _InvalidAnswer(f"returned the reward {error}") from None
     if done not in (True, False):
-        raise _InvalidAnswer(f"returned {user_code.show(done)} as done; return True or False")
+        raise _InvalidAnswer(f"returned {user_code.describe_object(done)} as done; return True or False")
     return {
         "observation": replace_surrogates(observation),
         "reward": reward,
@@ -409,7 +409,7 @@ def _read(result: Any) -> dict[str, Any]:
     } | _NO_CALLS
 
 
-def _add(parts: Collection[float | None]) -> float | None:
+def _sum_rewards(parts: Collection[float | None]) -> float | None:
     """The sum of rewards; None if any is None."""
     known = [part for part in parts if part is not None]
     if len(known) == len(parts):
@@ -417,7 +417,7 @@ def _add(parts: Collection[float | None]) -> float | None:
     return None
 
 
-def _what(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return replace_surrogates(
         str(error) if isinstance(error, _InvalidAnswer) else user_code.describe_error(error)
     )

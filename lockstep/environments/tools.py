@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never, get_type_hints
 
-from lockstep.config.user_code import show
+from lockstep.config.user_code import describe_object
 from lockstep.core.errors import InputError
 from lockstep.data.thoughts import drop_thought
 from lockstep.environments.options import ToolFormat
@@ -101,10 +101,10 @@ def _read_marked(answer: str, start: int) -> tuple[ToolCall | MalformedCall, int
         return MalformedCall(f"the call is not closed by {_CLOSING}"), len(answer)
     after = closing + len(_CLOSING)
     try:
-        found, end = _DECODER.raw_decode(answer, _skip(_SPACE, answer, start))
+        found, end = _DECODER.raw_decode(answer, _skip_match(_SPACE, answer, start))
     except (ValueError, RecursionError) as error:
-        return MalformedCall(f"the call is no JSON ({show(error, str)})"), after
-    end = _skip(_SPACE, answer, end)
+        return MalformedCall(f"the call is no JSON ({describe_object(error, str)})"), after
+    end = _skip_match(_SPACE, answer, end)
     if answer.startswith(_CLOSING, end):
         return _read_call(found, "arguments"), end + len(_CLOSING)
     if answer.startswith(MARKS["hermes"], end):
@@ -117,18 +117,18 @@ def _read_marked(answer: str, start: int) -> tuple[ToolCall | MalformedCall, int
 
 def _parse_llama(answer: str) -> Iterator[ToolCall | MalformedCall]:
     """Yields JSON objects separated by semicolons or white space."""
-    end = _skip(_SPACE, answer, 0)
+    end = _skip_match(_SPACE, answer, 0)
     while end < len(answer):
         try:
             found, end = _DECODER.raw_decode(answer, end)
         except (ValueError, RecursionError) as error:
-            yield MalformedCall(f"the call is no JSON ({show(error, str)})")
+            yield MalformedCall(f"the call is no JSON ({describe_object(error, str)})")
             return
         yield _read_call(found, "parameters")
-        end = _skip(_SEPARATORS, answer, end)
+        end = _skip_match(_SEPARATORS, answer, end)
 
 
-def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
+def _skip_match(pattern: re.Pattern[str], text: str, start: int) -> int:
     """The index after the match of a pattern that can match the empty text."""
     found = pattern.match(text, start)
     if found is None:
@@ -175,7 +175,7 @@ def name_functions(declared: object) -> dict[str, tuple[ToolSchema | None, ToolF
                 name = function.__name__
             case _:
                 raise InputError(
-                    f"tools returned {show(tool)}; return a list of functions, or of pairs of a "
+                    f"tools returned {describe_object(tool)}; return a list of functions, or of pairs of a "
                     "schema, "
                     '{"type": "function", "function": {"name": …}}, and a function'
                 )
@@ -203,7 +203,7 @@ class ToolSet:
         from pydantic import TypeAdapter  # as below: only with tools
 
         named = name_functions(declared)
-        self.schemas = [_schema(name, *tool) for name, tool in named.items()]
+        self.schemas = [_build_schema(name, *tool) for name, tool in named.items()]
         self.waits = any(inspect.iscoroutinefunction(function) for _, function in named.values())
         self._signatures = {
             name: inspect.signature(function) for name, (_, function) in named.items()
@@ -218,7 +218,7 @@ class ToolSet:
             if schema is None
         }
 
-    def check(self, call: ToolCall) -> ToolCall | MalformedCall:
+    def check_call(self, call: ToolCall) -> ToolCall | MalformedCall:
         """Returns the call with strictly checked argument types: text is not a number."""
         from pydantic import ValidationError
 
@@ -240,7 +240,7 @@ class ToolSet:
         return ToolCall(call.name, values)
 
 
-def _schema(name: str, schema: ToolSchema | None, function: ToolFunction) -> ToolSchema:
+def _build_schema(name: str, schema: ToolSchema | None, function: ToolFunction) -> ToolSchema:
     if schema is not None:
         return schema
     from transformers.utils.chat_template_utils import get_json_schema  # takes a second
@@ -249,11 +249,11 @@ def _schema(name: str, schema: ToolSchema | None, function: ToolFunction) -> Too
         return get_json_schema(function)
     except Exception as error:  # from the user's type hints and docstring
         raise InputError(
-            f"no JSON schema can be made of the tool {name}: {show(error, str)}"
+            f"no JSON schema can be made of the tool {name}: {describe_object(error, str)}"
         ) from None
 
 
-def tool_messages(answers: Sequence[tuple[ToolCall | MalformedCall, str]]) -> list[dict[str, str]]:
+def build_tool_messages(answers: Sequence[tuple[ToolCall | MalformedCall, str]]) -> list[dict[str, str]]:
     """Messages with the role `tool`, one per call and result, in order."""
     return [
         {

@@ -98,7 +98,7 @@ class HelperProcess:
             ChildError: If the module or `answers` raised, ended the process, or took two minutes.
         """
         with self._lock:
-            self._start()
+            self._ensure_started()
 
     @contextmanager
     def ask_streaming(self, question: Any) -> Iterator[Callable[[float], Any]]:
@@ -112,30 +112,30 @@ class HelperProcess:
             ChildError: As in `start`.
         """
         with self._lock:
-            running = self._start()
+            running = self._ensure_started()
             try:
-                running.send(question)
-                yield running.reply
+                running.send_question(question)
+                yield running.read_reply
             except BaseException:
-                running.end(at_once=True)
+                running.end_process(at_once=True)
                 raise
 
     def kill(self) -> None:
         """Ends the process permanently; a thread that starts or uses it gets ChildDied."""
         self._killed = True
-        if self._running is not None and self._running.usable():
-            self._running.kill()
+        if self._running is not None and self._running.is_usable():
+            self._running.kill_tree()
 
-    def _start(self) -> _RunningChild:
-        if self._running is None or not self._running.usable():
-            self._running = self._begin()
-            weakref.finalize(self, self._running.end)
+    def _ensure_started(self) -> _RunningChild:
+        if self._running is None or not self._running.is_usable():
+            self._running = self._start_child()
+            weakref.finalize(self, self._running.end_process)
         if self._killed:
-            self._running.end(at_once=True)
+            self._running.end_process(at_once=True)
             raise ChildDied("killed on purpose")
         return self._running
 
-    def _begin(self) -> _RunningChild:
+    def _start_child(self) -> _RunningChild:
         """Starts the process, and waits until it is ready."""
         ours, theirs = socket.socketpair()
         descriptor = theirs.fileno()
@@ -159,9 +159,9 @@ class HelperProcess:
             )
             running = _RunningChild(process, ours, os.getpid())
         try:
-            running.reply(_START_S)
+            running.read_reply(_START_S)
         except BaseException as error:
-            running.end(at_once=True)
+            running.end_process(at_once=True)
             code = next(iter(self._arguments), self._module)
             if isinstance(error, ChildHangs):
                 raise ChildError(f"importing {code} takes too long") from None
@@ -182,26 +182,26 @@ class _RunningChild:
     owner: int  # after a fork two processes must not share a connection
     unread: bytes = b""
 
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return (
             self.owner == os.getpid()
             and self.process.poll() is None
             and self.connection.fileno() >= 0
         )
 
-    def send(self, question: Any) -> None:
+    def send_question(self, question: Any) -> None:
         self.connection.settimeout(None)
         try:
             self.connection.sendall(json.dumps(question).encode() + b"\n")
         except OSError:
-            raise self._death() from None
+            raise self._describe_death() from None
 
-    def reply(self, timeout_s: float) -> Any:
+    def read_reply(self, timeout_s: float) -> Any:
         """Returns the next reply; prints the child's output before it."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                kind, text = json.loads(self._line(deadline))
+                kind, text = json.loads(self._read_line(deadline))
             except (ValueError, TypeError, RecursionError):
                 raise ChildDied("it wrote to its process's connection") from None
             if kind == "failed":
@@ -210,7 +210,7 @@ class _RunningChild:
                 return text
             print(make_printable(text), flush=True)
 
-    def end(self, at_once: bool = False) -> None:
+    def end_process(self, at_once: bool = False) -> None:
         if self.owner != os.getpid():
             return
         self.connection.close()
@@ -218,10 +218,10 @@ class _RunningChild:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.0 if at_once else _GRACE_S)
                 return  # by itself, after its descendants
-        self.kill()
+        self.kill_tree()
         self.process.wait()
 
-    def kill(self) -> None:
+    def kill_tree(self) -> None:
         """Kills the process and its descendants."""
         if self.process.returncode is not None:
             return
@@ -229,7 +229,7 @@ class _RunningChild:
         kill_all(find_descendants(self.process.pid))
         self.process.kill()
 
-    def _line(self, deadline: float) -> bytes:
+    def _read_line(self, deadline: float) -> bytes:
         parts = [self.unread]
         while b"\n" not in parts[-1]:
             left_s = deadline - time.monotonic()
@@ -244,12 +244,12 @@ class _RunningChild:
             except OSError:
                 received = b""
             if not received:
-                raise self._death()
+                raise self._describe_death()
             parts.append(received)
         line, _, self.unread = b"".join(parts).partition(b"\n")
         return line
 
-    def _death(self) -> ChildDied:
+    def _describe_death(self) -> ChildDied:
         try:
             code = self.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -263,7 +263,7 @@ class _RunningChild:
         )
 
 
-def _cut(text: str) -> str:
+def _truncate_print(text: str) -> str:
     """Truncates a long print and appends the number of omitted characters."""
     if len(text) <= _PRINTED:
         return text
@@ -280,12 +280,12 @@ class _ForwardedOutput(io.TextIOBase):
     def write(self, text: str, /) -> int:
         lines, newline, self._begun = (self._begun + text).rpartition("\n")
         if newline:
-            self._say("printed", _cut(lines))
+            self._say("printed", _truncate_print(lines))
         self._begun = self._begun[-_PRINTED:]
         return len(text)
 
 
-def serve(descriptor: str, module: str, *arguments: str) -> None:
+def serve_answers(descriptor: str, module: str, *arguments: str) -> None:
     """Main loop of the child.
 
     The parent handles signals that end a run, and ends its children.
@@ -303,24 +303,24 @@ def serve(descriptor: str, module: str, *arguments: str) -> None:
 
     saying = threading.Lock()
 
-    def say(kind: str, content: Any) -> None:
+    def send_message(kind: str, content: Any) -> None:
         line = json.dumps([kind, content]).encode() + b"\n"
         with saying:
             connection.sendall(line)
 
-    _catch_output(say)
-    sys.stdout = sys.stderr = _ForwardedOutput(say)
+    _catch_output(send_message)
+    sys.stdout = sys.stderr = _ForwardedOutput(send_message)
     try:
         with spare_modules():
             answers: AnswerFunction = importlib.import_module(module).answers(*arguments)
     except Exception as error:
-        say("failed", str(error))
+        send_message("failed", str(error))
         return
     try:
-        say("ready", None)
+        send_message("ready", None)
         for line in connection.makefile("rb"):
             for reply in answers(json.loads(line)):
-                say("reply", reply)
+                send_message("reply", reply)
     except OSError:  # the connection is closed: the parent has ended and would not read a traceback
         end_children()
         os._exit(_LOST)
@@ -334,12 +334,12 @@ def _catch_output(say: Callable[[str, Any], None]) -> None:
         os.dup2(writes, descriptor)
     os.close(writes)
 
-    def send() -> None:
+    def forward_lines() -> None:
         with open(reads, errors="replace", encoding="utf-8") as lines:
             for line in lines:
-                say("printed", _cut(line.removesuffix("\n")))
+                say("printed", _truncate_print(line.removesuffix("\n")))
 
-    threading.Thread(target=send, daemon=True).start()
+    threading.Thread(target=forward_lines, daemon=True).start()
 
 
 def _watch_parent(parent: int, connection: socket.socket) -> None:
@@ -354,4 +354,4 @@ def _watch_parent(parent: int, connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:])
+    serve_answers(*sys.argv[1:])

@@ -29,13 +29,13 @@ from lockstep.core import exit_codes, keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
-from lockstep.learners.packing import pack
+from lockstep.learners.packing import pack_bins
 from lockstep.learners.rank import restore_order
 from lockstep.models.device import load_on_device
 from lockstep.models.digests import model_files
 from lockstep.models.exact.probe import use_threads
 from lockstep.models.heads import LogitsHead
-from lockstep.models.precision import TORCH_TYPES, autocast
+from lockstep.models.precision import TORCH_TYPES, open_autocast
 from lockstep.models.source import ModelSource, open_source
 from lockstep.monitor.agreement import AgreementPromise, ExactnessCertificate
 from lockstep.monitor.options import AgreementSection
@@ -86,7 +86,7 @@ class TypeFindings:
     control: dict[str, Any] | None = None
 
 
-def certify(model: str, asked: TrialSize, out: Path | None) -> int:
+def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
     """Certifies a model: writes the certificate and prints a line.
 
     Args:
@@ -117,10 +117,10 @@ def certify(model: str, asked: TrialSize, out: Path | None) -> int:
     reason = next((reason for reason in reasons if reason is not None), None)
     with show_progress(f"{model} → {file}") as progress:
         if reason is not None:
-            progress.note(f"not exact: {reason}")
-        found = _try(folder, source, asked, reason is None, progress)
+            progress.show_note(f"not exact: {reason}")
+        found = _run_trials(folder, source, asked, reason is None, progress)
     again = {name: sum(own.again[name] for own in found) for name in ("tokens", "changed")}
-    certificate = _judge(found, again, reason)
+    certificate = _judge_exactness(found, again, reason)
     file.parent.mkdir(parents=True, exist_ok=True)
     about = {
         "model": model,
@@ -136,10 +136,10 @@ def certify(model: str, asked: TrialSize, out: Path | None) -> int:
         },
     }
     write_certificate(file, certificate, about)
-    return _conclude(file, found, again)
+    return _print_verdict(file, found, again)
 
 
-def _try(
+def _run_trials(
     folder: str, source: ModelSource, asked: TrialSize, exact: bool, progress: RunProgress
 ) -> list[TypeFindings]:
     """Samples and scores in every way, and reports each dtype's tokens."""
@@ -151,9 +151,9 @@ def _try(
             )
     with progress.phase("open"):
         lm = load_on_device(folder, usual.compute_exactly() if exact else usual)
-        requests = _requests(source, asked)
+        requests = _build_requests(source, asked)
     sizes = f"{asked.count} prompts of random tokens, responses of up to {asked.max_tokens} tokens"
-    progress.total(len(_DTYPES), f"{sizes}, in {' and '.join(_DTYPES)}", unit="type")
+    progress.set_total(len(_DTYPES), f"{sizes}, in {' and '.join(_DTYPES)}", unit="type")
     found = []
     for step, dtype in enumerate(_DTYPES, start=1):
         own = TypeFindings(dtype)
@@ -162,13 +162,13 @@ def _try(
                 shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids
             )
             trial = _CertifyTrial(lm, dtype, sampling, requests)
-            trial.compare(own, progress)
+            trial.compare_all(own, progress)
             if exact and sampling.divisor == 1.0:
                 own.control = trial.score_control(progress)
         found.append(own)
         tokens = int(own.tally.tokens)
-        progress.note(f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} differ")
-        progress.step(step, {}, tokens)
+        progress.show_note(f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} differ")
+        progress.end_step(step, {}, tokens)
     return found
 
 
@@ -186,9 +186,9 @@ class _CertifyTrial:
         self._sampling = sampling
         self._requests = requests
         self._computation = Computation(device="cpu", dtype=dtype)
-        self._batch = self._sample(range(len(requests)), len(requests), 1)
+        self._batch = self._sample_rows(range(len(requests)), len(requests), 1)
 
-    def compare(self, found: TypeFindings, progress: RunProgress) -> None:
+    def compare_all(self, found: TypeFindings, progress: RunProgress) -> None:
         """Makes all comparisons: several micro-batch sizes, batch sizes and orders."""
         many = max(2, torch.get_num_threads())
         for budget, threads, gradient in (
@@ -197,7 +197,7 @@ class _CertifyTrial:
             (_ALL_TOKENS, many, False),
         ):
             with progress.phase("score"):
-                found.tally += self._score(budget, threads, gradient)
+                found.tally += self._score_samples(budget, threads, gradient)
         last = len(self._requests) - 1
         for size, count, threads in ((1, 4, many), (5, 15, 1)):
             rows = [
@@ -206,24 +206,24 @@ class _CertifyTrial:
             ]
             with progress.phase("sample again"):
                 found.again += _count_changed(
-                    self._batch.select(rows), self._sample(rows, size, threads)
+                    self._batch.select(rows), self._sample_rows(rows, size, threads)
                 )
 
     def score_control(self, progress: RunProgress) -> dict[str, Any]:
         """Scores with one weight changed by one unit in the last place."""
-        with progress.phase("control"), _nudge(self._lm, self._computation.dtype) as weight:
-            tally = self._score(_ALL_TOKENS, 1, gradient=False)
+        with progress.phase("control"), _nudge_weight(self._lm, self._computation.dtype) as weight:
+            tally = self._score_samples(_ALL_TOKENS, 1, gradient=False)
         return {"weight": weight, "tokens": int(tally.tokens), "seen": tally.mismatches}
 
-    def _sample(self, rows: Sequence[int], size: int, threads: int) -> Batch:
+    def _sample_rows(self, rows: Sequence[int], size: int, threads: int) -> Batch:
         with use_threads(threads):
             section = SamplerSection(max_batch_size=size)
             backend = find_backend(section)
             assert backend is not None, "the sampler of this library is no server"
-            sampler = backend.wrap(self._lm, section, self._computation)
+            sampler = backend.wrap_model(self._lm, section, self._computation)
             return sampler.generate([self._requests[row] for row in rows], self._sampling)
 
-    def _score(self, budget: int, threads: int, gradient: bool) -> MismatchTally:
+    def _score_samples(self, budget: int, threads: int, gradient: bool) -> MismatchTally:
         """Compares samples with their scores for a micro-batch size in tokens."""
         batch = self._batch
         head = LogitsHead(self._lm)
@@ -231,27 +231,27 @@ class _CertifyTrial:
         order = list[int]()
         with (
             use_threads(threads),
-            autocast(torch.device("cpu"), self._computation.dtype),
+            open_autocast(torch.device("cpu"), self._computation.dtype),
             torch.set_grad_enabled(gradient),
         ):
-            for rows in pack(batch.lengths.tolist(), budget):
+            for rows in pack_bins(batch.lengths.tolist(), budget):
                 logprob = head(batch.select(rows)).logprob
                 assert logprob is not None, "a head of logits scores tokens"
                 parts.append(logprob.detach())
                 order += rows
         scored = restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
-        return MismatchTally.of(scored, batch["sampler_logprob"], batch.mask, batch.lengths)
+        return MismatchTally.from_logprobs(scored, batch["sampler_logprob"], batch.mask, batch.lengths)
 
 
-def _requests(source: ModelSource, asked: TrialSize) -> list[Request]:
+def _build_requests(source: ModelSource, asked: TrialSize) -> list[Request]:
     """Builds random prompts of uneven lengths that leave room for a response."""
     source.require_room("--max-tokens", asked.max_tokens + 1)
     room = source.context - asked.max_tokens
     lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(asked.count)]
-    keys = torch.tensor([keyed.key("certify", _SEED, number) for number in range(asked.count)])
-    tokens = keyed.bits(keys, torch.arange(max(lengths))).remainder(source.vocabulary)
+    keys = torch.tensor([keyed.hash_key("certify", _SEED, number) for number in range(asked.count)])
+    tokens = keyed.draw_bits(keys, torch.arange(max(lengths))).remainder(source.vocabulary)
     return [
-        Request(tuple(row[:length].tolist()), keyed.key("certify response", _SEED, number))
+        Request(tuple(row[:length].tolist()), keyed.hash_key("certify response", _SEED, number))
         for number, (row, length) in enumerate(zip(tokens, lengths, strict=True))
     ]
 
@@ -259,7 +259,7 @@ def _requests(source: ModelSource, asked: TrialSize) -> list[Request]:
 def _count_changed(one: Batch, other: Batch) -> Counter[str]:
     """Compares responses to the same requests, token by token; see `TypeFindings.again`."""
     total = Counter[str]()
-    for (mine, own), (others, theirs) in zip(_responses(one), _responses(other), strict=True):
+    for (mine, own), (others, theirs) in zip(_split_responses(one), _split_responses(other), strict=True):
         most = max(len(mine), len(others))
         both = min(len(mine), len(others))
         same = (mine[:both] == others[:both]) & (own[:both] == theirs[:both])
@@ -267,7 +267,7 @@ def _count_changed(one: Batch, other: Batch) -> Counter[str]:
     return total
 
 
-def _responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+def _split_responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields tokens and log-probabilities of each response."""
     columns = batch.sequences(), batch.sequences("sampler_logprob"), batch.sequences("mask")
     for tokens, logprob, mask in zip(*columns, strict=True):
@@ -275,7 +275,7 @@ def _responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @contextmanager
-def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
+def _nudge_weight(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
     """Changes the last norm's largest weight by one ulp inside the block; yields its name."""
     name, weight = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1][
         -1
@@ -291,15 +291,15 @@ def _nudge(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
             weight[place] = true
 
 
-def _judge(
+def _judge_exactness(
     found: Sequence[TypeFindings], again: dict[str, int], reason: str | None
 ) -> ExactnessCertificate:
     """Determines the exactness level from all comparisons."""
     section = AgreementSection()
-    bounds = [section.bound(own.dtype) for own in found]
-    keeps = not any(own.tally.breaks(bound) for own, bound in zip(found, bounds, strict=True))
+    bounds = [section.choose_bound(own.dtype) for own in found]
+    keeps = not any(own.tally.exceeds_bound(bound) for own, bound in zip(found, bounds, strict=True))
     promise = AgreementPromise(max(bounds), keeps, "", reason is None, inexact=reason)
-    certificate = ExactnessCertificate.of(
+    certificate = ExactnessCertificate.from_tally(
         sum((own.tally for own in found), MismatchTally()), promise
     )
     if certificate.level != "E2":
@@ -314,9 +314,9 @@ def _judge(
     return replace(certificate, level="E3")
 
 
-def _conclude(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) -> int:
+def _print_verdict(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) -> int:
     """Prints the line. Returns the exit code."""
-    read = ReadCertificate.of(file)
+    read = ReadCertificate.from_file(file)
     assert read is not None, "it was just written"
     counts = f"{again['tokens']:,} sampled again in other batches, {again['changed']:,} changed"
     print_text(f"{read.sentence}; {counts} ({file})")

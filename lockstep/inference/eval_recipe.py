@@ -12,7 +12,7 @@ from pydantic import Field
 from lockstep.config import registry
 from lockstep.config.loading import LoadedRecipe, read_tree
 from lockstep.config.machinery import ClusterSection, Computation, EngineSection, SamplerSection
-from lockstep.config.model_recipe import ModelCommand, weights_of
+from lockstep.config.model_recipe import ModelCommand, find_weights_folder
 from lockstep.config.recipe import Recipe
 from lockstep.config.sampling import RepeatedSampling, ResponseEnd, Sampling, TokenPenalties
 from lockstep.config.section import rule
@@ -22,7 +22,7 @@ from lockstep.environments.options import EnvironmentSection
 from lockstep.inference.run_options import ResultsRun
 from lockstep.judge.options import ComparisonSection, JudgeSection
 from lockstep.rewards.options import RewardSection
-from lockstep.system.paths import expand
+from lockstep.system.paths import expand_path
 
 
 class EvalData(QuestionSection):
@@ -40,7 +40,7 @@ class GreedySampling(TokenPenalties, ResponseEnd):
     """Greedy decoding: one response per question."""
 
     @property
-    def sampling(self) -> Sampling:
+    def as_sampling(self) -> Sampling:
         """Greedy decoding as a sampling distribution."""
         return Sampling(temperature=0.0, **self.model_dump())
 
@@ -79,13 +79,13 @@ class EvalRecipe(Recipe):
             raise ValueError(
                 "nothing scores the responses; set reward, or an environment with rewards"
             )
-        penalizing = [name for name, one in self._settings() if one.params().counts_response]
+        penalizing = [name for name, one in self._list_settings() if one.params().counts_response]
         if self.environment is not None and penalizing:
             raise ValueError(
                 f"{penalizing[0]}.presence_penalty and frequency_penalty apply to one response, "
                 "but an episode has several; leave them at 0 with an environment"
             )
-        for key, leaf in self.reward.leaves("reward") if self.reward is not None else ():
+        for key, leaf in self.reward.leaf_sections("reward") if self.reward is not None else ():
             if leaf.judge is not None and leaf.judge.path is None and leaf.judge.has_engine:
                 raise ValueError(
                     f"{key}.judge: null means a run's initial model, which eval does not have; "
@@ -96,10 +96,10 @@ class EvalRecipe(Recipe):
                 "sampling.temperature is 0; use the section greedy for greedy responses"
             )
 
-    def _settings(self) -> Iterator[tuple[str, Sampling]]:
+    def _list_settings(self) -> Iterator[tuple[str, Sampling]]:
         """Yields the names and distributions of the settings."""
         if self.greedy is not None:
-            yield "greedy", self.greedy.sampling
+            yield "greedy", self.greedy.as_sampling
         if self.sampling is not None:
             yield "sampling", self.sampling
 
@@ -145,22 +145,22 @@ def eval_recipe(
     """
     if (
         recipe is None
-        or registry.find(str(read_tree(recipe).get("algorithm"))) is not EvalJudgeRecipe
+        or registry.find_algorithm(str(read_tree(recipe).get("algorithm"))) is not EvalJudgeRecipe
     ):
         if _is_address(model):
-            expand(model)  # raises
-        return _EVAL.resolve(model, data, overrides, recipe, folder)
+            expand_path(model)  # raises
+        return _EVAL.resolve_recipe(model, data, overrides, recipe, folder)
     # with the judge of a run if the model is a run
     begin = None if recipe == _EVAL_JUDGE.recipe else recipe
-    loaded = _EVAL_JUDGE.resolve(model, data, overrides, begin, folder)
-    sampler = loaded.expect(EvalJudgeRecipe).judge.sampler
+    loaded = _EVAL_JUDGE.resolve_recipe(model, data, overrides, begin, folder)
+    sampler = loaded.expect_recipe(EvalJudgeRecipe).judge.sampler
     served = None if sampler is None else sampler.openai
     if served is None:
         return loaded
     return replace(loaded, name=f"{served.model.replace('/', '-')}-{Path(data).stem}")
 
 
-def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
+def _derive_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
     """The distribution of a run's validation, else with its demonstrations' maximum length."""
     validation = tree.get("validation_sampling")
     if validation is not None:
@@ -181,7 +181,7 @@ _EVAL = ModelCommand(
     "validation",
     ("seed", "reward", "environment", "sampler"),
     QuestionSection,
-    _sampling,
+    _derive_sampling,
 )
 
 
@@ -194,7 +194,7 @@ def _name_judge(model: str) -> dict[str, Any]:
         return {
             "judge": {"path": None, "sampler": {"backend": "openai", "openai": {"base_url": model}}}
         }
-    return {"judge": {"path": str(weights_of(model))}}
+    return {"judge": {"path": str(find_weights_folder(model))}}
 
 
 def _no_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:

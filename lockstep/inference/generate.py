@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.algorithms.exactness import choose_kernels
-from lockstep.algorithms.rows import files_of, open_prompts
-from lockstep.cluster.sampler_pool import RequestBlock, SamplerPool, processes
+from lockstep.algorithms.rows import group_files, open_prompts
+from lockstep.cluster.sampler_pool import RequestBlock, SamplerPool, start_sampler_pool
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.cluster.workers import WorkerPool, workers_of
+from lockstep.cluster.workers import WorkerPool, open_worker_pool
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import LoadedRecipe
 from lockstep.core.batch import Batch
@@ -31,14 +31,14 @@ from lockstep.data.prompts import PromptRows
 from lockstep.data.rows import DataError
 from lockstep.data.templates import as_written
 from lockstep.inference.generate_recipe import GenerateRecipe
-from lockstep.inference.results import find_missing, leave_on_stop, results_of
+from lockstep.inference.results import find_missing, raise_if_stopped, choose_results_folder
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.progress import RunProgress, show_progress
-from lockstep.rollouts.rollout import requests_of
+from lockstep.rollouts.rollout import build_requests
 from lockstep.run.folder.files import write_once
-from lockstep.run.stop import StopRequests, heed_signals
+from lockstep.run.stop import StopRequests, stop_on_signals
 from lockstep.system.printable import print_text
-from lockstep.system.whole_files import append
+from lockstep.system.whole_files import append_lines
 
 GENERATIONS = "generations.jsonl"
 SUMMARY = "summary.json"
@@ -56,20 +56,20 @@ def generate(loaded: LoadedRecipe) -> Path:
         SamplerLost: If a sampler dies; written blocks are kept.
     """
     loaded = fetch_names(loaded)
-    recipe = loaded.expect(GenerateRecipe)
+    recipe = loaded.expect_recipe(GenerateRecipe)
     source = open_source(recipe.model.path)
     longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
     source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)
-    rows = {"prompts": files_of(recipe.data.prompts)}
-    results = results_of(loaded, recipe.model.path, rows, "generations", "other generations")
-    with results.open() as started:
+    rows = {"prompts": group_files(recipe.data.prompts)}
+    results = choose_results_folder(loaded, recipe.model.path, rows, "generations", "other generations")
+    with results.open_locked() as started:
         if not (results.folder / SUMMARY).exists():
-            _make(recipe, source, results.folder, started)
+            _answer_and_summarize(recipe, source, results.folder, started)
     print_text(f"{_format_summary(results.folder / SUMMARY)}: {results.folder / GENERATIONS}")
     return results.folder
 
 
-def _make(
+def _answer_and_summarize(
     recipe: GenerateRecipe, source: ModelSource, folder: Path, started: Callable[[], None]
 ) -> None:
     """Answers the missing blocks and writes the summary."""
@@ -78,31 +78,31 @@ def _make(
     with show_progress(f"{recipe.model.path} → {folder}") as progress:
         passed = describe_passed_end(source, recipe.data)
         if passed is not None:
-            progress.note(passed)
+            progress.show_note(passed)
         prompts = open_prompts(
-            files_of(recipe.data.prompts), recipe.data.in_order, source.tokenizer
+            group_files(recipe.data.prompts), recipe.data.in_order, source.tokenizer
         )
         count = len(range(len(prompts))[: recipe.data.max_prompts])
         missing = find_missing(log, count, size)
         if missing:
-            with workers_of(
+            with open_worker_pool(
                 recipe.cluster, recipe.learner, progress, sampler=recipe.sampler
             ) as workers:
                 samplers = _open_samplers(recipe, source, progress, workers)
                 started()
-                progress.total(
+                progress.set_total(
                     count,
-                    f"{count} prompts ({prompts.selection.account}) → "
+                    f"{count} prompts ({prompts.selection.skipped_summary}) → "
                     f"{count * recipe.num_generations} responses, in blocks of {size} prompts, by "
                     f"{recipe.sampler.replicas} × {recipe.sampler.backend}",
                     unit="prompts",
                 )
-                _answer(recipe, source, samplers, prompts, missing, log, progress)
-        total = Counter(account([]))
+                _answer_blocks(recipe, source, samplers, prompts, missing, log, progress)
+        total = Counter(count_totals([]))
         with log.open("rb") as lines:
             for line in lines:
-                total.update(account([json.loads(line)]))
-    summary = {**total, "skipped_rows": prompts.selection.skipped}
+                total.update(count_totals([json.loads(line)]))
+    summary = {**total, "skipped_rows": prompts.selection.skipped_count}
     write_once(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
@@ -110,12 +110,12 @@ def _open_samplers(
     recipe: GenerateRecipe, source: ModelSource, progress: RunProgress, workers: WorkerPool
 ) -> SamplerPool:
     """Opens samplers in separate processes, so that bits do not depend on their number."""
-    computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.note)
+    computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.show_note)
     spec = SamplerSpec(source.folder, recipe.sampler, computation)
-    return processes(spec, progress, workers)
+    return start_sampler_pool(spec, progress, workers)
 
 
-def _answer(
+def _answer_blocks(
     recipe: GenerateRecipe,
     source: ModelSource,
     samplers: SamplerPool,
@@ -132,7 +132,7 @@ def _answer(
     stop = StopRequests(None)
     answered = missing[0].start
     if answered:
-        progress.note(f"resumes: {answered} prompts are already answered")
+        progress.show_note(f"resumes: {answered} prompts are already answered")
     under_way: dict[int, list[Prompt]] = {}
     waiting: dict[int, str] = {}
     written = 0
@@ -141,24 +141,24 @@ def _answer(
         for number, places in enumerate(missing):
             if stop.check_after_step() is not None:
                 return
-            own = prompts.at(places.start, len(places), seed=0)  # in file order, for any seed
+            own = prompts.read_at(places.start, len(places), seed=0)  # in file order, for any seed
             under_way[number] = own
             yield (
                 number,
-                requests_of(own, places.start, recipe.num_generations, recipe.seed, "generation"),
+                build_requests(own, places.start, recipe.num_generations, recipe.seed, "generation"),
             )
 
-    with heed_signals(stop, progress.note), progress.phase("generate"):
-        for number, batch in samplers.blocks(read_blocks(), source.sampling(recipe.sampling)):
+    with stop_on_signals(stop, progress.show_note), progress.phase("generate"):
+        for number, batch in samplers.generate_blocks(read_blocks(), source.sampling(recipe.sampling)):
             own = under_way.pop(number)
-            waiting[number] = "".join(lines_of(own, batch, source.decode, recipe.logprobs))
+            waiting[number] = "".join(format_lines(own, batch, source.decode, recipe.logprobs))
             while written in waiting:
-                append(log, waiting.pop(written).encode())
+                append_lines(log, waiting.pop(written).encode())
                 written += 1
             answered += len(own)
-            progress.step(answered, {}, int(batch.mask.sum()), len(own))
+            progress.end_step(answered, {}, int(batch.mask.sum()), len(own))
     if written < len(missing):
-        leave_on_stop(stop, f"{answered} of {missing[-1].stop} prompts")
+        raise_if_stopped(stop, f"{answered} of {missing[-1].stop} prompts")
 
 
 def _format_summary(summary: Path) -> str:
@@ -170,7 +170,7 @@ def _format_summary(summary: Path) -> str:
     )
 
 
-def lines_of(
+def format_lines(
     prompts: Sequence[Prompt], batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: bool
 ) -> Iterator[str]:
     """Yields a JSON line per prompt with its responses, which are neighbors in the batch.
@@ -215,7 +215,7 @@ def lines_of(
             ) from error
 
 
-def account(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def count_totals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Totals of records."""
     reasons = [reason for record in records for reason in record["finish_reasons"]]
     return {

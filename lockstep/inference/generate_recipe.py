@@ -75,10 +75,10 @@ def generate_recipe(
     folder: str | None = None,
 ) -> LoadedRecipe:
     """Resolves a generation. Arguments and errors: `ModelCommand.resolve`."""
-    return _GENERATE.resolve(model, data, overrides, recipe, folder)
+    return _GENERATE.resolve_recipe(model, data, overrides, recipe, folder)
 
 
-def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
+def _derive_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
     """The distribution of a run's rollouts, else with its demonstrations' maximum length.
 
     Raises:
@@ -98,5 +98,5 @@ def _sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, An
 
 
 _GENERATE = ModelCommand(
-    "generate", GenerateRecipe, "generate", "prompts", ("seed", "sampler"), PromptSection, _sampling
+    "generate", GenerateRecipe, "generate", "prompts", ("seed", "sampler"), PromptSection, _derive_sampling
 )

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config.loading import LoadedRecipe
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.run.folder.files import require_writable, write_once
-from lockstep.run.folder.identity import ChangedError, RunIdentity, differences, inputs
+from lockstep.run.folder.identity import ChangedError, RunIdentity, list_differences, collect_inputs
 from lockstep.run.folder.opening import open_run
 from lockstep.run.stop import StoppedRun, StopRequests
 from lockstep.system.records import is_file, read_record
@@ -36,7 +36,7 @@ class ResultsFolder:
     inputs: RunIdentity
 
     @contextmanager
-    def open(self) -> Iterator[Callable[[], None]]:
+    def open_locked(self) -> Iterator[Callable[[], None]]:
         """Creates and locks the folder.
 
         The block receives a function to call once work has started; if it fails before, the created
@@ -51,7 +51,7 @@ class ResultsFolder:
             yield started
 
 
-def results_of(
+def choose_results_folder(
     loaded: LoadedRecipe, model: str | None, rows: Mapping[str, FileGroup], root: str, others: str
 ) -> ResultsFolder:
     """Chooses the results folder: `run.folder`, or a folder in `root` named by a hash.
@@ -68,12 +68,12 @@ def results_of(
     """
     digests = {name: open_rows(files, "skip").digest[:16] for name, files in rows.items()}
     place = None if model is None else Path(model)
-    now = inputs(loaded, digests, place)
+    now = collect_inputs(loaded, digests, place)
     key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
     named = loaded.recipe.folder
     folder = Path(root) / f"{loaded.name}-{key}" if named is None else Path(named)
     noted = folder / _INPUTS
-    changed = _differences(noted, now) if is_file(noted) else []
+    changed = _list_differences(noted, now) if is_file(noted) else []
     if changed:
         raise ChangedError(
             f"{folder} holds {others}:\n  "
@@ -110,7 +110,7 @@ def find_missing(log: Path, count: int, size: int) -> list[range]:
     return blocks[cut_to_blocks(log, map(len, blocks)) :]
 
 
-def leave_on_stop(stop: StopRequests, done: str) -> None:
+def raise_if_stopped(stop: StopRequests, done: str) -> None:
     """Raises Stopped if a stop was requested; `done` describes the finished work."""
     why = stop.check_after_step()
     if why is not None:
@@ -118,6 +118,6 @@ def leave_on_stop(stop: StopRequests, done: str) -> None:
         raise StoppedRun(f"stopped after {done}: {reason}; rerun the command to resume", code)
 
 
-def _differences(noted: Path, now: RunIdentity) -> list[str]:
+def _list_differences(noted: Path, now: RunIdentity) -> list[str]:
     cure = "choose a different folder with --out, or remove this one"
-    return differences(read_record(noted, dict[str, Any], cure), now)
+    return list_differences(read_record(noted, dict[str, Any], cure), now)

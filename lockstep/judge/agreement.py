@@ -85,7 +85,7 @@ class PromptAssessment:
     judgements: tuple[tuple[StoredJudgment, ...], ...]
     pairs: tuple[PairComparison, ...]
 
-    def decide(self, pair: PairComparison) -> PairDecision:
+    def decide_pair(self, pair: PairComparison) -> PairDecision:
         """The decision of a comparison with a verdict."""
         better, worse = sorted((pair.first, pair.second), key=self.ranks.__getitem__)
         return float(pair.said.verdict == better), len(self.responses[better]) - len(
@@ -93,7 +93,7 @@ class PromptAssessment:
         )
 
 
-def assess(
+def assess_prompts(
     ranked: Sequence[RankedResponses],
     scorer: LLMJudge[float],
     comparer: LLMJudge[PairWinner] | None,
@@ -105,7 +105,7 @@ def assess(
         for number, response in enumerate(one.responses)
     ]
     scored = iter(scorer(cases))
-    orders = [[] if comparer is None else _orders(one.ranks) for one in ranked]
+    orders = [[] if comparer is None else _order_pairs(one.ranks) for one in ranked]
     cases = [
         pair_case(
             one.conversation, one.responses[first], one.responses[second], (one.id, first, second)
@@ -124,7 +124,7 @@ def assess(
             ranks=one.ranks,
             scores=tuple(map(mean_score, judged)),
             judgements=tuple(
-                tuple(_build_said(its, said, said.verdict.value) for said in its.judgements)
+                tuple(_build_stored_judgment(its, said, said.verdict.value) for said in its.judgements)
                 for its in judged
             ),
             pairs=tuple(_build_comparison(first, second, next(compared)) for first, second in own),
@@ -133,7 +133,7 @@ def assess(
     return found
 
 
-def _orders(ranks: Sequence[float]) -> list[tuple[int, int]]:
+def _order_pairs(ranks: Sequence[float]) -> list[tuple[int, int]]:
     """Both orders of every two responses that people rank differently."""
     pairs = [
         pair for pair in combinations(range(len(ranks)), 2) if ranks[pair[0]] != ranks[pair[1]]
@@ -145,11 +145,11 @@ def _build_comparison(first: int, second: int, judged: CaseJudgments[PairWinner]
     [judgement] = judged.judgements
     numbers = {"A": float(first), "B": float(second), None: None}
     return PairComparison(
-        first, second, _build_said(judged, judgement, numbers[judgement.verdict.value])
+        first, second, _build_stored_judgment(judged, judgement, numbers[judgement.verdict.value])
     )
 
 
-def _build_said(
+def _build_stored_judgment(
     judged: CaseJudgments[Any], judgement: JudgeReply[Any], verdict: float | None
 ) -> StoredJudgment:
     reply = None if judgement.answer is None else judgement.answer.text
@@ -176,16 +176,16 @@ def score_figures(assessments: Sequence[PromptAssessment], top: float) -> Agreem
             [(right, lengths[better] - lengths[worse]) for better, worse, right in decided]
         )
 
-    def over(measure: Callable[[Sequence[float], Sequence[float]], float | None]) -> list[float]:
+    def measure_each(measure: Callable[[Sequence[float], Sequence[float]], float | None]) -> list[float]:
         return _drop_missing(measure(ranks, scores) for ranks, scores in ranked)
 
     return {
-        **_common(decisions),
-        "ties": share(over(tie_share)),
-        "exact_match": share(over(exact_match)),
-        "top_is_best": share(over(lambda ranks, scores: top_is_best(ranks, scores, top))),
-        "spearman": mean(over(spearman)),
-        "kendall_tau": mean(over(kendall_tau)),
+        **_pairwise_figures(decisions),
+        "ties": share(measure_each(tie_share)),
+        "exact_match": share(measure_each(exact_match)),
+        "top_is_best": share(measure_each(lambda ranks, scores: top_is_best(ranks, scores, top))),
+        "spearman": mean(measure_each(spearman)),
+        "kendall_tau": mean(measure_each(kendall_tau)),
     }
 
 
@@ -203,27 +203,27 @@ def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
         verdicts = {
             (pair.first, pair.second): pair for pair in one.pairs if pair.said.verdict is not None
         }
-        rights = {order: one.decide(pair)[0] for order, pair in verdicts.items()}
-        decisions.append([one.decide(pair) for pair in verdicts.values()])
+        rights = {order: one.decide_pair(pair)[0] for order, pair in verdicts.items()}
+        decisions.append([one.decide_pair(pair) for pair in verdicts.values()])
         firsts.append([pair.said.verdict == pair.first for pair in verdicts.values()])
         twice.append(
             [(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights]
         )
     return {
-        **_common(decisions),
-        "first_preferred": share(_averages(firsts)),
-        "consistent": share(_averages([[a == b for a, b in own] for own in twice])),
-        "consistent_accuracy": share(_averages([[a for a, b in own if a == b] for own in twice])),
+        **_pairwise_figures(decisions),
+        "first_preferred": share(_average_each(firsts)),
+        "consistent": share(_average_each([[a == b for a, b in own] for own in twice])),
+        "consistent_accuracy": share(_average_each([[a for a, b in own if a == b] for own in twice])),
     }
 
 
-def _common(decisions: Sequence[Sequence[PairDecision]]) -> AgreementFigures:
+def _pairwise_figures(decisions: Sequence[Sequence[PairDecision]]) -> AgreementFigures:
     """Accuracy and its dependence on length."""
     judge = [longer_preferred(own) for own in decisions]
     people = [longer_preferred([(1.0, excess) for _, excess in own]) for own in decisions]
     both = [(a, b) for a, b in zip(judge, people, strict=True) if a is not None and b is not None]
     return {
-        "pairwise_accuracy": share(_averages([[right for right, _ in own] for own in decisions])),
+        "pairwise_accuracy": share(_average_each([[right for right, _ in own] for own in decisions])),
         "longer_preferred": share([a for a, _ in both]),
         "longer_preferred_by_people": share([b for _, b in both]),
         "length_bias": mean([a - b for a, b in both]),
@@ -234,7 +234,7 @@ def _drop_missing(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _averages(values: Iterable[Sequence[float]]) -> list[float]:
+def _average_each(values: Iterable[Sequence[float]]) -> list[float]:
     return [sum(own) / len(own) for own in values if own]
 
 
@@ -257,9 +257,9 @@ def describe_agreement(
         compares: True if the judge also compared responses.
     """
     scored = [said for one in found for own in one.judgements for said in own]
-    ways = {"scores": _way(score_figures(found, top), scored)}
+    ways = {"scores": _summarize_judgments(score_figures(found, top), scored)}
     if compares:
-        ways["pairs"] = _way(
+        ways["pairs"] = _summarize_judgments(
             pair_figures(found), [pair.said for one in found for pair in one.pairs]
         )
     return {
@@ -273,7 +273,7 @@ def describe_agreement(
     }
 
 
-def _way(figures: AgreementFigures, said: Sequence[StoredJudgment]) -> dict[str, Any]:
+def _summarize_judgments(figures: AgreementFigures, said: Sequence[StoredJudgment]) -> dict[str, Any]:
     """Metrics, with None for NaN (JSON has no NaN), and counts of judgments."""
     plain = {
         name: {key: value if value == value else None for key, value in asdict(figure).items()}

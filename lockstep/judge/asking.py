@@ -16,7 +16,7 @@ from lockstep.data import messages
 from lockstep.data.messages import ChatMessage
 from lockstep.data.prompts import token_ids
 from lockstep.data.thoughts import decode_marked, opening_mark
-from lockstep.judge.templates import control_tokens, escaping
+from lockstep.judge.templates import control_tokens, build_escape
 
 ChatConversation = Sequence[ChatMessage]
 
@@ -45,15 +45,15 @@ class ModelAnswer:
 class JudgeModel(Protocol):
     """Answers conversations: the policy, another model, or a server."""
 
-    def escape(self, text: str) -> str:
+    def escape_controls(self, text: str) -> str:
         """Escapes control tokens in text from models and users."""
         ...
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         """Number of excess tokens of each conversation; 0 if it fits or if unknown."""
         ...
 
-    def answers(
+    def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         """Replies to each conversation; None if there is no reply.
@@ -99,18 +99,18 @@ class ConversationEncoder:
             )
         if self.chat:
             messages.require_template(self.tokenizer, self.template_args, self.section)
-        object.__setattr__(self, "escaped", escaping(control_tokens(self.tokenizer)))
+        object.__setattr__(self, "escaped", build_escape(control_tokens(self.tokenizer)))
 
-    def tokens(self, conversations: Sequence[ChatConversation]) -> list[list[int]]:
+    def encode_conversations(self, conversations: Sequence[ChatConversation]) -> list[list[int]]:
         """Token ids up to the beginning of the reply."""
-        texts = [self._text(conversation) for conversation in conversations]
+        texts = [self._render_text(conversation) for conversation in conversations]
         return token_ids(self.tokenizer, texts, add_special_tokens=not self.chat)
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         """Counts excess tokens; see `JudgeModel`."""
-        return [max(0, len(ids) - self.max_prompt_tokens) for ids in self.tokens(conversations)]
+        return [max(0, len(ids) - self.max_prompt_tokens) for ids in self.encode_conversations(conversations)]
 
-    def _text(self, conversation: ChatConversation) -> str:
+    def _render_text(self, conversation: ChatConversation) -> str:
         if self.chat:
             try:
                 return messages.render_prompt(conversation, self.tokenizer, self.template_args)
@@ -136,18 +136,18 @@ class SamplerAnswers:
     reader: ConversationEncoder
     sampling: SamplingParams
 
-    def escape(self, text: str) -> str:
+    def escape_controls(self, text: str) -> str:
         return self.reader.escaped(text)
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
-        return self.reader.excesses(conversations)
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
+        return self.reader.count_excess_tokens(conversations)
 
-    def answers(
+    def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         if not conversations:
             return []
-        prompts = [tuple(ids) for ids in self.reader.tokens(conversations)]
+        prompts = [tuple(ids) for ids in self.reader.encode_conversations(conversations)]
         requests = [Request(ids, key) for ids, key in zip(prompts, keys, strict=True)]
         batch = self.generate(requests, self.sampling)
         rows = zip(
@@ -158,11 +158,11 @@ class SamplerAnswers:
             strict=True,
         )
         return [
-            self._answer(ids, sequence[mask].tolist(), bool(cut))
+            self._build_answer(ids, sequence[mask].tolist(), bool(cut))
             for ids, sequence, mask, cut in rows
         ]
 
-    def _answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> ModelAnswer:
+    def _build_answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> ModelAnswer:
         said = drawn if cut else self.sampling.drop_stop(drawn)
         if self.reader.chat:
             end = self.reader.tokenizer.decode(list(asked[-_TAIL:]))

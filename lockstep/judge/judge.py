@@ -18,7 +18,7 @@ from lockstep.core.errors import InputError
 from lockstep.core.metrics import Mean, Metrics, Sum
 from lockstep.judge.asking import ChatConversation, JudgeModel, ModelAnswer
 from lockstep.judge.options import AskedSection
-from lockstep.judge.templates import JudgeTemplate, as_text
+from lockstep.judge.templates import JudgeTemplate, format_conversation
 from lockstep.judge.verdicts import (
     CAUSES,
     UNANSWERED,
@@ -132,50 +132,50 @@ class LLMJudge(Generic[V]):
         Raises:
             JudgeError: If more judgments than allowed have no verdict.
         """
-        questions = self._questions(cases)
+        questions = self._build_questions(cases)
         asked = [
-            (question, keyed.key(self.seed, self.role, *case.key, draw))
+            (question, keyed.hash_key(self.seed, self.role, *case.key, draw))
             for case, (question, _) in zip(cases, questions, strict=True)
             if question is not None
             for draw in range(self.draws)
         ]
         answers = iter(
-            self.answering.answers([question for question, _ in asked], [key for _, key in asked])
+            self.answering.answer_conversations([question for question, _ in asked], [key for _, key in asked])
         )
         judged = [
             CaseJudgments(
-                tuple(self._judgement(question, answers) for _ in range(self.draws)), shortened
+                tuple(self._parse_reply(question, answers) for _ in range(self.draws)), shortened
             )
             for question, shortened in questions
         ]
         self._require_verdicts(judged)
         return judged
 
-    def fits(self, cases: Sequence[JudgeCase]) -> bool:
+    def are_within_limit(self, cases: Sequence[JudgeCase]) -> bool:
         """True if no question is too long, or long ones are truncated."""
-        whole = [self._conversation(self._fields(case)) for case in cases]
-        return self.options.truncates_responses or not any(self.answering.excesses(whole))
+        whole = [self._build_conversation(self._escape_fields(case)) for case in cases]
+        return self.options.truncates_responses or not any(self.answering.count_excess_tokens(whole))
 
-    def _questions(self, cases: Sequence[JudgeCase]) -> list[tuple[ChatConversation | None, bool]]:
+    def _build_questions(self, cases: Sequence[JudgeCase]) -> list[tuple[ChatConversation | None, bool]]:
         """Builds each case's question, None if too long; and True if truncated."""
-        filled = [self._fields(case) for case in cases]
-        whole = [self._conversation(texts) for texts in filled]
-        excesses = self.answering.excesses(whole)
+        filled = [self._escape_fields(case) for case in cases]
+        whole = [self._build_conversation(texts) for texts in filled]
+        excesses = self.answering.count_excess_tokens(whole)
         return [
-            (question, False) if not excess else self._shorten(texts)
+            (question, False) if not excess else self._shorten_question(texts)
             for question, excess, texts in zip(whole, excesses, filled, strict=True)
         ]
 
-    def _fields(self, case: JudgeCase) -> dict[str, str]:
-        texts = {"prompt": as_text(case.conversation), **case.texts}
-        return {name: self.answering.escape(text) for name, text in texts.items()}
+    def _escape_fields(self, case: JudgeCase) -> dict[str, str]:
+        texts = {"prompt": format_conversation(case.conversation), **case.texts}
+        return {name: self.answering.escape_controls(text) for name, text in texts.items()}
 
-    def _conversation(self, texts: Mapping[str, str]) -> ChatConversation:
+    def _build_conversation(self, texts: Mapping[str, str]) -> ChatConversation:
         prompt = self.options.system_prompt
         system = () if prompt is None else ({"role": "system", "content": prompt},)
-        return (*system, {"role": "user", "content": self.template.fill(texts)})
+        return (*system, {"role": "user", "content": self.template.fill_case(texts)})
 
-    def _shorten(self, texts: Mapping[str, str]) -> tuple[ChatConversation | None, bool]:
+    def _shorten_question(self, texts: Mapping[str, str]) -> tuple[ChatConversation | None, bool]:
         """Builds the question with as much of the judged texts as fits."""
         if not self.options.truncates_responses:
             return None, False
@@ -185,16 +185,16 @@ class LLMJudge(Generic[V]):
         )
         if fitting < max(1, math.ceil(_LEAST_KEPT * longest)):
             return None, False
-        return self._conversation(self._cut(texts, fitting)), True
+        return self._build_conversation(self._cut_texts(texts, fitting)), True
 
     def _too_long(self, texts: Mapping[str, str], length: int) -> bool:
-        return self.answering.excesses([self._conversation(self._cut(texts, length))])[0] > 0
+        return self.answering.count_excess_tokens([self._build_conversation(self._cut_texts(texts, length))])[0] > 0
 
-    def _cut(self, texts: Mapping[str, str], length: int) -> dict[str, str]:
+    def _cut_texts(self, texts: Mapping[str, str], length: int) -> dict[str, str]:
         long = {name: texts[name] for name in self.judged_fields if len(texts[name]) > length}
         return {**texts, **{name: text[:length] + CUT_OFF for name, text in long.items()}}
 
-    def _judgement(
+    def _parse_reply(
         self, question: ChatConversation | None, answers: Iterator[ModelAnswer | None]
     ) -> JudgeReply[V]:
         """Parses the next reply if the question was asked."""
@@ -208,7 +208,7 @@ class LLMJudge(Generic[V]):
         return JudgeReply(self.parser(answer.text), answer)
 
     def _require_verdicts(self, judged: Sequence[CaseJudgments[V]]) -> None:
-        causes = Counter(cause for cause in _causes(judged) if cause is not None)
+        causes = Counter(cause for cause in _verdict_causes(judged) if cause is not None)
         total = len(judged) * self.draws
         limit = self.options.max_no_verdict_rate
         if causes.total() <= limit * total:
@@ -216,7 +216,7 @@ class LLMJudge(Generic[V]):
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
         raise JudgeError(
             f"{causes.total()} of {total} judgments have no verdict ({counts}), above "
-            f"{self.section}.max_no_verdict_rate={limit:g}; {_example(judged)}check the template, "
+            f"{self.section}.max_no_verdict_rate={limit:g}; {_describe_example(judged)}check the template, "
             f"{self.section}.sampling.max_tokens and the judge, or raise the limit"
         )
 
@@ -227,7 +227,7 @@ def judge_metrics(judged: Sequence[CaseJudgments[V]]) -> Metrics:
     `parse_failures` is the share of replies without a verdict, `no_verdict` the share of judgments
     without a verdict.
     """
-    causes = Counter(_causes(judged))
+    causes = Counter(_verdict_causes(judged))
     total = causes.total()
     unanswered = sum(causes[cause] for cause in UNANSWERED)
     failed = total - causes[None] - unanswered
@@ -239,11 +239,11 @@ def judge_metrics(judged: Sequence[CaseJudgments[V]]) -> Metrics:
     )
 
 
-def _causes(judged: Sequence[CaseJudgments[V]]) -> Iterator[NoVerdictCause | None]:
+def _verdict_causes(judged: Sequence[CaseJudgments[V]]) -> Iterator[NoVerdictCause | None]:
     return (judgement.verdict.cause for one in judged for judgement in one.judgements)
 
 
-def _example(judged: Sequence[CaseJudgments[V]]) -> str:
+def _describe_example(judged: Sequence[CaseJudgments[V]]) -> str:
     """The end of the first reply without a verdict, where a verdict was expected."""
     replies = (
         judgement.answer.text

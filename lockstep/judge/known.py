@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from lockstep.core.errors import shorten
+from lockstep.core.errors import shorten_text
 from lockstep.core.metrics import Mean, Metrics
 from lockstep.data.rows import DataError, FileRows
-from lockstep.data.templates import FieldType, complaint
+from lockstep.data.templates import FieldType, find_field_fault
 from lockstep.judge.asking import ChatConversation
 from lockstep.judge.build import meta_case, response_case
 from lockstep.judge.judge import JudgeCase, LLMJudge
@@ -31,15 +31,15 @@ def read_scores(rows: FileRows, low: float, high: float) -> list[LabeledCase[flo
     """Reads rows with `prompt`, `response` and `score` in `low` … `high`."""
     found: list[LabeledCase[float]] = []
     wanted: dict[str, FieldType] = {"prompt": "text", "response": "text", "score": "number"}
-    for place, (where, row) in enumerate(_read(rows, wanted)):
+    for place, (where, row) in enumerate(_read_rows(rows, wanted)):
         score = float(row["score"])
         if not low <= score <= high:
             raise DataError(
-                f"{where}: score is {shorten(str(row['score']))}, outside the judge's range "
+                f"{where}: score is {shorten_text(str(row['score']))}, outside the judge's range "
                 f"{low:g} to {high:g}; correct the row"
             )
         found.append(
-            LabeledCase(response_case(_question(row), row["response"], ("known", place)), score)
+            LabeledCase(response_case(_build_question(row), row["response"], ("known", place)), score)
         )
     return found
 
@@ -57,14 +57,14 @@ def read_winners(rows: FileRows, reasons: Callable[[str], str]) -> list[LabeledC
         Each comparison in both orders, next to each other.
     """
     found: list[LabeledCase[PairWinner]] = []
-    for place, (where, row) in enumerate(_read(rows, dict.fromkeys(_COMPARISON, "text"))):
+    for place, (where, row) in enumerate(_read_rows(rows, dict.fromkeys(_COMPARISON, "text"))):
         if row["winner"] not in ("A", "B"):
             raise DataError(f"{where}: winner is {row['winner']!r}, expected A or B")
         a = reasons(row["judgement_a"])
         b = reasons(row["judgement_b"])
         own: PairWinner = row["winner"]
         other: PairWinner = "B" if own == "A" else "A"
-        question = _question(row)
+        question = _build_question(row)
         response = row["response"]
         found.append(LabeledCase(meta_case(question, response, a, b, ("known", place, 0)), own))
         found.append(LabeledCase(meta_case(question, response, b, a, ("known", place, 1)), other))
@@ -76,7 +76,7 @@ def measure_scores(known: Sequence[LabeledCase[float]], judge: LLMJudge[float]) 
     found = list(zip(judge([one.case for one in known]), known, strict=True))
     off = [value - one.verdict for judged, one in found for value in judged.values]
     exact = share([judged.values.count(one.verdict) / judge.draws for judged, one in found])
-    return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.ends(
+    return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.build_interval_metrics(
         "judge_exact"
     )
 
@@ -90,18 +90,18 @@ def measure_winners(
     accuracy = share(
         [(first + second) / 2 for first, second in zip(right[0::2], right[1::2], strict=True)]
     )
-    return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.ends("meta_judge_accuracy")
+    return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.build_interval_metrics("meta_judge_accuracy")
 
 
-def _read(rows: FileRows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
+def _read_rows(rows: FileRows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
     """Reads each row with its location; raises DataError if a field is missing."""
-    found = list(zip(map(rows.where, range(len(rows))), rows.rows(range(len(rows))), strict=True))
+    found = list(zip(map(rows.name_row, range(len(rows))), rows.read_rows(range(len(rows))), strict=True))
     for where, row in found:
-        fault = complaint(row, wanted, dict.fromkeys(wanted, "a file of known judgments"))
+        fault = find_field_fault(row, wanted, dict.fromkeys(wanted, "a file of known judgments"))
         if fault is not None:
             raise DataError(f"{where}: {fault}; correct the row")
     return found
 
 
-def _question(row: Mapping[str, Any]) -> ChatConversation:
+def _build_question(row: Mapping[str, Any]) -> ChatConversation:
     return ({"role": "user", "content": row["prompt"]},)

@@ -100,10 +100,10 @@ class AskedSection(Section):
     @property
     def has_engine(self) -> bool:
         """True if a model in a folder judges, in a separate engine."""
-        return self.path is not None and not self.engine.is_server
+        return self.path is not None and not self.engine_section.is_server
 
     @property
-    def engine(self) -> SamplerSection:
+    def engine_section(self) -> SamplerSection:
         """The engine of the model in `path`, or the server."""
         if self.sampler is None:
             return SamplerSection()

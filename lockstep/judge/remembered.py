@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.judge.asking import ChatConversation, JudgeModel, ModelAnswer
 from lockstep.system.records import check_shape, is_file
-from lockstep.system.whole_files import append
+from lockstep.system.whole_files import append_lines
 
 _AT_ONCE = 256
 """Number of questions per write; a killed run repeats at most these."""
@@ -61,26 +61,26 @@ class RememberedAnswers:
                 reply = check_shape(line, RepliedLine, wrong, "restore the file")
                 self._known[reply.question] = ModelAnswer(reply.text, reply.finished)
 
-    def escape(self, text: str) -> str:
-        return self.answering.escape(text)
+    def escape_controls(self, text: str) -> str:
+        return self.answering.escape_controls(text)
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
-        return self.answering.excesses(conversations)
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
+        return self.answering.count_excess_tokens(conversations)
 
-    def answers(
+    def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         """See `JudgeModel`; equal questions and keys give equal replies."""
-        names = [self._digest(*asked) for asked in zip(conversations, keys, strict=True)]
+        names = [self._digest_question(*asked) for asked in zip(conversations, keys, strict=True)]
         missing = [(name, place) for place, name in enumerate(names) if name not in self._known]
         new = list(dict(missing).items())
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
             asked = [place for _, place in part]
-            replies = self.answering.answers(
+            replies = self.answering.answer_conversations(
                 [conversations[i] for i in asked], [keys[i] for i in asked]
             )
-            self._keep(
+            self._append_replies(
                 {
                     name: reply
                     for (name, _), reply in zip(part, replies, strict=True)
@@ -89,18 +89,18 @@ class RememberedAnswers:
             )
         return [self._known.get(name) for name in names]
 
-    def _digest(self, conversation: ChatConversation, key: int) -> str:
+    def _digest_question(self, conversation: ChatConversation, key: int) -> str:
         asked = json.dumps(
             [self.who, [dict(message) for message in conversation], key], sort_keys=True
         )
         return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
-    def _keep(self, replies: dict[str, ModelAnswer]) -> None:
+    def _append_replies(self, replies: dict[str, ModelAnswer]) -> None:
         lines = [
             asdict(RepliedLine(name, reply.text, reply.finished)) for name, reply in replies.items()
         ]
         self.file.parent.mkdir(exist_ok=True)
-        append(self.file, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+        append_lines(self.file, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
         self._known.update(
             {line["question"]: ModelAnswer(line["text"], line["finished"]) for line in lines}
         )

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.core.errors import InputError
 from lockstep.data.messages import ChatMessage, render_plain
-from lockstep.data.templates import fields, render
+from lockstep.data.templates import list_fields, fill_template
 
 SCORE_FIELDS = ("prompt", "response")
 PAIR_FIELDS = ("prompt", "response_a", "response_b")
@@ -144,7 +144,7 @@ class JudgeTemplate:
     option: str
 
     def __post_init__(self) -> None:
-        found = list(dict.fromkeys(fields(self.text)))
+        found = list(dict.fromkeys(list_fields(self.text)))
         missing = [name for name in self.fields if name not in found]
         unknown = [name for name in found if name not in self.fields]
         wrong = [f"lacks {_join_names(missing)}"] if missing else []
@@ -155,25 +155,25 @@ class JudgeTemplate:
                 f"{_join_names(self.fields)}"
             )
 
-    def fill(self, texts: Mapping[str, str]) -> str:
+    def fill_case(self, texts: Mapping[str, str]) -> str:
         """Fills in a case."""
-        return render(self.text, texts, self.option)
+        return fill_template(self.text, texts, self.option)
 
 
 def _join_names(names: Iterable[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)
 
 
-def as_text(conversation: Sequence[ChatMessage]) -> str:
+def format_conversation(conversation: Sequence[ChatMessage]) -> str:
     """Formats a conversation as plain text; several messages have their roles."""
     if [message["role"] for message in conversation] == ["user"]:
         return render_plain(conversation[0])
     return "\n\n".join(
-        f"{_speaker(message['role'])}: {render_plain(message)}" for message in conversation
+        f"{_speaker_name(message['role'])}: {render_plain(message)}" for message in conversation
     )
 
 
-def _speaker(role: Any) -> str:
+def _speaker_name(role: Any) -> str:
     return _ROLES.get(role, str(role).capitalize())
 
 
@@ -186,19 +186,19 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     return tuple(sorted({*signs, *map(str, tokenizer.all_special_tokens)}))
 
 
-def escaping(controls: Iterable[str]) -> Callable[[str], str]:
+def build_escape(controls: Iterable[str]) -> Callable[[str], str]:
     """Builds a function that breaks control tokens into readable text: `< |im_end|>`."""
     longest_first = sorted((token for token in controls if token.strip()), key=len, reverse=True)
     if not longest_first:
         return lambda text: text
     found = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
 
-    def escape(text: str) -> str:
+    def break_controls(text: str) -> str:
         while found.search(text):  # more than once if tokens overlap
             text = found.sub(lambda match: _break_token(match[0]), text)
         return text
 
-    return escape
+    return break_controls
 
 
 def _break_token(token: str) -> str:

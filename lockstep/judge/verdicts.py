@@ -130,7 +130,7 @@ class ScoreParser:
         self._low = low
         self._high = high
         self._decimals = decimals
-        self._announced = _announcement(word)
+        self._announced = _build_announcement(word)
 
     def __call__(self, reply: str) -> JudgeVerdict[float]:
         """Returns the verdict of a finished reply."""
@@ -140,7 +140,7 @@ class ScoreParser:
             return JudgeVerdict(None, said or "not_a_number")
         score = float(said["number"].replace("−", "-"))
         scales = [said["scale"]] if said["scale"] else []
-        scales += _SCALE_IN_PARENTHESES.findall(self._parenthesis(reply))
+        scales += _SCALE_IN_PARENTHESES.findall(self._find_scale(reply))
         if not self._low <= score <= self._high or any(
             float(scale) != self._high for scale in scales
         ):
@@ -149,9 +149,9 @@ class ScoreParser:
             return JudgeVerdict(None, "not_whole")
         return JudgeVerdict(score)
 
-    def _parenthesis(self, reply: str) -> str:
+    def _find_scale(self, reply: str) -> str:
         """The parenthesized text in the score's announcement: its scale, if given."""
-        own = _find_own(self._announced, reply)
+        own = _find_own_announcement(self._announced, reply)
         if own is None:
             return ""
         return own["parenthesis"] or ""
@@ -160,7 +160,7 @@ class ScoreParser:
         """The reasons in a reply, without thought, last score and announcement; may be empty."""
         scored = self(reply).value is not None
         reply = drop_thought(reply)
-        last = _find_own(self._announced, reply)
+        last = _find_own_announcement(self._announced, reply)
         if last is None:
             if scored:
                 return ""
@@ -178,7 +178,7 @@ class WinnerParser:
     """
 
     def __init__(self, word: str) -> None:
-        self._announced = _announcement(word)
+        self._announced = _build_announcement(word)
 
     def __call__(self, reply: str) -> JudgeVerdict[PairWinner]:
         """Returns the verdict of a finished reply."""
@@ -190,7 +190,7 @@ class WinnerParser:
         return JudgeVerdict("A" if said["name"] == "A" else "B")
 
 
-def _announcement(word: str) -> re.Pattern[str]:
+def _build_announcement(word: str) -> re.Pattern[str]:
     """The pattern of an announcement: the word, optional markup and scale, and a colon."""
     return re.compile(
         rf"(?<![^\W_])(?:{word})(?![^\W_]){_AROUND}(?:\((?P<parenthesis>[^()\n]{{0,40}})\))?{_AROUND}[:：=]",
@@ -214,7 +214,7 @@ def _find_value(
         second: Pattern of a second value in the same sentence.
         corrected: Pattern of a value that replaces an earlier one.
     """
-    own = _find_own(announced, reply)
+    own = _find_own_announcement(announced, reply)
     if own is not None:
         found = value.match(reply, own.end())
         if found is None:
@@ -234,7 +234,7 @@ def _find_value(
     return "no_match"
 
 
-def _find_own(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
+def _find_own_announcement(announced: re.Pattern[str], reply: str) -> re.Match[str] | None:
     """Finds the last announcement that is not quoted, else the last at the start of a line."""
     unquoted: re.Match[str] | None = None
     leading: re.Match[str] | None = None

@@ -37,7 +37,7 @@ class TrainingBackend(TrainingOptions["LearnerSection"]):
         """Raises InputError if it is not installed or cannot compute this model with `section`."""
 
     @abstractmethod
-    def build(
+    def build_learner(
         self,
         folder: str,
         head: HeadKind,
@@ -64,6 +64,6 @@ def find_backend(section: LearnerSection) -> TrainingBackend:
     Raises:
         InputError: The backend is unknown.
     """
-    found = TRAINING.find(section.backend)
+    found = TRAINING.find_backend(section.backend)
     assert isinstance(found, TrainingBackend), "a declaration has both halves"
     return found

@@ -133,7 +133,7 @@ def train(
         raise NotFiniteError(f"{type(loss).__name__}: {error}", batch) from error
 
 
-def hand_over(learner: Learner, successor: Learner, folder: Path) -> None:
+def copy_weights(learner: Learner, successor: Learner, folder: Path) -> None:
     """Copies a learner's weights to another learner of the same kind, through a shared folder.
 
     Args:

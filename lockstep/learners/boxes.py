@@ -34,7 +34,7 @@ class FileContents:
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, boxes: Iterable[tuple[str, Tensor, TensorBox]]) -> FileContents:
+    def from_boxes(cls, boxes: Iterable[tuple[str, Tensor, TensorBox]]) -> FileContents:
         """Builds the content from (name, numbers, box); a scalar has no offset."""
         tensors = dict[str, Tensor]()
         cut = dict[str, Sequence[int]]()
@@ -44,24 +44,24 @@ class FileContents:
                 cut[name] = box.offset
         return cls(tensors, cut)
 
-    def beside(self, tensors: Mapping[str, Tensor]) -> FileContents:
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> FileContents:
         """Adds full tensors to the same file."""
         return replace(self, tensors={**self.tensors, **tensors})
 
     @property
-    def header(self) -> dict[str, str]:
+    def file_metadata(self) -> dict[str, str]:
         """Metadata of the file."""
         if self.offsets:
             return {_OFFSETS: json.dumps(self.offsets)}
         return {}
 
 
-def file_of(stem: str, ranks: RankMesh) -> str:
+def name_file(stem: str, ranks: RankMesh) -> str:
     """File name of a rank; only ranks of the first replica (`dp_replicate` 0) write."""
     world = ranks.size("dp") * ranks.size("pp") * ranks.size("cp") * ranks.size("tp")
     if world == 1:
         return f"{stem}.safetensors"
-    return f"{stem}-{ranks.number + 1:05}-of-{world:05}.safetensors"
+    return f"{stem}-{ranks.rank_number + 1:05}-of-{world:05}.safetensors"
 
 
 def find_written(folder: Path, stem: str) -> list[Path]:
@@ -97,20 +97,20 @@ class BoxReader:
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Names of all tensors."""
         return list(self._found)
 
-    def whole(self, name: str) -> Tensor:
+    def read_tensor(self, name: str) -> Tensor:
         """A tensor, fp32, assembled from its boxes."""
         ends = [
-            [at + n for at, n in zip(*self._place(file, name, at), strict=True)]
+            [at + n for at, n in zip(*self._find_bounds(file, name, at), strict=True)]
             for file, at in self._found[name]
         ]
         shape = [max(side) for side in zip(*ends, strict=True)]
-        return self.read(name, [0] * len(shape), shape)
+        return self.read_box(name, [0] * len(shape), shape)
 
-    def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+    def read_box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """A box of a tensor, fp32.
 
         Raises:
@@ -121,7 +121,7 @@ class BoxReader:
         for file, at in self._found[name]:
             sides = [
                 (max(a, o), min(a + n, o + m), a, o)
-                for a, n, o, m in zip(*self._place(file, name, at), offset, shape, strict=True)
+                for a, n, o, m in zip(*self._find_bounds(file, name, at), offset, shape, strict=True)
             ]
             if all(low < high for low, high, _, _ in sides):
                 source = tuple(slice(low - a, high - a) for low, high, a, _ in sides)
@@ -136,15 +136,15 @@ class BoxReader:
             )
         return out
 
-    def fill(
+    def fill_piece(
         self, laid_out: Tensor, piece: ParameterPiece, named: Callable[[str], str] = str
     ) -> None:
         """Reads a piece's boxes into memory of its layout; `named` maps box to file names."""
         for box in piece.boxes:
-            box.write(laid_out, self.read(named(box.name), box.offset, box.shape))
+            box.write_box(laid_out, self.read_box(named(box.name), box.offset, box.shape))
 
     @staticmethod
-    def _place(
+    def _find_bounds(
         file: Any, name: str, at: Sequence[int] | None
     ) -> tuple[Sequence[int], Sequence[int]]:
         """The start and shape of a file's box."""

@@ -51,18 +51,18 @@ class HostMemory:
         self._away: dict[StorageWeakRef, _StoragePlace] = {}
 
     @torch.no_grad()
-    def offload(self, tensors: Iterable[Tensor], frozen: bool = False) -> None:
+    def offload_tensors(self, tensors: Iterable[Tensor], frozen: bool = False) -> None:
         """Copies the full storages of tensors to the host, and frees them on the device.
 
         Args:
             tensors: The tensors.
             frozen: Whether the tensors never change, so that existing host copies are reused.
         """
-        leaving = {key: tensor for tensor in tensors if (key := self._find(tensor)) is not None}
+        leaving = {key: tensor for tensor in tensors if (key := self._find_storage(tensor)) is not None}
         for key, tensor in leaving.items():
             is_copied = frozen and key in self._places
-            stretch = self._place(key, tensor)
-            for own, host in [] if is_copied else self._parts(stretch):
+            stretch = self._allocate_place(key, tensor)
+            for own, host in [] if is_copied else self._pair_chunks(stretch):
                 host.copy_(own, non_blocking=True)
             self._away[key] = stretch
         if not leaving:
@@ -70,53 +70,53 @@ class HostMemory:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         for key in leaving:
-            _resize(self._away[key].flat, 0)
+            _resize_storage(self._away[key].flat, 0)
         empty_cache(self._device)
 
     @torch.no_grad()
-    def reload(self, tensors: Iterable[Tensor] | None = None) -> None:
+    def reload_tensors(self, tensors: Iterable[Tensor] | None = None) -> None:
         """Moves the memory of these tensors, or of all, back to the device if needed."""
         if not self._away:
             return
         if tensors is None:
             keys = list(self._away)
         else:
-            keys = [_key(tensor) for tensor in tensors]
+            keys = [_make_storage_key(tensor) for tensor in tensors]
         for key in keys:
             if key in self._away:
-                self._fill(self._away.pop(key))
+                self._reload_place(self._away.pop(key))
 
     @contextmanager
-    def lend(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+    def lend_tensors(self, tensors: Iterable[Tensor]) -> Iterator[None]:
         """Makes tensors readable on the device; afterwards frees the offloaded ones there again."""
-        keys = {_key(tensor) for tensor in tensors} & self._away.keys()
+        keys = {_make_storage_key(tensor) for tensor in tensors} & self._away.keys()
         with torch.no_grad():
             for key in keys:
-                self._fill(self._away[key])
+                self._reload_place(self._away[key])
         try:
             yield
         finally:
             for key in keys & self._away.keys():  # except tensors that were reloaded meanwhile
-                _resize(self._away[key].flat, 0)
+                _resize_storage(self._away[key].flat, 0)
 
-    def holds(self, tensor: Tensor) -> bool:
+    def is_offloaded(self, tensor: Tensor) -> bool:
         """True if a tensor's memory is on the host, lent to the device or not."""
-        return bool(self._away) and _key(tensor) in self._away
+        return bool(self._away) and _make_storage_key(tensor) in self._away
 
-    def forget(self) -> None:
+    def reload_and_reset(self) -> None:
         """Moves everything back, and resets host memory; later offloads start at its beginning."""
-        self.reload()
+        self.reload_tensors()
         self._places.clear()
 
-    def _find(self, tensor: Tensor) -> StorageWeakRef | None:
+    def _find_storage(self, tensor: Tensor) -> StorageWeakRef | None:
         """The storage of an offloadable tensor; None if offloaded already, elsewhere, or empty."""
-        key = _key(tensor)
+        key = _make_storage_key(tensor)
         stays = tensor.device.type != self._device.type or not tensor.numel() or key in self._away
         if stays:
             return None
         return key
 
-    def _place(self, key: StorageWeakRef, tensor: Tensor) -> _StoragePlace:
+    def _allocate_place(self, key: StorageWeakRef, tensor: Tensor) -> _StoragePlace:
         """Allocates room on the host; reuses an earlier one."""
         if key not in self._places:
             size = tensor.untyped_storage().nbytes()
@@ -131,7 +131,7 @@ class HostMemory:
             )
         return self._places[key]
 
-    def _parts(self, stretch: _StoragePlace) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pair_chunks(self, stretch: _StoragePlace) -> Iterator[tuple[Tensor, Tensor]]:
         """Bytes on the device and their location on the host, chunk by chunk."""
         done = 0
         while done < stretch.size:
@@ -144,15 +144,15 @@ class HostMemory:
             yield stretch.flat[done : done + size], self._chunks[number][start : start + size]
             done += size
 
-    def _fill(self, stretch: _StoragePlace) -> None:
-        _resize(stretch.flat, stretch.size)
-        for own, host in self._parts(stretch):
+    def _reload_place(self, stretch: _StoragePlace) -> None:
+        _resize_storage(stretch.flat, stretch.size)
+        for own, host in self._pair_chunks(stretch):
             own.copy_(host, non_blocking=True)
 
 
-def _key(tensor: Tensor) -> StorageWeakRef:
+def _make_storage_key(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def _resize(flat: Tensor, size: int) -> None:
+def _resize_storage(flat: Tensor, size: int) -> None:
     flat.untyped_storage().resize_(size)

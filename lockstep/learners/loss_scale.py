@@ -31,11 +31,11 @@ class LossScale:
         self._updates = 0
         self.factor = 1.0
 
-    def begin(self, count: float) -> None:
+    def set_factor(self, count: float) -> None:
         """Sets the factor for a batch, from its loss's denominator over all ranks."""
         self.factor = self._scale / 2.0 ** math.floor(math.log2(max(count, 1.0)))
 
-    def keep(self) -> Metrics:
+    def count_update(self) -> Metrics:
         """Counts an update."""
         self._updates += 1
         used = self._scale
@@ -44,7 +44,7 @@ class LossScale:
             self._updates = 0
         return Metrics(loss_scale=LastValue(float(used)))
 
-    def halve(self) -> Metrics:
+    def halve_after_overflow(self) -> Metrics:
         """Counts an overflowed gradient, whose update is skipped.
 
         Raises:
@@ -59,11 +59,11 @@ class LossScale:
         self._updates = 0
         return Metrics(updates_overflowed=Sum(1.0), loss_scale=LastValue(float(used)))
 
-    def counters(self) -> dict[str, int]:
+    def read_counters(self) -> dict[str, int]:
         """The state, for a checkpoint."""
         return {"loss_scale": self._scale, "updates_at_scale": self._updates}
 
-    def restore(self, counters: Mapping[str, int]) -> None:
+    def restore_counters(self, counters: Mapping[str, int]) -> None:
         """Restores `counters`; a checkpoint of another type has none."""
         self._scale = counters.get("loss_scale", _START)
         self._updates = counters.get("updates_at_scale", 0)

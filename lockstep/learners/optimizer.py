@@ -24,10 +24,10 @@ _STEPS = "step"
 
 def learning_rate(optimizer: Optimizer, update: int) -> float:
     """The learning rate of update number `update`, counted from 0."""
-    return optimizer.lr * _factor(optimizer.schedule, update)
+    return optimizer.lr * _compute_factor(optimizer.schedule, update)
 
 
-def _factor(schedule: Schedule, update: int) -> float:
+def _compute_factor(schedule: Schedule, update: int) -> float:
     if update < schedule.warmup_steps:
         return (update + 1) / schedule.warmup_steps
     match schedule.decay:
@@ -61,13 +61,13 @@ class TorchOptimizer:
     def __init__(self, pieces: Sequence[ParameterPiece], settings: Optimizer) -> None:
         self._settings = settings
         self._held = {piece.name: (piece, nn.Parameter(piece.local)) for piece in pieces}
-        self._inner = self._build()
+        self._inner = self._build_optimizer()
 
-    def _build(self) -> torch.optim.Optimizer:
+    def _build_optimizer(self) -> torch.optim.Optimizer:
         kind = {"fused": True} if self._settings.torch_class.fused else {}
         parameters = [parameter for _, parameter in self._held.values()]
         return _find_class(self._settings.name)(
-            parameters, lr=self._settings.lr, **self._settings.arguments, **kind
+            parameters, lr=self._settings.lr, **self._settings.torch_arguments, **kind
         )
 
     def step(self, gradients: Iterable[Tensor], norm: Tensor, lr: float) -> None:
@@ -83,32 +83,32 @@ class TorchOptimizer:
         self._inner.step()
         self._inner.zero_grad()
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         """Resets all moments and step counts."""
-        self._inner = self._build()
+        self._inner = self._build_optimizer()
 
-    def tensors(self) -> list[Tensor]:
+    def list_tensors(self) -> list[Tensor]:
         """All moments and step counts; empty before the first update."""
         return [tensor for state in self._inner.state.values() for tensor in state.values()]
 
-    def moments(self, pieces: Iterable[ParameterPiece]) -> Iterator[tuple[str, Tensor, TensorBox]]:
+    def list_moments(self, pieces: Iterable[ParameterPiece]) -> Iterator[tuple[str, Tensor, TensorBox]]:
         """Moments and step counts by tensor name; empty before the first update."""
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})
             for box in piece.boxes:
                 yield from (
-                    (f"{key}.{box.name}", box.read(x) if x.dim() else x, box)
+                    (f"{key}.{box.name}", box.read_box(x) if x.dim() else x, box)
                     for key, x in state.items()
                 )
 
-    def restore(self, saved: BoxReader) -> None:
+    def restore_moments(self, saved: BoxReader) -> None:
         """Restores saved `moments`; a parameter without saved moments starts fresh.
 
         Raises:
             InputError: A different optimizer class wrote them.
         """
         self._require_own(saved)
-        self.forget()
+        self.reset_state()
         settings = self._settings
         for piece, parameter in self._held.values():
             steps = f"{_STEPS}.{piece.boxes[0].name}"
@@ -120,16 +120,16 @@ class TorchOptimizer:
                 place = piece.local.device
             else:
                 place = torch.device("cpu")
-            state = {_STEPS: saved.read(steps, (), ()).to(place)}
+            state = {_STEPS: saved.read_box(steps, (), ()).to(place)}
             for key in settings.torch_class.state:
                 state[key] = torch.zeros_like(piece.local)
-                saved.fill(state[key], piece, f"{key}.{{}}".format)
+                saved.fill_piece(state[key], piece, f"{key}.{{}}".format)
             self._inner.state[parameter] = state
 
     def _require_own(self, saved: BoxReader) -> None:
         """Raises InputError if a checkpoint's moments are not those of this optimizer."""
         own = {*self._settings.torch_class.state, _STEPS}
-        found = {name.partition(".")[0] for name in saved.names()}
+        found = {name.partition(".")[0] for name in saved.list_names()}
         if found and found != own:
             raise InputError(
                 f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and "

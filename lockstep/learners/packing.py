@@ -14,7 +14,7 @@ About right for 1,000 hidden units.
 """
 
 
-def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def pack_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """First-fit decreasing bin packing: longest first, each into the first bin with room.
 
     Args:
@@ -44,7 +44,7 @@ def cut_in_order(count: int, rows: int) -> list[list[int]]:
     return [list(range(start, min(start + rows, count))) for start in range(0, count, rows)]
 
 
-def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
+def deal_to_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
     """Packs sequences for ranks that make the same number of passes in lockstep.
 
     Each pass waits for the slowest rank. So bins of similar cost are computed in the same pass, and
@@ -55,7 +55,7 @@ def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]
         For each rank its passes, as indices into `lengths`; a pass may be empty if a rank only
     joins the other ranks' collectives.
     """
-    priced = [(cost([lengths[index] for index in bin]), bin) for bin in pack(lengths, budget)]
+    priced = [(estimate_cost([lengths[index] for index in bin]), bin) for bin in pack_bins(lengths, budget)]
     while len(priced) % ranks:
         dearest = max((one for one in priced if len(one[1]) > 1), key=itemgetter(0), default=None)
         if dearest is None:
@@ -63,7 +63,7 @@ def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]
             continue
         priced.remove(dearest)
         halves = dearest[1][0::2], dearest[1][1::2]
-        priced += [(cost([lengths[index] for index in half]), half) for half in halves]
+        priced += [(estimate_cost([lengths[index] for index in half]), half) for half in halves]
     bins = [bin for _, bin in sorted(priced, key=itemgetter(0), reverse=True)]
     rounds = [bins[start : start + ranks] for start in range(0, len(bins), ranks)]
     return [
@@ -71,6 +71,6 @@ def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]
     ]
 
 
-def cost(lengths: Sequence[int]) -> float:
+def estimate_cost(lengths: Sequence[int]) -> float:
     """Cost of a pass over sequences, in tokens; attention grows with the square of each length."""
     return sum(length + _ATTENTION * length * length for length in lengths)

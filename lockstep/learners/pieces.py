@@ -31,11 +31,11 @@ class TensorBox:
     shape: tuple[int, ...]
     view: Callable[[Tensor], Tensor]
 
-    def read(self, laid_out: Tensor) -> Tensor:
+    def read_box(self, laid_out: Tensor) -> Tensor:
         """The box, in its shape, from memory with the piece's layout."""
         return self.view(laid_out).reshape(self.shape)
 
-    def write(self, laid_out: Tensor, numbers: Tensor) -> None:
+    def write_box(self, laid_out: Tensor, numbers: Tensor) -> None:
         """Fills the box in memory with the piece's layout."""
         place = self.view(laid_out)
         place.copy_(numbers.view(place.shape))
@@ -63,7 +63,7 @@ class ParameterPiece(ABC):
         """Mesh dimensions that shard the parameter; FSDP joins flattened ones' names by "_"."""
 
     @abstractmethod
-    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def gather_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Gathers the full tensors on every rank that holds a part of them; a collective.
 
         Args:
@@ -71,7 +71,7 @@ class ParameterPiece(ABC):
         """
 
     @abstractmethod
-    def gradient(self) -> Tensor:
+    def read_gradient(self) -> Tensor:
         """Gradient of this rank's backward passes; zeros if no output depends on the parameter."""
 
 
@@ -83,7 +83,7 @@ def find_local(parameter: nn.Parameter) -> Tensor:
     return held
 
 
-def norm(
+def compute_norm(
     tensors: Sequence[Tensor], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> Tensor:
     """L2 norm of all tensors together, over the ranks of a group.

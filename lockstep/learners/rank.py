@@ -22,18 +22,18 @@ from lockstep.core.errors import InputError
 from lockstep.core.metrics import LastValue, Mean, Metrics, Sum, merge_metrics
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, RankMesh
-from lockstep.learners.boxes import BoxReader, FileContents, file_of, find_written
+from lockstep.learners.boxes import BoxReader, FileContents, name_file, find_written
 from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
-from lockstep.learners.packing import cut_in_order, pack
-from lockstep.learners.pieces import ParameterPiece, find_local, norm
+from lockstep.learners.packing import cut_in_order, pack_bins
+from lockstep.learners.pieces import ParameterPiece, find_local, compute_norm
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import (
     Loss,
     Outputs,
-    active,
+    count_active,
     call_loss,
     find_denominator,
     reads_entropy,
@@ -41,7 +41,7 @@ from lockstep.losses.base import (
 )
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
-from lockstep.models.precision import OVERFLOW, autocast
+from lockstep.models.precision import OVERFLOW, open_autocast
 
 RowPasses = Sequence[Sequence[int]] | None
 """Groups of sequences for each pass.
@@ -104,7 +104,7 @@ class RankLearner(SendsWeights):
             self._optimizer = None
         else:
             self._optimizer = TorchOptimizer(self.pieces, optimizer)
-        self._scale = LossScale() if section.overflows else None
+        self._scale = LossScale() if section.needs_loss_scale else None
         self._weights = [find_local(parameter) for parameter in model.parameters()]
         self._host = HostMemory(self.device)
         self._count, self._loss = torch.zeros(()), torch.zeros(())
@@ -113,24 +113,24 @@ class RankLearner(SendsWeights):
         self._writer = StateWriter(ranks)
 
     def logprobs(self, batch: Batch, passes: RowPasses = None) -> Tensor:
-        return self._score(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[
+        return self._score_columns(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[
             0
         ]
 
     def topk(self, batch: Batch, k: int, passes: RowPasses = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.top_token, lambda outputs: outputs.top_logprob)
-        token, logprob = self._score(replace(batch, sampling=None, top_k=k), passes, *columns)
+        token, logprob = self._score_columns(replace(batch, sampling=None, top_k=k), passes, *columns)
         return token.long(), logprob
 
     def values(self, batch: Batch, passes: RowPasses = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.value, lambda outputs: outputs.final_value)
-        value, final_value = self._score(batch, passes, *columns)
+        value, final_value = self._score_columns(batch, passes, *columns)
         return value, final_value
 
     def forward_backward(self, batch: Batch, loss: Loss, passes: RowPasses = None) -> Metrics:
-        count = active(batch, find_denominator(loss))
+        count = count_active(batch, find_denominator(loss))
         if self._scale is not None and not self._has_gathered:
-            self._scale.begin(self._sum_count(self._count + count))
+            self._scale.set_factor(self._sum_count(self._count + count))
         self._count += count
         self._has_gathered = True
         batch = replace(batch, entropy=reads_entropy(loss), values=reads_values(loss))
@@ -145,36 +145,36 @@ class RankLearner(SendsWeights):
                 "first"
             )
         self._has_gathered = False
-        self._host.reload()
+        self._host.reload_tensors()
         count = self._sum_count(self._count)
         lr = learning_rate(self._settings, self._updates)
         loss = self._loss
         self._loss = torch.zeros(())
         self._count.zero_()
-        gradients = self._gradients()
+        gradients = self._reduce_gradients()
         self._forget_gradients()
         if count == 0:
             return Metrics(updates_skipped=Sum(1.0))
         for gradient in gradients:
-            gradient.div_(count * self._factor)
+            gradient.div_(count * self._loss_factor)
         own = [
-            one for piece, one in zip(self.pieces, gradients, strict=True) if self._writes(piece)
+            one for piece, one in zip(self.pieces, gradients, strict=True) if self._is_writer_of(piece)
         ]
-        length = norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
+        length = compute_norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
             loss = loss.cpu()
             # another rank's may be NaN
             all_reduce_sum([loss], self._ranks.joint_group(*DIMENSIONS))
             if self._scale is not None and torch.isfinite(loss):
-                return self._scale.halve()
+                return self._scale.halve_after_overflow()
             raise FloatingPointError(self._describe_break(float(length), float(loss)))
         self._optimizer.step(gradients, length, lr)
         self._updates += 1
-        scaled = Metrics() if self._scale is None else self._scale.keep()
+        scaled = Metrics() if self._scale is None else self._scale.count_update()
         return scaled + Metrics(grad_norm=Mean(length), lr=LastValue(lr))
 
     @property
-    def _factor(self) -> float:
+    def _loss_factor(self) -> float:
         """The factor of losses in the backward pass."""
         if self._scale is None:
             return 1.0
@@ -189,7 +189,7 @@ class RankLearner(SendsWeights):
         self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch
     ) -> tuple[Tensor, Metrics]:
         """The summed loss of a pass, and its metrics; 0 and no metrics if the pass has no rows."""
-        total, metrics = call_loss(loss, outputs, micro) if rows else (nothing(outputs), Metrics())
+        total, metrics = call_loss(loss, outputs, micro) if rows else (build_zero_loss(outputs), Metrics())
         self._loss = self._loss + total.detach()
         return total, metrics
 
@@ -202,8 +202,8 @@ class RankLearner(SendsWeights):
 
     def reset_optimizer(self) -> None:
         assert self._optimizer is not None, "this learner has no optimizer"
-        self._host.forget()
-        self._optimizer.forget()
+        self._host.reload_and_reset()
+        self._optimizer.reset_state()
 
     def offload(self, keep_weights: bool = False) -> None:
         """Offloads weights and moments to host memory.
@@ -214,11 +214,11 @@ class RankLearner(SendsWeights):
             keep_weights: A sampler shares these weights: they stay or return, and only moments are
                 offloaded.
         """
-        moments = [] if self._optimizer is None else self._optimizer.tensors()
+        moments = [] if self._optimizer is None else self._optimizer.list_tensors()
         leaving = moments if keep_weights else [*self._weights, *moments]
-        self._host.offload(leaving, frozen=self._optimizer is None)
+        self._host.offload_tensors(leaving, frozen=self._optimizer is None)
         if keep_weights:
-            self._host.reload(self._weights)
+            self._host.reload_tensors(self._weights)
 
     def empty_cache(self) -> None:
         """Releases unused device memory, so that other processes can use it."""
@@ -228,45 +228,45 @@ class RankLearner(SendsWeights):
     def sender(self) -> None:
         """None: this learner's weights are in this process."""
 
-    def finds(self, file: Path) -> bool:
+    def has_file(self, file: Path) -> bool:
         """True if this process's machine has the driver's file."""
         return file.is_file()
 
     def save(self, folder: Path) -> None:
-        self._host.reload()
-        own = [piece for piece in self.pieces if self._writes(piece)]
+        self._host.reload_tensors()
+        own = [piece for piece in self.pieces if self._is_writer_of(piece)]
         files: dict[str, FileContents] = {}
         if own:
-            boxes = ((box.name, box.read(piece.local), box) for piece in own for box in piece.boxes)
-            constants = self._constants() if self._ranks.number == 0 else {}
-            files[file_of("model", self._ranks)] = FileContents.of(boxes).beside(constants)
+            boxes = ((box.name, box.read_box(piece.local), box) for piece in own for box in piece.boxes)
+            constants = self._list_constants() if self._ranks.rank_number == 0 else {}
+            files[name_file("model", self._ranks)] = FileContents.from_boxes(boxes).with_tensors(constants)
         if own and self._optimizer is not None:
-            files[file_of("optimizer", self._ranks)] = FileContents.of(self._optimizer.moments(own))
+            files[name_file("optimizer", self._ranks)] = FileContents.from_boxes(self._optimizer.list_moments(own))
         counters = {
             "updates": self._updates,
-            **({} if self._scale is None else self._scale.counters()),
+            **({} if self._scale is None else self._scale.read_counters()),
         }
-        self._writer.begin(folder, files, counters if self._ranks.number == 0 else None)
+        self._writer.begin_save(folder, files, counters if self._ranks.rank_number == 0 else None)
 
     def poll_save(self, wait: bool) -> bool:
-        return self._writer.poll(wait)
+        return self._writer.poll_writing(wait)
 
     def load(self, folder: Path) -> None:
-        self._host.forget()
+        self._host.reload_and_reset()
         self._forget_gradients()
         with BoxReader(find_written(folder, "model")) as saved:
             for piece in self.pieces:
-                saved.fill(piece.local, piece)
+                saved.fill_piece(piece.local, piece)
         if self._optimizer is not None:
             with BoxReader(find_written(folder, "optimizer")) as saved:
-                self._optimizer.restore(saved)
+                self._optimizer.restore_moments(saved)
         self._count.zero_()
         self._loss = torch.zeros(())
         self._has_gathered = False
         counters = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
         self._updates = int(counters["updates"])
         if self._scale is not None:
-            self._scale.restore(counters)
+            self._scale.restore_counters(counters)
 
     @abstractmethod
     def _lay_out(self, batch: Batch) -> LaidOut:
@@ -277,56 +277,56 @@ class RankLearner(SendsWeights):
         """Runs forward and backward of each pass; returns metrics. A pass without rows adds 0."""
 
     @abstractmethod
-    def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
+    def _compute_outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         """Yields outputs of each pass, without gradients; none if another rank has them."""
 
-    def _gather(
+    def _gather_piece(
         self, piece: ParameterPiece, dtype: torch.dtype | None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yields `ParameterPiece.gather` of a piece; an offloaded piece is on the device only
         meanwhile.
         """
-        with self._host.lend([piece.local]):
-            for name, tensor in piece.gather(dtype):
-                is_lent = self._host.holds(tensor)
+        with self._host.lend_tensors([piece.local]):
+            for name, tensor in piece.gather_tensors(dtype):
+                is_lent = self._host.is_offloaded(tensor)
                 yield name, tensor.clone() if is_lent else tensor
 
-    def _constants(self) -> dict[str, Tensor]:
+    def _list_constants(self) -> dict[str, Tensor]:
         """Tensors of the model's files that are never trained, by name."""
         return {}
 
-    def _gradients(self) -> list[Tensor]:
+    def _reduce_gradients(self) -> list[Tensor]:
         """Gradients of the pieces, over all ranks."""
-        return [piece.gradient() for piece in self.pieces]
+        return [piece.read_gradient() for piece in self.pieces]
 
     def _forget_gradients(self) -> None:
         for piece in self.pieces:
             piece.parameter.grad = None
 
-    def _computation(self) -> torch.autocast:
+    def _open_autocast(self) -> torch.autocast:
         """The autocast context of the learner's type."""
-        return autocast(self.device, self.section.dtype)
+        return open_autocast(self.device, self.section.dtype)
 
     def _micro_batches(self, batch: Batch, passes: RowPasses) -> MicroBatches:
         """Cuts a batch into micro-batches, with groups intact; moves weights to the device."""
-        self._host.reload(self._weights)
+        self._host.reload_tensors(self._weights)
         if passes is None and self.section.rows_per_pass is not None:
             passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
         elif passes is None:
-            passes = pack(batch.group_lengths.tolist(), self.section.micro_batch_tokens)
+            passes = pack_bins(batch.group_lengths.tolist(), self.section.micro_batch_tokens)
         return MicroBatches(
             batch, [batch.rows_of(groups) for groups in passes], self._lay_out, self.device
         )
 
     @torch.no_grad()
-    def _score(
+    def _score_columns(
         self, batch: Batch, passes: RowPasses, *columns: Callable[[Outputs], Tensor | None]
     ) -> tuple[Tensor, ...]:
         """Output columns of the full batch, on the CPU, [N] or [B]; empty if on another rank."""
         micros = self._micro_batches(batch, passes)
         parts = [list[Tensor]() for _ in columns]
         order = list[int]()
-        for outputs, rows in zip(self._outputs(micros), micros.rows, strict=False):
+        for outputs, rows in zip(self._compute_outputs(micros), micros.rows, strict=False):
             order += rows
             for part, column in zip(parts, columns, strict=True):
                 value = column(outputs)
@@ -342,13 +342,13 @@ class RankLearner(SendsWeights):
             require_finite("the model's outputs", batch, *found, cure=OVERFLOW)
         return found
 
-    def _writes(self, piece: ParameterPiece) -> bool:
+    def _is_writer_of(self, piece: ParameterPiece) -> bool:
         """True if this rank writes the piece, of all ranks that hold it."""
         cut = {name for joined in piece.cut_over for name in joined.split("_")}
         return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)
 
 
-def nothing(outputs: Outputs) -> Tensor:
+def build_zero_loss(outputs: Outputs) -> Tensor:
     """A zero loss that depends on all outputs, so that its backward pass joins collectives."""
     columns = (
         outputs.logprob,

@@ -35,7 +35,7 @@ class StateWriter:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def begin(
+    def begin_save(
         self,
         folder: Path,
         files: StateFiles,
@@ -50,21 +50,21 @@ class StateWriter:
             counters: Written to learner.json; None: another rank writes it.
             still: Whether the tensors never change, so that no copy is needed.
         """
-        self.poll(wait=True)
+        self.poll_writing(wait=True)
         if not still and not self._has_room(files):
-            self._write(folder, files, counters)
+            self._write_files(folder, files, counters)
             return
         if still:
             unchanging = files
         else:
-            unchanging = {name: _copy(file) for name, file in files.items()}
+            unchanging = {name: _copy_to_host(file) for name, file in files.items()}
         # Daemonic, so that a forced exit of this process need not wait for a disk.
         self._thread = threading.Thread(
-            target=self._write, args=(folder, unchanging, counters), daemon=True
+            target=self._write_files, args=(folder, unchanging, counters), daemon=True
         )
         self._thread.start()
 
-    def poll(self, wait: bool) -> bool:
+    def poll_writing(self, wait: bool) -> bool:
         """True if everything is written.
 
         Raises:
@@ -81,12 +81,12 @@ class StateWriter:
             raise NotSavedError(str(error)) from error
         return True
 
-    def _write(self, folder: Path, files: StateFiles, counters: Mapping[str, int] | None) -> None:
+    def _write_files(self, folder: Path, files: StateFiles, counters: Mapping[str, int] | None) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, file in files.items():
                 tensors = {key: tensor.contiguous() for key, tensor in file.tensors.items()}
-                save_file(tensors, folder / name, file.header or None)
+                save_file(tensors, folder / name, file.file_metadata or None)
                 # as any file here; safetensors creates them private
                 (folder / name).chmod(folder.stat().st_mode & 0o666)
             if counters is not None:
@@ -97,10 +97,10 @@ class StateWriter:
     def _has_room(self, files: StateFiles) -> bool:
         """True if all ranks, possibly on this machine, can copy this much, with memory to spare."""
         needed = sum(tensor.nbytes for file in files.values() for tensor in file.tensors.values())
-        return _ROOM * self._ranks.count * needed < machine_memory.free_bytes()
+        return _ROOM * self._ranks.rank_count * needed < machine_memory.free_bytes()
 
 
-def _copy(file: FileContents) -> FileContents:
+def _copy_to_host(file: FileContents) -> FileContents:
     return replace(
         file, tensors={key: tensor.to("cpu", copy=True) for key, tensor in file.tensors.items()}
     )

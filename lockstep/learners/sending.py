@@ -52,11 +52,11 @@ class SendsWeights(ABC):
 
     def join_receivers(self, route: TransferRoute) -> None:
         """See `Sender.join`; only the first rank joins a process group, since only it sends."""
-        self._sender.join(route, opens=self._ranks.number == 0 or route.meeting is None)
+        self._local_sender.open_route(route, opens=self._ranks.rank_number == 0 or route.meeting is None)
 
     def begin_sending(self, dtype: torch.dtype, columns: bool) -> None:
         """Begins a weight sync of all ranks."""
-        self._leaving = self._fill_all(dtype, columns)
+        self._leaving = self._fill_buckets(dtype, columns)
 
     def fill_bucket(self) -> FilledBucket:
         """Fills the next bucket, or takes part in gathering it."""
@@ -65,38 +65,38 @@ class SendsWeights(ABC):
 
     def ship_bucket(self, bucket: WeightBucket) -> None:
         """See `Sender.ship`."""
-        self._sender.ship(bucket)
+        self._local_sender.ship_bucket(bucket)
 
     def end_sending(self) -> None:
         """Aborts a weight sync that failed between buckets, when all ranks are at the same one."""
         self._leaving = None
 
-    def _fill_all(self, dtype: torch.dtype, columns: bool) -> Generator[FilledBucket]:
+    def _fill_buckets(self, dtype: torch.dtype, columns: bool) -> Generator[FilledBucket]:
         outgoing = OutgoingWeights(
             lambda: self.weights(dtype), dtype
         )  # cast before they are gathered
-        for bucket in self._buckets(outgoing, columns):
-            yield FilledBucket(bucket, outgoing.take_sent())
-        yield FilledBucket(None, outgoing.take_sent())
+        for bucket in self._gather_buckets(outgoing, columns):
+            yield FilledBucket(bucket, outgoing.take_new_fingerprints())
+        yield FilledBucket(None, outgoing.take_new_fingerprints())
 
-    def _buckets(self, outgoing: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
+    def _gather_buckets(self, outgoing: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         """Gathers weights in buckets.
 
         Every rank sends them by CUDA IPC; only the first rank by other carriers.
         """
-        route = self._sender.route
+        route = self._local_sender.route
         assert route is not None, "a sender joins a route before it sends"
         match route.transfer:
             case "cuda_ipc":
                 sends = True
             case "shared_memory" | "process_group":
-                sends = self._ranks.number == 0
+                sends = self._ranks.rank_number == 0
             case _:
                 assert_never(route.transfer)
         if sends:
-            return self._sender.buckets(outgoing, columns)
+            return self._local_sender.fill_buckets(outgoing, columns)
         return gather_buckets(outgoing)
 
     @cached_property
-    def _sender(self) -> LocalSender:
+    def _local_sender(self) -> LocalSender:
         return LocalSender()

@@ -114,7 +114,7 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
     return total, metrics
 
 
-def active(batch: Batch, denominator: Denominator) -> Tensor:
+def count_active(batch: Batch, denominator: Denominator) -> Tensor:
     """Counts trainable tokens, sequences with one, or pairs in which both sequences have one.
 
     Returns:

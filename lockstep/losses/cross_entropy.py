@@ -10,7 +10,7 @@ from torch import Tensor
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
 from lockstep.losses.base import Denominator, Outputs
-from lockstep.objectives.masks import trainable
+from lockstep.objectives.masks import zero_outside_mask
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,5 @@ class CrossEntropyLoss:
         assert outputs.logprob is not None, (
             "cross-entropy needs a head that gives log-probabilities"
         )
-        total = -trainable(outputs.logprob, batch.mask).sum()
+        total = -zero_outside_mask(outputs.logprob, batch.mask).sum()
         return total, Metrics(loss=Mean(total.detach(), batch.mask.sum()))

@@ -56,12 +56,12 @@ class Distillation:
             first_M = outputs.first_token[own]
             teachers_M = batch["top_token"][own].gather(-1, teachers_M[:, None])[:, 0]
         if outputs.entropy is None:
-            entropy_M = _entropy(student_MK.detach())
+            entropy_M = _compute_entropy(student_MK.detach())
         else:
             entropy_M = outputs.entropy[own]
         if some and not self.outside:
             student_MK = student_MK.log_softmax(-1)
-        total = self._divergence(
+        total = self._compute_divergence(
             student_MK, teacher_MK, entropy_M if some and self.outside else None
         ).sum()
         count = batch.mask.sum()
@@ -72,7 +72,7 @@ class Distillation:
             same_first_choice=Mean((first_M == teachers_M).sum(), count),
         )
 
-    def _divergence(
+    def _compute_divergence(
         self, student_MK: Tensor, teacher_MK: Tensor, entropy_M: Tensor | None
     ) -> Tensor:
         match self.kl_type:
@@ -94,6 +94,6 @@ class Distillation:
                 assert_never(self.kl_type)
 
 
-def _entropy(logprob_MV: Tensor) -> Tensor:
+def _compute_entropy(logprob_MV: Tensor) -> Tensor:
     """Entropy of full distributions, nats [M]."""
     return -(logprob_MV.exp() * logprob_MV).sum(-1)

@@ -10,8 +10,8 @@ from torch import Tensor
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
 from lockstep.losses.base import Denominator, Outputs, active_rows
-from lockstep.objectives.kto import kto
-from lockstep.objectives.masks import trainable
+from lockstep.objectives.kto import kto_loss
+from lockstep.objectives.masks import zero_outside_mask
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class KTOLoss:
         mask_N = batch.mask
         active_B = active_rows(batch)
         desirable_B = batch["desirable"]
-        ratio_B = batch.per_sample(trainable(outputs.logprob - batch["ref_logprob"], mask_N))  # r
-        loss_B = kto(ratio_B, desirable_B, self.beta, self.point, self.weights)
-        total = trainable(loss_B, active_B).sum()
+        ratio_B = batch.per_sample(zero_outside_mask(outputs.logprob - batch["ref_logprob"], mask_N))  # r
+        loss_B = kto_loss(ratio_B, desirable_B, self.beta, self.point, self.weights)
+        total = zero_outside_mask(loss_B, active_B).sum()
         count = active_B.sum()
         metrics = Metrics(
             loss=Mean(total.detach(), count), reference_point=Mean(self.point * count, count)
@@ -58,6 +58,6 @@ class KTOLoss:
                 "lengths": length_B,
             }.items():
                 metrics[f"{column}_{name}"] = Mean(
-                    trainable(value_B, chosen_B).sum(), chosen_B.sum()
+                    zero_outside_mask(value_B, chosen_B).sum(), chosen_B.sum()
                 )
         return total, metrics

@@ -19,7 +19,7 @@ from lockstep.losses.base import (
 )
 from lockstep.losses.ppo import estimate_divergence
 from lockstep.objectives.divergence import kl_loss
-from lockstep.objectives.masks import trainable
+from lockstep.objectives.masks import zero_outside_mask
 from lockstep.objectives.tally import MismatchTally
 
 
@@ -58,10 +58,10 @@ class KLPenalizedLoss(ExtendedLoss):
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         total, metrics = call_loss(self.loss, outputs, batch)
         assert outputs.logprob is not None, "a head of logits gives log-probabilities"
-        logprob_N = trainable(outputs.logprob, batch.mask)
-        old_N = trainable(batch["old_logprob"], batch.mask)
-        ref_N = trainable(batch["ref_logprob"], batch.mask)
-        term_N = kl_loss(logprob_N, old_N, ref_N) * trainable(batch["weight"], batch.mask)
+        logprob_N = zero_outside_mask(outputs.logprob, batch.mask)
+        old_N = zero_outside_mask(batch["old_logprob"], batch.mask)
+        ref_N = zero_outside_mask(batch["ref_logprob"], batch.mask)
+        term_N = kl_loss(logprob_N, old_N, ref_N) * zero_outside_mask(batch["weight"], batch.mask)
         match self.denominator:
             case "tokens":
                 pass
@@ -86,6 +86,6 @@ class ComparedLoss(ExtendedLoss):
         total, metrics = call_loss(self.loss, outputs, batch)
         assert outputs.logprob is not None, "a head of logits gives log-probabilities"
         left_N = batch.mask & ~batch["recomputed"][batch.row]
-        logprob_N = trainable(outputs.logprob.detach(), batch.mask)
-        tally = MismatchTally.of(logprob_N, batch["sampler_logprob"], left_N, batch.lengths)
+        logprob_N = zero_outside_mask(outputs.logprob.detach(), batch.mask)
+        tally = MismatchTally.from_logprobs(logprob_N, batch["sampler_logprob"], left_N, batch.lengths)
         return total, metrics + Metrics(compared=tally)

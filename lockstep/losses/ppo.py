@@ -11,9 +11,9 @@ from torch import Tensor
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import ExplainedVariance, Max, Mean, Metrics, Min
 from lockstep.core.types import LossMean, ValuePositions
-from lockstep.losses.base import Denominator, Outputs, active
+from lockstep.losses.base import Denominator, Outputs, count_active
 from lockstep.objectives.divergence import k3, kl_loss
-from lockstep.objectives.masks import trainable
+from lockstep.objectives.masks import zero_outside_mask
 from lockstep.objectives.policy import cispo_loss, clip_surrogate, probability_ratio
 from lockstep.objectives.value import clip_value_loss
 
@@ -75,34 +75,34 @@ class ClippedSurrogate:
             "an entropy bonus needs a head that gives entropies"
         )
         mask_N = batch.mask
-        logprob_N = trainable(outputs.logprob, mask_N)
-        old_N = trainable(batch["old_logprob"], mask_N)
-        surrogate_N, clipped_N = self._surrogate(logprob_N, old_N, batch)
+        logprob_N = zero_outside_mask(outputs.logprob, mask_N)
+        old_N = zero_outside_mask(batch["old_logprob"], mask_N)
+        surrogate_N, clipped_N = self._compute_surrogate(logprob_N, old_N, batch)
         metrics = _policy_metrics(logprob_N.detach(), old_N, clipped_N, mask_N)
         if self.kl_coef:
-            ref_N = trainable(batch["ref_logprob"], mask_N)
+            ref_N = zero_outside_mask(batch["ref_logprob"], mask_N)
             surrogate_N = surrogate_N + self.kl_coef * kl_loss(logprob_N, old_N, ref_N)
             metrics["kl"] = Mean(
                 estimate_divergence(logprob_N.detach(), old_N, ref_N).sum(), mask_N.sum()
             )
-        term_N = surrogate_N * trainable(batch["weight"], mask_N)
+        term_N = surrogate_N * zero_outside_mask(batch["weight"], mask_N)
         if outputs.entropy is not None:
-            entropy_N = trainable(outputs.entropy, mask_N)
+            entropy_N = zero_outside_mask(outputs.entropy, mask_N)
             if self.entropy_coef:  # the entropy needs no gradient without a coefficient
                 term_N = term_N - self.entropy_coef * entropy_N
             metrics["entropy"] = Mean(entropy_N.detach().sum(), mask_N.sum())
-        total = self._sum(term_N, batch)
-        metrics["loss"] = Mean(total.detach(), active(batch, self.denominator))
+        total = self._sum_terms(term_N, batch)
+        metrics["loss"] = Mean(total.detach(), count_active(batch, self.denominator))
         return total, metrics
 
-    def _surrogate(self, logprob_N: Tensor, old_N: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        advantage_N = trainable(batch["advantage"], batch.mask)
+    def _compute_surrogate(self, logprob_N: Tensor, old_N: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        advantage_N = zero_outside_mask(batch["advantage"], batch.mask)
         if self.cispo:
             return cispo_loss(logprob_N, old_N, advantage_N, self.clip_high)
         if self.sequence_ratio:
             own_N = logprob_N - logprob_N.detach()
-            logprob_N = _of_response(logprob_N.detach(), batch) + own_N
-            old_N = _of_response(old_N, batch)
+            logprob_N = _average_response(logprob_N.detach(), batch) + own_N
+            old_N = _average_response(old_N, batch)
         return clip_surrogate(
             logprob_N,
             old_N,
@@ -112,7 +112,7 @@ class ClippedSurrogate:
             dual_clip=self.dual_clip,
         )
 
-    def _sum(self, term_N: Tensor, batch: Batch) -> Tensor:
+    def _sum_terms(self, term_N: Tensor, batch: Batch) -> Tensor:
         match self.mean:
             case "tokens":
                 return term_N.sum()
@@ -148,7 +148,7 @@ class ClippedValue:
         assert outputs.value is not None, "the critic's loss needs a head that gives values"
         mask_N = batch.mask
         value_N, old_N, return_N = (
-            trainable(column, mask_N)
+            zero_outside_mask(column, mask_N)
             for column in (outputs.value, batch["old_value"], batch["return"])
         )
         loss_N, clipped_N = clip_value_loss(value_N, old_N, return_N, self.clip)
@@ -167,10 +167,10 @@ class ClippedValue:
         )
 
 
-def _of_response(x_N: Tensor, batch: Batch) -> Tensor:
+def _average_response(x_N: Tensor, batch: Batch) -> Tensor:
     """Gives each trainable token the mean over its response's trainable tokens [N]."""
     mean_B = batch.per_sample(x_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
-    return trainable(mean_B[batch.row], batch.mask)
+    return zero_outside_mask(mean_B[batch.row], batch.mask)
 
 
 def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N: Tensor) -> Metrics:
@@ -181,7 +181,7 @@ def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N:
     ratio_N = probability_ratio(logprob_N, old_N)
     count = mask_N.sum()
     return Metrics(
-        probs_ratio=Mean(trainable(ratio_N, mask_N).sum(), count),
+        probs_ratio=Mean(zero_outside_mask(ratio_N, mask_N).sum(), count),
         probs_ratio_min=Min(torch.where(mask_N, ratio_N, torch.inf).min()),
         probs_ratio_max=Max(torch.where(mask_N, ratio_N, -torch.inf).max()),
         clip_fraction=Mean(clipped_N.sum(), count),

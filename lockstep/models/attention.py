@@ -28,7 +28,7 @@ from lockstep.models.kernels import (
     VARLEN,
     AttentionKernel,
     VarlenKernel,
-    attend,
+    run_torch_attention,
     mask_newest,
 )
 
@@ -66,7 +66,7 @@ class AttentionLayout(ABC):
         """
 
 
-def attention(
+def attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -102,14 +102,14 @@ def attention(
         plain
         and isinstance(layout, PackedLayout)
         and isinstance(kernel, VarlenKernel)
-        and kernel.takes(query, value)
+        and kernel.supports_heads(query, value)
     ):
         # graph node when compiled
         return layout.attend(kernel, 0, query, key, value, scaling, sliding_window), None
     return _attend_apart(module, query, key, value, *how), None
 
 
-def _attend(
+def _attend_uncompiled(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -142,11 +142,11 @@ def _attend(
 
 
 # Kept out of compiled graphs: the grids differ in each batch and would force a recompile.
-_attend_apart = cast("Any", torch.compiler.disable(_attend))
+_attend_apart = cast("Any", torch.compiler.disable(_attend_uncompiled))
 
-AttentionInterface.register(NAME, attention)
-AttentionInterface.register(EXACT, partial(attention, exact=True))
-AttentionInterface.register(UNPADDED, partial(attention, kernel=VARLEN))
+AttentionInterface.register(NAME, attention_forward)
+AttentionInterface.register(EXACT, partial(attention_forward, exact=True))
+AttentionInterface.register(UNPADDED, partial(attention_forward, kernel=VARLEN))
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ class PackedLayout(AttentionLayout):
     longest: int
 
     @classmethod
-    def of(cls, batch: Batch, multiple: int = 1) -> PackedLayout:
+    def from_batch(cls, batch: Batch, multiple: int = 1) -> PackedLayout:
         """The layout of a batch, in grids whose widths are multiples of `multiple`."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
-        widths = [width + -width % multiple for width in accumulate(length_B.tolist(), width_of)]
+        widths = [width + -width % multiple for width in accumulate(length_B.tolist(), choose_width)]
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).keep_places()
         token_C = batch.starts[order_B][cells.row] + torch.minimum(
             cells.position, length_B[cells.row] - 1
@@ -190,7 +190,7 @@ class PackedLayout(AttentionLayout):
         bounds = torch.cat([batch.starts, batch.lengths.sum()[None]]).to(device, torch.int32)
         return cls(token_C.to(device), from_cells, shapes, bounds, max(widths, default=0))
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> PackedLayout:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> PackedLayout:
         """The same layout with each tensor mapped."""
         to_cells, from_cells, bounds = (
             change(x) for x in (self.to_cells, self.from_cells, self.bounds)
@@ -207,11 +207,11 @@ class PackedLayout(AttentionLayout):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        if isinstance(kernel, VarlenKernel) and kernel.takes(query, value):
-            return kernel.sequences(query, key, value, self.bounds, self.longest, scaling, window)
+        if isinstance(kernel, VarlenKernel) and kernel.supports_heads(query, value):
+            return kernel.attend_sequences(query, key, value, self.bounds, self.longest, scaling, window)
         sizes = [rows * width for rows, width in self.shapes]
 
-        def cut(x: Tensor) -> list[Tensor]:
+        def cut_grids(x: Tensor) -> list[Tensor]:
             """Splits [1, heads, N, size] into [rows, heads, width, size] for each grid."""
             pieces = x[0].transpose(0, 1).index_select(0, self.to_cells).split(sizes)
             return [
@@ -219,12 +219,12 @@ class PackedLayout(AttentionLayout):
                 for piece, shape in zip(pieces, self.shapes, strict=True)
             ]
 
-        grids = zip(cut(query), cut(key), cut(value), strict=True)
-        out = torch.cat([kernel.causal(q, k, v, scaling, window) for q, k, v in grids])
+        grids = zip(cut_grids(query), cut_grids(key), cut_grids(value), strict=True)
+        out = torch.cat([kernel.attend_causally(q, k, v, scaling, window) for q, k, v in grids])
         return out.index_select(0, self.from_cells)[None]
 
 
-def width_of(width: int, length: int) -> int:
+def choose_width(width: int, length: int) -> int:
     """The grid width for a next sequence: unchanged, or its own length if that is much shorter."""
     if length >= _FILLED * width:
         return width
@@ -250,9 +250,9 @@ class SideBySide(AttentionLayout):
         window: int | None,
     ) -> Tensor:
         mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
-        return attend(query, key, value, mask, scaling).transpose(1, 2)
+        return run_torch_attention(query, key, value, mask, scaling).transpose(1, 2)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> SideBySide:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> SideBySide:
         """Returns itself: the layout has no tensors."""
         return self
 

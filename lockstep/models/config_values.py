@@ -27,21 +27,21 @@ _ROPE = re.compile(r"rope_(parameters|scaling)")
 
 def find_fault(fields: Mapping[str, Any]) -> str | None:
     """Explains which field has an impossible value; None if all are possible."""
-    faults = (_fault(name, value) for name, value in _walk(fields))
+    faults = (_describe_fault(name, value) for name, value in _walk_fields(fields))
     return next((fault for fault in faults if fault is not None), None)
 
 
-def _walk(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _walk_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Fields of a configuration, of its text model, and of its rotary embedding."""
     for name, value in fields.items():
         yield name, value
         within = name == "text_config" or _ROPE.fullmatch(name)
         # rotary embedding of one layer type
         if isinstance(value, dict) and (within or {"rope_type", "rope_theta"} & value.keys()):
-            yield from _walk(value)
+            yield from _walk_fields(value)
 
 
-def _fault(name: str, value: Any) -> str | None:
+def _describe_fault(name: str, value: Any) -> str | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -47,19 +47,19 @@ class RowShare:
     rows: int = 1
 
     @classmethod
-    def of(
+    def from_batch(
         cls, batch: Batch, ranks: RankMesh, side_by_side: bool = False, multiple: int = 1
     ) -> RowShare:
         """One rank's share; row and grid sizes are multiples of `multiple` tokens."""
         shares = ranks.size("cp")
         if side_by_side:
-            return cls._grid(batch, ranks)
+            return cls._from_padded_rows(batch, ranks)
         if shares == ranks.size("tp") == multiple == 1:
-            return cls(batch.tokens, batch.position, PackedLayout.of(batch), None, ranks)
-        filled, place_N = _pad(batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple)
+            return cls(batch.tokens, batch.position, PackedLayout.from_batch(batch), None, ranks)
+        filled, place_N = _pad_sequences(batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple)
         if shares == 1:
             return cls(
-                filled.tokens, filled.position, PackedLayout.of(filled, multiple), place_N, ranks
+                filled.tokens, filled.position, PackedLayout.from_batch(filled, multiple), place_N, ranks
             )
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
         packing = Packing(bounds, filled.tokens.numel(), shares)
@@ -67,11 +67,11 @@ class RowShare:
         share_T = torch.full_like(filled.tokens, -1).scatter(
             0, held_n, torch.arange(len(held_n), device=held_n.device)
         )
-        layout = ZigzagLayout.of(filled, packing, ranks.index("cp"), ranks.group("cp"))
+        layout = ZigzagLayout.from_row(filled, packing, ranks.index("cp"), ranks.group("cp"))
         return cls(filled.tokens[held_n], filled.position[held_n], layout, share_T[place_N], ranks)
 
     @classmethod
-    def _grid(cls, batch: Batch, ranks: RankMesh) -> RowShare:
+    def _from_padded_rows(cls, batch: Batch, ranks: RankMesh) -> RowShare:
         """One right-padded row per sequence; attention and recurrent states ignore padding."""
         width = int(batch.lengths.max())
         place_N = batch.row * width + batch.position
@@ -80,7 +80,7 @@ class RowShare:
         return cls(tokens_T, position_T, SideBySide(), place_N, ranks, len(batch))
 
     @property
-    def inputs(self) -> dict[str, Any]:
+    def model_inputs(self) -> dict[str, Any]:
         """Inputs in the form that `transformers` models take."""
         return {
             "input_ids": self.tokens.view(self.rows, -1),
@@ -89,16 +89,16 @@ class RowShare:
             "layout": self.layout,
         }
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> RowShare:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> RowShare:
         """The same share with each tensor mapped."""
         place = None if self.place is None else change(self.place)
         tokens = change(self.tokens)
         position = change(self.position)
         return replace(
-            self, tokens=tokens, position=position, layout=self.layout.map(change), place=place
+            self, tokens=tokens, position=position, layout=self.layout.map_tensors(change), place=place
         )
 
-    def locate(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
+    def select_states(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:
         """Selects this rank's states: their indices [m] into M, and into its share [m]."""
         if self.place is None:
             return slice(None), state_M
@@ -108,7 +108,7 @@ class RowShare:
         here = (place_M >= 0).nonzero().squeeze(-1)
         return here, place_M[here]
 
-    def spread(self, column_m: Tensor, into: Tensor, size: int) -> Tensor:
+    def spread_column(self, column_m: Tensor, into: Tensor, size: int) -> Tensor:
         """Scatters this rank's values into a zero column, and sums the columns of all ranks.
 
         Args:
@@ -120,7 +120,7 @@ class RowShare:
         return sum_over_ranks(column, self.ranks.group("cp"))
 
 
-def _pad(batch: Batch, multiple: int, divisor: int) -> tuple[Batch, Tensor]:
+def _pad_sequences(batch: Batch, multiple: int, divisor: int) -> tuple[Batch, Tensor]:
     """Pads each sequence to a multiple of `multiple`, and the row to one of multiple · divisor.
 
     Returns:

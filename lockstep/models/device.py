@@ -13,7 +13,7 @@ from lockstep.config import Computation, Device
 from lockstep.core.errors import InputError
 from lockstep.models.exact.model import make_exact
 from lockstep.models.load import load_causal_lm
-from lockstep.models.lora import adapt
+from lockstep.models.lora import add_adapters
 from lockstep.models.open_kernels import open_kernels
 
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"
@@ -27,7 +27,7 @@ def resolve_device(device: Device) -> torch.device:
     match device:
         case "auto":
             if torch.cuda.is_available():
-                return _gpu()
+                return _open_gpu()
             return torch.device("cpu")
         case "cuda":
             if not torch.cuda.is_available():
@@ -35,7 +35,7 @@ def resolve_device(device: Device) -> torch.device:
                     "learner.device is cuda, but torch sees no GPU here; use learner.device=cpu "
                     "or auto"
                 )
-            return _gpu()
+            return _open_gpu()
         case "cpu":
             return torch.device("cpu")
         case _:
@@ -68,7 +68,7 @@ def keep_fp32() -> str:
     )
 
 
-def _gpu() -> torch.device:
+def _open_gpu() -> torch.device:
     keep_fp32()
     return torch.device("cuda")
 
@@ -77,7 +77,7 @@ def load_on_device(folder: str, computation: Computation) -> PreTrainedModel:
     """The causal language model of a folder, with the device and kernels of a computation."""
     lm = load_causal_lm(folder)
     if computation.adapters_apart is not None:
-        adapt(lm, computation.adapters_apart)
+        add_adapters(lm, computation.adapters_apart)
     device = resolve_device(computation.device)
     nn.Module.to(lm, device)  # in place; its own `to` is typed for wrappers
     if computation.exact:

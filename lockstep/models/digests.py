@@ -11,7 +11,7 @@ from threading import Lock
 from typing import BinaryIO
 
 from lockstep.core.errors import InputError
-from lockstep.data.cache import FileStamp, ensure_cached, entry
+from lockstep.data.cache import FileStamp, ensure_cached, name_entry
 
 FULL = "sha256:"
 """Length of the prefix that identifies a large file's digest.
@@ -31,7 +31,7 @@ def model_files(folder: Path, name: str = "model") -> dict[str, str]:
     return {
         f"{name}.{path.name}": digest_file(path)
         for path in sorted(folder.iterdir())
-        if _matters(path)
+        if _is_digested(path)
     }
 
 
@@ -41,11 +41,11 @@ def digest_file(path: Path) -> str:
     The digest of a large file is computed once and cached by its path, size, times and inode.
     """
     if path.stat().st_size <= _SMALL_BYTES:
-        return digest([path])
-    return _keep(path)
+        return digest_files([path])
+    return _find_digest(path)
 
 
-def digest(paths: Iterable[Path]) -> str:
+def digest_files(paths: Iterable[Path]) -> str:
     """Sixteen hexadecimal digits of the SHA-256 of files, including their names."""
     total = hashlib.sha256()
     for path in paths:
@@ -55,24 +55,24 @@ def digest(paths: Iterable[Path]) -> str:
     return total.hexdigest()[:16]
 
 
-def _matters(path: Path) -> bool:
+def _is_digested(path: Path) -> bool:
     return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
 
 
-def _keep(file: Path) -> str:
+def _find_digest(file: Path) -> str:
     """The digest of all bytes of a file as it is now; may come from an earlier command's cache."""
-    stamp = FileStamp.of(file)
+    stamp = FileStamp.from_path(file)
     if stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS:
         return _read_full(file)
 
-    def write(kept: BinaryIO) -> None:
+    def write_digest(kept: BinaryIO) -> None:
         found = _read_full(file)
-        if FileStamp.of(file) != stamp:
+        if FileStamp.from_path(file) != stamp:
             raise InputError(f"{file.parent} changed while it was read; rerun the command")
         kept.write(found.encode())
 
     with _READING:  # else two threads would read it twice
-        kept = ensure_cached(entry("digest", stamp), write)
+        kept = ensure_cached(name_entry("digest", stamp), write_digest)
         text = kept.read_text(encoding="utf-8")
     if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # disk error
         kept.unlink()

@@ -26,9 +26,9 @@ from lockstep.config import LoRA
 from lockstep.core.errors import InputError, RunError, first_line
 from lockstep.models.families.own_code import is_own, list_own_files, register_own
 from lockstep.models.folder import read_fields
-from lockstep.models.lora import config_of, in_adapter_file
+from lockstep.models.lora import build_adapter_config, name_in_file
 from lockstep.models.tokenizer import is_generic
-from lockstep.system.disk import naming, sync, sync_tree
+from lockstep.system.disk import name_disk_errors, sync_path, sync_tree
 
 _FRAME = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 _OF_WEIGHTS = ".index.json"
@@ -39,7 +39,7 @@ _TYPES: Mapping[FileType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.b
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes weights, configuration and tokenizer into a new `folder`, atomically."""
-    with _appearing(folder) as aside:
+    with _write_atomically(folder) as aside:
         model.save_pretrained(aside)
         try:
             tokenizer.save_pretrained(aside)
@@ -57,13 +57,13 @@ def copy_frame(source: Path, folder: Path) -> None:
     """
     if folder.exists():
         return
-    with _appearing(folder) as aside:
-        for path in _frame(source):
-            with naming(aside / path.name):
+    with _write_atomically(folder) as aside:
+        for path in _list_frame_files(source):
+            with name_disk_errors(aside / path.name):
                 shutil.copyfile(path, aside / path.name)
 
 
-def assemble(
+def assemble_folder(
     frame: Path,
     weights: Mapping[str, Tensor],
     folder: Path,
@@ -112,14 +112,14 @@ def assemble(
             f"which the checkpoint lacks ({len(absent)} tensors); train it again with this "
             "version of Lockstep"
         )
-    with _appearing(folder) as aside:
+    with _write_atomically(folder) as aside:
         model.save_pretrained(aside)
         # Published generation settings do not always pass the checks of `transformers`, so they are
         # copied as they are.
-        for path in _frame(frame):
+        for path in _list_frame_files(frame):
             if path.name != "config.json":
                 shutil.copyfile(path, aside / path.name)
-        opening = _opening(aside, kind.__name__, is_own(config.model_type))
+        opening = _describe_opening(aside, kind.__name__, is_own(config.model_type))
         (aside / "README.md").write_text(f"{card}\n{opening}", encoding="utf-8")
         if adapter is not None:
             adapter(aside / "adapter")
@@ -147,15 +147,15 @@ def save_adapter(
     """
     kind = "SEQ_CLS" if reward_model else "CAUSAL_LM"
     whole = ["score"] if reward_model else None
-    config = config_of(network, section, task_type=kind, modules_to_save=whole, inference_mode=True)
+    config = build_adapter_config(network, section, task_type=kind, modules_to_save=whole, inference_mode=True)
     config.base_model_name_or_path = str(base)
-    named = {in_adapter_file(name): tensor.to(_TYPES[dtype]) for name, tensor in tensors.items()}
-    with _appearing(folder) as aside:
+    named = {name_in_file(name): tensor.to(_TYPES[dtype]) for name, tensor in tensors.items()}
+    with _write_atomically(folder) as aside:
         config.save_pretrained(str(aside))
         save_file(named, aside / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _opening(folder: Path, kind: str, own_code: bool) -> str:
+def _describe_opening(folder: Path, kind: str, own_code: bool) -> str:
     """The paragraph of a model card that explains how to load the model."""
     opener = "PreTrainedTokenizerFast" if is_generic(folder) else "AutoTokenizer"
     remote = ", trust_remote_code=True" if own_code else ""  # the folder has the code
@@ -169,14 +169,14 @@ tokenizer = {opener}.from_pretrained(FOLDER)
 """
 
 
-def _frame(source: Path) -> list[Path]:
+def _list_frame_files(source: Path) -> list[Path]:
     found = {path for pattern in _FRAME for path in source.glob(pattern)}
     found.update(list_own_files(source, read_fields(source)))
     return sorted(path for path in found if not path.name.endswith(_OF_WEIGHTS))
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
+def _write_atomically(folder: Path) -> Iterator[Path]:
     """A temporary folder for the block to fill; renamed to `folder` once all bytes are on disk.
 
     Raises:
@@ -196,4 +196,4 @@ def _appearing(folder: Path) -> Iterator[Path]:
         path.chmod(aside.stat().st_mode & 0o666)  # safetensors creates private files
     sync_tree(aside)
     os.rename(aside, folder)
-    sync(folder.parent)
+    sync_path(folder.parent)

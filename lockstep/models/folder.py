@@ -83,7 +83,7 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises anything for unexpected values
-        raise ModelError(f"{path}/config.json cannot be used: {_why(fields, error)}") from error
+        raise ModelError(f"{path}/config.json cannot be used: {_explain_unsupported(fields, error)}") from error
     named = fields.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ModelError(f"{path}/config.json: architectures must be a list of names; correct it")
@@ -142,7 +142,7 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
         raise ModelError(f"{source}: {fault}")
 
 
-def _why(fields: Mapping[str, Any], error: Exception) -> str:
+def _explain_unsupported(fields: Mapping[str, Any], error: Exception) -> str:
     """Explains why `transformers` cannot use a configuration."""
     kind = fields.get("model_type")
     if kind is None:
@@ -162,7 +162,7 @@ def require_classifier(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
+def build_skeleton(config: PreTrainedConfig, source: str) -> PreTrainedModel:
     """Builds the model on the meta device: names, shapes and sizes without weights.
 
     Raises:
@@ -214,7 +214,7 @@ def count_cache_numbers(config: PreTrainedConfig) -> int:
     return 2 * int(text.num_hidden_layers) * count_keys(text)
 
 
-def context_of(config: PreTrainedConfig) -> int:
+def find_context_length(config: PreTrainedConfig) -> int:
     """The longest sequence in which a position does not depend on the rest of the batch.
 
     With rope type longrope, all positions of a batch change once one sequence is longer than the

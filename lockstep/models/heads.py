@@ -20,16 +20,16 @@ from transformers import PreTrainedModel
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import HeadKind, SamplingParams
-from lockstep.distributed.penalties import EarlierTokens, find_earlier, penalize
+from lockstep.distributed.penalties import EarlierTokens, find_earlier, apply_penalties
 from lockstep.distributed.ranks import ALONE, RankMesh
-from lockstep.distributed.sampling import hidden_scores, likeliest, token_scores
+from lockstep.distributed.sampling import hidden_scores, find_likeliest, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import RowShare
-from lockstep.models.exact.linear import product
+from lockstep.models.exact.linear import exact_product
 from lockstep.models.exact.model import find_multiple, is_exact
 from lockstep.models.folder import carries_state
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
-from lockstep.models.last_layer import read_less, takes_read
+from lockstep.models.last_layer import compute_needed_states, takes_read
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.kernel import runs_fused
 from lockstep_logprobs.mesh import own_range
@@ -77,22 +77,22 @@ def _has_bias(head: HeadKind) -> bool:
             assert_never(head)
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """A parameter's name in the Hugging Face checkpoint, from its name in a `LogitsHead`."""
     # peft's name of a map with an adapter
     return name.removeprefix("lm.").replace(".base_layer.", ".")
 
 
-def in_folder(backbone: str, name: str) -> str:
+def name_in_folder(backbone: str, name: str) -> str:
     """The name of a head's parameter in the files of a causal language model.
 
     `backbone` is the name of the model's backbone.
     """
     if name.startswith("backbone."):
-        return f"{backbone}.{canonical(name.removeprefix('backbone.'))}"
+        return f"{backbone}.{canonical_name(name.removeprefix('backbone.'))}"
     if name.startswith("value."):  # the name in sequence classifiers of transformers
         return f"score.{name.removeprefix('value.')}"
-    return canonical(name)
+    return canonical_name(name)
 
 
 class LogitsHead(nn.Module):
@@ -111,23 +111,23 @@ class LogitsHead(nn.Module):
         self.lm, self._ranks, self._side_by_side = lm, ranks, carries_state(lm.config)
         self._products = logits_are_products(lm) if products is None else products
         if ranks.size("tp") == 1:
-            read_less(lm)
+            compute_needed_states(lm)
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Lays out a batch for the model."""
-        return LaidOut.of(
+        return LaidOut.from_batch(
             batch, self._ranks, read_masked, self._side_by_side, find_multiple(self.lm)
         )
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
-        return policy_outputs(laid, partial(self._at, laid.cut))
+        return policy_outputs(laid, partial(self._logits_at, laid.cut))
 
-    def _at(self, cut: RowShare, state_m: Tensor) -> VocabularyLogits:
+    def _logits_at(self, cut: RowShare, state_m: Tensor) -> VocabularyLogits:
         if not self._products:
             # logits_to_keep picks the same columns of every row; 0: all
             kept = state_m if cut.rows == 1 else 0
-            logits_mV = self.lm(**cut.inputs, logits_to_keep=kept).logits.flatten(0, 1)
+            logits_mV = self.lm(**cut.model_inputs, logits_to_keep=kept).logits.flatten(0, 1)
             if cut.rows == 1:
                 logits_mV = logits_mV
             else:
@@ -160,14 +160,14 @@ class ValueHead(nn.Module):
         self._head: HeadKind = head
         self.value = value_unit(self._size, head)
         if ranks.size("tp") == 1:
-            read_less(backbone)
+            compute_needed_states(backbone)
         with torch.no_grad():
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Lays out a batch for the model."""
-        return LaidOut.of(batch, self._ranks, read_values, self._side_by_side)
+        return LaidOut.from_batch(batch, self._ranks, read_values, self._side_by_side)
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
@@ -186,7 +186,7 @@ class HeadLogits:
     shard: Shard
     exact: bool = False
 
-    def scores(
+    def score_tokens(
         self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: EarlierTokens | None
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of tokens, [m] or [m, K], and the entropy [m] or None.
@@ -196,14 +196,14 @@ class HeadLogits:
         if earlier is None:
             logits_mv = self.logits_mv
         else:
-            logits_mv = penalize(self.logits_mv, earlier, sampling, self.shard)
+            logits_mv = apply_penalties(self.logits_mv, earlier, sampling, self.shard)
         return token_scores(logits_mv, token, sampling, self.shard, self.exact, entropy)
 
-    def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
+    def find_likeliest(self, k: int) -> tuple[Tensor, Tensor]:
         """Tokens and their log-probabilities, [m, k] each, in the order of `sampling.likeliest`."""
-        return likeliest(self.logits_mv, k, self.shard)
+        return find_likeliest(self.logits_mv, k, self.shard)
 
-    def first(self) -> Tensor:
+    def find_greedy_token(self) -> Tensor:
         """The likeliest token of the full vocabulary, int64 [m]; no gradient."""
         return vocab_topk(self.logits_mv, 1, self.shard)[1][:, 0]
 
@@ -217,7 +217,7 @@ class LogitProducts:
     shard: Shard
     exact: bool = False
 
-    def scores(
+    def score_tokens(
         self, token: Tensor, sampling: SamplingParams, entropy: bool, earlier: EarlierTokens | None
     ) -> tuple[Tensor, Tensor | None]:
         few = token.dim() == 1 or token.shape[1] < len(self.weight_vD)
@@ -227,23 +227,23 @@ class LogitProducts:
         if few and not sampling.needs_logits:
             how = sampling, self.shard, self.exact, entropy
             return hidden_scores(self.hidden_mD, self.weight_vD, token, *how)
-        return self._logits().scores(token, sampling, entropy, earlier)
+        return self._compute_logits().score_tokens(token, sampling, entropy, earlier)
 
-    def likeliest(self, k: int) -> tuple[Tensor, Tensor]:
-        return self._logits().likeliest(k)
+    def find_likeliest(self, k: int) -> tuple[Tensor, Tensor]:
+        return self._compute_logits().find_likeliest(k)
 
     @torch.no_grad()
-    def first(self) -> Tensor:
+    def find_greedy_token(self) -> Tensor:
         """The likeliest token, as in `HeadLogits`; at most `_ROWS` tokens' logits are in memory."""
-        multiply = product if self.exact else F.linear
+        multiply = exact_product if self.exact else F.linear
         shard = self.shard
         parts = self.hidden_mD.split(_ROWS)
         return torch.cat(
-            [HeadLogits(multiply(part_rD, self.weight_vD), shard).first() for part_rD in parts]
+            [HeadLogits(multiply(part_rD, self.weight_vD), shard).find_greedy_token() for part_rD in parts]
         )
 
-    def _logits(self) -> HeadLogits:
-        multiply = product if self.exact else F.linear
+    def _compute_logits(self) -> HeadLogits:
+        multiply = exact_product if self.exact else F.linear
         logits_mv = multiply(sum_gradient(self.hidden_mD, self.shard.group), self.weight_vD)
         return HeadLogits(logits_mv, self.shard, self.exact)
 
@@ -261,23 +261,23 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], VocabularyLogits]) -> 
     own = batch.read.into
     vocabulary = at(batch.read.state)
 
-    def spread(column: Tensor) -> Tensor:
-        return batch.cut.spread(column, own, batch.tokens.numel())
+    def spread_column(column: Tensor) -> Tensor:
+        return batch.cut.spread_column(column, own, batch.tokens.numel())
 
     if batch.top_k:
-        token_mK, logprob_mK = vocabulary.likeliest(batch.top_k)
-        return Outputs(top_token=spread(token_mK), top_logprob=spread(logprob_mK))
+        token_mK, logprob_mK = vocabulary.find_likeliest(batch.top_k)
+        return Outputs(top_token=spread_column(token_mK), top_logprob=spread_column(logprob_mK))
     sampling = batch.sampling or PLAIN
     token_m = batch.tokens[own]
     if "top_token" in batch.token:
         token_m = torch.cat([token_m[:, None], batch["top_token"][own]], 1)
     earlier = find_earlier(batch, own) if sampling.penalizes else None
-    logprob, entropy_m = vocabulary.scores(token_m, sampling, batch.entropy, earlier)
-    logprob = spread(logprob)
-    entropy_N = None if entropy_m is None else spread(entropy_m)
+    logprob, entropy_m = vocabulary.score_tokens(token_m, sampling, batch.entropy, earlier)
+    logprob = spread_column(logprob)
+    entropy_N = None if entropy_m is None else spread_column(entropy_m)
     if token_m.dim() == 1:
         return Outputs(logprob=logprob, entropy=entropy_N)
-    first_N = spread(vocabulary.first())
+    first_N = spread_column(vocabulary.find_greedy_token())
     return Outputs(
         logprob=logprob[:, 0], entropy=entropy_N, top_logprob=logprob[:, 1:], first_token=first_N
     )
@@ -296,7 +296,7 @@ def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Modul
     hidden_mD = at(batch.read.state)
     with torch.autocast(hidden_mD.device.type, enabled=False):
         output_m = unit(hidden_mD.float()).squeeze(-1)
-    values = batch.cut.spread(output_m, batch.read.into, count + len(batch))
+    values = batch.cut.spread_column(output_m, batch.read.into, count + len(batch))
     return Outputs(value=values[:count], final_value=values[count:])
 
 
@@ -310,7 +310,7 @@ def first_value_weights(size: int, seed: int, head: HeadKind) -> dict[str, Tenso
     # A final norm leaves states of norm about √size, so initial values have a standard deviation of
     # about 0.1.
     weight = torch.empty(1, size, device="cpu")
-    weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.generator("value head", seed))
+    weight.normal_(0.0, 0.1 / math.sqrt(size), generator=keyed.build_generator("value head", seed))
     bias = {"value.bias": torch.zeros(1, device="cpu")} if _has_bias(head) else {}
     return {"value.weight": weight, **bias}
 
@@ -333,7 +333,7 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     """
     head = lm.get_output_embeddings()
     batch = Batch(torch.arange(3, device=lm.device), torch.tensor([3]))
-    cut = RowShare.of(batch, ALONE, carries_state(lm.config))
+    cut = RowShare.from_batch(batch, ALONE, carries_state(lm.config))
     if type(head) is not nn.Linear or head.bias is not None:
         return False
     seen: list[Tensor] = []
@@ -346,15 +346,15 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
     lm.eval()
     hook = head.register_forward_hook(replace_logits)
     try:
-        logits = lm(**cut.inputs).logits[0]
+        logits = lm(**cut.model_inputs).logits[0]
     finally:
         hook.remove()
-    return torch.allclose(seen[0], states(lm.base_model, cut)) and torch.equal(logits, seen[1][0])
+    return torch.allclose(seen[0], compute_states(lm.base_model, cut)) and torch.equal(logits, seen[1][0])
 
 
-def inputs(batch: Batch) -> dict[str, Any]:
+def build_inputs(batch: Batch) -> dict[str, Any]:
     """A batch in the form that `transformers` models take, in one process."""
-    return RowShare.of(batch, ALONE).inputs
+    return RowShare.from_batch(batch, ALONE).model_inputs
 
 
 def states_at(backbone: nn.Module, cut: RowShare, state_m: Tensor) -> Tensor:
@@ -364,12 +364,12 @@ def states_at(backbone: nn.Module, cut: RowShare, state_m: Tensor) -> Tensor:
         # Padded to the multiple of the other layers, so that exact products need not pad; only that
         # is proven.
         filling = state_m.new_zeros(-len(state_m) % find_multiple(backbone))
-        hidden = backbone(**cut.inputs, read=torch.cat([state_m, filling])).last_hidden_state
+        hidden = backbone(**cut.model_inputs, read=torch.cat([state_m, filling])).last_hidden_state
         return hidden.flatten(0, 1)[: len(state_m)]
-    return states(backbone, cut).index_select(0, state_m)
+    return compute_states(backbone, cut).index_select(0, state_m)
 
 
-def states(backbone: nn.Module, cut: RowShare) -> Tensor:
+def compute_states(backbone: nn.Module, cut: RowShare) -> Tensor:
     """The last hidden states of this rank's tokens [n, D], full on all tensor-parallel ranks."""
-    hidden = backbone(**cut.inputs).last_hidden_state
+    hidden = backbone(**cut.model_inputs).last_hidden_state
     return (hidden.full_tensor() if isinstance(hidden, DTensor) else hidden).flatten(0, 1)

@@ -21,7 +21,7 @@ class AttentionKernel(ABC):
     """Products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
     @abstractmethod
-    def causal(
+    def attend_causally(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         """Attention of each row's last tokens to those before them.
@@ -33,11 +33,11 @@ class AttentionKernel(ABC):
         """
 
     @abstractmethod
-    def mask(self, seen: Tensor) -> Tensor:
+    def build_mask(self, seen: Tensor) -> Tensor:
         """Converts each row's seen keys, bool [rows, keys], to `newest`'s mask [rows, …, keys]."""
 
     @abstractmethod
-    def newest(
+    def attend_newest(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
     ) -> Tensor:
         """Attention of one token per row [rows, heads, size] to the keys that it sees.
@@ -49,29 +49,29 @@ class AttentionKernel(ABC):
 class FusedKernel(AttentionKernel):
     """PyTorch's kernels; the summation order depends on the number of queries and keys."""
 
-    def causal(
+    def attend_causally(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
-        return attend(query, key, value, mask, scaling).transpose(1, 2).flatten(0, 1)
+        return run_torch_attention(query, key, value, mask, scaling).transpose(1, 2).flatten(0, 1)
 
-    def mask(self, seen: Tensor) -> Tensor:
+    def build_mask(self, seen: Tensor) -> Tensor:
         return seen[:, None, None]
 
-    def newest(
+    def attend_newest(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
     ) -> Tensor:
-        return attend(query[:, :, None], key, value, mask, scaling)[:, :, 0]
+        return run_torch_attention(query[:, :, None], key, value, mask, scaling)[:, :, 0]
 
 
 class VarlenKernel(FusedKernel):
     """`FusedKernel` without padding: PyTorch's flash attention takes packed sequences, in bf16."""
 
-    def takes(self, query: Tensor, value: Tensor) -> bool:
+    def supports_heads(self, query: Tensor, value: Tensor) -> bool:
         """True if `sequences` supports these head sizes."""
         return query.shape[-1] == value.shape[-1] and takes_heads(query.shape[-1])
 
-    def sequences(
+    def attend_sequences(
         self,
         query: Tensor,
         key: Tensor,
@@ -105,7 +105,7 @@ FUSED = FusedKernel()
 VARLEN = VarlenKernel()
 
 
-def attend(
+def run_torch_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
     """PyTorch's attention over [rows, heads, tokens, size]; query heads may share a key head.

@@ -33,12 +33,12 @@ class OutputStates:
     into: Tensor
 
     @classmethod
-    def of(cls, cut: RowShare, state_M: Tensor, into_M: Tensor) -> OutputStates:
+    def from_share(cls, cut: RowShare, state_M: Tensor, into_M: Tensor) -> OutputStates:
         """Keeps the batch's states that are in this rank's share."""
-        here, state_m = cut.locate(state_M)
+        here, state_m = cut.select_states(state_M)
         return cls(state_m, into_M[here])
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> OutputStates:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> OutputStates:
         """The same with each tensor mapped."""
         return OutputStates(change(self.state), change(self.into))
 
@@ -59,7 +59,7 @@ class LaidOut(Batch):
     masked: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def of(
+    def from_batch(
         cls,
         batch: Batch,
         ranks: RankMesh,
@@ -77,29 +77,29 @@ class LaidOut(Batch):
             multiple: See `RowShare.of`.
         """
         batch = batch.keep_places()
-        cut = RowShare.of(batch, ranks, side_by_side, multiple)
+        cut = RowShare.from_batch(batch, ranks, side_by_side, multiple)
         masked = (batch.mask, batch.mask_indices) if "mask" in batch.token else None
         return cls(**vars(batch), cut=cut, read=read(batch, cut), masked=masked)
 
     @property
     def mask_indices(self) -> Tensor:
         """Indices of trainable tokens, without a device sync, unless the mask has been replaced."""
-        known = self._indices
+        known = self._known_indices
         if known is None:
             return super().mask_indices
         return known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        cut = self.cut.map(change)
-        read = self.read.map(change)
+        cut = self.cut.map_tensors(change)
+        read = self.read.map_tensors(change)
         changed = replace(super().map(change), cut=cut, read=read, masked=None)
-        known = self._indices
+        known = self._known_indices
         if known is None:
             return changed
         return replace(changed, masked=(changed.mask, change(known)))
 
     @property
-    def _indices(self) -> Tensor | None:
+    def _known_indices(self) -> Tensor | None:
         """Indices of trainable tokens, if the mask is the one with which the batch was laid out."""
         if self.masked is not None and self.masked[0] is self.token.get("mask"):
             return self.masked[1]
@@ -115,7 +115,7 @@ class LaidOut(Batch):
 def read_masked(batch: Batch, cut: RowShare) -> OutputStates:
     """Reads the states before masked tokens; a sequence's first token has none."""
     own_M = _list_masked(batch)
-    return OutputStates.of(cut, align.state_before(own_M), own_M)
+    return OutputStates.from_share(cut, align.state_before(own_M), own_M)
 
 
 def read_values(batch: Batch, cut: RowShare) -> OutputStates:
@@ -124,7 +124,7 @@ def read_values(batch: Batch, cut: RowShare) -> OutputStates:
     count = batch.tokens.numel()
     after_B = torch.arange(len(batch), device=batch.tokens.device) + count
     state_M = torch.cat([align.state_before(own_M), align.state_after(batch)])
-    return OutputStates.of(cut, state_M, torch.cat([own_M, after_B]))
+    return OutputStates.from_share(cut, state_M, torch.cat([own_M, after_B]))
 
 
 def _list_masked(batch: Batch) -> Tensor:

@@ -14,27 +14,27 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lockstep.models.families.registry import family_of
+from lockstep.models.families.registry import find_family
 
 _MARK = "takes_read"
 """Attribute of a backbone: whether its last layer takes `read`; unset until decided."""
 
 
-def read_less(lm: PreTrainedModel) -> None:
+def compute_needed_states(lm: PreTrainedModel) -> None:
     """Makes the last layer take `read`, if the family's layers are plain.
 
     Only once: it may have been wrapped since.
     """
-    if family_of(lm.config).plain and _MARK not in vars(lm.base_model):
-        last = _last(lm)
+    if find_family(lm.config).plain and _MARK not in vars(lm.base_model):
+        last = _find_last_layer(lm)
         vars(last)["forward"] = partial(compute_layer, last)
         vars(lm.base_model)[_MARK] = True
 
 
-def read_all(lm: PreTrainedModel) -> None:
+def compute_all_states(lm: PreTrainedModel) -> None:
     """Undoes `read_less` for good: compiled layers would recompile when a single state is read."""
     if takes_read(lm.base_model):
-        vars(_last(lm)).pop("forward")
+        vars(_find_last_layer(lm)).pop("forward")
     vars(lm.base_model)[_MARK] = False
 
 
@@ -43,7 +43,7 @@ def takes_read(backbone: nn.Module) -> bool:
     return vars(backbone).get(_MARK, False)
 
 
-def _last(lm: PreTrainedModel) -> nn.Module:
+def _find_last_layer(lm: PreTrainedModel) -> nn.Module:
     backbone: Any = lm.base_model
     last = backbone.layers[-1]
     assert isinstance(last, nn.Module)

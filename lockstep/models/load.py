@@ -22,7 +22,7 @@ from lockstep.core import keyed
 from lockstep.core.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
-from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, skeleton
+from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, build_skeleton
 from lockstep.models.routers import keep_in_fp32
 from lockstep.models.weight_files import check_weights, require_finite
 
@@ -33,8 +33,8 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
     Raises:
         ModelError: If the folder cannot be used.
     """
-    check_weights(folder, skeleton(read_config(folder), str(folder)))
-    return _open(folder)
+    check_weights(folder, build_skeleton(read_config(folder), str(folder)))
+    return _load_model(folder)
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
@@ -43,16 +43,16 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
     Raises:
         ModelError: If the folder cannot be used.
     """
-    check_weights(folder, skeleton(read_config(folder, headless=True), str(folder)), headless=True)
+    check_weights(folder, build_skeleton(read_config(folder, headless=True), str(folder)), headless=True)
     with _silence_head_warnings():
-        backbone = _open(folder).base_model
+        backbone = _load_model(folder).base_model
     assert isinstance(backbone, PreTrainedModel), (
         "a causal language model of transformers has its own backbone"
     )
     return backbone
 
 
-def _open(folder: str | os.PathLike[str]) -> PreTrainedModel:
+def _load_model(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """Loads the model, after checking the folder against its configuration."""
     require_finite(folder)
     try:
@@ -95,9 +95,9 @@ def build_causal_lm(
         seed: Seed of the weights.
     """
     built = scratch_config(config, tokenizer)
-    skeleton(built, "model.scratch.config")  # for its error messages
+    build_skeleton(built, "model.scratch.config")  # for its error messages
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(keyed.key("initial weights", seed) & (2**63 - 1))
+        torch.manual_seed(keyed.hash_key("initial weights", seed) & (2**63 - 1))
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             built, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
         )

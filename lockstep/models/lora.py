@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from lockstep.config import LoRA
 from lockstep.core import keyed
 from lockstep.core.errors import InputError, install_command
-from lockstep.models.parallelize import layers
+from lockstep.models.parallelize import list_layers
 
 _ADAPTER = "default"
 
@@ -31,12 +31,12 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def learns(name: str) -> bool:
+def is_trained(name: str) -> bool:
     """True if a parameter of an adapted head is trained: adapters and a value head's unit are."""
     return is_adapter(name) or name.startswith("value.")
 
 
-def in_adapter_file(name: str) -> str:
+def name_in_file(name: str) -> str:
     """The name of a tensor in peft's files, from its name in the model's files."""
     return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
 
@@ -49,13 +49,13 @@ def require_peft() -> None:
         )
 
 
-def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
+def list_targets(network: PreTrainedModel, section: LoRA) -> list[str]:
     """Name endings of the linear maps that get adapters.
 
     Raises:
         ValueError: If no linear map has an ending, or a linear map outside the layers has it.
     """
-    within = {id(module) for layer in layers(network) for module in layer.modules()}
+    within = {id(module) for layer in list_layers(network) for module in layer.modules()}
     linear = {
         name: id(module)
         for name, module in network.named_modules()
@@ -83,7 +83,7 @@ def targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
     """The maps that get adapters; raises as `targets`."""
-    endings = targets(network, section)
+    endings = list_targets(network, section)
     linear = [
         (name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)
     ]
@@ -97,15 +97,15 @@ def _has_ending(name: str, ending: str) -> bool:
     return f".{name}".endswith(f".{ending}")
 
 
-def adapt(network: PreTrainedModel, section: LoRA) -> None:
+def add_adapters(network: PreTrainedModel, section: LoRA) -> None:
     """Adds adapters to an unsharded network, in place, and freezes all other parameters."""
-    config = config_of(network, section)
+    config = build_adapter_config(network, section)
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(config, network, _ADAPTER)
 
 
-def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
+def build_adapter_config(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
     """peft's configuration of a network's adapters.
 
     Raises:
@@ -114,7 +114,7 @@ def config_of(network: PreTrainedModel, section: LoRA, **fields: Any) -> Any:
     require_peft()
     from peft import LoraConfig
 
-    wanted = targets(network, section)
+    wanted = list_targets(network, section)
     return LoraConfig(
         r=section.rank, lora_alpha=section.alpha, lora_dropout=0.0, target_modules=wanted, **fields
     )
@@ -132,12 +132,12 @@ def first_weights(model: nn.Module, seed: int) -> dict[str, Tensor]:
             if ".lora_A." in name:
                 bound = 1.0 / math.sqrt(parameter.shape[1])
                 found[name].uniform_(
-                    -bound, bound, generator=keyed.generator("adapter", seed, name)
+                    -bound, bound, generator=keyed.build_generator("adapter", seed, name)
                 )
     return found
 
 
-def merging(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
+def build_merges(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
     """Maps each adapted W's name to a function that returns W + (α / r) · B·A, out of place."""
     from peft.tuners.lora import LoraLayer
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 from lockstep.core.errors import InputError
 from lockstep.models.families.base import MegatronLayers
-from lockstep.models.families.registry import family_of, list_megatron
+from lockstep.models.families.registry import find_family, list_megatron
 from lockstep.models.folder import head_size
 
 _LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
@@ -49,7 +49,7 @@ _ACTIVATION = "silu"
 def require_known(config: PreTrainedConfig) -> None:
     """Raises ValueError if Megatron's layers, as used here, cannot compute a model."""
     fields = config.to_dict()
-    if any(fields.get(name) for name in layers_of(config).refused_fields):
+    if any(fields.get(name) for name in find_megatron_layers(config).refused_fields):
         raise InputError(
             "the model has sliding windows or biases that learner.backend=megatron does not "
             "support; use learner.backend=torch"
@@ -61,9 +61,9 @@ def require_known(config: PreTrainedConfig) -> None:
         )
 
 
-def layers_of(config: PreTrainedConfig) -> MegatronLayers:
+def find_megatron_layers(config: PreTrainedConfig) -> MegatronLayers:
     """The Megatron layers of a model's family; raises ValueError if it has none."""
-    family = family_of(config)
+    family = find_family(config)
     if family.megatron is None:
         raise InputError(
             f"learner.backend=megatron supports only {list_megatron()}; for {family.model_type} "
@@ -72,7 +72,7 @@ def layers_of(config: PreTrainedConfig) -> MegatronLayers:
     return family.megatron
 
 
-def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[int]:
+def split_stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[int]:
     """Layers per pipeline stage: equal, but the first, which has the embedding, may have fewer.
 
     Raises:
@@ -88,7 +88,7 @@ def stages(layers: int, pp: int, layout_key: str = "learner.parallel") -> list[i
     return [first] + [each] * (pp - 1)
 
 
-def places(
+def list_slices(
     parameter: str, config: PreTrainedConfig, first_layer: int = 0
 ) -> tuple[ParameterSlice, ...]:
     """Lists the tensors of the checkpoint that lie in a Megatron parameter.
@@ -104,7 +104,7 @@ def places(
     found = _LAYER.search(parameter)
     number = "" if found is None else str(first_layer + int(found[0]))
     names = [
-        name.replace("*", number) for name in layers_of(config).tensors[_LAYER.sub("*", parameter)]
+        name.replace("*", number) for name in find_megatron_layers(config).tensors[_LAYER.sub("*", parameter)]
     ]
     if parameter.endswith(_ROWS):
         dim = 0
@@ -112,18 +112,18 @@ def places(
         dim = 1
     else:
         dim = None
-    views = _views(parameter, config)
+    views = _list_views(parameter, config)
     return tuple(ParameterSlice(name, dim, view) for name, view in zip(names, views, strict=True))
 
 
-def _views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:
+def _list_views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:
     """Views of the tensors in one Megatron parameter, in the family's order."""
     if parameter.endswith(_QKV):
-        groups = _QueryGroups.of(config)
-        return groups.queries, groups.keys, groups.values
+        groups = _QueryGroups.from_config(config)
+        return groups.view_queries, groups.view_keys, groups.view_values
     if parameter.endswith(_HALVES):
-        return (_first, _second)
-    return (itself,)
+        return (_view_first_half, _view_second_half)
+    return (view_unchanged,)
 
 
 @dataclass(frozen=True)
@@ -134,32 +134,32 @@ class _QueryGroups:
     size: int
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> _QueryGroups:
+    def from_config(cls, config: PreTrainedConfig) -> _QueryGroups:
         heads = int(config.num_attention_heads)
         return cls(heads // int(config.num_key_value_heads), head_size(config))
 
-    def queries(self, parameter: Tensor) -> Tensor:
-        return self._heads(parameter)[:, :-2]
+    def view_queries(self, parameter: Tensor) -> Tensor:
+        return self._view_heads(parameter)[:, :-2]
 
-    def keys(self, parameter: Tensor) -> Tensor:
-        return self._heads(parameter)[:, -2]
+    def view_keys(self, parameter: Tensor) -> Tensor:
+        return self._view_heads(parameter)[:, -2]
 
-    def values(self, parameter: Tensor) -> Tensor:
-        return self._heads(parameter)[:, -1]
+    def view_values(self, parameter: Tensor) -> Tensor:
+        return self._view_heads(parameter)[:, -1]
 
-    def _heads(self, parameter: Tensor) -> Tensor:
+    def _view_heads(self, parameter: Tensor) -> Tensor:
         """Views a matrix as [groups, heads per group, size of a head, …]."""
         return parameter.view(-1, self.heads + 2, self.size, *parameter.shape[1:])
 
 
-def itself(parameter: Tensor) -> Tensor:
+def view_unchanged(parameter: Tensor) -> Tensor:
     """The view for a tensor that fills its parameter."""
     return parameter
 
 
-def _first(parameter: Tensor) -> Tensor:
+def _view_first_half(parameter: Tensor) -> Tensor:
     return parameter.chunk(2)[0]
 
 
-def _second(parameter: Tensor) -> Tensor:
+def _view_second_half(parameter: Tensor) -> Tensor:
     return parameter.chunk(2)[1]

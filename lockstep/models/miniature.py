@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lockstep.core import keyed
 from lockstep.models import attention
-from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, skeleton
-from lockstep.models.parallelize import layers
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, build_skeleton
+from lockstep.models.parallelize import list_layers
 
 _VOCABULARY = 512
 _HIDDEN_UNITS = 64
@@ -53,7 +53,7 @@ ConfigFields = dict[str, Any]
 """Fields of a configuration, as config.json holds them."""
 
 
-def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+def build_miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Builds a small random model with every kind of layer, fp32 on the CPU, with our attention.
 
     Args:
@@ -63,13 +63,13 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     Raises:
         ModelError: If `transformers` cannot build or run the model.
     """
-    full = skeleton(config, config.name_or_path or config.model_type)
+    full = build_skeleton(config, config.name_or_path or config.model_type)
     error = None
-    for small in _smaller(config, full):
+    for small in _list_smaller(config, full):
         try:
             model = small()
-            if set(_kinds(skeleton(model, config.model_type))) == set(_kinds(full)):
-                return _runnable(model, seed)
+            if set(_list_layer_kinds(build_skeleton(model, config.model_type))) == set(_list_layer_kinds(full)):
+                return _build_runnable(model, seed)
         except ModelError as wrong:
             error = wrong
         except CONFIG_ERRORS as wrong:  # incompatible fields
@@ -79,12 +79,12 @@ def miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     )
 
 
-def _smaller(
+def _list_smaller(
     config: PreTrainedConfig, full: PreTrainedModel
 ) -> Iterator[Callable[[], PreTrainedConfig]]:
     """Yields factories of smaller configurations, smallest first; some may fail."""
     text = config.get_text_config()
-    kinds = _kinds(full)
+    kinds = _list_layer_kinds(full)
     if not kinds:
         raise ModelError(
             f"{type(full).__name__} has no layer of a class in its _no_split_modules; add its "
@@ -92,28 +92,28 @@ def _smaller(
         )
     own = text.attribute_map
     fields = text.to_dict()  # this configuration's own name of the field
-    common = _common(
+    common = _shorten_windows(
         {**fields, **{name: fields[called] for name, called in own.items() if called in fields}}
     )
     firsts = sorted({kind: place for place, kind in reversed(list(enumerate(kinds)))}.values())
     choices = dict.fromkeys((tuple(firsts), tuple(range(firsts[-1] + 1)), tuple(range(len(kinds)))))
     for widths, places in itertools.product(
-        (_thin(_narrow(common)), _narrow(common), common), choices
+        (_thin_heads(_narrow_layers(common)), _narrow_layers(common), common), choices
     ):
-        cut = _own_names(_with_layers(widths, places, len(kinds)), own)
+        cut = _translate_names(_with_layers(widths, places, len(kinds)), own)
         yield partial(type(text).from_dict, cut)
 
 
-def _own_names(fields: ConfigFields, own: Mapping[str, str]) -> ConfigFields:
+def _translate_names(fields: ConfigFields, own: Mapping[str, str]) -> ConfigFields:
     """Translates common field names to a configuration's own."""
     called = {own[name]: value for name, value in fields.items() if name in own}
     return {**{name: value for name, value in fields.items() if name not in own}, **called}
 
 
-def _runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+def _build_runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Builds the model and tries a few tokens with it in plain `transformers`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(keyed.key("miniature", seed) & (2**63 - 1))
+        torch.manual_seed(keyed.hash_key("miniature", seed) & (2**63 - 1))
         model = AutoModelForCausalLM.from_config(
             config, attn_implementation=attention.NAME, dtype=torch.float32, trust_remote_code=False
         )
@@ -148,24 +148,24 @@ def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor
         model.set_attn_implementation(attention.NAME)
 
 
-def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
+def _list_layer_kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
     """Kind of each layer: its modules and enabled features, regardless of sizes."""
     return [
         tuple(
-            (name, type(module).__name__, *_switches(module))
+            (name, type(module).__name__, *_list_features(module))
             for name, module in layer.named_modules()
         )
-        for layer in layers(model)
+        for layer in list_layers(model)
     ]
 
 
-def _switches(module: nn.Module) -> Iterator[tuple[str, object]]:
+def _list_features(module: nn.Module) -> Iterator[tuple[str, object]]:
     for name, value in sorted(vars(module).items()):
         if not name.startswith("_") and (value is None or isinstance(value, bool | str)):
             yield name, value
 
 
-def _common(fields: ConfigFields) -> ConfigFields:
+def _shorten_windows(fields: ConfigFields) -> ConfigFields:
     """Shortens windows and chunks, so that short sequences exceed them."""
     cut = dict(fields)
     for name in _WINDOW_FIELDS:
@@ -174,7 +174,7 @@ def _common(fields: ConfigFields) -> ConfigFields:
     return cut
 
 
-def _narrow(fields: ConfigFields) -> ConfigFields:
+def _narrow_layers(fields: ConfigFields) -> ConfigFields:
     """Narrows layers if width only costs time."""
     cut = dict(fields)
     cut["vocab_size"] = min(fields["vocab_size"], _VOCABULARY)
@@ -193,7 +193,7 @@ def _narrow(fields: ConfigFields) -> ConfigFields:
     return cut
 
 
-def _thin(fields: ConfigFields) -> ConfigFields:
+def _thin_heads(fields: ConfigFields) -> ConfigFields:
     """Reduces the number of heads and of states with heads; head size stays."""
     counts = {name: fields[name] for name in _HEAD_FIELDS if isinstance(fields.get(name), int)}
     heads = [

@@ -38,8 +38,8 @@ from lockstep.config import LearnerSection
 from lockstep.core.errors import InputError
 from lockstep.distributed.ranks import RankMesh
 from lockstep.losses.base import Outputs
-from lockstep.models.families.registry import family_of, list_tensor_parallel
-from lockstep.models.last_layer import read_all
+from lockstep.models.families.registry import find_family, list_tensor_parallel
+from lockstep.models.last_layer import compute_all_states
 from lockstep.models.precision import TORCH_TYPES
 
 register_dataclass(Outputs)  # FSDP looks for tensors in a model's outputs
@@ -60,7 +60,7 @@ def require_divisible(
     """
     if tp == 1:
         return
-    parallel = family_of(config).tensor_parallel
+    parallel = find_family(config).tensor_parallel
     if parallel is None:
         raise InputError(
             f"{layout_key}.tp is {tp}, but a {config.model_type} does not support tensor "
@@ -75,7 +75,7 @@ def require_divisible(
             )
 
 
-def parallelize(
+def parallelize_model(
     model: nn.Module, lm: PreTrainedModel, ranks: RankMesh, section: LearnerSection
 ) -> None:
     """Shards a head of `models.heads` and its network, in place.
@@ -89,7 +89,7 @@ def parallelize(
     if ranks.mesh is None:
         return
     if ranks.size("tp") > 1:
-        parallel = family_of(lm.config).tensor_parallel
+        parallel = find_family(lm.config).tensor_parallel
         assert parallel is not None, "a model without a plan is refused before it is opened"
         parallelize_module(lm.base_model, ranks.mesh["tp"], parallel.plan())
         _cut_head(lm, ranks.mesh["tp"])
@@ -103,7 +103,7 @@ def parallelize(
     narrow = MixedPrecisionPolicy(
         TORCH_TYPES[section.dtype], torch.float32, cast_forward_inputs=False
     )
-    for module in [*layers(lm), model]:
+    for module in [*list_layers(lm), model]:
         if module is not model and gathers_half(section):
             whole = find_vectors(module)
         else:
@@ -191,10 +191,10 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
             "learner.compile needs a C++ compiler; install g++, set CXX to a different one, or "
             "leave it out"
         )
-    read_all(lm)
+    compute_all_states(lm)
     # sizes that happen to be equal in the first batch (tokens, cells) differ in others
     symbols.use_duck_shape = False
-    for layer in layers(lm):
+    for layer in list_layers(lm):
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
@@ -204,7 +204,7 @@ def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def layers(lm: PreTrainedModel) -> list[nn.Module]:
+def list_layers(lm: PreTrainedModel) -> list[nn.Module]:
     """The layers of a decoder: modules of the classes in `_no_split_modules`."""
     return [
         module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())

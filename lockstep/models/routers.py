@@ -20,7 +20,7 @@ def keep_in_fp32(model: nn.Module) -> None:
     """Disables autocast for modules whose `forward` casts their weight to fp32 for a product."""
     for module in model.modules():
         if _casts_to_fp32(type(module)):
-            module.forward = MethodType(_forward, module)
+            module.forward = MethodType(_forward_in_fp32, module)
 
 
 @cache
@@ -34,7 +34,7 @@ def _casts_to_fp32(kind: type[nn.Module]) -> bool:
         return False  # source unavailable
 
 
-def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward_in_fp32(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The module's results outside of autocast."""
     with torch.autocast(next(module.parameters()).device.type, enabled=False):
         return type(module).forward(module, *args, **kwargs)

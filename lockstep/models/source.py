@@ -12,16 +12,16 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lockstep.config import Common, ModelFolder, PromptSection, Sampling
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.errors import InputError
 from lockstep.core.types import SamplingParams
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.messages import find_passed_end
 from lockstep.data.prompts import is_chat, token_ids
-from lockstep.data.selection import texts
+from lockstep.data.selection import read_texts
 from lockstep.data.thoughts import decode_marked
 from lockstep.models.export import save_model
-from lockstep.models.folder import context_of, read_config, read_json
+from lockstep.models.folder import find_context_length, read_config, read_json
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.models.weight_files import are_on_hub, require_rewards
@@ -43,16 +43,16 @@ class ModelSource:
         Of special tokens, only those that mark thoughts are kept. It is decoded after a letter,
         because some tokenizers (Llama 2's) drop the space before the first word of a text.
         """
-        letter, before = self._letter
-        return self._decode([*letter, *tokens])[len(before) :]
+        letter, before = self._letter_prefix
+        return self._decode_tokens([*letter, *tokens])[len(before) :]
 
     @cached_property
-    def _letter(self) -> tuple[list[int], str]:
+    def _letter_prefix(self) -> tuple[list[int], str]:
         """The tokens of a letter, and their text."""
         tokens = self.token_ids("a")
-        return tokens, self._decode(tokens)
+        return tokens, self._decode_tokens(tokens)
 
-    def _decode(self, tokens: list[int]) -> str:
+    def _decode_tokens(self, tokens: list[int]) -> str:
         return decode_marked(self.tokenizer, tokens)
 
     def token_ids(self, text: str) -> list[int]:
@@ -89,7 +89,7 @@ def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:
 def scratch_tokenizer(recipe: Common, files: FileGroup) -> PreTrainedTokenizerFast:
     """A new model's tokenizer, made from the rows of `files`."""
     data = recipe.data
-    return words_tokenizer(texts(open_rows(files, data.bad_rows), data))
+    return words_tokenizer(read_texts(open_rows(files, data.bad_rows), data))
 
 
 def open_source(folder: Path | str) -> ModelSource:
@@ -105,7 +105,7 @@ def open_source(folder: Path | str) -> ModelSource:
         )
     _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
     return ModelSource(
-        str(folder), tokenizer, tuple(stops), context_of(whole), int(config.vocab_size)
+        str(folder), tokenizer, tuple(stops), find_context_length(whole), int(config.vocab_size)
     )
 
 
@@ -164,7 +164,7 @@ def own_folder(section: ModelFolder, source: ModelSource) -> str:
     Raises:
         ValueError: If the vocabulary differs, or it is an unfinished run.
     """
-    folder = weights_of(section.path)
+    folder = find_weights_folder(section.path)
     if load_tokenizer(folder).get_vocab() != source.tokenizer.get_vocab():
         raise InputError(
             f"the model in {folder} has a different tokenizer than the policy in {source.folder}; "

@@ -55,11 +55,11 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     pieces: set[str] = set()
 
     @lru_cache(_REMEMBERED)
-    def split(text: str) -> None:
+    def split_words(text: str) -> None:
         pieces.update(piece for piece, _ in splitter.pre_tokenize_str(text))
 
     for text in texts:
-        split(text)
+        split_words(text)
     numbers = {piece for piece in pieces if piece.isascii() and piece.isdigit()}
     largest = max((int(number) for number in numbers), default=-1)
     if largest <= _LARGEST_FILLED_RANGE:

@@ -76,7 +76,7 @@ def check_weights(
     wanted = {name: list(tensor.shape) for name, tensor in own.items()}
     stored: dict[str, _StoredTensor] = {}
     for file in weight_files(path):
-        for name, there in _headers(file).items():
+        for name, there in _read_headers(file).items():
             if name in stored:
                 raise ModelError(
                     f"{stored[name].file} and {file} both contain {name}; copy or download the "
@@ -87,7 +87,7 @@ def check_weights(
     unknown = set[str]()
     found = set[str]()
     for name, there in stored.items():
-        targets = named.targets(name)
+        targets = named.list_targets(name)
         known = [target for target in targets if target in wanted]
         found.update(known)
         if not known:
@@ -121,13 +121,13 @@ def _require_all(
         unknown = unknown - {_UNIT}
     if missing:
         raise ModelError(
-            f"the model in {path} lacks weights for {_name_some(missing)}; download it again, or "
+            f"the model in {path} lacks weights for {_summarize_names(missing)}; download it again, or "
             "use a causal language model"
         )
     if unknown:
         raise ModelError(
             f"the files of {path} have weights that do not belong to the model in config.json: "
-            f"{_name_some(unknown)}; use the matching config.json"
+            f"{_summarize_names(unknown)}; use the matching config.json"
         )
 
 
@@ -138,7 +138,7 @@ def require_finite(folder: str | os.PathLike[str]) -> None:
         ModelError: If one of them is NaN or infinite.
     """
     for file in weight_files(Path(folder)):
-        for name, tensor in _tensors(file):
+        for name, tensor in _read_tensors(file):
             require_finite_tensor(file, name, tensor)
 
 
@@ -165,7 +165,7 @@ def require_rewards(folder: Path) -> None:
     units = [
         headers[_UNIT].shape
         for file in weight_files(folder)
-        if _UNIT in (headers := _headers(file))
+        if _UNIT in (headers := _read_headers(file))
     ]
     labels = units[0][0] if units else 0
     if labels != 1:
@@ -229,11 +229,11 @@ class _TensorNames:
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._prefix, self._wanted = model.base_model_prefix, dict(wanted)
 
-    def targets(self, name: str) -> list[str]:
+    def list_targets(self, name: str) -> list[str]:
         """The model's tensors that a file's tensor goes into, whether or not the model has them."""
-        renamed, source = self._rename(name, self._renamings, self._converters)
+        renamed, source = self._rename_source(name, self._renamings, self._converters)
         if renamed not in self._wanted and name in self._wanted:
-            renamed, source = self._rename(name, [], [])
+            renamed, source = self._rename_source(name, [], [])
         if source is None:
             return [renamed]
         first, *others = next(
@@ -241,20 +241,20 @@ class _TensorNames:
         ).target_patterns
         return [renamed, *(renamed.replace(first, other) for other in others)]
 
-    def _rename(
+    def _rename_source(
         self, name: str, renamings: list[WeightRenaming], converters: list[WeightConverter]
     ) -> tuple[str, str | None]:
         return rename_source_key(name, renamings, converters, self._prefix, self._wanted)
 
 
-def _name_some(names: set[str]) -> str:
+def _summarize_names(names: set[str]) -> str:
     """Lists some names, and the number of others."""
     some = sorted(names)
     more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
     return ", ".join(some[:_NAMED]) + more
 
 
-def _headers(file: Path) -> dict[str, _StoredTensor]:
+def _read_headers(file: Path) -> dict[str, _StoredTensor]:
     with _open_file(file) as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
         return {
@@ -263,7 +263,7 @@ def _headers(file: Path) -> dict[str, _StoredTensor]:
         }
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     with _open_file(file) as opened:
         for name in opened.keys():  # noqa: SIM118
             yield name, opened.get_tensor(name)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.models.attention import AttentionLayout
-from lockstep.models.kernels import AttentionKernel, attend, mask_newest
+from lockstep.models.kernels import AttentionKernel, run_torch_attention, mask_newest
 from lockstep_logprobs.collectives import all_gather
 from lockstep_logprobs.packed import Packing
 
@@ -55,7 +55,7 @@ class ZigzagLayout(AttentionLayout):
     takes_kernels = False
 
     @classmethod
-    def of(
+    def from_row(
         cls, row: Batch, packing: Packing, rank: int, group: dist.ProcessGroup | None
     ) -> ZigzagLayout:
         """One of C ranks' layout, for sequences whose lengths can be cut into 2 · C chunks."""
@@ -67,7 +67,7 @@ class ZigzagLayout(AttentionLayout):
         )
         return cls(group, chunks, packing.gather_index())
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> ZigzagLayout:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> ZigzagLayout:
         """The same layout with each tensor mapped."""
         return replace(self, gathered=change(self.gathered))
 
@@ -89,5 +89,5 @@ class ZigzagLayout(AttentionLayout):
         for chunk, q in zip(self.chunks, queries, strict=True):
             seen = slice(chunk.start, chunk.start + chunk.seen)
             mask = mask_newest(chunk.size, chunk.seen, window, query.device)
-            out.append(attend(q, key[:, :, seen], value[:, :, seen], mask, scaling))
+            out.append(run_torch_attention(q, key[:, :, seen], value[:, :, seen], mask, scaling))
         return torch.cat(out, 2).transpose(1, 2)

@@ -35,8 +35,8 @@ from lockstep.core.errors import BrokenPromiseError
 from lockstep.core.metrics import LastValue, Max, Mean, Metrics, Sum
 from lockstep.learners.base import Learner
 from lockstep.monitor.watch import DriftWatch
-from lockstep.objectives.masks import trainable
-from lockstep.objectives.mismatch import agreement
+from lockstep.objectives.masks import zero_outside_mask
+from lockstep.objectives.mismatch import measure_agreement
 from lockstep.objectives.tally import MismatchTally
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.weight_sync.sync import WeightSnapshot
@@ -123,7 +123,7 @@ class ExactnessCertificate:
     reason: str | None = None
 
     @classmethod
-    def of(
+    def from_tally(
         cls, total: MismatchTally, promise: AgreementPromise, not_recomputed: int = 0
     ) -> ExactnessCertificate:
         """The certificate of a comparison under a promise."""
@@ -175,7 +175,7 @@ class Agreement:
         self._note = note
         self.watch = watch
         self.state = AgreementState()
-        self._before = self.dump()
+        self._before = self.dump_state()
 
     def compare(
         self,
@@ -217,13 +217,13 @@ class Agreement:
             some = some.with_columns({"old_logprob": self._policy.logprobs(some)})
         left = int(batch.mask.sum()) - int(some.mask.sum())
         pair = some["old_logprob"], some["sampler_logprob"], some.mask, some.lengths
-        metrics, state = self._judge(step, MismatchTally.of(*pair), agreement(*pair), left)
+        metrics, state = self._judge_step(step, MismatchTally.from_logprobs(*pair), measure_agreement(*pair), left)
         if self.watch is not None:
             metrics += self.watch(step, version, some, snapshot)
         self.state = state
         return metrics
 
-    def score(self, batch: Batch, seed: int, step: int) -> Batch:
+    def score_recomputed(self, batch: Batch, seed: int, step: int) -> Batch:
         """Adds the learner's log-probabilities at the weights that sampled.
 
         Args:
@@ -236,13 +236,13 @@ class Agreement:
             log-probabilities are used as the learner's if both sides are exact, no token has
             differed so far, and none differs in the recomputed share.
         """
-        self._before = self.dump()
+        self._before = self.dump_state()
         if (
             self._promise.exact
             and not self._promise.stops_inexact
             and not self.state.total.mismatches
         ):
-            sampler_N = trainable(batch["sampler_logprob"], batch.mask)
+            sampler_N = zero_outside_mask(batch["sampler_logprob"], batch.mask)
             batch = batch.with_columns(
                 {"old_logprob": sampler_N}, {"recomputed": _choose_share(batch, seed, step)}
             )
@@ -269,50 +269,50 @@ class Agreement:
         mean = Mean(now.tokens + now.error, now.tokens)  # a token counts at most as 3 nats
         measured = Metrics(token_mult_prob_error=mean, max_abs_logprob_diff=Max(now.largest))
         try:
-            metrics, self.state = self._judge(step, now, measured, -int(now.tokens))
+            metrics, self.state = self._judge_step(step, now, measured, -int(now.tokens))
         except DisagreementError:
-            self.restore(self._before)
+            self.restore_state(self._before)
             raise
         return metrics
 
-    def read(self, batch: Batch) -> Tensor:
+    def read_back(self, batch: Batch) -> Tensor:
         """Log-probabilities of some responses, rescored by the sampler's current weights, [N]."""
-        return self._engine.logprobs(_plain(batch.select(_pick_responses(batch))))
+        return self._engine.logprobs(_drop_sampling(batch.select(_pick_responses(batch))))
 
     def _read_now(self, batch: Batch, snapshot: WeightSnapshot, read_N: Tensor) -> Batch:
         """The batch with the sampler's log-probabilities corrected for staleness."""
         with self._engine.at(snapshot.version, snapshot):
-            now_N = self._engine.logprobs(_plain(batch))
+            now_N = self._engine.logprobs(_drop_sampling(batch))
         if batch.sampling is None or batch.sampling.unshaped:
             return batch.with_columns(
                 {"sampler_logprob": batch["sampler_logprob"] + now_N - read_N}
             )
-        return _plain(batch).with_columns({"sampler_logprob": now_N})
+        return _drop_sampling(batch).with_columns({"sampler_logprob": now_N})
 
     @property
     def certificate(self) -> ExactnessCertificate:
         """The exactness level of the run so far, with its evidence."""
-        return ExactnessCertificate.of(self.state.total, self._promise, self.state.not_recomputed)
+        return ExactnessCertificate.from_tally(self.state.total, self._promise, self.state.not_recomputed)
 
-    def dump(self) -> dict[str, Any]:
+    def dump_state(self) -> dict[str, Any]:
         """The state as JSON types."""
-        return {**asdict(self.state), "watch": None if self.watch is None else self.watch.dump()}
+        return {**asdict(self.state), "watch": None if self.watch is None else self.watch.dump_state()}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def restore_state(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from `dump`."""
         self.state = AgreementState(
             MismatchTally(**saved["total"]), saved["broken"], saved.get("not_recomputed", 0)
         )
         if self.watch is not None and saved["watch"] is not None:
-            self.watch.restore(saved["watch"])
+            self.watch.restore_state(saved["watch"])
 
-    def _judge(
+    def _judge_step(
         self, step: int, now: MismatchTally, measured: Metrics, not_recomputed: int
     ) -> tuple[Metrics, AgreementState]:
         """Metrics and state after more tokens; raises or notes once if a promise is broken."""
         total = self.state.total + now
         promise = self._promise
-        broken = now.breaks(promise.bound) or total.breaks(promise.bound)
+        broken = now.exceeds_bound(promise.bound) or total.exceeds_bound(promise.bound)
         known = Metrics(
             tokens=Sum(now.tokens), bound=LastValue(promise.bound), breach=Max(float(broken))
         )
@@ -331,10 +331,10 @@ class Agreement:
         self, step: int, now: MismatchTally, total: MismatchTally, metrics: Metrics
     ) -> None:
         """Raises, or notes once, if the bound is violated."""
-        over = now if now.breaks(self._promise.bound) else total
+        over = now if now.exceeds_bound(self._promise.bound) else total
         sentence = (
             f"step {step}: sampler and learner disagree, "
-            f"{_figures(over, over is total, self._promise.bound)}"
+            f"{_describe_figures(over, over is total, self._promise.bound)}"
         )
         if self._promise.stops:
             raise DisagreementError(
@@ -368,7 +368,7 @@ class Agreement:
             )
 
 
-def _figures(over: MismatchTally, overall: bool, bound: float) -> str:
+def _describe_figures(over: MismatchTally, overall: bool, bound: float) -> str:
     where = "of all steps so far" if overall else "of this step"
     if over.unknown:
         unknown = f"{over.unknown} of them without finite log-probabilities on both sides, "
@@ -389,7 +389,7 @@ def _choose_share(batch: Batch, seed: int, step: int) -> Tensor:
     """True for the responses of a step to recompute, bool [B]."""
     count = min(len(batch), max(_FEWEST, len(batch) // SHARE))
     chosen_B = torch.zeros(len(batch), dtype=torch.bool)
-    chosen_B[keyed.sample(len(batch), count, seed, "recomputed", step)] = True
+    chosen_B[keyed.draw_sample(len(batch), count, seed, "recomputed", step)] = True
     return chosen_B
 
 
@@ -397,6 +397,6 @@ def _select_recomputed(batch: Batch) -> Batch:
     return batch.select(batch["recomputed"].nonzero().squeeze(-1))
 
 
-def _plain(batch: Batch) -> Batch:
+def _drop_sampling(batch: Batch) -> Batch:
     """The same tokens at temperature 1, at which every token has a probability."""
     return replace(batch, sampling=None)

@@ -70,7 +70,7 @@ class AgreementSection(Section):
         return self.exact == "require"
 
     @property
-    def stops(self) -> bool:
+    def stops_run(self) -> bool:
         """True if a violated bound ends the run."""
         match self.on_breach:
             case "stop":
@@ -80,7 +80,7 @@ class AgreementSection(Section):
             case _:
                 assert_never(self.on_breach)
 
-    def bound(self, dtype: DType) -> float:
+    def choose_bound(self, dtype: DType) -> float:
         """The bound on the mean of e^|Δ| for a run's dtype."""
         if self.max_mult_prob_error is not None:
             return self.max_mult_prob_error

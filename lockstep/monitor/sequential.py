@@ -68,7 +68,7 @@ class DriftTest:
     factor: float
     floor: float
 
-    def after(self, state: DriftState, z: float) -> DriftState:
+    def advance_state(self, state: DriftState, z: float) -> DriftState:
         """Returns the state after one more step with the mean `z`.
 
         Betting stops after an alarm.
@@ -96,7 +96,7 @@ class DriftTest:
         bets = state.bets + 1
         error = z - state.guess
         capital = (state.capital + 1.0 / (bets * (bets + 1))) * (
-            1.0 + _bet(state, bound) * (z - bound)
+            1.0 + _choose_bet(state, bound) * (z - bound)
         )
         e_value = capital + 1.0 / (bets + 1)
         return replace(
@@ -140,7 +140,7 @@ class DriftState:
     alarm: bool = False
 
 
-def _bet(state: DriftState, bound: float) -> float:
+def _choose_bet(state: DriftState, bound: float) -> float:
     """λ of the next step."""
     excess = state.guess - bound
     if excess <= 0.0:

@@ -83,7 +83,7 @@ class KeptSequences:
     mismatch: float
     uncertainty: float
 
-    def batch(self) -> Batch:
+    def build_batch(self) -> Batch:
         """The sequences as a batch for scoring at temperature 1."""
         flat = [
             torch.tensor([value for row in rows for value in row])
@@ -123,7 +123,7 @@ class DriftEvidence:
     kept_now: float
 
     @property
-    def outcome(self) -> DriftCause:
+    def drift_cause(self) -> DriftCause:
         """The cause of the drift."""
         read = max(self.kept_then, FLOOR)
         midway = read * math.sqrt(max(self.now, FLOOR) / max(self.usual, FLOOR))
@@ -135,7 +135,7 @@ class DriftEvidence:
             return "weights"
         return "text"
 
-    def metrics(self) -> Metrics:
+    def compute_metrics(self) -> Metrics:
         """Metrics of the measurements, as mean e^|Δ|."""
         shown = ("rescored", "resent", "kept_then", "kept_now")
         return Metrics(
@@ -148,7 +148,7 @@ class DriftEvidence:
 
     def __str__(self) -> str:
         return (
-            f"{self.outcome}: {_MEANING[self.outcome]} (mean e^|Δ| {1 + self.rescored:.4f} when "
+            f"{self.drift_cause}: {_MEANING[self.drift_cause]} (mean e^|Δ| {1 + self.rescored:.4f} when "
             f"it rescores, {1 + self.resent:.4f} after the weights are resent, "
             f"{1 + self.kept_now:.4f} after {1 + self.kept_then:.4f} on sequences of the first "
             "steps)"
@@ -200,21 +200,21 @@ class DriftWatch:
             after the first steps; and, at the alarm, the measurements.
         """
         before = self.state
-        now = _mismatch(batch, batch["old_logprob"], batch["sampler_logprob"])
-        drift = before.drift if now is None else self._test.after(before.drift, now)
+        now = _measure_mismatch(batch, batch["old_logprob"], batch["sampler_logprob"])
+        drift = before.drift if now is None else self._test.advance_state(before.drift, now)
         state = replace(before, drift=drift)
         metrics = Metrics()
         if now is not None and drift.bound is not None and state.kept is None:
-            state = replace(state, kept=self._keep(version, batch, snapshot))
+            state = replace(state, kept=self._keep_sequences(version, batch, snapshot))
         if now is not None and drift.alarm and not before.drift.alarm:
             assert state.kept is not None, "there is a bound, so the first steps are over"
-            evidence = self._examine(version, batch, snapshot, now, drift.mean, state.kept)
-            if evidence.outcome == "text" and self._cure:
+            evidence = self._gather_evidence(version, batch, snapshot, now, drift.mean, state.kept)
+            if evidence.drift_cause == "text" and self._cure:
                 cure = f"; {self._cure}"
             else:
                 cure = ""
-            self._note(f"step {step}: {_alarm(drift, now, self._test)}; {evidence}{cure}")
-            metrics = evidence.metrics()
+            self._note(f"step {step}: {_describe_alarm(drift, now, self._test)}; {evidence}{cure}")
+            metrics = evidence.compute_metrics()
         self.state = state
         if drift.bound is None:
             bound = {}
@@ -227,30 +227,30 @@ class DriftWatch:
         }
         return metrics + {**shown, **bound, **known}
 
-    def dump(self) -> dict[str, Any]:
+    def dump_state(self) -> dict[str, Any]:
         """The state as JSON types."""
         return asdict(self.state)
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def restore_state(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from `dump`."""
         kept = None if saved["kept"] is None else KeptSequences(**saved["kept"])
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 
-    def _keep(self, version: int, batch: Batch, snapshot: WeightSnapshot | None) -> KeptSequences:
+    def _keep_sequences(self, version: int, batch: Batch, snapshot: WeightSnapshot | None) -> KeptSequences:
         """Keeps sequences from a batch, with their mismatch."""
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
         kept = replace(batch.select(rows), sampling=None)
         learner_N = self._policy.logprobs(kept)
         with self._engine.at(version, snapshot):
-            mismatch = _mismatch(kept, learner_N, self._engine.logprobs(kept))
+            mismatch = _measure_mismatch(kept, learner_N, self._engine.logprobs(kept))
         return KeptSequences(
             [tokens.tolist() for tokens in kept.sequences()],
             [mask.int().tolist() for mask in kept.sequences("mask")],
             mismatch or 0.0,
-            _uncertainty(kept, learner_N),
+            _measure_uncertainty(kept, learner_N),
         )
 
-    def _examine(
+    def _gather_evidence(
         self,
         version: int,
         batch: Batch,
@@ -261,21 +261,21 @@ class DriftWatch:
     ) -> DriftEvidence:
         """Measures the evidence by rescoring with the sampler at the same weights."""
         own = replace(batch, sampling=None)
-        old = kept.batch()
+        old = kept.build_batch()
         own_N = self._policy.logprobs(own)
         old_N = self._policy.logprobs(old)
         with self._engine.at(version, snapshot):
-            rescored = _mismatch(own, own_N, self._engine.logprobs(own))
-            self._engine.send_again()
-            resent = _mismatch(own, own_N, self._engine.logprobs(own))
-            kept_now = _mismatch(old, old_N, self._engine.logprobs(old))
-        share = kept.uncertainty / max(_uncertainty(old, old_N), _SURE)
+            rescored = _measure_mismatch(own, own_N, self._engine.logprobs(own))
+            self._engine.resend_weights()
+            resent = _measure_mismatch(own, own_N, self._engine.logprobs(own))
+            kept_now = _measure_mismatch(old, old_N, self._engine.logprobs(old))
+        share = kept.uncertainty / max(_measure_uncertainty(old, old_N), _SURE)
         return DriftEvidence(
             usual, now, rescored or 0.0, resent or 0.0, kept.mismatch, (kept_now or 0.0) * share
         )
 
 
-def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
+def _describe_alarm(drift: DriftState, now: float, test: DriftTest) -> str:
     return (
         f"sampler and learner are drifting apart: mean e^|Δ| is {1 + now:.4f}, up from "
         f"{1 + drift.mean:.4f} in the first {test.baseline_steps} steps (e-value "
@@ -284,7 +284,7 @@ def _alarm(drift: DriftState, now: float, test: DriftTest) -> str:
     )
 
 
-def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:
+def _measure_mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:
     """z of a batch; None without sampled tokens.
 
     A value that is not finite counts as the maximum.
@@ -296,6 +296,6 @@ def _mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | Non
     return max(float(error_B.double().nan_to_num(math.exp(_CAP)).mean()) - 1.0, 0.0)
 
 
-def _uncertainty(batch: Batch, logprob_N: Tensor) -> float:
+def _measure_uncertainty(batch: Batch, logprob_N: Tensor) -> float:
     """Mean of 1 − p over the sampled tokens."""
     return float(-torch.expm1(logprob_N[batch.mask].double()).mean())

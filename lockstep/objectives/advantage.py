@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.objectives.masks import rows, sequence_sum
+from lockstep.objectives.masks import find_token_rows, sequence_sum
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def gae(
     """
     if int(lengths.sum()) != len(reward_N):
         raise ValueError(f"lengths add up to {int(lengths.sum())}, but got {len(reward_N)} rewards")
-    row_S = rows(lengths, mask_N.device)[mask_N]
+    row_S = find_token_rows(lengths, mask_N.device)[mask_N]
     count_B = torch.bincount(row_S, minlength=len(lengths))
     steps = int(count_B.max()) if len(row_S) else 0
     # Trainable tokens are laid out by step and sequence; every sequence ends at the last step.

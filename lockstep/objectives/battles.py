@@ -91,23 +91,23 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
         curve_PP = (wins_PP + wins_PP.T) * torch.sigmoid(apart_PP) * torch.sigmoid(-apart_PP)
         hessian_PP = torch.diag(curve_PP.sum(1) + l2) - curve_PP
         step_P = torch.linalg.solve(hessian_PP, gradient_P)
-        theta_P = theta_P + _damp(wins_PP, theta_P, step_P, l2) * step_P
+        theta_P = theta_P + _damp_step(wins_PP, theta_P, step_P, l2) * step_P
         if float(gradient_P.abs().max()) < _EXACT:
             break
     return theta_P
 
 
-def _damp(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
+def _damp_step(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
     """Returns the largest step of 1, ½, ¼, … that lowers the objective at most by rounding."""
-    here = _objective(wins_PP, theta_P, l2)
+    here = _compute_likelihood(wins_PP, theta_P, l2)
     size = 1.0
     enough = here - _EXACT * max(1.0, abs(here))
-    while size > _EXACT and _objective(wins_PP, theta_P + size * step_P, l2) < enough:
+    while size > _EXACT and _compute_likelihood(wins_PP, theta_P + size * step_P, l2) < enough:
         size /= 2
     return size
 
 
-def _objective(wins_PP: Tensor, theta_P: Tensor, l2: float) -> float:
+def _compute_likelihood(wins_PP: Tensor, theta_P: Tensor, l2: float) -> float:
     apart_PP = theta_P[:, None] - theta_P[None, :]
     likelihood = (wins_PP * torch.nn.functional.logsigmoid(apart_PP)).sum()
     return float(likelihood - l2 / 2 * theta_P.square().sum())

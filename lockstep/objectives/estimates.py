@@ -38,7 +38,7 @@ class MeanEstimate:
     high: float
     questions: int
 
-    def ends(self, name: str) -> Metrics:
+    def build_interval_metrics(self, name: str) -> Metrics:
         """The interval as metrics: `name_low` and `name_high`."""
         return Metrics({f"{name}_low": LastValue(self.low), f"{name}_high": LastValue(self.high)})
 
@@ -51,7 +51,7 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     Raises:
         ValueError: There are fewer than k responses.
     """
-    _require(n, k)
+    _require_responses(n, k)
     subsets = math.comb(n, k)
     return (subsets - math.comb(n - right, k)) / subsets
 
@@ -71,16 +71,16 @@ def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> fl
         ValueError: There are fewer than k responses.
     """
     n = right + sum(wrong) + silent
-    _require(n, k)
+    _require_responses(n, k)
     won = Fraction(0)
     for votes in range(1, min(right, k) + 1):
         chosen = math.comb(right, votes)
-        for (drawn, ties), ways in _minorities(wrong, votes, k - votes).items():
+        for (drawn, ties), ways in _count_minorities(wrong, votes, k - votes).items():
             won += Fraction(chosen * ways * math.comb(silent, k - votes - drawn), ties + 1)
     return float(won / math.comb(n, k))
 
 
-def _minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[int, int]]:
+def _count_minorities(sizes: Sequence[int], most: int, limit: int) -> Counter[tuple[int, int]]:
     """Counts draws of at most `limit` responses by (responses drawn, answers with `most` votes).
 
     Args:
@@ -108,7 +108,7 @@ def share(values: Sequence[float]) -> MeanEstimate:
     variance is 0 and n* = n, its minimum.
     """
     if not values:
-        return _nothing()
+        return _build_empty_estimate()
     column = torch.tensor(values, dtype=torch.float64)
     p = float(column.mean())
     variance = float(column.var(correction=0))
@@ -123,7 +123,7 @@ def share(values: Sequence[float]) -> MeanEstimate:
 def mean(values: Sequence[float]) -> MeanEstimate:
     """The mean of one number per question, ± 1.96 standard errors (NaN for a single question)."""
     if not values:
-        return _nothing()
+        return _build_empty_estimate()
     column = torch.tensor(values, dtype=torch.float64)
     if len(values) > 1:
         half = _Z95 * float(column.std()) / math.sqrt(len(values))
@@ -134,10 +134,10 @@ def mean(values: Sequence[float]) -> MeanEstimate:
     )
 
 
-def _nothing() -> MeanEstimate:
+def _build_empty_estimate() -> MeanEstimate:
     return MeanEstimate(math.nan, math.nan, math.nan, 0)
 
 
-def _require(n: int, k: int) -> None:
+def _require_responses(n: int, k: int) -> None:
     if not 1 <= k <= n:
         raise ValueError(f"an estimate for k={k} needs at least k responses, but got {n}")

@@ -21,7 +21,7 @@ def estimate_reference_point(mismatched_B: Tensor) -> float:
     return max(0.0, float(mismatched_B.detach().double().mean()))
 
 
-def kto(
+def kto_loss(
     ratio_B: Tensor, desirable_B: Tensor, beta: float, point: float, weights: tuple[float, float]
 ) -> Tensor:
     """λ_D·(1 − σ(β·(r − z0))) for desirable answers, λ_U·(1 − σ(β·(z0 − r))) for others (eq. 8).

@@ -13,21 +13,21 @@ from torch import Tensor
 _EPSILON = 1e-8  # added to the variance, so that equal values do not divide by 0
 
 
-def trainable(x_N: Tensor, mask_N: Tensor) -> Tensor:
+def zero_outside_mask(x_N: Tensor, mask_N: Tensor) -> Tensor:
     """The column with zeros where the mask is off. Returns [N]."""
     return x_N.masked_fill(~mask_N, 0.0)
 
 
-def rows(lengths: Tensor, device: torch.device) -> Tensor:
+def find_token_rows(lengths: Tensor, device: torch.device) -> Tensor:
     """Index of the sequence that each token belongs to. Returns int64 [N]."""
     return torch.repeat_interleave(torch.arange(lengths.numel()), lengths).to(device)
 
 
 def sequence_sum(x_N: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
     """Sums the trainable tokens of each sequence. Returns fp32 [B]."""
-    row_N = rows(lengths, x_N.device)
+    row_N = find_token_rows(lengths, x_N.device)
     return x_N.new_zeros(lengths.numel(), dtype=torch.float32).index_add_(
-        0, row_N, trainable(x_N.float(), mask_N)
+        0, row_N, zero_outside_mask(x_N.float(), mask_N)
     )
 
 
@@ -38,12 +38,12 @@ def sum_before(x_N: Tensor, lengths: Tensor) -> Tensor:
     """
     before_N = x_N.double().cumsum(0) - x_N.double()
     starts_B = (lengths.cumsum(0) - lengths).clamp(max=max(x_N.numel() - 1, 0)).to(x_N.device)
-    return (before_N - before_N[starts_B][rows(lengths, x_N.device)]).to(x_N.dtype)
+    return (before_N - before_N[starts_B][find_token_rows(lengths, x_N.device)]).to(x_N.dtype)
 
 
 def masked_mean(x_N: Tensor, mask_N: Tensor) -> Tensor:
     """Mean over trainable tokens; 0 if there are none. Returns a 0-d tensor."""
-    return trainable(x_N, mask_N).sum() / mask_N.sum().clamp(min=1)
+    return zero_outside_mask(x_N, mask_N).sum() / mask_N.sum().clamp(min=1)
 
 
 def masked_whiten(x_N: Tensor, mask_N: Tensor) -> Tensor:
@@ -57,4 +57,4 @@ def masked_whiten(x_N: Tensor, mask_N: Tensor) -> Tensor:
     """
     centered_N = x_N.double() - masked_mean(x_N.double(), mask_N)
     variance = masked_mean(centered_N.square(), mask_N)
-    return trainable(centered_N * torch.rsqrt(variance + _EPSILON), mask_N).to(x_N.dtype)
+    return zero_outside_mask(centered_N * torch.rsqrt(variance + _EPSILON), mask_N).to(x_N.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.core.metrics import Max, Mean, MetricReduction, Metrics
 from lockstep.objectives.divergence import k1, k3
-from lockstep.objectives.masks import rows, sequence_sum, trainable
+from lockstep.objectives.masks import find_token_rows, sequence_sum, zero_outside_mask
 
 DEPTHS = (0, 64, 256, 1024, 4096, 16384)
 """First position of each range of positions whose gap is measured separately."""
@@ -30,8 +30,8 @@ def token_tis(
         Importance weights from the sampling policy to the trained one, detached, fp32 [N], 0 where
         the mask is off.
     """
-    ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
-    return trainable(ratio_N.clamp(max=high), mask_N)
+    ratio_N = _compute_gap(learner_logprob_N, sampler_logprob_N, mask_N).exp()
+    return zero_outside_mask(ratio_N.clamp(max=high), mask_N)
 
 
 def sequence_tis(
@@ -45,9 +45,9 @@ def sequence_tis(
 
     Returns the same as `token_tis`.
     """
-    delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
+    delta_N = _compute_gap(learner_logprob_N, sampler_logprob_N, mask_N)
     ratio_B = sequence_sum(delta_N, mask_N, lengths).exp()
-    return trainable(ratio_B.clamp(max=high)[rows(lengths, mask_N.device)], mask_N)
+    return zero_outside_mask(ratio_B.clamp(max=high)[find_token_rows(lengths, mask_N.device)], mask_N)
 
 
 def icepop(
@@ -57,8 +57,8 @@ def icepop(
 
     Zhao et al. 2025. Returns the same as `token_tis`.
     """
-    ratio_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).exp()
-    return trainable(ratio_N, mask_N & (ratio_N >= low) & (ratio_N <= high))
+    ratio_N = _compute_gap(learner_logprob_N, sampler_logprob_N, mask_N).exp()
+    return zero_outside_mask(ratio_N, mask_N & (ratio_N >= low) & (ratio_N <= high))
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def sequence_mismatch(
     Returns:
         fp32 [B]; 1, no mismatch, for a sequence without trainable tokens.
     """
-    error_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N).abs().clamp(max=cap).exp()
+    error_N = _compute_gap(learner_logprob_N, sampler_logprob_N, mask_N).abs().clamp(max=cap).exp()
     count_B = sequence_sum(torch.ones_like(error_N), mask_N, lengths)
     return torch.where(count_B > 0, sequence_sum(error_N, mask_N, lengths) / count_B, 1.0)
 
 
-def agreement(
+def measure_agreement(
     learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor
 ) -> Metrics:
     """Measures how well sampler and learner agree on the log-probabilities of sampled tokens.
@@ -116,14 +116,14 @@ def agreement(
         effective share of sequences if each were weighted by its importance ratio;
         `max_abs_logprob_diff`, the largest |Δ|, nats; `gap_from_…`, see `gap_by_depth`.
     """
-    delta_N = _delta(learner_logprob_N, sampler_logprob_N, mask_N)
+    delta_N = _compute_gap(learner_logprob_N, sampler_logprob_N, mask_N)
     zero_N = torch.zeros_like(delta_N)
     count = mask_N.sum()
     log_weight_B = sequence_sum(delta_N, mask_N, lengths)
     present_B = sequence_sum(torch.ones_like(delta_N), mask_N, lengths) > 0
     log_weight_B = log_weight_B.masked_fill(~present_B, float("-inf"))
     return Metrics(
-        token_mult_prob_error=Mean(trainable(delta_N.abs().exp(), mask_N).sum(), count),
+        token_mult_prob_error=Mean(zero_outside_mask(delta_N.abs().exp(), mask_N).sum(), count),
         sampler_kl_k1=Mean(k1(zero_N, delta_N).sum(), count),
         sampler_kl_k3=Mean(k3(zero_N, delta_N).sum(), count),
         sequence_ess=EffectiveSampleSize(
@@ -141,17 +141,17 @@ def gap_by_depth(delta_N: Tensor, mask_N: Tensor, lengths: Tensor) -> dict[str, 
         `gap_from_<first position>` for each range of `DEPTHS` that has a trainable token, nats.
     """
     starts = lengths.cumsum(0) - lengths
-    position_N = torch.arange(len(delta_N)) - starts[rows(lengths, lengths.device)]
+    position_N = torch.arange(len(delta_N)) - starts[find_token_rows(lengths, lengths.device)]
     gaps = {}
     for low, high in pairwise((*DEPTHS, math.inf)):
         inside_N = mask_N & ((position_N >= low) & (position_N < high)).to(mask_N.device)
         if bool(inside_N.any()):
-            gaps[f"gap_from_{low}"] = Mean(trainable(delta_N.abs(), inside_N).sum(), inside_N.sum())
+            gaps[f"gap_from_{low}"] = Mean(zero_outside_mask(delta_N.abs(), inside_N).sum(), inside_N.sum())
     return gaps
 
 
-def _delta(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor) -> Tensor:
+def _compute_gap(learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor) -> Tensor:
     """Δ, detached, 0 where the mask is off. Returns fp32 [N]."""
-    return trainable(
+    return zero_outside_mask(
         learner_logprob_N.detach().float() - sampler_logprob_N.detach().float(), mask_N
     )

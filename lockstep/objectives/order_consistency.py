@@ -61,20 +61,20 @@ class ComparisonCounts:
         return 2 * first * (1 - first)
 
     @property
-    def luck(self) -> float:
+    def luck_probability(self) -> float:
         """P(C ≥ c | n, F): probability that an unskilled judge is this consistent; 1 if empty."""
         most = min(self.first_wins, 2 * self.total - self.first_wins)
         return min(
             1.0,
-            math.fsum(self._probability(count) for count in range(self.consistent, most + 1, 2)),
+            math.fsum(self._compute_probability(count) for count in range(self.consistent, most + 1, 2)),
         )
 
     @property
     def show_skill(self) -> bool:
         """True if an unskilled judge would be this consistent with probability at most `LEVEL`."""
-        return self.luck <= LEVEL
+        return self.luck_probability <= LEVEL
 
-    def _probability(self, consistent: int) -> float:
+    def _compute_probability(self, consistent: int) -> float:
         """P(C = c | n, F)."""
         first_twice = (self.first_wins - consistent) // 2
         second_twice = self.total - first_twice - consistent

@@ -48,7 +48,7 @@ class AnswerPair:
     rejected: int | None = None
 
 
-def choose(answers: Sequence[PairCandidate], length_control: float) -> AnswerPair:
+def choose_pair(answers: Sequence[PairCandidate], length_control: float) -> AnswerPair:
     """Chooses the preferred and the rejected answer.
 
     Let S be the finished answers with a score, from s_min to s_max, and ρ the length control: the
@@ -77,21 +77,21 @@ def choose(answers: Sequence[PairCandidate], length_control: float) -> AnswerPai
     high = [place for place, score in usable.items() if score >= best - slack]
     low = [place for place, score in usable.items() if score <= worst + slack]
 
-    def length(place: int) -> int:
+    def count_tokens(place: int) -> int:
         return len(answers[place].tokens)
 
-    def doubt(place: int) -> float:
+    def read_variance(place: int) -> float:
         variance = answers[place].variance
         if variance is None:
             return float("inf")
         return variance
 
     if length_control:
-        chosen = min(high, key=length)
-        rejected = max(low, key=length)
+        chosen = min(high, key=count_tokens)
+        rejected = max(low, key=count_tokens)
     else:
-        chosen = min(high, key=doubt)
-        rejected = min(low, key=doubt)
+        chosen = min(high, key=read_variance)
+        rejected = min(low, key=read_variance)
     if answers[chosen].tokens == answers[rejected].tokens:
         return AnswerPair("identical")
     # For ρ ≥ ½ the sets can overlap, and the short answer can be the worse one.
@@ -100,7 +100,7 @@ def choose(answers: Sequence[PairCandidate], length_control: float) -> AnswerPai
     return AnswerPair("tie")
 
 
-def balance(classes: Sequence[float], room: int, share: float) -> list[int]:
+def balance_classes(classes: Sequence[float], room: int, share: float) -> list[int]:
     """Selects as many indices as possible, first ones first, without exceeding a class's share.
 
     Args:

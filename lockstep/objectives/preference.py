@@ -19,7 +19,7 @@ from torch.nn.functional import logsigmoid
 _LN_2 = math.log(2.0)
 
 
-def dpo(gap_P: Tensor, beta: float) -> Tensor:
+def dpo_loss(gap_P: Tensor, beta: float) -> Tensor:
     """−log σ(β·Δ): direct preference optimization (Rafailov et al. 2023, eq. 7); ln 2 at Δ = 0.
 
     Returns [P].
@@ -36,7 +36,7 @@ def conservative_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
     Returns:
         [P]; bit-identical to `dpo` for ε = 0.
     """
-    return (1.0 - flipped) * dpo(gap_P, beta) + flipped * dpo(-gap_P, beta)
+    return (1.0 - flipped) * dpo_loss(gap_P, beta) + flipped * dpo_loss(-gap_P, beta)
 
 
 def robust_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
@@ -53,12 +53,12 @@ def robust_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
     Returns:
         [P].
     """
-    return ((1.0 - flipped) * dpo(gap_P, beta) - flipped * dpo(-gap_P, beta)) / (
+    return ((1.0 - flipped) * dpo_loss(gap_P, beta) - flipped * dpo_loss(-gap_P, beta)) / (
         1.0 - 2.0 * flipped
     )
 
 
-def simpo(gap_P: Tensor, beta: float, margin: float) -> Tensor:
+def simpo_loss(gap_P: Tensor, beta: float, margin: float) -> Tensor:
     """−log σ(β·Δ − γ) with Δ of per-token means: SimPO (Meng et al. 2024, eq. 6). Returns [P].
 
     Args:
@@ -123,10 +123,10 @@ def dpo_scaled_by_scores(gap_P: Tensor, beta: float, score_gap_P: Tensor) -> Ten
     Returns:
         [P].
     """
-    return score_gap_P.abs() * dpo(gap_P, beta)
+    return score_gap_P.abs() * dpo_loss(gap_P, beta)
 
 
-def ipo(gap_P: Tensor, beta: float) -> Tensor:
+def ipo_loss(gap_P: Tensor, beta: float) -> Tensor:
     """(Δ − 1/(2β))²: IPO (Azar et al. 2023, eq. 17), whose optimum is finite. Returns [P]."""
     return (gap_P - 1.0 / (2.0 * beta)).square()
 

@@ -14,7 +14,7 @@ from itertools import combinations
 
 def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     """Share of the pairs ranked differently by people that the judge scores equally."""
-    rights = _rights(ranks, scores)
+    rights = _list_pair_results(ranks, scores)
     if rights:
         return rights.count(0.5) / len(rights)
     return None
@@ -22,7 +22,7 @@ def tie_share(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
 
 def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     """Returns 1 if the judge orders every pair as people do, without a tie; else 0."""
-    rights = _rights(ranks, scores)
+    rights = _list_pair_results(ranks, scores)
     if rights:
         return float(all(right == 1 for right in rights))
     return None
@@ -39,8 +39,8 @@ def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> 
 
 def spearman(ranks: Sequence[float], scores: Sequence[float]) -> float | None:
     """Spearman's ρ of people's and the judge's ranks; ties share their mean rank."""
-    people = _places([-rank for rank in ranks])
-    judge = _places(scores)
+    people = _center_ranks([-rank for rank in ranks])
+    judge = _center_ranks(scores)
     if not any(people):
         return None
     norm = math.sqrt(sum(a * a for a in people) * sum(b * b for b in judge))
@@ -54,7 +54,7 @@ def kendall_tau(ranks: Sequence[float], scores: Sequence[float]) -> float | None
 
     The divisor is √(pairs ranked differently by people · pairs ranked differently by the judge).
     """
-    rights = _rights(ranks, scores)
+    rights = _list_pair_results(ranks, scores)
     if not rights:
         return None
     apart = sum(a != b for a, b in combinations(scores, 2))
@@ -94,10 +94,10 @@ def decide_pairs(
             )
 
 
-def _rights(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
+def _list_pair_results(ranks: Sequence[float], scores: Sequence[float]) -> list[float]:
     return [right for _, _, right in decide_pairs(ranks, scores)]
 
 
-def _places(values: Sequence[float]) -> list[float]:
+def _center_ranks(values: Sequence[float]) -> list[float]:
     """Mean ranks centered at 0: (number of lower values − number of higher values) / 2."""
     return [sum((a > b) - (a < b) for b in values) / 2 for a in values]

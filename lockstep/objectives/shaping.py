@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.objectives.masks import rows
+from lockstep.objectives.masks import find_token_rows
 
 
 def scale_reward(
@@ -34,6 +34,6 @@ def token_rewards(score_B: Tensor, mask_N: Tensor, lengths: Tensor) -> Tensor:
     """
     index_N = torch.arange(mask_N.numel(), device=mask_N.device).masked_fill_(~mask_N, -1)
     nowhere_B = index_N.new_full((lengths.numel(),), -1)
-    last_B = nowhere_B.scatter_reduce(0, rows(lengths, mask_N.device), index_N, "amax")
+    last_B = nowhere_B.scatter_reduce(0, find_token_rows(lengths, mask_N.device), index_N, "amax")
     reward_N = torch.zeros(mask_N.numel(), device=mask_N.device)
     return reward_N.index_add_(0, last_B.clamp(min=0), score_B.float().masked_fill(last_B < 0, 0.0))

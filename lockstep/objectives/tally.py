@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.metrics import MetricReduction
-from lockstep.objectives.masks import sequence_sum, trainable
+from lockstep.objectives.masks import sequence_sum, zero_outside_mask
 
 CAP = 3.0
 """Cap on a token's |Δ|, nats."""
@@ -60,11 +60,11 @@ class MismatchTally(MetricReduction):
     largest: float = 0.0
 
     @classmethod
-    def of(
+    def from_logprobs(
         cls, learner_logprob_N: Tensor, sampler_logprob_N: Tensor, mask_N: Tensor, lengths: Tensor
     ) -> MismatchTally:
         """Tallies both sides' log-probabilities of the same tokens, nats [N]."""
-        delta_N = trainable(learner_logprob_N.double() - sampler_logprob_N.double(), mask_N)
+        delta_N = zero_outside_mask(learner_logprob_N.double() - sampler_logprob_N.double(), mask_N)
         finite_N = delta_N.isfinite()
         size_N = delta_N.abs().masked_fill(~finite_N, CAP).clamp(max=CAP)
         tokens_B = sequence_sum(torch.ones_like(size_N), mask_N, lengths).double()
@@ -107,6 +107,6 @@ class MismatchTally(MetricReduction):
         squares = self.error_squared - 2.0 * m * self.product + m * m * self.tokens_squared
         return math.sqrt(max(squares, 0.0) * self.responses / (self.responses - 1)) / self.tokens
 
-    def breaks(self, bound: float) -> bool:
+    def exceeds_bound(self, bound: float) -> bool:
         """True if the mean exceeds `bound` by more than 3 standard errors, or a Δ is not finite."""
         return self.unknown > 0 or self.mean - _STANDARD_ERRORS * self.standard_error > bound

@@ -13,15 +13,15 @@ from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import data_files
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import LoadedRecipe
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.errors import InputError
 from lockstep.learners.backend import find_backend
-from lockstep.models.folder import ModelError, read_config, skeleton
+from lockstep.models.folder import ModelError, read_config, build_skeleton
 from lockstep.models.load import scratch_config
 from lockstep.models.parallelize import require_divisible
 from lockstep.models.source import scratch_tokenizer
 from lockstep.plan.layouts import LayoutSearch
-from lockstep.plan.page import PlanPage, page
+from lockstep.plan.page import PlanPage, render_plan
 from lockstep.plan.sizes import ModelSizes
 from lockstep.plan.time import DeviceRates
 from lockstep.rewards.build import require_sandbox
@@ -30,7 +30,7 @@ _MOST_GPUS = 200_000
 _SIZE = TypeAdapter(ByteSize)
 
 
-def plan(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None = None) -> PlanPage:
+def plan_recipe(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None = None) -> PlanPage:
     """Plans a recipe.
 
     Args:
@@ -44,7 +44,7 @@ def plan(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None = None)
     """
     loaded = fetch_names(loaded, weights=False)
     room = bytes_of(memory)
-    recipe = loaded.expect(Algorithm)
+    recipe = loaded.expect_recipe(Algorithm)
     if not 1 <= gpus <= _MOST_GPUS:
         raise InputError(f"--gpus is {gpus}; set it to 1 to {_MOST_GPUS:,}")
     backend = find_backend(recipe.learner)
@@ -62,9 +62,9 @@ def plan(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None = None)
             require_divisible(
                 _config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key
             )
-    sizes = ModelSizes.of(skeleton(model, str(recipe.model.path)), recipe.learner.lora)
-    known = None if rates is None else DeviceRates.read(Path(rates), recipe.learner.dtype)
-    return page(
+    sizes = ModelSizes.from_model(build_skeleton(model, str(recipe.model.path)), recipe.learner.lora)
+    known = None if rates is None else DeviceRates.from_file(Path(rates), recipe.learner.dtype)
+    return render_plan(
         LayoutSearch(recipe, sizes, model, room), loaded.name, loaded.arguments, gpus, known
     )
 
@@ -93,7 +93,7 @@ def bytes_of(memory: str) -> int:
 def _config_of_run(loaded: LoadedRecipe) -> PreTrainedConfig:
     """Configuration of the run's initial model, or of the warm start's if it begins with one."""
     first = loaded.warm_start
-    recipe = loaded.training
+    recipe = loaded.training_recipe
     if first is not None:
         return _config_of_run(first)
     if recipe.model.scratch is not None:
@@ -114,4 +114,4 @@ def _config_of_role(role: ModelRole, model: PreTrainedConfig) -> PreTrainedConfi
     """Configuration of a role's model: the run's initial model or its own."""
     if role.path is None:
         return model
-    return read_config(weights_of(role.path), headless=True)
+    return read_config(find_weights_folder(role.path), headless=True)

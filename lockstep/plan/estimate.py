@@ -10,9 +10,9 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Load, ModelRole
 from lockstep.cluster.placement import RunPlacement, takes_turns, works_in_engines_turn
 from lockstep.config import LearnerSection
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.judge.options import AskedSection
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.plan.memory import EngineMemory, ModelRank
 from lockstep.plan.sizes import FP32, ModelSizes
 from lockstep.samplers.backend import find_backend
@@ -54,7 +54,7 @@ class MemoryEstimate:
     judges: tuple[EngineMemory, ...] = ()
 
     @classmethod
-    def of(
+    def from_recipe(
         cls,
         recipe: Algorithm,
         sizes: ModelSizes,
@@ -76,7 +76,7 @@ class MemoryEstimate:
         load = recipe.largest_step
         inference = recipe.inference
         ranks = {
-            role.name: _rank(role, sizes, learners.get(role.learner.layout_key, role.learner), load)
+            role.name: _estimate_rank(role, sizes, learners.get(role.learner.layout_key, role.learner), load)
             for role in recipe.models
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
@@ -91,7 +91,7 @@ class MemoryEstimate:
                 role.name for role in recipe.models if works_in_engines_turn(role)
             ),
             judges=tuple(
-                _judge(section, sizes, learner, load) for section in recipe.judges.values()
+                _estimate_judge(section, sizes, learner, load) for section in recipe.judges.values()
             ),
         )
         backend = None if inference is None else find_backend(inference.sampler)
@@ -99,8 +99,8 @@ class MemoryEstimate:
             return found
         sequences = inference.sampler.max_batch_size
         ahead = inference.one_step_ahead
-        sampler = EngineMemory.of(
-            sizes, learner, inference.sampler, load, sequences, not ahead, inference.penalizes
+        sampler = EngineMemory.from_sampler(
+            sizes, learner, inference.sampler, load, sequences, not ahead, inference.has_penalties
         )
         found = replace(found, sampler=sampler, sequences=sequences)
         if sampler.weights:
@@ -109,11 +109,11 @@ class MemoryEstimate:
                 buckets = BUFFERS * max(sent * sizes.largest, CAPACITY)
             else:
                 buckets = 0
-            found = replace(found, buckets=buckets, copies=2 * sent * sizes.policy if ahead else 0)
+            found = replace(found, buckets=buckets, copies=2 * sent * sizes.policy_parameters if ahead else 0)
         if memory is None:
             return found
         return replace(
-            found, sampler=sampler.limit(usable_bytes(memory, found.processes), found.beside_engine)
+            found, sampler=sampler.limit_cache(usable_bytes(memory, found.process_count), found.beside_engine)
         )
 
     @property
@@ -126,48 +126,48 @@ class MemoryEstimate:
         }
 
     @property
-    def device(self) -> int:
+    def device_bytes(self) -> int:
         """Bytes on the fullest GPU: one rank of each learner, plus an engine if they share it.
 
         One process reuses memory for the next model; separate processes each keep their peak,
         unless they take turns.
         """
         if self.sampler is None:
-            return self._learners
+            return self._learner_bytes
         if self.placement.processes.apart:
-            return max(self._learners, self.beside_engine + self.sampler.size)
+            return max(self._learner_bytes, self.beside_engine + self.sampler.total_bytes)
         if self.takes_turns:
             asleep = sum(
                 engine.weights for engine in (self.sampler, *self.judges) if not engine.stays
             )
-            return max(self._learners + asleep, self.beside_engine + self.sampler.size)
+            return max(self._learner_bytes + asleep, self.beside_engine + self.sampler.total_bytes)
         if self.learner.parallel.ranks > 1 or self.sampler.stays:
-            return self.beside_engine + self.sampler.size
-        passing = max(self._passing, self.sampler.cache + self.sampler.seen)
-        judges = sum(judge.size for judge in self.judges)
-        return self._resident + self.buckets + self.sampler.weights + passing + judges
+            return self.beside_engine + self.sampler.total_bytes
+        passing = max(self._passing_bytes, self.sampler.cache + self.sampler.seen)
+        judges = sum(judge.total_bytes for judge in self.judges)
+        return self._resident_bytes + self.buckets + self.sampler.weights + passing + judges
 
     @property
     def beside_engine(self) -> int:
         """Bytes on an engine's device besides the engine: learners, sync buckets, and judges."""
-        others = sum(judge.size for judge in self.judges)
+        others = sum(judge.total_bytes for judge in self.judges)
         if self.placement.processes.apart:
             return self.buckets + others
         if not self.takes_turns:
-            return self._learners + others
+            return self._learner_bytes + others
         if self.sampler is not None and not self.sampler.weights:
-            shared = self.ranks["policy"].held
+            shared = self.ranks["policy"].held_bytes
         else:
             shared = 0
         return (
             shared
             + self.buckets
             + others
-            + sum(self.ranks[name].peak.size for name in self.in_engines_turn)
+            + sum(self.ranks[name].peak_moment.total_bytes for name in self.in_engines_turn)
         )
 
     @property
-    def processes(self) -> int:
+    def process_count(self) -> int:
         """Number of processes on the fullest GPU: a rank per model, and separate engines."""
         ranks = self.learner.parallel.ranks
         apart = ranks > 1 or self.copies > 0
@@ -179,74 +179,74 @@ class MemoryEstimate:
         return learners + own
 
     @property
-    def contexts(self) -> int:
+    def context_bytes(self) -> int:
         """Bytes of a GPU for the contexts of its processes, except the first one's."""
-        return (self.processes - 1) * PROCESS_BYTES
+        return (self.process_count - 1) * PROCESS_BYTES
 
     @property
-    def offloaded(self) -> int:
+    def offloaded_bytes(self) -> int:
         """Bytes of a GPU that move to host memory while its engine works."""
         if not self.takes_turns:
             return 0
         leaving = sum(
-            rank.resident for name, rank in self.ranks.items() if name not in self.in_engines_turn
+            rank.resident_bytes for name, rank in self.ranks.items() if name not in self.in_engines_turn
         )
         is_shared = self.sampler is not None and not self.sampler.weights
         return leaving - (
-            self.ranks["policy"].held if is_shared and not self.learner.cpu_offload else 0
+            self.ranks["policy"].held_bytes if is_shared and not self.learner.cpu_offload else 0
         )
 
     @property
-    def budget(self) -> CacheBudget | None:
+    def cache_budget(self) -> CacheBudget | None:
         """Bounds of an engine's KV cache on its device; None if its size is set or it grows."""
         if self.sampler is None:
             found = None
         else:
-            found = self.sampler.budget(self.beside_engine)
+            found = self.sampler.cache_budget(self.beside_engine)
         if found is None:
             return None
-        return replace(found, processes=self.processes)
+        return replace(found, processes=self.process_count)
 
     @property
-    def machine(self) -> int:
+    def machine_bytes(self) -> int:
         """Bytes of all processes, if they share one memory."""
         ranks = self.learner.parallel.ranks
         width = self.placement.processes.width
         engines = max(self.placement.processes.engines, 1) * width
-        sampler = 0 if self.sampler is None else engines * self.sampler.size
-        sampler += sum(judge.size for judge in self.judges)
+        sampler = 0 if self.sampler is None else engines * self.sampler.total_bytes
+        sampler += sum(judge.total_bytes for judge in self.judges)
         if ranks > 1:
             return (
-                ranks * sum(rank.peak.size + rank.on_host for rank in self.ranks.values())
+                ranks * sum(rank.peak_moment.total_bytes + rank.on_host for rank in self.ranks.values())
                 + sampler
                 + self.copies
             )
         if self.sampler is not None and engines == 1 and not self.sampler.stays:
-            return self.device + self.copies
-        return self._learners + sampler + self.copies
+            return self.device_bytes + self.copies
+        return self._learner_bytes + sampler + self.copies
 
     @property
-    def _learners(self) -> int:
+    def _learner_bytes(self) -> int:
         """Bytes of all learners on a device."""
         if self.learner.parallel.ranks > 1 and not self.takes_turns:
-            return sum(rank.peak.size for rank in self.ranks.values()) + self.buckets
-        return self._resident + self._passing + self.buckets
+            return sum(rank.peak_moment.total_bytes for rank in self.ranks.values()) + self.buckets
+        return self._resident_bytes + self._passing_bytes + self.buckets
 
     @property
-    def _resident(self) -> int:
-        return sum(rank.resident for rank in self.ranks.values())
+    def _resident_bytes(self) -> int:
+        return sum(rank.resident_bytes for rank in self.ranks.values())
 
     @property
-    def _passing(self) -> int:
-        return max(rank.peak.size - rank.resident for rank in self.ranks.values())
+    def _passing_bytes(self) -> int:
+        return max(rank.peak_moment.total_bytes - rank.resident_bytes for rank in self.ranks.values())
 
 
-def _rank(role: ModelRole, sizes: ModelSizes, learner: LearnerSection, load: Load) -> ModelRank:
+def _estimate_rank(role: ModelRole, sizes: ModelSizes, learner: LearnerSection, load: Load) -> ModelRank:
     """One rank of a model; a frozen model has no adapters."""
     if role.path is None:
         own = sizes
     else:
-        own = replace(_sizes(role.path), adapters=sizes.adapters)
+        own = replace(_read_sizes(role.path), adapters=sizes.adapters)
     own = own if role.is_saved else replace(own, adapters=0)
     return ModelRank(own, learner, load, role.head, role.optimizer is not None, _count_state(role))
 
@@ -258,7 +258,7 @@ def _count_state(role: ModelRole) -> int:
     return len(role.optimizer.torch_class.state)
 
 
-def _judge(
+def _estimate_judge(
     section: AskedSection, own: ModelSizes, learner: LearnerSection, load: Load
 ) -> EngineMemory:
     """The engine of a judge; its model is the run's initial one unless the section names another.
@@ -266,18 +266,18 @@ def _judge(
     Each replica is on a separate device.
     """
     asked = replace(load, generated=section.max_prompt_tokens + section.sampling.max_tokens)
-    sizes = own if section.path is None else _sizes(section.path, headless=False)
-    engine = section.engine
+    sizes = own if section.path is None else _read_sizes(section.path, headless=False)
+    engine = section.engine_section
     penalizes = section.sampling.params().penalizes
-    return EngineMemory.of(
+    return EngineMemory.from_sampler(
         sizes, learner, engine, asked, engine.max_batch_size, shares=False, penalizes=penalizes
     )
 
 
 @cache
-def _sizes(path: str, headless: bool = True) -> ModelSizes:
-    folder = str(weights_of(path))
-    return ModelSizes.of(skeleton(read_config(folder, headless=headless), folder))
+def _read_sizes(path: str, headless: bool = True) -> ModelSizes:
+    folder = str(find_weights_folder(path))
+    return ModelSizes.from_model(build_skeleton(read_config(folder, headless=headless), folder))
 
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: ModelSizes) -> int:

@@ -45,15 +45,15 @@ class LayoutSearch:
     memory: int
 
     @property
-    def own(self) -> ProcessCounts:
+    def own_processes(self) -> ProcessCounts:
         """The processes of the unchanged recipe."""
         if self.recipe.inference is None:
             sampler = None
         else:
             sampler = self.recipe.inference.sampler
-        return ProcessCounts.of(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
+        return ProcessCounts.from_sections(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
 
-    def estimate(
+    def estimate_layout(
         self, parallel: Parallel, changes: Mapping[str, Any] | None = None
     ) -> MemoryEstimate | None:
         """The estimate of one layout; None if the recipe does not allow it.
@@ -69,7 +69,7 @@ class LayoutSearch:
             "parallel": parallel.model_dump(),
             **(changes or {}),
         }
-        own = self.own
+        own = self.own_processes
         spread = own.engines == 1 and not own.apart
         processes = replace(
             own,
@@ -85,61 +85,61 @@ class LayoutSearch:
                 else:
                     layout = parallel
                 learners[role.learner.layout_key] = learner.lay_out(layout, role.learner.layout_key)
-            return self._estimate(learners, processes)
+            return self._estimate_processes(learners, processes)
         except (ValidationError, InputError):
             return None
 
-    def standing(self) -> MemoryEstimate:
+    def estimate_unchanged(self) -> MemoryEstimate:
         """The estimate of the unchanged recipe.
 
         Raises:
             InputError: An engine would span two machines.
         """
-        return self._estimate({}, self.own)
+        return self._estimate_processes({}, self.own_processes)
 
-    def _estimate(
+    def _estimate_processes(
         self, learners: Mapping[str, LearnerSection], processes: ProcessCounts
     ) -> MemoryEstimate:
-        devices = DeviceGrid.of_machines_like(
-            min(max(processes.devices, 1), _WITHIN_A_MACHINE), processes
+        devices = DeviceGrid.from_similar_machines(
+            min(max(processes.device_count, 1), _WITHIN_A_MACHINE), processes
         )
-        placement = RunPlacement.of(devices, processes)
-        return MemoryEstimate.of(self.recipe, self.sizes, placement, learners, self.memory)
+        placement = RunPlacement.from_devices(devices, processes)
+        return MemoryEstimate.from_recipe(self.recipe, self.sizes, placement, learners, self.memory)
 
-    def layouts(self, gpus: int) -> list[Parallel]:
+    def list_layouts(self, gpus: int) -> list[Parallel]:
         """Layouts of this many GPUs with work for each rank, fewest tensor-parallel ranks first."""
         load = self.recipe.largest_step
-        own = self.own
+        own = self.own_processes
         gpus -= own.engines * own.width if own.apart else 0
         return [
             Parallel(dp=gpus // tp // cp, tp=tp, cp=cp)
-            for tp in _divisors(gpus)
-            if tp <= _WITHIN_A_MACHINE and self._divides(tp)
-            for cp in _divisors(gpus // tp)
+            for tp in _list_divisors(gpus)
+            if tp <= _WITHIN_A_MACHINE and self._divides_heads(tp)
+            for cp in _list_divisors(gpus // tp)
             if (cp == 1 or load.sequence // cp >= _FEWEST_TOKENS) and gpus // tp // cp <= load.rows
         ]
 
-    def fits(self, estimate: MemoryEstimate) -> bool:
+    def fits_device(self, estimate: MemoryEstimate) -> bool:
         """True if it fits on the fullest GPU."""
-        return estimate.device + estimate.contexts <= self.memory
+        return estimate.device_bytes + estimate.context_bytes <= self.memory
 
-    def propose(self, gpus: int) -> MemoryEstimate | None:
+    def propose_layout(self, gpus: int) -> MemoryEstimate | None:
         """The least split layout that fits with the cheapest change; None if nothing fits.
 
         `sync_every_pass` does not count as a change: every layout is also tried with it, with less
         memory and more traffic.
         """
-        for changes in self._changes():
+        for changes in self._list_changes():
             ways = changes, {**changes, "sync_every_pass": True}
             found = [
-                self.estimate(parallel, way) for way in ways for parallel in self.layouts(gpus)
+                self.estimate_layout(parallel, way) for way in ways for parallel in self.list_layouts(gpus)
             ]
-            fitting = [one for one in found if one is not None and self.fits(one)]
+            fitting = [one for one in found if one is not None and self.fits_device(one)]
             if fitting:
                 return min(fitting, key=rank_cuts)
         return None
 
-    def _changes(self) -> Iterator[dict[str, Any]]:
+    def _list_changes(self) -> Iterator[dict[str, Any]]:
         """Yields changes of the learner's options, cheapest first; each includes earlier ones."""
         yield {}
         again = {"activation_checkpointing": True}
@@ -147,12 +147,12 @@ class LayoutSearch:
         yield again
         yield again | offload
         tokens = self.recipe.learner.micro_batch_tokens // 2
-        while tokens >= self.recipe.largest_step.shortest:
+        while tokens >= self.recipe.largest_step.tokens_per_group:
             yield again | {"micro_batch_tokens": tokens}
             yield again | offload | {"micro_batch_tokens": tokens}
             tokens //= 2
 
-    def _divides(self, tp: int) -> bool:
+    def _divides_heads(self, tp: int) -> bool:
         try:
             require_divisible(self.config, tp)
         except InputError:
@@ -170,7 +170,7 @@ def rank_cuts(estimate: MemoryEstimate) -> tuple[bool, int, int]:
     return estimate.learner.sync_every_pass, cuts, sum(each.cp for each in layouts)
 
 
-def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
+def list_overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     """Overrides that turn the recipe's learner into the estimated one."""
     own = recipe.learner.model_dump()
     wanted = estimate.learner.model_dump()
@@ -192,7 +192,7 @@ def overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
         return parallel + changed
     sampler = recipe.inference.sampler
     engines = estimate.placement.processes.engines
-    if engines != sampler.engines:
+    if engines != sampler.engine_count:
         changed.append(f"sampler.replicas={engines}")
     return parallel + changed + cache_override(estimate)
 
@@ -206,5 +206,5 @@ def cache_override(estimate: MemoryEstimate) -> list[str]:
     return [f"sampler.kv_cache_gib={math.floor(gib / unit) * unit:.3g}"]
 
 
-def _divisors(number: int) -> list[int]:
+def _list_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -40,7 +40,7 @@ class MemoryMoment:
     parts: Mapping[str, int]
 
     @property
-    def size(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes of all parts."""
         return sum(self.parts.values())
 
@@ -66,14 +66,14 @@ class ModelRank:
     state: int = 2
 
     @property
-    def shares(self) -> int:
+    def shard_count(self) -> int:
         """Number of ranks among which FSDP shards this rank's weights."""
         return self.learner.parallel.dp * self.learner.parallel.cp
 
     @property
     def is_cut(self) -> bool:
         """True if FSDP manages the weights: they are sharded, or replicated over `dp_replicate`."""
-        return self.shares * self.learner.parallel.dp_replicate > 1
+        return self.shard_count * self.learner.parallel.dp_replicate > 1
 
     @property
     def gathers_half(self) -> bool:
@@ -81,7 +81,7 @@ class ModelRank:
         return self.is_cut and gathers_half(self.learner) and self.sizes.vectors
 
     @property
-    def layer(self) -> int:
+    def layer_bytes(self) -> int:
         """Bytes of a layer's weights."""
         return FP32 * self.sizes.layer_of(self.learner.parallel.tp)
 
@@ -89,310 +89,310 @@ class ModelRank:
     def gathered_layer(self) -> int:
         """Bytes of a gathered layer's weights."""
         if self.gathers_half:
-            return self.layer // FP32 * HALF
-        return self.layer
+            return self.layer_bytes // FP32 * HALF
+        return self.layer_bytes
 
     @property
-    def root(self) -> int:
+    def root_bytes(self) -> int:
         """Bytes of the gathered weights outside the layers."""
         return FP32 * self.sizes.root_of(self.learner.parallel.tp, self.head)
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes of all weights that this rank computes with."""
-        return self.sizes.layers * self.layer + self.root
+        return self.sizes.layers * self.layer_bytes + self.root_bytes
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of weights that this rank holds."""
-        return self._share(self.used)
+        return self._shard_bytes(self.used_bytes)
 
     @property
-    def learned(self) -> int:
+    def learned_bytes(self) -> int:
         """Bytes of all trained weights that this rank computes with."""
         if not self.trained:
             return 0
         if self.sizes.adapters:
             return FP32 * self.sizes.count_trainable(self.head)
-        return self.used
+        return self.used_bytes
 
     @property
-    def updated(self) -> int:
+    def updated_bytes(self) -> int:
         """Bytes of trained weights on this rank; gradients and each moment need the same."""
-        return self._share(self.learned)
+        return self._shard_bytes(self.learned_bytes)
 
     @property
-    def resident(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes that stay on the device between steps."""
         if self.learner.cpu_offload:
             return 0
-        return self.held + self.state * self.updated
+        return self.held_bytes + self.state * self.updated_bytes
 
     @property
     def on_host(self) -> int:
         """Bytes in host memory."""
         if self.learner.cpu_offload:
-            return self.held + (1 + self.state) * self.updated
+            return self.held_bytes + (1 + self.state) * self.updated_bytes
         return 0
 
     @property
-    def peak(self) -> MemoryMoment:
+    def peak_moment(self) -> MemoryMoment:
         """The fullest moment of a step."""
-        return max(self.moments(), key=lambda moment: moment.size)
+        return max(self.list_moments(), key=lambda moment: moment.total_bytes)
 
-    def moments(self) -> list[MemoryMoment]:
+    def list_moments(self) -> list[MemoryMoment]:
         """Moments that can be the peak, in order."""
         if not self.trained:
             return [
                 MemoryMoment(
                     "scoring",
-                    self._standing()
-                    | self._count_gathered(2)
-                    | {"activations": self._count_scoring()},
+                    self._standing_parts()
+                    | self._gathered_parts(2)
+                    | {"activations": self._scoring_bytes()},
                 )
             ]
-        standing = self._standing()
-        gradients = self._on_device(self.updated)
-        several = self.load.passes(self.learner, self.load.rows) > 1
+        standing = self._standing_parts()
+        gradients = self._on_device(self.updated_bytes)
+        several = self.load.count_micro_batches(self.learner, self.load.rows) > 1
         summed_late = several and self.is_cut and not self.learner.sync_every_pass
-        earlier = self.learned if summed_late else gradients
+        earlier = self.learned_bytes if summed_late else gradients
         before = standing | {"gradients": earlier if several else 0}
-        outside = 0 if self.sizes.adapters else self.root
+        outside = 0 if self.sizes.adapters else self.root_bytes
         all_but_one = (
-            gradients * (self.used - self.root - self.layer) // (self.used - self.root + outside)
+            gradients * (self.used_bytes - self.root_bytes - self.layer_bytes) // (self.used_bytes - self.root_bytes + outside)
         )
         meanwhile = standing | {"gradients": earlier if several else all_but_one}
         last = {
-            "activations": self.activations,
-            "head": self._head(),
-            "16-bit copies of weights": self._casts(),
+            "activations": self.activation_bytes,
+            "head": self._head_bytes(),
+            "16-bit copies of weights": self._saved_cast_bytes(),
         }
         first = {
-            "activations": self._inputs() + self.activation(),
-            "16-bit copies of weights": self._copies(1),
+            "activations": self._input_bytes() + self.layer_activation_bytes(),
+            "16-bit copies of weights": self._cast_bytes(1),
         }
         if scores_tokens(self.head) and not self.sizes.adapters:
-            table = self._vocabulary
+            table = self._vocabulary_bytes
         else:
             table = 0
         # The head's gradient is unsharded until the end of the pass if ranks reduce it or a tied
         # embedding adds to it.
-        if self.shares > 1 or not self.sizes.head or not several:
+        if self.shard_count > 1 or not self.sizes.head or not several:
             waits = table
         else:
             waits = 0
         return [
             MemoryMoment(
-                "end of the forward pass", before | self._count_gathered(1) | last | self._forward()
+                "end of the forward pass", before | self._gathered_parts(1) | last | self._forward_parts()
             ),
             MemoryMoment(
                 "head's backward pass",
-                before | self._count_gathered(1) | last | self._head_backward(table),
+                before | self._gathered_parts(1) | last | self._head_backward_parts(table),
             ),
             MemoryMoment(
                 "last layer's backward pass",
-                before | self._count_gathered(3) | last | self._on_their_way(waits),
+                before | self._gathered_parts(3) | last | self._gradients_in_flight(waits),
             ),
             MemoryMoment(
                 "first layer's backward pass",
-                meanwhile | self._count_gathered(2) | first | self._on_their_way(waits),
+                meanwhile | self._gathered_parts(2) | first | self._gradients_in_flight(waits),
             ),
             MemoryMoment(
                 "end of the backward pass",
-                standing | {"gradients": gradients} | self._outside(several),
+                standing | {"gradients": gradients} | self._outside_parts(several),
             ),
         ]
 
     @property
     def saved_tensors(self) -> int:
         """Bytes that a forward pass saves for its backward pass."""
-        return self.activations + self._head() + self._copies()
+        return self.activation_bytes + self._head_bytes() + self._cast_bytes()
 
     @property
-    def activations(self) -> int:
+    def activation_bytes(self) -> int:
         """Bytes that all layers save for backward.
 
         If recomputed, these are the layers' inputs and all that one layer saves.
         """
         if not self.learner.activation_checkpointing:
-            return self.sizes.layers * self.activation()
-        return self.sizes.layers * self._inputs() + self.activation()
+            return self.sizes.layers * self.layer_activation_bytes()
+        return self.sizes.layers * self._input_bytes() + self.layer_activation_bytes()
 
-    def activation(self) -> int:
+    def layer_activation_bytes(self) -> int:
         """Bytes that one layer saves, including its input."""
         sizes = self.sizes
         tp = self.learner.parallel.tp
-        a = self.type
+        a = self.type_bytes
         queries = sizes.queries // tp
         keys = sizes.keys // tp
         hidden = sizes.intermediate // tp
-        own = self.own
+        own = self.own_tokens
         # each product casts its state separately
         if a == FP32:
             copies = 2
         else:
             copies = 5
         states = (
-            self._between * (2 * self._of_norm * sizes.hidden + 2) * FP32
+            self._sequence_parallel_tokens * (2 * self._norm_states * sizes.hidden + 2) * FP32
             + own * copies * sizes.hidden * a
         )
         attention = (
-            own * (3 * queries * a + sizes.heads // tp * FP32) + self._cells()[0] * 2 * keys * a
+            own * (3 * queries * a + sizes.heads // tp * FP32) + self._attention_cells()[0] * 2 * keys * a
         )
-        normed = own * sizes.normed // tp * (FP32 + (self._of_norm - 1) * a)
+        normed = own * sizes.normed // tp * (FP32 + (self._norm_states - 1) * a)
         return (
             states
             + attention
             + normed
             + own * (4 * hidden + sizes.inner) * a
-            + self._cells()[1] * a
+            + self._attention_cells()[1] * a
         )
 
     @property
-    def type(self) -> int:
+    def type_bytes(self) -> int:
         """Bytes per number in matrix products."""
         if self.learner.is_half:
             return HALF
         return FP32
 
     @property
-    def own(self) -> int:
+    def own_tokens(self) -> int:
         """Tokens per pass that this rank reads."""
-        return -(-self.load.tokens(self.learner) // self.learner.parallel.cp)
+        return -(-self.load.count_micro_batch_tokens(self.learner) // self.learner.parallel.cp)
 
     @property
-    def _of_norm(self) -> int:
+    def _norm_states(self) -> int:
         """States that a norm saves: its input and, if its weight learns, the normalized input."""
         if self.sizes.adapters:
             return 1
         return 2
 
     @property
-    def _between(self) -> int:
-        return -(-self.own // self.learner.parallel.tp)
+    def _sequence_parallel_tokens(self) -> int:
+        return -(-self.own_tokens // self.learner.parallel.tp)
 
     @property
-    def _vocabulary(self) -> int:
+    def _vocabulary_bytes(self) -> int:
         """Bytes of this rank's rows of the vocabulary head."""
         return -(-FP32 * self.sizes.table // self.learner.parallel.tp)
 
-    def _share(self, size: int) -> int:
-        return -(-size // self.shares)
+    def _shard_bytes(self, size: int) -> int:
+        return -(-size // self.shard_count)
 
     def _on_device(self, size: int) -> int:
         if self.learner.cpu_offload:
             return 0
         return size
 
-    def _standing(self) -> dict[str, int]:
-        parts = {"weights": self._on_device(self.held)}
+    def _standing_parts(self) -> dict[str, int]:
+        parts = {"weights": self._on_device(self.held_bytes)}
         return parts | (
-            {"moments": self._on_device(self.state * self.updated)} if self.trained else {}
+            {"moments": self._on_device(self.state * self.updated_bytes)} if self.trained else {}
         )
 
-    def _count_gathered(self, layers: int) -> dict[str, int]:
+    def _gathered_parts(self, layers: int) -> dict[str, int]:
         """Bytes of weights that FSDP gathers: some layers, and all weights outside the layers."""
-        if self.shares > 1:
-            return {"gathered weights": self.root + layers * self.gathered_layer}
+        if self.shard_count > 1:
+            return {"gathered weights": self.root_bytes + layers * self.gathered_layer}
         return {}
 
-    def _copies(self, layers: int | None = None) -> int:
+    def _cast_bytes(self, layers: int | None = None) -> int:
         """Bytes of weights cast to 16 bits, for all layers until the end of the forward pass.
 
         Recomputation does not change this. 0 if weights are gathered in 16 bits.
         """
         layers = layers or self.sizes.layers
         tp = self.learner.parallel.tp
-        if self.type == FP32 or self.gathers_half:
+        if self.type_bytes == FP32 or self.gathers_half:
             return 0
         return -(-HALF * layers * self.sizes.products // tp)
 
-    def _casts(self) -> int:
+    def _saved_cast_bytes(self) -> int:
         """Bytes of 16-bit copies after the forward pass: those that products save for backward."""
-        return self._copies(1 if self.learner.activation_checkpointing else None)
+        return self._cast_bytes(1 if self.learner.activation_checkpointing else None)
 
-    def _forward(self) -> dict[str, int]:
+    def _forward_parts(self) -> dict[str, int]:
         """Additional contents at the end of forward, with a recomputed layer's working memory."""
         copies = {
-            "16-bit copies of weights": self._copies(),
-            "logits during shaping": self.logits * 5 // 4,
+            "16-bit copies of weights": self._cast_bytes(),
+            "logits during shaping": self.logit_bytes * 5 // 4,
         }
         if not self.learner.activation_checkpointing:
             return copies
-        return copies | {"activations": self.sizes.layers * self._inputs() + self._count_scoring()}
+        return copies | {"activations": self.sizes.layers * self._input_bytes() + self._scoring_bytes()}
 
-    def _inputs(self) -> int:
+    def _input_bytes(self) -> int:
         """Bytes of a layer's input, which is all that a recomputed layer keeps."""
         if self.learner.activation_checkpointing:
-            return self._between * self.sizes.hidden * FP32
+            return self._sequence_parallel_tokens * self.sizes.hidden * FP32
         return 0
 
-    def _cells(self) -> tuple[int, int]:
+    def _attention_cells(self) -> tuple[int, int]:
         """Keys that a rank's attention sees, and entries of its masks."""
         cp = self.learner.parallel.cp
         sequence = self.load.sequence
         if cp == 1:
-            return self.own, 0
+            return self.own_tokens, 0
         chunk = -(-sequence // (2 * cp))
         keys = (2 * cp + 1) * chunk  # for an early chunk and a late one
-        sequences = -(-self.load.tokens(self.learner) // sequence)
+        sequences = -(-self.load.count_micro_batch_tokens(self.learner) // sequence)
         return sequences * keys, sequences * chunk * keys
 
-    def _head(self) -> int:
+    def _head_bytes(self) -> int:
         """Bytes of the last states, their norm, and the head."""
-        tokens = self.own
+        tokens = self.own_tokens
         hidden = self.sizes.hidden
-        norm = self._of_norm * self._between * hidden * FP32
+        norm = self._norm_states * self._sequence_parallel_tokens * hidden * FP32
         states = tokens * hidden * FP32
         if not scores_tokens(self.head):
             return norm + states
-        return norm + states + tokens * hidden * self.type + self.logits + self._pairs
+        return norm + states + tokens * hidden * self.type_bytes + self.logit_bytes + self._penalty_bytes
 
     @property
-    def logits(self) -> int:
+    def logit_bytes(self) -> int:
         """Bytes of a pass's logits, which filters or penalties materialize."""
         if not scores_tokens(self.head) or not self.load.sampling.needs_logits:
             return 0
-        item = FP32 if self.load.sampling.penalizes else self.type
-        return self.own * self._vocabulary // FP32 // self.sizes.hidden * item
+        item = FP32 if self.load.sampling.penalizes else self.type_bytes
+        return self.own_tokens * self._vocabulary_bytes // FP32 // self.sizes.hidden * item
 
     @property
-    def _pairs(self) -> int:
+    def _penalty_bytes(self) -> int:
         """Bytes of penalties per token and earlier token: five indices and one fp32 number."""
         if scores_tokens(self.head) and self.load.sampling.penalizes:
-            pairs = self.own * self.load.sequence // 2
+            pairs = self.own_tokens * self.load.sequence // 2
         else:
             pairs = 0
         return pairs * (5 * INT64 + FP32)
 
-    def _head_backward(self, table: int) -> dict[str, int]:
+    def _head_backward_parts(self, table: int) -> dict[str, int]:
         """Bytes of gradients in the head's backward pass, including materialized logits."""
-        found = self._on_their_way(table, layer=False)
-        return {name: size + self.logits * 3 // 2 for name, size in found.items()}
+        found = self._gradients_in_flight(table, layer=False)
+        return {name: size + self.logit_bytes * 3 // 2 for name, size in found.items()}
 
-    def _on_their_way(self, table: int, layer: bool = True) -> dict[str, int]:
+    def _gradients_in_flight(self, table: int, layer: bool = True) -> dict[str, int]:
         """Bytes of live gradients: of states, a layer's hidden units, and the vocabulary head."""
-        states = 2 * self.own * self.sizes.hidden * FP32
+        states = 2 * self.own_tokens * self.sizes.hidden * FP32
         if layer:
-            units = 2 * self.own * self.sizes.intermediate // self.learner.parallel.tp * self.type
+            units = 2 * self.own_tokens * self.sizes.intermediate // self.learner.parallel.tp * self.type_bytes
         else:
             units = 0
         return {"gradients in flight": table + states + units}
 
-    def _outside(self, several: bool) -> dict[str, int]:
+    def _outside_parts(self, several: bool) -> dict[str, int]:
         """The embedding's gradient, as large as the embedding, and a copy for a sum over ranks."""
         frozen = self.sizes.adapters > 0
-        if self.shares == 1:
-            return {"gradients in flight": self._vocabulary if several and not frozen else 0}
+        if self.shard_count == 1:
+            return {"gradients in flight": self._vocabulary_bytes if several and not frozen else 0}
         return {
-            "gathered weights": self.root,
-            "gradients in flight": 0 if frozen else 2 * self.root,
+            "gathered weights": self.root_bytes,
+            "gradients in flight": 0 if frozen else 2 * self.root_bytes,
         }
 
-    def _count_scoring(self) -> int:
+    def _scoring_bytes(self) -> int:
         """Bytes of a no-grad pass: states, their norm, and a layer's hidden units."""
         units = self.sizes.intermediate // self.learner.parallel.tp
-        return self.own * 4 * (self.sizes.hidden * FP32 + units * self.type)
+        return self.own_tokens * 4 * (self.sizes.hidden * FP32 + units * self.type_bytes)
 
 
 @dataclass(frozen=True)
@@ -415,7 +415,7 @@ class EngineMemory:
     seen: int = 0
 
     @classmethod
-    def of(
+    def from_sampler(
         cls,
         sizes: ModelSizes,
         learner: LearnerSection,
@@ -434,7 +434,7 @@ class EngineMemory:
         if alone:
             weights = 0
         else:
-            weights = -(-sizes.policy * backend.dtype(learner).itemsize // width)
+            weights = -(-sizes.policy_parameters * backend.dtype(learner).itemsize // width)
         fixed = backend.cache_bytes(sampler)
         stays = backend.reserves_cache
         seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)
@@ -458,23 +458,23 @@ class EngineMemory:
             seen,
         )
 
-    def budget(self, beside: int) -> CacheBudget | None:
+    def cache_budget(self, beside: int) -> CacheBudget | None:
         """Bounds of its KV cache next to `beside` bytes; None if its size is set or it grows."""
         if self.least:
             return CacheBudget(self.cache, self.least, beside + self.weights + self.seen)
         return None
 
-    def limit(self, memory: int, beside: int) -> EngineMemory:
+    def limit_cache(self, memory: int, beside: int) -> EngineMemory:
         """Returns it with a KV cache that fits a device next to `beside` bytes.
 
         Unchanged if the size is set.
         """
-        budget = self.budget(beside)
+        budget = self.cache_budget(beside)
         if budget is None:
             return self
-        return replace(self, cache=budget.choose(memory))
+        return replace(self, cache=budget.choose_bytes(memory))
 
     @property
-    def size(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes in total."""
         return self.weights + self.cache + self.seen

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from lockstep.config import LearnerSection, Parallel
 from lockstep.core.errors import InputError
 from lockstep.plan.estimate import MemoryEstimate
-from lockstep.plan.layouts import LayoutSearch, cache_override, overrides, rank_cuts
+from lockstep.plan.layouts import LayoutSearch, cache_override, list_overrides, rank_cuts
 from lockstep.plan.time import DeviceRates, EngineCounts, StepTime
 from lockstep.report.terminal import summary_table
-from lockstep.system.units import readable
+from lockstep.system.units import format_bytes
 
 _SHOWN = 12
 
@@ -30,7 +30,7 @@ class PlanPage:
     fits: bool
 
 
-def page(
+def render_plan(
     search: LayoutSearch,
     name: str,
     said: Sequence[str],
@@ -46,43 +46,43 @@ def page(
         gpus: Number of GPUs.
         rates: Rates of one GPU; None skips the time estimate.
     """
-    found = search.propose(gpus)
-    standing = search.standing() if search.own.devices == gpus else None
-    shown = standing or found or _roomiest(search, gpus)
-    blocks = [_model(search, name, gpus), _memory(shown)]
-    blocks += [] if rates is None else [_time(search, shown, rates)]
-    blocks += [_layouts(search, gpus)] if gpus > 1 else []
-    text = "\n\n".join([*blocks, _verdict(search, said, gpus, standing, found)])
-    return PlanPage(text, found is not None or (standing is not None and search.fits(standing)))
+    found = search.propose_layout(gpus)
+    standing = search.estimate_unchanged() if search.own_processes.device_count == gpus else None
+    shown = standing or found or _find_roomiest(search, gpus)
+    blocks = [_describe_model(search, name, gpus), _describe_memory(shown)]
+    blocks += [] if rates is None else [_describe_time(search, shown, rates)]
+    blocks += [_render_layouts(search, gpus)] if gpus > 1 else []
+    text = "\n\n".join([*blocks, _describe_verdict(search, said, gpus, standing, found)])
+    return PlanPage(text, found is not None or (standing is not None and search.fits_device(standing)))
 
 
-def _roomiest(search: LayoutSearch, gpus: int) -> MemoryEstimate:
+def _find_roomiest(search: LayoutSearch, gpus: int) -> MemoryEstimate:
     """The layout that needs the least memory per GPU, for when nothing fits."""
-    found = [search.estimate(parallel) for parallel in search.layouts(gpus)]
+    found = [search.estimate_layout(parallel) for parallel in search.list_layouts(gpus)]
     if not any(found):
         raise InputError(
             f"no layout of {gpus} GPUs gives every rank work: data-parallel ranks share the rows "
             "of an optimizer step, tensor-parallel ranks the heads; use fewer GPUs, or a larger "
             "batch"
         )
-    return min((one for one in found if one is not None), key=lambda one: one.device)
+    return min((one for one in found if one is not None), key=lambda one: one.device_bytes)
 
 
-def _command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
+def _render_command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
     """The shell command for the planned run; changes replace earlier overrides of an option."""
     keys = {override.partition("=")[0] for override in changed}
     kept = [word for word in said if word.partition("=")[0] not in keys]
     return f"lockstep train {shlex.join([*kept, *changed])}"
 
 
-def _model(search: LayoutSearch, name: str, gpus: int) -> str:
+def _describe_model(search: LayoutSearch, name: str, gpus: int) -> str:
     sizes = search.sizes
     lines = [
-        ("plan", f"{name} on {_count(gpus, 'GPU')} of {readable(search.memory)}, on paper"),
+        ("plan", f"{name} on {_format_count(gpus, 'GPU')} of {format_bytes(search.memory)}, on paper"),
         (
             "model",
-            f"{sizes.policy:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, "
-            f"vocabulary {sizes.vocabulary:,}"
+            f"{sizes.policy_parameters:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, "
+            f"vocabulary {sizes.vocabulary_size:,}"
             + (
                 f"; {sizes.adapters:,} more in adapters, the only trained parameters"
                 if sizes.adapters
@@ -93,23 +93,23 @@ def _model(search: LayoutSearch, name: str, gpus: int) -> str:
     return summary_table(lines)
 
 
-def _time(search: LayoutSearch, estimate: MemoryEstimate, rates: DeviceRates) -> str:
+def _describe_time(search: LayoutSearch, estimate: MemoryEstimate, rates: DeviceRates) -> str:
     """Seconds of a step by phase."""
     processes = estimate.placement.processes
     engines = EngineCounts(max(1, processes.engines), processes.width, estimate.sequences)
     sent = 0 if estimate.sampler is None else estimate.sampler.weights
-    time = StepTime.of(
-        estimate.ranks, search.recipe.inference, engines, rates, sent, 2 * estimate.offloaded
+    time = StepTime.from_ranks(
+        estimate.ranks, search.recipe.inference, engines, rates, sent, 2 * estimate.offloaded_bytes
     )
     phases = {name: seconds for name, seconds in asdict(time).items() if seconds}
     lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items()]
     what = "response" if time.generate else "row"
     return summary_table(
-        [*lines, (f"a step, with every {what} at its maximum length", f"{time.total:,.3g} s")]
+        [*lines, (f"a step, with every {what} at its maximum length", f"{time.total_seconds:,.3g} s")]
     )
 
 
-def layout(parallel: Parallel) -> str:
+def format_layout(parallel: Parallel) -> str:
     """A layout as text, such as dp 2 · tp 4 · cp 1."""
     return " · ".join(
         f"{name} {size}"
@@ -120,8 +120,8 @@ def layout(parallel: Parallel) -> str:
 
 def describe_layouts(learner: LearnerSection, own: Mapping[str, LearnerSection]) -> str:
     """The layout of a learner as text, and those of models with their own, by name."""
-    return layout(learner.parallel) + "".join(
-        f" ({name}: {layout(other.parallel)})" for name, other in own.items()
+    return format_layout(learner.parallel) + "".join(
+        f" ({name}: {format_layout(other.parallel)})" for name, other in own.items()
     )
 
 
@@ -131,19 +131,19 @@ def _name_layouts(estimate: MemoryEstimate) -> str:
     )
 
 
-def _memory(estimate: MemoryEstimate) -> str:
+def _describe_memory(estimate: MemoryEstimate) -> str:
     """Lines about memory, by rank at its peak; other parts are not summed."""
     layouts = f"{_name_layouts(estimate)}, {estimate.learner.dtype}"
     lines = [("layout", layouts), ("placement", estimate.placement.describe())]
     for name, rank in estimate.ranks.items():
-        peak = rank.peak
-        lines.append((name, f"{readable(peak.size)} per rank, at the {peak.name}:"))
-        lines += [("", f"{readable(size):>9} {what}") for what, size in peak.parts.items() if size]
+        peak = rank.peak_moment
+        lines.append((name, f"{format_bytes(peak.total_bytes)} per rank, at the {peak.name}:"))
+        lines += [("", f"{format_bytes(size):>9} {what}") for what, size in peak.parts.items() if size]
         if rank.on_host:
             lines.append(
                 (
                     "",
-                    f"{readable(rank.on_host):>9} weights, gradients, moments in host memory",
+                    f"{format_bytes(rank.on_host):>9} weights, gradients, moments in host memory",
                 )
             )
     if estimate.sampler is not None:
@@ -151,65 +151,65 @@ def _memory(estimate: MemoryEstimate) -> str:
             whose = "weights"
         else:
             whose = "weights (shared with the policy)"
-        engines = _count(estimate.placement.processes.engines, "engine")
-        lines.append(("sampler", f"{readable(estimate.sampler.size)} per GPU of {engines}:"))
-        lines.append(("", f"{readable(estimate.sampler.weights):>9} {whose}"))
-        lines.append(("", f"{readable(estimate.sampler.cache):>9} keys and values"))
+        engines = _format_count(estimate.placement.processes.engines, "engine")
+        lines.append(("sampler", f"{format_bytes(estimate.sampler.total_bytes)} per GPU of {engines}:"))
+        lines.append(("", f"{format_bytes(estimate.sampler.weights):>9} {whose}"))
+        lines.append(("", f"{format_bytes(estimate.sampler.cache):>9} keys and values"))
         if estimate.sampler.seen:
             lines.append(
                 (
                     "",
                     (
-                        f"{readable(estimate.sampler.seen):>9} token counts of responses, for "
+                        f"{format_bytes(estimate.sampler.seen):>9} token counts of responses, for "
                         "penalties"
                     ),
                 )
             )
     for judge in estimate.judges:
         lines.append(
-            ("judge", f"{readable(judge.weights)} weights, {readable(judge.cache)} keys and values")
+            ("judge", f"{format_bytes(judge.weights)} weights, {format_bytes(judge.cache)} keys and values")
         )
-    lines.append(("together", f"{readable(estimate.device)} on the most loaded GPU"))
+    lines.append(("together", f"{format_bytes(estimate.device_bytes)} on the most loaded GPU"))
     return summary_table(lines)
 
 
-def _count(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def _layouts(search: LayoutSearch, gpus: int) -> str:
+def _render_layouts(search: LayoutSearch, gpus: int) -> str:
     found = [
-        one for parallel in search.layouts(gpus) if (one := search.estimate(parallel)) is not None
+        one for parallel in search.list_layouts(gpus) if (one := search.estimate_layout(parallel)) is not None
     ]
     found.sort(key=rank_cuts)
     lines = [("layout", "a GPU holds")]
-    lines += [(_name_layouts(one), f"{readable(one.device):>11}") for one in found[:_SHOWN]]
+    lines += [(_name_layouts(one), f"{format_bytes(one.device_bytes):>11}") for one in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(("", f"and {len(found) - _SHOWN} more"))
     return summary_table(lines)
 
 
-def _verdict(
+def _describe_verdict(
     search: LayoutSearch,
     said: Sequence[str],
     gpus: int,
     own: MemoryEstimate | None,
     found: MemoryEstimate | None,
 ) -> str:
-    memory = readable(search.memory)
-    if own is not None and search.fits(own):
-        return f"It fits: {readable(own.device)} of {memory}. {_command(said, cache_override(own))}"
+    memory = format_bytes(search.memory)
+    if own is not None and search.fits_device(own):
+        return f"It fits: {format_bytes(own.device_bytes)} of {memory}. {_render_command(said, cache_override(own))}"
     asked = describe_layouts(
         search.recipe.learner, {role.name: role.learner for role in search.recipe.own_layouts}
     )
     if own is not None:
-        begin = f"It does not fit: {readable(own.device)} of {memory}."
+        begin = f"It does not fit: {format_bytes(own.device_bytes)} of {memory}."
     else:
-        begin = f"The recipe asks for {asked}, not {_count(gpus, 'GPU')}."
+        begin = f"The recipe asks for {asked}, not {_format_count(gpus, 'GPU')}."
     if found is None:
         return (
-            f"{begin} No change makes it fit on {_count(gpus, 'GPU')}: use more GPUs or more "
+            f"{begin} No change makes it fit on {_format_count(gpus, 'GPU')}: use more GPUs or more "
             "memory."
         )
-    command = _command(said, overrides(search.recipe, found))
-    return f"{begin} This fits, {readable(found.device)} of {memory}:\n{command}"
+    command = _render_command(said, list_overrides(search.recipe, found))
+    return f"{begin} This fits, {format_bytes(found.device_bytes)} of {memory}:\n{command}"

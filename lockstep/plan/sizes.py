@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from lockstep.config import LoRA
 from lockstep.core.types import HeadKind
-from lockstep.models.folder import context_of, count_cache_numbers, count_keys, head_size
+from lockstep.models.folder import find_context_length, count_cache_numbers, count_keys, head_size
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
-from lockstep.models.parallelize import find_vectors, layers
+from lockstep.models.parallelize import find_vectors, list_layers
 
 FP32 = 4
 HALF = 2
@@ -67,7 +67,7 @@ class ModelSizes:
     context: int = 0
 
     @classmethod
-    def of(cls, model: PreTrainedModel, lora: LoRA | None = None) -> ModelSizes:
+    def from_model(cls, model: PreTrainedModel, lora: LoRA | None = None) -> ModelSizes:
         """Sizes of a model, perhaps a skeleton without weights, and of the adapters to add."""
         text = model.config.get_text_config()
         fields: Mapping[str, Any] = text.to_dict()
@@ -75,10 +75,10 @@ class ModelSizes:
         heads = int(fields["num_attention_heads"])
         queries = heads * head_size(text)
         keys = count_keys(text)
-        blocks = layers(model)
-        products = _count(blocks[0], nn.Linear)
-        table = _matrix(model.get_input_embeddings())
-        head = _matrix(model.get_output_embeddings())
+        blocks = list_layers(model)
+        products = _count_parameters(blocks[0], nn.Linear)
+        table = _count_matrix(model.get_input_embeddings())
+        head = _count_matrix(model.get_output_embeddings())
         own_head = 0 if fields.get("tie_word_embeddings") else head
         total = sum(parameter.numel() for parameter in model.parameters())
         layer = sum(parameter.numel() for parameter in blocks[0].parameters())
@@ -104,25 +104,25 @@ class ModelSizes:
             else 0,
             adapters=rank * sum(one.in_features + one.out_features for one in adapted),
             inner=rank * len(adapted) // len(blocks),
-            context=context_of(model.config),
+            context=find_context_length(model.config),
         )
 
     @property
-    def policy(self) -> int:
+    def policy_parameters(self) -> int:
         """Number of parameters, including the vocabulary head."""
         return self.layers * (self.products + self.norms) + self.table + self.head + self.rest
 
     @property
-    def critic(self) -> int:
+    def critic_parameters(self) -> int:
         """Number of parameters of the backbone with one output unit."""
-        return self.policy - self.head + self.hidden + 1
+        return self.policy_parameters - self.head + self.hidden + 1
 
     def count_trainable(self, head: HeadKind) -> int:
         """Number of trainable parameters: all, or only adapters and an output unit."""
         if not self.adapters:
             if scores_tokens(head):
-                return self.policy
-            return self.critic
+                return self.policy_parameters
+            return self.critic_parameters
         return self.adapters + (0 if scores_tokens(head) else self.hidden + 1)
 
     @property
@@ -131,7 +131,7 @@ class ModelSizes:
         return max(self.keys * self.heads // self.queries, 1)
 
     @property
-    def vocabulary(self) -> int:
+    def vocabulary_size(self) -> int:
         """Rows of the embedding."""
         return self.table // self.hidden
 
@@ -145,14 +145,14 @@ class ModelSizes:
         return -(-cut // tp) + self.rest + (0 if scores_tokens(head) else self.hidden + 1)
 
 
-def _matrix(module: nn.Module | None) -> int:
+def _count_matrix(module: nn.Module | None) -> int:
     """Parameters of an embedding, or of a head without a bias."""
     if module is None:
         return 0
     return module.get_parameter("weight").numel()
 
 
-def _count(block: nn.Module, kind: type[nn.Module]) -> int:
+def _count_parameters(block: nn.Module, kind: type[nn.Module]) -> int:
     return sum(
         p.numel()
         for module in block.modules()

@@ -42,7 +42,7 @@ class DeviceRates:
     host: float
 
     @classmethod
-    def read(cls, path: Path, dtype: str) -> DeviceRates:
+    def from_file(cls, path: Path, dtype: str) -> DeviceRates:
         """Reads one dtype's rates from a file of `lockstep gpu-check`, or from similar JSON.
 
         Raises:
@@ -97,12 +97,12 @@ class StepTime:
     learn: float
 
     @property
-    def total(self) -> float:
+    def total_seconds(self) -> float:
         """Seconds of all phases."""
         return self.generate + self.refit + self.turns + self.score + self.learn
 
     @classmethod
-    def of(
+    def from_ranks(
         cls,
         ranks: Mapping[str, ModelRank],
         inference: Inference | None,
@@ -124,7 +124,7 @@ class StepTime:
         policy = ranks["policy"]
         exact = inference is not None and inference.explain_inexact(policy.learner) is None
         speed = rates.products * rates.learner * policy.learner.parallel.ranks
-        score = sum(_score(rank, exact) for rank in ranks.values()) / speed
+        score = sum(_count_scoring(rank, exact) for rank in ranks.values()) / speed
         learn = sum(count_learning(rank) for rank in ranks.values()) / speed
         if inference is None or inference.sampling is None or not policy.load.generated:
             return cls(0.0, 0.0, 0.0, score, learn)
@@ -132,25 +132,25 @@ class StepTime:
         return cls(generate, sent / rates.sync, copied / rates.host, score, learn)
 
 
-def _forward(rank: ModelRank, tokens: int) -> float:
+def _count_forward(rank: ModelRank, tokens: int) -> float:
     """Operations of a forward pass over the tokens of the longest sequences."""
     sizes = rank.sizes
     context = rank.load.sequence / 2
-    head = _head(sizes) if scores_tokens(rank.head) else sizes.hidden
+    head = _count_head(sizes) if scores_tokens(rank.head) else sizes.hidden
     return tokens * (
         2 * (sizes.layers * sizes.products + head) + 4 * sizes.layers * sizes.queries * context
     )
 
 
-def _head(sizes: ModelSizes) -> int:
+def _count_head(sizes: ModelSizes) -> int:
     return sizes.head or sizes.table
 
 
-def _score(rank: ModelRank, exact: bool) -> float:
+def _count_scoring(rank: ModelRank, exact: bool) -> float:
     """Operations of scoring passes: frozen models, critic values, the policy's old log π."""
     tokens = rank.load.scored * rank.load.group * rank.load.sequence
     again = exact and rank.trained and scores_tokens(rank.head)
-    return _forward(rank, tokens) / (SHARE if again else 1)
+    return _count_forward(rank, tokens) / (SHARE if again else 1)
 
 
 def count_learning(rank: ModelRank) -> float:
@@ -158,7 +158,7 @@ def count_learning(rank: ModelRank) -> float:
     if not rank.trained:
         return 0.0
     tokens = rank.load.updates * rank.load.rows * rank.load.group * rank.load.sequence
-    return (4 if rank.learner.activation_checkpointing else 3) * _forward(rank, tokens)
+    return (4 if rank.learner.activation_checkpointing else 3) * _count_forward(rank, tokens)
 
 
 def sampling_seconds(
@@ -178,8 +178,8 @@ def sampling_seconds(
     together = min(rows, engines.sequences)
     prompt = load.generated - new
     context = load.generated - new / 2
-    weights = sizes.layers * sizes.products + _head(sizes)
-    read = _item(policy) * (weights + together * context * sizes.cache)
+    weights = sizes.layers * sizes.products + _count_head(sizes)
+    read = _item_bytes(policy) * (weights + together * context * sizes.cache)
     work = together * (2 * weights + 4 * sizes.layers * sizes.queries * context)
     one_pass = (
         max(read / rates.memory, work / rates.products) / engines.width
@@ -189,7 +189,7 @@ def sampling_seconds(
     return -(-rows // together) * new * one_pass + prompts
 
 
-def _item(rank: ModelRank) -> int:
+def _item_bytes(rank: ModelRank) -> int:
     """Bytes per number in the rank's dtype."""
     if rank.learner.is_half:
         return HALF

@@ -11,7 +11,7 @@ from lockstep.config import Bound
 from lockstep.report.log import suggest_metric
 
 
-def check(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool, str]:
+def check_bound(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool, str]:
     """Compares a run's metrics with a bound.
 
     Returns whether the bound holds, and a sentence about it. It holds if the window has enough rows
@@ -38,12 +38,12 @@ def check(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool, str]
     if any(map(math.isnan, found.values())):
         value = math.nan
     else:
-        value = _measure(bound, list(found.values()))
+        value = _measure_statistic(bound, list(found.values()))
     passed = math.isfinite(value) and low <= value <= high
     return passed, f"{'passed' if passed else 'failed'}: {window}: {value:.6g} (rows: {len(found)})"
 
 
-def _measure(bound: Bound, values: Sequence[float]) -> float:
+def _measure_statistic(bound: Bound, values: Sequence[float]) -> float:
     match bound.statistic:
         case "mean":
             return sum(values) / len(values)

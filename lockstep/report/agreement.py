@@ -86,14 +86,14 @@ def summarize_agreement(rows: Sequence[dict[str, float]]) -> AgreementSummary:
     ]
     return AgreementSummary(
         tokens=int(sum(row["agreement/tokens"] for row in measured)),
-        largest=_most([row["agreement/max_abs_logprob_diff"] for row in measured]),
-        highest=_most([row["agreement/token_mult_prob_error"] for row in measured]),
+        largest=_find_largest([row["agreement/max_abs_logprob_diff"] for row in measured]),
+        highest=_find_largest([row["agreement/token_mult_prob_error"] for row in measured]),
         bound=measured[-1]["agreement/bound"] if measured else math.nan,
         breaches=sum(row["agreement/breach"] > 0 for row in measured),
     )
 
 
-def _most(values: Sequence[float]) -> float:
+def _find_largest(values: Sequence[float]) -> float:
     """The largest value; NaN counts as the largest."""
     if any(map(math.isnan, values)):
         return math.nan

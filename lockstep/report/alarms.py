@@ -94,7 +94,7 @@ class LiveAlarms:
         self._rows = deque[MetricRow](maxlen=_WINDOW)
         self._heard: dict[str, int] = {}
 
-    def add(self, step: int, values: MetricRow) -> None:
+    def add_step(self, step: int, values: MetricRow) -> None:
         """Adds the metrics of a step."""
         self._rows.append({**values, "step": step})
         for alarm in find_alarms(list(self._rows)):
@@ -151,15 +151,15 @@ def _describe_quitting(window: Sequence[MetricRow]) -> str:
         return ""
     early = window[: len(window) // 2]
     late = window[len(window) // 2 :]
-    before, after = (_average(half, "train/truncated") for half in (early, late))
-    if after - before < _RISE or _average(late, "train/reward") <= _average(early, "train/reward"):
+    before, after = (_average_metric(half, "train/truncated") for half in (early, late))
+    if after - before < _RISE or _average_metric(late, "train/reward") <= _average_metric(early, "train/reward"):
         return ""
     cut_off = sum(row["train/truncated"] * row.get("train/reward_cut_off", 0.0) for row in late)
     others = sum(row["train/reward"] for row in late) - cut_off
     count = sum(row["train/truncated"] for row in late)
     paid = cut_off / count
     earned = others / max(len(late) - count, 1e-9)
-    least = _average(late, "train/reward_min")
+    least = _average_metric(late, "train/reward_min")
     # for example, longer thoughts pay, and truncated ones are wrong
     if paid <= (least + earned) / 2:
         return ""
@@ -179,7 +179,7 @@ def _describe_excess(window: Sequence[MetricRow]) -> str:
     if len(window) < _LEAST:
         return ""
     best = window[-1]["train/best_reward"]
-    reward = _average(window, "train/reward")
+    reward = _average_metric(window, "train/reward")
     error = math.hypot(*(row["train/reward_error"] for row in window)) / len(window)
     if reward - best <= _ERRORS * error + 1e-6 * max(1.0, abs(best)):
         return ""
@@ -189,7 +189,7 @@ def _describe_excess(window: Sequence[MetricRow]) -> str:
     )
 
 
-def _each(
+def _build_line_rule(
     metric: str, breaks: Callable[[MetricRow], bool], text: Callable[[MetricRow], str]
 ) -> _AlarmRule:
     """A rule that reads each line separately."""
@@ -200,12 +200,12 @@ _RULES = (
     _AlarmRule("train/reward", _describe_equal),
     _AlarmRule("train/reward", _describe_excess, _LEAST),
     _AlarmRule("train/truncated", _describe_quitting, _LEAST),
-    _each(
+    _build_line_rule(
         "train/truncated",
         lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),
         lambda row: "every response was truncated by a limit such as sampling.max_tokens",
     ),
-    _each(
+    _build_line_rule(
         "agreement/token_mult_prob_error",
         lambda row: row.get("agreement/breach", 0) > 0,
         lambda row: (
@@ -214,7 +214,7 @@ _RULES = (
             f"{row.get('agreement/bound', math.nan):g}"
         ),
     ),
-    _each(
+    _build_line_rule(
         "agreement/mismatches",
         lambda row: row["agreement/mismatches"] > 0,
         lambda row: (
@@ -222,7 +222,7 @@ _RULES = (
             "sampler and learner, although both are exact"
         ),
     ),
-    _each(
+    _build_line_rule(
         "watch/alarm",
         lambda row: row["watch/alarm"] > 0,
         lambda row: (
@@ -230,7 +230,7 @@ _RULES = (
             "first steps"
         ),
     ),
-    _each(
+    _build_line_rule(
         "train/clamped",
         lambda row: row["train/clamped"] >= _CLAMPED,
         lambda row: (
@@ -238,18 +238,18 @@ _RULES = (
             "clamped to its ends"
         ),
     ),
-    _each(
+    _build_line_rule(
         "train/no_verdict",
         lambda row: row["train/no_verdict"] > 0 and math.isnan(row.get("train/reward", 0.0)),
         lambda row: "the reward returned no verdict for any response",
     ),
-    _each(
+    _build_line_rule(
         "train/trained_tokens", lambda row: row["train/trained_tokens"] == 0, _describe_untrained
     ),
 )
 
 
-def _average(rows: Sequence[MetricRow], name: str) -> float:
+def _average_metric(rows: Sequence[MetricRow], name: str) -> float:
     return sum(row[name] for row in rows) / len(rows)
 
 
@@ -258,7 +258,7 @@ def _not_finite(rows: Sequence[MetricRow]) -> Iterator[_AlarmRule]:
     names = dict.fromkeys(name for row in rows for name in row)
     for name in names:
         if name.rsplit("/", 1)[-1] in _LEARNED:
-            yield _each(
+            yield _build_line_rule(
                 name,
                 lambda row, name=name: not math.isfinite(row[name]),
                 lambda row, name=name: f"{name} is {row[name]:g}, which is not finite",

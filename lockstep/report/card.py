@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.report.agreement import summarize_agreement
-from lockstep.report.held_out import headlines
+from lockstep.report.held_out import list_headlines
 from lockstep.report.log import read_environment, read_metrics
 from lockstep.report.terminal import markdown_table
 
 
-def card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = False) -> str:
+def render_card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = False) -> str:
     """Writes the card of the model after `step` steps.
 
     Args:
@@ -40,10 +40,10 @@ tags: [lockstep, {algorithm}]
 `{base}` after {step} steps of the recipe `{name}` (algorithm: {algorithm}), with {versions}.
 
 ## Figures
-{markdown_table(("", "first → last"), headlines(rows))}
+{markdown_table(("", "first → last"), list_headlines(rows))}
 
 Brackets: 95 % intervals over held-out rows.
-{_agreement(rows)}
+{_describe_agreement(rows)}
 ## How it was made
 `lockstep train recipe.yaml` with this `recipe.yaml`:
 
@@ -53,7 +53,7 @@ Brackets: 95 % intervals over held-out rows.
 """
 
 
-def _agreement(rows: list[dict[str, float]]) -> str:
+def _describe_agreement(rows: list[dict[str, float]]) -> str:
     """The paragraph on agreement; empty if nothing was sampled."""
     found = summarize_agreement(rows)
     if found.tokens:

@@ -41,7 +41,7 @@ class ReadCertificate:
     reason: str | None
 
     @classmethod
-    def of(cls, file: Path) -> ReadCertificate | None:
+    def from_file(cls, file: Path) -> ReadCertificate | None:
         """Reads a certificate; None if missing, as in a new run or one without sampling."""
         if not is_file(file):
             return None

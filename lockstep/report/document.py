@@ -44,7 +44,7 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = Fal
         for name in (*_SCRIPTS, *(["live.js"] if live else []))
     ]
     # Plotting libraries put styles into attributes; styles cannot load anything either.
-    runnable = " ".join(f"'sha256-{_sha256(source)}'" for source in [*scripts, library])
+    runnable = " ".join(f"'sha256-{_hash_source(source)}'" for source in [*scripts, library])
     policy = (
         f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri "
         "'none'; form-action 'none'"
@@ -73,5 +73,5 @@ def write_block(file: BinaryIO, name: str, content: bytes) -> None:
     file.write(b"</script>\n")
 
 
-def _sha256(source: str) -> str:
+def _hash_source(source: str) -> str:
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

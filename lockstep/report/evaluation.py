@@ -53,10 +53,10 @@ def results_table(folder: Path) -> str:
     results = read_record(folder / RESULTS, _EvaluationResults, CURE)
     settings = results.settings
     names = dict.fromkeys(name for setting in settings.values() for name in setting.figures)
-    rows = [("", *(_heading(name, setting) for name, setting in settings.items()))]
+    rows = [("", *(_render_heading(name, setting) for name, setting in settings.items()))]
     for name in names:
         rows.append(
-            (name, *(_figure(setting.figures.get(name), results) for setting in settings.values()))
+            (name, *(_format_figure(setting.figures.get(name), results) for setting in settings.values()))
         )
     for name, label, form in (
         ("truncated", "truncated", "{:.1%}"),
@@ -68,7 +68,7 @@ def results_table(folder: Path) -> str:
         )
     judges = dict.fromkeys(name for setting in settings.values() for name in setting.judging)
     for name in (name for name in judges if name.endswith("/no_verdict")):
-        rows.append((name, *(_share(setting.judging.get(name)) for setting in settings.values())))
+        rows.append((name, *(_format_share(setting.judging.get(name)) for setting in settings.values())))
     counts = (
         f"{results.questions} questions, {results.skipped_rows} rows skipped; brackets: 95 % "
         "intervals"
@@ -76,7 +76,7 @@ def results_table(folder: Path) -> str:
     return f"{results.model} on {results.data}: {counts}\n\n{summary_table(rows)}"
 
 
-def _heading(name: str, setting: _EvaluatedSetting) -> str:
+def _render_heading(name: str, setting: _EvaluatedSetting) -> str:
     sampling = setting.sampling
     shape = [f"{name} {value:g}" for name, value in sampling.filters_and_penalties.items()]
     shape += [f"stop {json.dumps(sampling.stop, ensure_ascii=False)}"] if sampling.stop else []
@@ -84,13 +84,13 @@ def _heading(name: str, setting: _EvaluatedSetting) -> str:
     return ", ".join([name if name == "greedy" else sampled, *shape])
 
 
-def _share(share: float | None) -> str:
+def _format_share(share: float | None) -> str:
     if share is None:
         return "–"
     return f"{share:.1%}"
 
 
-def _figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
+def _format_figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
     if figure is None:
         return "–"
     return figure_text(figure, results.questions, "questions")
@@ -176,7 +176,7 @@ def judge_table(folder: Path) -> str:
         f"{results.judge} on {results.data}: {counts}; brackets: 95 % "
         f"intervals\n\n{summary_table(rows)}"
     )
-    return f"{head}{''.join(map(_warning, ways.items()))}"
+    return f"{head}{''.join(map(_describe_warning, ways.items()))}"
 
 
 def _no_verdict(counts: Mapping[str, float]) -> str:
@@ -192,7 +192,7 @@ def _no_verdict(counts: Mapping[str, float]) -> str:
     )
 
 
-def _warning(way: tuple[str, JudgingWay]) -> str:
+def _describe_warning(way: tuple[str, JudgingWay]) -> str:
     """Warns if most judgments have no verdict, so that no figure is meaningful."""
     name = way[0]
     counts = way[1].judgements

@@ -32,7 +32,7 @@ class MetricFigure:
     low: float = math.nan
     high: float = math.nan
 
-    def text(self, form: str = ".3f") -> str:
+    def format_value(self, form: str = ".3f") -> str:
         """The value, with its interval in brackets if it has one."""
         if math.isnan(self.low + self.high):
             ends = ""
@@ -41,12 +41,12 @@ class MetricFigure:
         return f"{self.value:{form}}{ends}"
 
 
-def figures(rows: Sequence[Mapping[str, float]], metric: str) -> list[MetricFigure]:
+def list_figures(rows: Sequence[Mapping[str, float]], metric: str) -> list[MetricFigure]:
     """The finite values of a metric over lines of metrics, in order."""
-    return [_figure(row, metric) for row in rows if math.isfinite(row.get(metric, math.nan))]
+    return [_read_figure(row, metric) for row in rows if math.isfinite(row.get(metric, math.nan))]
 
 
-def best(series: Sequence[MetricFigure], better: BetterDirection) -> MetricFigure:
+def find_best(series: Sequence[MetricFigure], better: BetterDirection) -> MetricFigure:
     """The best of some figures; the earliest wins ties."""
     sign = 1 if better == "higher" else -1
     return max(series, key=lambda figure: sign * figure.value)
@@ -72,28 +72,28 @@ _ALSO = {
 """Additional metrics that summarize a run."""
 
 
-def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
+def list_headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
     """Labels and texts that summarize metrics: first, last, and best on held-out rows."""
     lines: list[tuple[str, str]] = []
     for metric, (label, better) in HELD_OUT.items():
-        series = figures(rows, metric)
+        series = list_figures(rows, metric)
         if series:
             lines.append((label, from_to(series)))
         if len(series) > 1:
-            found = best(series, better)
-            lines.append(("  best", f"{found.text()} at step {found.step}"))
-    rewarded = figures(rows, "train/reward")
+            found = find_best(series, better)
+            lines.append(("  best", f"{found.format_value()} at step {found.step}"))
+    rewarded = list_figures(rows, "train/reward")
     cut_off = any(row.get("train/truncated") for row in rows)
     # the loss is a surrogate of rewards
     hidden = {"policy/loss": bool(rewarded), "train/truncated": not cut_off}
     for metric, label in _ALSO.items():
-        series = figures(rows, metric)
+        series = list_figures(rows, metric)
         if series and not hidden.get(metric):
             lines.append((label, from_to(series)))
         if metric == "train/reward":
             parts = {name for row in rows for name in row if name.startswith("reward/")}
             lines += [
-                (f"  {name.partition('/')[2]}", from_to(figures(rows, name)))
+                (f"  {name.partition('/')[2]}", from_to(list_figures(rows, name)))
                 for name in sorted(parts)
             ]
     return lines
@@ -101,10 +101,10 @@ def headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
 
 def from_to(series: Sequence[MetricFigure]) -> str:
     """The first and the last of some figures."""
-    return f"{series[0].text()} → {series[-1].text()}"
+    return f"{series[0].format_value()} → {series[-1].format_value()}"
 
 
-def sentence(step: int, values: Mapping[str, float]) -> str | None:
+def describe_validation(step: int, values: Mapping[str, float]) -> str | None:
     """Describes a validation on one line; None if it has no headline metric.
 
     Args:
@@ -115,15 +115,15 @@ def sentence(step: int, values: Mapping[str, float]) -> str | None:
         metric: metric for metric in TWINS
     }
     parts = [
-        f"{label} {figure.text()}"
+        f"{label} {figure.format_value()}"
         for metric, label in names.items()
-        for figure in figures([values], metric)
+        for figure in list_figures([values], metric)
     ]
     if parts:
         return f"after step {step}: {', '.join(parts)}"
     return None
 
 
-def _figure(row: Mapping[str, float], metric: str) -> MetricFigure:
+def _read_figure(row: Mapping[str, float], metric: str) -> MetricFigure:
     low, high = (row.get(f"{metric}_{end}", math.nan) for end in ("low", "high"))
     return MetricFigure(int(row.get("step", 0)), row[metric], low, high)

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 from lockstep.core.errors import InputError
 from lockstep.report.document import write_block, write_document
-from lockstep.report.log import plain
+from lockstep.report.log import to_json_value
 from lockstep.report.metric_sentences import describe_metric
-from lockstep.report.overview import overview
+from lockstep.report.overview import read_overview
 from lockstep.report.samples import pack_samples
 from lockstep.report.sweeps import describe_sweep, read_sweep
-from lockstep.system.disk import own_copy
+from lockstep.system.disk import name_temporary_copy
 from lockstep.system.records import refuse_other
 from lockstep.system.whole_files import open_aside
 
@@ -29,7 +29,7 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
     Raises:
         ValueError: A folder holds no run, or one of its logs is unreadable.
     """
-    _write(folders, describe_runs(folders), out)
+    _write_file(folders, describe_runs(folders), out)
 
 
 def write_live_report(folders: Sequence[Path], file: BinaryIO) -> None:
@@ -51,22 +51,22 @@ def write_sweep_report(sweep: Path, out: Path) -> None:
     if not runs:
         raise InputError(f"no run of {sweep} has started; start it with lockstep sweep")
     folders = [run.folder for run in runs]
-    _write(folders, describe_runs(folders) | {"sweep": describe_sweep(runs)}, out)
+    _write_file(folders, describe_runs(folders) | {"sweep": describe_sweep(runs)}, out)
 
 
-def _write(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
+def _write_file(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
     refuse_other(out)
-    with open_aside(out, own_copy(out)) as file:  # readers never see a partial file
+    with open_aside(out, name_temporary_copy(out)) as file:  # readers never see a partial file
         _write_page(folders, report, file)
 
 
 def _write_page(
     folders: Sequence[Path], report: dict[str, Any], file: BinaryIO, live: bool = False
 ) -> None:
-    blocks = {"report": json.dumps(plain(report), allow_nan=False).encode()}
+    blocks = {"report": json.dumps(to_json_value(report), allow_nan=False).encode()}
     with TemporaryFile() as aside:
         for run, folder in enumerate(folders):
-            blocks[f"samples-{run}"] = pack_samples(folder, partial(_store, aside, run))
+            blocks[f"samples-{run}"] = pack_samples(folder, partial(_write_tokens, aside, run))
         aside.seek(0)
         write_document(file, blocks, live)
         shutil.copyfileobj(aside, file)
@@ -81,15 +81,15 @@ def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
         ValueError: A folder holds no run, or one of its logs is unreadable.
     """
     runs = [
-        overview(folder) | {"name": name}
-        for folder, name in zip(folders, _names(folders), strict=True)
+        read_overview(folder) | {"name": name}
+        for folder, name in zip(folders, _name_runs(folders), strict=True)
     ]
     metrics = dict.fromkeys(metric for run in runs for metric in run["metrics"])
     sentences = {metric: sentence for metric in metrics if (sentence := describe_metric(metric))}
     return {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs, "sentences": sentences}
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def _name_runs(folders: Sequence[Path]) -> list[str]:
     """The folders' names; full paths if two folders have the same name."""
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) == len(names):
@@ -97,5 +97,5 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _store(file: BinaryIO, run: int, number: int, block: bytes) -> None:
+def _write_tokens(file: BinaryIO, run: int, number: int, block: bytes) -> None:
     write_block(file, f"tokens-{run}-{number}", block)

@@ -51,13 +51,13 @@ class LiveServer(ThreadingHTTPServer):
         """The URL of the page."""
         return f"http://{_HOST}:{self.server_port}/{self.key}/"
 
-    def tag(self) -> str:
+    def compute_tag(self) -> str:
         """A text that changes when a run logs something or changes its state."""
         return "".join(read_state(folder).word + str(_log_sizes(folder)) for folder in self.folders)
 
-    def page(self) -> tuple[str, bytes]:
+    def render_page(self) -> tuple[str, bytes]:
         """The tag and the page."""
-        tag = self.tag()
+        tag = self.compute_tag()
         with self._lock:
             if self._made is None or self._made[0] != tag:
                 file = io.BytesIO()
@@ -66,7 +66,7 @@ class LiveServer(ThreadingHTTPServer):
             return self._made
 
 
-def serve(folders: Sequence[Path], port: int) -> None:
+def serve_runs(folders: Sequence[Path], port: int) -> None:
     """Serves the page until Ctrl-C.
 
     Args:
@@ -96,29 +96,29 @@ class _PageHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         port = self.server.server_port
         if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            return self._answer(
+            return self._send_answer(
                 HTTPStatus.FORBIDDEN, b"the Host is not the address that lockstep watch printed\n"
             )
         if not secrets.compare_digest(self.path.encode(), f"/{self.server.key}/".encode()):
-            return self._answer(
+            return self._send_answer(
                 HTTPStatus.FORBIDDEN,
                 b"open the address that lockstep watch printed, with its key\n",
             )
         try:
-            tag, page = self.server.page() if self.command == "GET" else (self.server.tag(), b"")
+            tag, page = self.server.render_page() if self.command == "GET" else (self.server.compute_tag(), b"")
         except (
             ValueError,
             OSError,
         ) as error:  # an unreadable log, or a run that is being removed
-            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
-        return self._answer(HTTPStatus.OK, page, "text/html; charset=utf-8", tag)
+            return self._send_answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
+        return self._send_answer(HTTPStatus.OK, page, "text/html; charset=utf-8", tag)
 
     do_HEAD = do_GET  # the page polls with it for a newer version
 
     def log_message(self, format: str, *args: object) -> None:
         """Logs nothing, to keep the terminal clean."""
 
-    def _answer(
+    def _send_answer(
         self, status: HTTPStatus, content: bytes, kind: str = "text/plain", tag: str = ""
     ) -> None:
         self.send_response(status)

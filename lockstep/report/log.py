@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import PositiveInt
 
-from lockstep.core.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten_text
 from lockstep.system import yaml12
 from lockstep.system.records import is_file, read_record, refuse_other
 
@@ -37,14 +37,14 @@ ENVIRONMENT = "environment.json"
 _MOST_STEPS = 2**53
 
 
-def encode(step: int, row: Mapping[str, Any]) -> bytes:
+def encode_line(step: int, row: Mapping[str, Any]) -> bytes:
     """One line of a log, newline included."""
     if "step" in row:
         raise InputError(f"a logged row cannot have a column named step, but has {row['step']!r}")
-    return json.dumps({"step": step, **plain(dict(row))}, allow_nan=False).encode() + b"\n"
+    return json.dumps({"step": step, **to_json_value(dict(row))}, allow_nan=False).encode() + b"\n"
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Converts a value to JSON types."""
     match value:
         case float() if math.isnan(value):
@@ -54,9 +54,9 @@ def plain(value: Any) -> Any:
                 return "Infinity"
             return "-Infinity"
         case dict():
-            return {key: plain(item) for key, item in value.items()}
+            return {key: to_json_value(item) for key, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
+            return [to_json_value(item) for item in value]
         case _:
             return value
 
@@ -82,7 +82,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     file = folder / "recipe.yaml"
     refuse_other(file)
     try:
-        recipe = yaml12.parse(file.read_text(encoding="utf-8"))
+        recipe = yaml12.parse_yaml(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file}: {error}; restore the file") from error
     if not isinstance(recipe, dict):
@@ -98,7 +98,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
     return recipe
 
 
-def lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+def read_lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields each complete line of a log with its size in bytes; nothing without a file.
 
     An incomplete line at the end is left out: a run is writing it, or was killed while it did.
@@ -117,7 +117,7 @@ def lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            yield _row(path, number, line), len(line)
+            yield _parse_row(path, number, line), len(line)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
@@ -134,13 +134,13 @@ def read_numbers(path: Path) -> Iterator[dict[str, float]]:
     Raises:
         InputError: See `lines`; or a value is not a number.
     """
-    for place, (row, _) in enumerate(lines(path), 1):
-        yield decode(f"{path}:{place}", row)
+    for place, (row, _) in enumerate(read_lines(path), 1):
+        yield decode_numbers(f"{path}:{place}", row)
 
 
-def decode(where: str, row: Mapping[str, Any]) -> dict[str, float]:
+def decode_numbers(where: str, row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line; raises InputError that names `where` if a value is not a number."""
-    return {name: _number(where, name, value) for name, value in row.items()}
+    return {name: _parse_number(where, name, value) for name, value in row.items()}
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class _NotedMachine:
     recipe: str = ""
 
 
-def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -178,7 +178,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _number(where: str, name: str, value: Any) -> float:
+def _parse_number(where: str, name: str, value: Any) -> float:
     match value:
         case None:
             return math.nan
@@ -188,6 +188,6 @@ def _number(where: str, name: str, value: Any) -> float:
             return value
         case _:
             raise InputError(
-                f"{where} has {shorten(repr(value))} for {name}, which is not a number; restore "
+                f"{where} has {shorten_text(repr(value))} for {name}, which is not a number; restore "
                 "the file or remove it"
             )

@@ -276,10 +276,10 @@ def describe_metric(name: str) -> str | None:
     )
     if not found and held:
         found = BY_NAME.get(f"train/{held[1]}")
-    return found or _match(name)
+    return found or _match_pattern(name)
 
 
-def _match(name: str) -> str | None:
+def _match_pattern(name: str) -> str | None:
     matches = ((pattern.fullmatch(name), sentence) for pattern, sentence in BY_PATTERN)
     return next(
         (

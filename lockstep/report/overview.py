@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
-from lockstep.report.held_out import HELD_OUT, best, figures, headlines
+from lockstep.report.held_out import HELD_OUT, find_best, list_figures, list_headlines
 from lockstep.report.log import (
     TIMINGS,
     read_environment,
@@ -21,10 +21,10 @@ from lockstep.report.log import (
     require_run,
 )
 from lockstep.report.run_state import read_state
-from lockstep.system.yaml12 import flat
+from lockstep.system.yaml12 import flatten_tree
 
 
-def overview(folder: Path) -> dict[str, Any]:
+def read_overview(folder: Path) -> dict[str, Any]:
     """Reads a run that is finished, in progress, or barely begun.
 
     Returns:
@@ -42,8 +42,8 @@ def overview(folder: Path) -> dict[str, Any]:
     """
     require_run(folder)
     rows = read_metrics(folder)
-    recipe = {".".join(keys): value for keys, value in flat(read_recipe(folder))}
-    certificate = ReadCertificate.of(folder / CERTIFICATE)
+    recipe = {".".join(keys): value for keys, value in flatten_tree(read_recipe(folder))}
+    certificate = ReadCertificate.from_file(folder / CERTIFICATE)
     planned = recipe.get("run.max_steps", -1)
     compared = read_agreement(folder)
     state = read_state(folder)
@@ -57,15 +57,15 @@ def overview(folder: Path) -> dict[str, Any]:
         "certificate": None
         if certificate is None
         else {"level": certificate.level, "sentence": certificate.sentence},
-        "headlines": [f"{label.strip()} {text}" for label, text in headlines(rows)],
+        "headlines": [f"{label.strip()} {text}" for label, text in list_headlines(rows)],
         "best": _best_steps(rows),
         "alarms": [asdict(alarm) for alarm in find_alarms(rows)],
         "state": state.word,
         "about_state": state.text,
         "step": step,
         "planned": steps,
-        "metrics": _series(rows),
-        "timings": _series(timings),
+        "metrics": _collect_series(rows),
+        "timings": _collect_series(timings),
         "recipe": recipe,
         "environment": read_environment(folder),
     }
@@ -73,15 +73,15 @@ def overview(folder: Path) -> dict[str, Any]:
 
 def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
     """The best step of each held-out figure that was logged several times."""
-    known = {metric: figures(rows, metric) for metric in HELD_OUT}
+    known = {metric: list_figures(rows, metric) for metric in HELD_OUT}
     return {
-        metric: best(series, HELD_OUT[metric][1]).step
+        metric: find_best(series, HELD_OUT[metric][1]).step
         for metric, series in known.items()
         if len(series) > 1
     }
 
 
-def _series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float | None]]]:
+def _collect_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float | None]]]:
     """Rows as columns: each name's steps and values, in logged order."""
     series: dict[str, dict[str, list[float | None]]] = {}
     for row in rows:

@@ -73,7 +73,7 @@ class RunProgress:
         # time of the newest line, and its tenth of the steps
         self._shown: tuple[float, int] | None = None
 
-    def total(self, steps: int, note: str, unit: str = "step") -> None:
+    def set_total(self, steps: int, note: str, unit: str = "step") -> None:
         """Sets the number of steps of the run once it is known. The first step begins now.
 
         Args:
@@ -82,11 +82,11 @@ class RunProgress:
             unit: Name of a step.
         """
         self._total, self._unit, self._step_since = steps, unit, self._clock()
-        self.note(note)
+        self.show_note(note)
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         """Shows a permanent line."""
-        self._print(make_printable(text))
+        self._print_line(make_printable(text))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -96,17 +96,17 @@ class RunProgress:
 
         An error is marked with the phase in which it was raised.
         """
-        outer = self._switch(name)
+        outer = self._switch_phase(name)
         try:
             yield
         except Exception as error:
             error.add_note(f"phase: {name}, after {self._unit} {self._step}")
             raise
         finally:
-            self._switch(outer)
+            self._switch_phase(outer)
 
     @contextmanager
-    def beside(self, name: str) -> Iterator[None]:
+    def background_phase(self, name: str) -> Iterator[None]:
         """Times a block that runs alongside other phases, in another thread.
 
         It does not count toward a step's seconds.
@@ -118,7 +118,7 @@ class RunProgress:
             key = f"{BESIDE}{name}"
             self._timings[key] = self._timings.get(key, 0.0) + self._clock() - since
 
-    def step(self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1) -> None:
+    def end_step(self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1) -> None:
         """Ends a step.
 
         Args:
@@ -139,11 +139,11 @@ class RunProgress:
             self._shown is None or tenth != self._shown[1] or now - self._shown[0] >= _SILENT_S
         ):
             self._shown = now, tenth
-            self._print(" · ".join(self.parts))
+            self._print_line(" · ".join(self.bar_parts))
 
     def take_timings(self) -> dict[str, float]:
         """Seconds spent in each phase since the last call; call it when nothing runs alongside."""
-        self._switch(self._phase)
+        self._switch_phase(self._phase)
         timings = self._timings
         self._timings = {}
         return timings
@@ -157,7 +157,7 @@ class RunProgress:
         return (self._total - self._step) * seconds / steps
 
     @property
-    def parts(self) -> list[str]:
+    def bar_parts(self) -> list[str]:
         """Everything except the title and the phase, each part in a few words."""
         parts = [
             f"{self._unit} {self._step}"
@@ -173,7 +173,7 @@ class RunProgress:
             parts.append(f"{_format_clock(self.left_s)} left")
         return parts
 
-    def draw(self, width: int) -> RenderableType:
+    def draw_bar(self, width: int) -> RenderableType:
         """The current bar."""
         bar = Table.grid(padding=(0, 1))
         if self._phase is None:
@@ -182,17 +182,17 @@ class RunProgress:
             doing = f"{self._phase} {self._clock() - self._phase_since:.1f} s"
         bar.add_row(ProgressBar(self._total, self._step, width=32), Text(doing, style="dim"))
         return Group(
-            Text(self._title, style="bold", overflow="fold"), bar, Text(_wrap(self.parts, width))
+            Text(self._title, style="bold", overflow="fold"), bar, Text(_wrap_parts(self.bar_parts, width))
         )
 
-    def _print(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if self._terminal is None:
             print(text, file=self._stream, flush=True)
         # the terminal wraps long lines, so that a path or a command can be copied
         else:
             self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _switch(self, phase: str | None) -> str | None:
+    def _switch_phase(self, phase: str | None) -> str | None:
         """Charges the time since the last switch to the current phase, and returns that phase."""
         now = self._clock()
         before = self._phase
@@ -227,7 +227,7 @@ def show_progress(
         return
     progress = RunProgress(title, total_steps, out, clock, console)
     with Live(
-        get_renderable=lambda: progress.draw(console.width),
+        get_renderable=lambda: progress.draw_bar(console.width),
         console=console,
         refresh_per_second=5,  # shows that a long phase is alive
         # prints appear above the bar, but a pipe keeps its output
@@ -250,7 +250,7 @@ def _format_clock(seconds: float) -> str:
     return f"{minute}:{second:02}"
 
 
-def _wrap(parts: Sequence[str], width: int) -> str:
+def _wrap_parts(parts: Sequence[str], width: int) -> str:
     """Wraps parts into lines without separating a metric from its value."""
     unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
     return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")

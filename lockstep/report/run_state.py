@@ -43,7 +43,7 @@ def read_state(folder: Path) -> RunState:
             for line in crash.read_text(encoding="utf-8", errors="replace").splitlines()
             if line.strip()
         ]
-        return RunState("died", _error(lines))
+        return RunState("died", _find_error(lines))
     if held is None:
         return RunState("not finished")
     return RunState("stopped", "the same command resumes it")
@@ -66,7 +66,7 @@ def is_locked(folder: Path) -> bool | None:
     )
 
 
-def _error(lines: Sequence[str]) -> str:
+def _find_error(lines: Sequence[str]) -> str:
     """The line of a crash report with the error: the last before notes on phase and step."""
     known = [line for line in lines if not line.startswith((" ", "phase:"))]
     if known:

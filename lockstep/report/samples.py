@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.core.errors import InputError
-from lockstep.report.log import SAMPLES, lines
+from lockstep.report.log import SAMPLES, read_lines
 
 TOKEN_COLUMNS = ("mask", "logprob", "gap", "value", "advantage", "reward", "return", "kl")
 
@@ -49,9 +49,9 @@ def pack_samples(folder: Path, store: StoreFunction) -> bytes:
     responses: list[str] = []
     number = 0
     block = _SampleBlock()
-    for row, _ in lines(folder / SAMPLES):
+    for row, _ in read_lines(folder / SAMPLES):
         if block.is_full:
-            store(number, block.pack())
+            store(number, block.pack_block())
             number = number + 1
             block = _SampleBlock()
         prompt = row.get("prompt", "")
@@ -59,12 +59,12 @@ def pack_samples(folder: Path, store: StoreFunction) -> bytes:
         own["prompt"], _ = prompts.setdefault(row.get("id", prompt), (len(prompts), prompt))
         for name, value in {**own, "block": number, "place": len(block.rows)}.items():
             index[name].append(value)
-        responses.append(_line(_response(row)))
-        block.add(row)
+        responses.append(_shorten_text(_find_response(row)))
+        block.add_row(row)
     if block.rows:
-        store(number, block.pack())
-    named = [[name, _line(prompt)] for name, (_, prompt) in prompts.items()]
-    return _pack(
+        store(number, block.pack_block())
+    named = [[name, _shorten_text(prompt)] for name, (_, prompt) in prompts.items()]
+    return _pack_table(
         {"count": len(responses), "prompts": named, "responses": "\n".join(responses)}, index
     )
 
@@ -85,7 +85,7 @@ class _SampleBlock:
     def is_full(self) -> bool:
         return self._tokens >= _TOKENS_PER_BLOCK or len(self.rows) >= _ROWS_PER_BLOCK
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add_row(self, row: Mapping[str, Any]) -> None:
         columns = row.get("token") or {}
         texts = columns.get("text", ())
         about = {name: row.get(name) for name in ("prompt", "answer", "logged_as")}
@@ -93,7 +93,7 @@ class _SampleBlock:
         parts = {
             name.removeprefix(_PART): value for name, value in row.items() if name.startswith(_PART)
         }
-        where = {"response": _response(row), "texts": texts, "begin": self._tokens}
+        where = {"response": _find_response(row), "texts": texts, "begin": self._tokens}
         self.rows.append({**about, **pair, "parts": parts, **where})
         self._tokens += len(texts)
         if not texts:
@@ -107,35 +107,35 @@ class _SampleBlock:
                 )
             values.extend(own)
 
-    def pack(self) -> bytes:
+    def pack_block(self) -> bytes:
         known = {
             name: values
             for name, values in self._columns.items()
             if any(value is not None for value in values)
         }
-        return _pack(
+        return _pack_table(
             {"rows": self.rows},
-            {name: [_shorten(value) for value in known[name]] for name in known},
+            {name: [_round_number(value) for value in known[name]] for name in known},
         )
 
 
-def _pack(header: Mapping[str, Any], columns: Mapping[str, Sequence[_SampleNumber]]) -> bytes:
+def _pack_table(header: Mapping[str, Any], columns: Mapping[str, Sequence[_SampleNumber]]) -> bytes:
     """A table for `unpack` of `page/data.js`."""
     return json.dumps({"header": header, "columns": columns}).encode()
 
 
-def _shorten(value: _SampleNumber) -> _SampleNumber:
+def _round_number(value: _SampleNumber) -> _SampleNumber:
     """A number with four digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     return value
 
 
-def _response(row: Mapping[str, Any]) -> str:
+def _find_response(row: Mapping[str, Any]) -> str:
     """Returns the response of a row; for a pair, the preferred answer."""
     return row.get("response", row.get("chosen", ""))
 
 
-def _line(text: str) -> str:
+def _shorten_text(text: str) -> str:
     """The beginning of a text on one line."""
     return text[:_BEGINNING].replace("\n", "⏎")

@@ -12,23 +12,23 @@ from lockstep.core import exit_codes
 from lockstep.report.agreement import read_agreement
 from lockstep.report.alarms import find_alarms
 from lockstep.report.certificate import CERTIFICATE, ReadCertificate
-from lockstep.report.held_out import headlines
+from lockstep.report.held_out import list_headlines
 from lockstep.report.log import read_metrics
 from lockstep.report.terminal import summary_table
-from lockstep.system.command_line import command
+from lockstep.system.command_line import format_command
 
 PAGE = "report.html"
 """The report of a run, in its folder."""
 
 
-def summary(folder: Path) -> str:
+def summarize_run(folder: Path) -> str:
     """Summarizes a run's metrics.
 
     Returns text for a terminal; it ends with the paths of the run, its report and its model.
     """
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
-    parts = [_headline(folder, rows), alarms, _where(folder)]
+    parts = [_describe_headline(folder, rows), alarms, _describe_paths(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -42,7 +42,7 @@ def has_trained(folder: Path) -> bool:
     return not rows or any(norm > 0 for norm in norms)
 
 
-def judge(folder: Path) -> int:
+def find_exit_code(folder: Path) -> int:
     """The exit code of a finished run: a broken promise, nothing learned, or success."""
     compared = read_agreement(folder)
     if compared is not None and compared.exit_code:
@@ -52,28 +52,28 @@ def judge(folder: Path) -> int:
     return exit_codes.INCONCLUSIVE
 
 
-def _where(folder: Path) -> str:
+def _describe_paths(folder: Path) -> str:
     page = folder / PAGE
     if page.is_file():
         report = f"{page} (opens in a browser)"
     else:
-        report = f"not written; run {command('report', folder)}"
+        report = f"not written; run {format_command('report', folder)}"
     return (
         f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (loads with transformers; "
         "see its README.md)"
     )
 
 
-def _headline(folder: Path, rows: list[dict[str, float]]) -> str:
+def _describe_headline(folder: Path, rows: list[dict[str, float]]) -> str:
     """The verdict on training and sampling, and first, last and best headline values."""
     lines: list[tuple[str, str]] = []
     compared = read_agreement(folder)
-    certificate = ReadCertificate.of(folder / CERTIFICATE)
+    certificate = ReadCertificate.from_file(folder / CERTIFICATE)
     if compared is not None:
         lines.append(("training and sampling", compared.sentence))
     if certificate is not None:
         lines.append(("certificate", f"{certificate.sentence} ({folder / CERTIFICATE})"))
-    lines += headlines(rows)
+    lines += list_headlines(rows)
     overflowed = sum(
         value for row in rows for name, value in row.items() if name.endswith("updates_overflowed")
     )

@@ -17,7 +17,7 @@ from lockstep.core import exit_codes
 from lockstep.report.held_out import HELD_OUT
 from lockstep.report.log import read_metrics
 from lockstep.report.run_state import StateWord, read_state
-from lockstep.report.summary import PAGE, judge
+from lockstep.report.summary import PAGE, find_exit_code
 from lockstep.report.terminal import summary_table
 from lockstep.system.records import is_file, read_record
 
@@ -47,7 +47,7 @@ class SweepRun:
     values: Mapping[str, Any]
 
     @property
-    def group(self) -> str:
+    def group_name(self) -> str:
         """Name of the group of runs that differ only in the seed."""
         return (
             " ".join(f"{key}={value}" for key, value in self.values.items() if key != SEED) or "all"
@@ -62,12 +62,12 @@ class SweepRun:
     def state(self) -> StateWord | Literal["failed"]:
         """The state of its folder; `failed` if it broke a promise or learned nothing."""
         state = read_state(self.folder).word
-        if state == "finished" and judge(self.folder) != exit_codes.OK:
+        if state == "finished" and find_exit_code(self.folder) != exit_codes.OK:
             return "failed"
         return state
 
     @cached_property
-    def final(self) -> Mapping[str, float]:
+    def final_values(self) -> Mapping[str, float]:
         """The last value of each metric of `FINAL` that it logs; may be NaN or infinite."""
         last = {metric: value for row in self.rows for metric, value in row.items()}
         return {metric: last[metric] for metric in FINAL if metric in last}
@@ -86,16 +86,16 @@ class SeedGroup:
     runs: Sequence[SweepRun]
 
     @property
-    def finished(self) -> Sequence[SweepRun]:
+    def finished_runs(self) -> Sequence[SweepRun]:
         """Its runs that finished without failing."""
         return [run for run in self.runs if run.state == "finished"]
 
     @property
-    def final(self) -> Mapping[str, dict[str, float]]:
+    def final_spread(self) -> Mapping[str, dict[str, float]]:
         """Spread of finished runs' last values, by metric; n counts only finite values."""
         found: dict[str, dict[str, float]] = {}
         for metric in FINAL:
-            values = [run.final.get(metric, math.nan) for run in self.finished]
+            values = [run.final_values.get(metric, math.nan) for run in self.finished_runs]
             finite = [value for value in values if math.isfinite(value)]
             if finite:
                 found[metric] = measure_spread(finite)
@@ -131,7 +131,7 @@ def measure_spread(values: Sequence[float]) -> dict[str, float]:
     mean = fmean(values) if all(map(math.isfinite, values)) else math.nan
     half = math.nan
     if count > 1 and math.isfinite(mean):
-        half = student((1 - LEVEL) / 2, count - 1) * stdev(values) / math.sqrt(count)
+        half = student_quantile((1 - LEVEL) / 2, count - 1) * stdev(values) / math.sqrt(count)
     return {"count": count, "mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -160,13 +160,13 @@ def read_sweep(folder: Path) -> list[SweepRun]:
 
 def group_runs(runs: Sequence[SweepRun]) -> list[SeedGroup]:
     """The groups of a sweep's runs."""
-    names = dict.fromkeys(run.group for run in runs)
-    return [SeedGroup(name, [run for run in runs if run.group == name]) for name in names]
+    names = dict.fromkeys(run.group_name for run in runs)
+    return [SeedGroup(name, [run for run in runs if run.group_name == name]) for name in names]
 
 
 def list_runs(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
     """A row for each run: name of its folder, values, state and final metrics."""
-    return [{"run": run.folder.name, **run.values, "state": run.state, **run.final} for run in runs]
+    return [{"run": run.folder.name, **run.values, "state": run.state, **run.final_values} for run in runs]
 
 
 def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
     return [
         {"group": group.name, "metric": metric, **spread}
         for group in group_runs(runs)
-        for metric, spread in group.final.items()
+        for metric, spread in group.final_spread.items()
     ]
 
 
@@ -187,8 +187,8 @@ def summarize_sweep(folder: Path) -> str:
     metrics = _list_metrics(runs)
     table = [["", "finished", *metrics]]
     for group in group_runs(runs):
-        cells = [_format_spread(group.final.get(metric)) for metric in metrics]
-        table.append([group.name, f"{len(group.finished)} of {len(group.runs)}", *cells])
+        cells = [_format_spread(group.final_spread.get(metric)) for metric in metrics]
+        table.append([group.name, f"{len(group.finished_runs)} of {len(group.runs)}", *cells])
     about = f"last values: mean over finished runs, {LEVEL:.0%} Student-t intervals over seeds"
     return "\n".join([summary_table(table), about, f"{folder}, report: {folder / PAGE}"])
 
@@ -197,14 +197,14 @@ def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
     """Everything about a sweep's started runs that a page adds to its runs; plain values."""
     return {
         "level": LEVEL,
-        "runs": [{"state": run.state, "final": dict(run.final)} for run in runs],
+        "runs": [{"state": run.state, "final": dict(run.final_values)} for run in runs],
         "metrics": _list_metrics(runs),
         "groups": [
             {
                 "name": group.name,
                 "runs": [runs.index(run) for run in group.runs],
-                "finished": len(group.finished),
-                "final": group.final,
+                "finished": len(group.finished_runs),
+                "final": group.final_spread,
                 "bands": group.draw_bands(),
             }
             for group in group_runs(runs)
@@ -213,29 +213,29 @@ def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
 
 
 def _list_metrics(runs: Sequence[SweepRun]) -> list[str]:
-    return [metric for metric in FINAL if any(metric in run.final for run in runs)]
+    return [metric for metric in FINAL if any(metric in run.final_values for run in runs)]
 
 
 @cache
-def student(exceeded: float, freedom: int) -> float:
+def student_quantile(exceeded: float, freedom: int) -> float:
     """The upper quantile of Student's t distribution, by bisection of its integral."""
     if exceeded > 0.5:
-        return -student(1 - exceeded, freedom)
+        return -student_quantile(1 - exceeded, freedom)
     middle = min(1 - 2 * exceeded, 1 - 1e-13)
     low = 0.0
     high = 1.0
-    while _middle(high, freedom) < middle:
+    while _central_probability(high, freedom) < middle:
         high *= 2
     for _ in range(60):
         half = (low + high) / 2
-        if _middle(half, freedom) < middle:
+        if _central_probability(half, freedom) < middle:
             low = half
         else:
             high = half
     return high
 
 
-def _middle(t: float, freedom: int) -> float:
+def _central_probability(t: float, freedom: int) -> float:
     """The probability of a value between −t and t: Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine = math.cos(angle)

@@ -61,7 +61,7 @@ class DetailedReward(ABC):
     """A reward that returns parts and metrics in addition to a number."""
 
     @abstractmethod
-    def judge(
+    def compute_results(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> RewardResults:
         """Rewards responses; arguments as in `Reward`."""
@@ -70,7 +70,7 @@ class DetailedReward(ABC):
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         """See `Reward`."""
-        return self.judge(prompts, responses, answers).rewards
+        return self.compute_results(prompts, responses, answers).rewards
 
 
 @dataclass(frozen=True)
@@ -97,21 +97,21 @@ class CutOffReward(DetailedReward):
     value: float | None
 
     @property
-    def is_as_is(self) -> bool:
+    def scores_as_is(self) -> bool:
         """True if truncated responses are scored as is."""
         return self.value is None
 
-    def judge(
+    def compute_results(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> RewardResults:
         """Rewards responses as if none were truncated."""
-        return judge(self.reward, prompts, responses, answers)
+        return compute_reward_results(self.reward, prompts, responses, answers)
 
 
-def judge(
+def compute_reward_results(
     reward: Reward, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
 ) -> RewardResults:
     """Rewards responses with parts and metrics; arguments as in `Reward`."""
     if isinstance(reward, DetailedReward):
-        return reward.judge(prompts, responses, answers)
+        return reward.compute_results(prompts, responses, answers)
     return RewardResults(reward(prompts, responses, answers))

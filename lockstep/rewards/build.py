@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstep.config.trust import name_code
+from lockstep.config.trust import log_code_file
 from lockstep.rewards.base import CutOffReward, NoReward, Reward
 from lockstep.rewards.code_reward import CodeReward, open_sandbox
 from lockstep.rewards.combined_rewards import ByRow, WeightedPart, WeightedSum
@@ -19,7 +19,7 @@ OpenJudge = Callable[[RewardJudge, str], Reward]
 """Opens a judge as a reward, from its section and the section's key in the recipe."""
 
 
-def build(
+def build_reward(
     section: SingleReward | None,
     say: NoteFunction = lambda text: None,
     open_judge: OpenJudge = lambda judge, key: NoReward(),
@@ -39,19 +39,19 @@ def build(
     """
     if section is None:
         return NoReward()
-    reward = _build_whole(section, say, open_judge, option)
+    reward = _build_uncut_reward(section, say, open_judge, option)
     if not isinstance(section, RewardSection) or section.cut_off is None:
         return reward
     return CutOffReward(reward, None if section.cut_off == "as_is" else section.cut_off)
 
 
-def _build_whole(
+def _build_uncut_reward(
     section: SingleReward, say: NoteFunction, open_judge: OpenJudge, option: str
 ) -> Reward:
     """Builds a reward without a value for truncated responses."""
     if isinstance(section, RewardSection) and section.parts is not None:
         built = {
-            name: WeightedPart(build(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
+            name: WeightedPart(build_reward(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
             for name, part in section.parts.items()
         }
         return WeightedSum(built)
@@ -70,9 +70,9 @@ def _build_verifiers(
         built["instructions"] = InstructionReward(section.instructions)
     if section.code is not None:
         code = built["code"] = CodeReward(section.code, f"{option}.code", say)
-        say(code.strength())
+        say(code.describe_strength())
     if section.function is not None:
-        name_code(f"{option}.function", section.function)
+        log_code_file(f"{option}.function", section.function)
         built["python"] = PythonReward(
             section.function, section.timeout_s, say, section.batch, option
         )
@@ -85,6 +85,6 @@ def _build_verifiers(
 
 def require_sandbox(section: RewardSection | None, option: str) -> None:
     """Raises SandboxError if the section needs a sandbox that is unavailable on this machine."""
-    for key, leaf in () if section is None else section.leaves(option):
+    for key, leaf in () if section is None else section.leaf_sections(option):
         if leaf.code is not None and leaf.code.url is None:
             open_sandbox(leaf.code, f"{key}.code")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, assert_never
 
 from lockstep.core.types import Prompt
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.data.templates import read_field
 from lockstep.data.thoughts import drop_thought
 from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits, SandboxError
@@ -35,7 +35,7 @@ class CodeReward:
 
     section: CodeSection
     option: str = "reward.code"
-    note: Callable[[str], object] = field(default=note, repr=False, compare=False)
+    note: Callable[[str], object] = field(default=print_note, repr=False, compare=False)
     _place: CodeSandbox | CodeServer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -46,9 +46,9 @@ class CodeReward:
             place = CodeServer(own.url, own, self.option, self.note)
         object.__setattr__(self, "_place", place)
 
-    def strength(self) -> str:
+    def describe_strength(self) -> str:
         """Describes in one sentence how programs are isolated from the machine."""
-        return f"{self.option}: programs run {self._place.strength()}"
+        return f"{self.option}: programs run {self._place.describe_strength()}"
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -59,27 +59,27 @@ class CodeReward:
             SandboxError: A program could not be started.
         """
         programs = [
-            self._program(drop_thought(response, prompt.text))
+            self._extract_program(drop_thought(response, prompt.text))
             for prompt, response in zip(prompts, responses, strict=True)
         ]
         tests: list[list[CodeTest]] = [
             read_field(prompt.row, self.section.tests) for prompt in prompts
         ]
         if isinstance(self._place, CodeServer):
-            return list(map(self._reward, self._place.run_tests(programs, tests), tests))
+            return list(map(self._compute_reward, self._place.run_tests(programs, tests), tests))
         pool = ThreadPoolExecutor(self.section.sandboxes)
         try:
             return list(
                 map(
-                    self._reward,
-                    pool.map(partial(self._run_here, self._place), programs, tests),
+                    self._compute_reward,
+                    pool.map(partial(self._run_in_sandbox, self._place), programs, tests),
                     tests,
                 )
             )
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _run_here(
+    def _run_in_sandbox(
         self, sandbox: CodeSandbox, program: str | None, tests: Sequence[CodeTest]
     ) -> int:
         """Counts passed tests; with `all_or_nothing`, up to the first failed test."""
@@ -87,20 +87,20 @@ class CodeReward:
         for test in tests if program is not None else ():
             assert program is not None, "its tests are run"
             if isinstance(test, str):
-                passes = sandbox.passes(program, test)
+                passes = sandbox.passes_test(program, test)
             else:
-                passes = judge_output(sandbox.output(program, test.get("stdin", "")), test)
+                passes = judge_output(sandbox.capture_output(program, test.get("stdin", "")), test)
             passed += passes
             if self.section.all_or_nothing and not passes:
                 break
         return passed
 
-    def _reward(self, passed: int, tests: Sequence[CodeTest]) -> float:
+    def _compute_reward(self, passed: int, tests: Sequence[CodeTest]) -> float:
         if self.section.all_or_nothing:
             return float(passed == len(tests))
         return passed / len(tests)
 
-    def _program(self, answer: str) -> str | None:
+    def _extract_program(self, answer: str) -> str | None:
         match self.section.program:
             case "text":
                 # Python would read the space between prompt and response as an indent
@@ -137,7 +137,7 @@ def extract_code_block(answer: str) -> str | None:
     return next(reversed(marked or unmarked), None)
 
 
-def fault(test: Any) -> str | None:
+def describe_test_fault(test: Any) -> str | None:
     """Returns the error in a row's test; None if it is valid."""
     if isinstance(test, str):
         return _syntax_fault(test)

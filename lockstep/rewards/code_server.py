@@ -59,7 +59,7 @@ class CodeServer:
     option: str
     note: Callable[[str], object]
 
-    def strength(self) -> str:
+    def describe_strength(self) -> str:
         """Describes in one sentence what the sandbox blocks and allows."""
         return (
             f"at {self.url}; a program can tamper with tests in Python, which share its process "
@@ -90,7 +90,7 @@ class CodeServer:
         bodies = [self._build_request(program, test, mark) for _, program, test in asked]
         passed = [0] * len(programs)
         server = JsonServer(address, own.wall_s + _GRACE_S, self.note)
-        for number, reply in server.answers(
+        for number, reply in server.request_all(
             _CodeServerReply, self.url, bodies, lambda number, reply: _find_fault(reply)
         ):
             place, _, test = asked[number]

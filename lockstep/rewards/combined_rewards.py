@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Prompt
 from lockstep.data.templates import read_field
-from lockstep.rewards.base import DetailedReward, Reward, RewardResults, judge
+from lockstep.rewards.base import DetailedReward, Reward, RewardResults, compute_reward_results
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ByRow(DetailedReward):
     field: str
     verifiers: Mapping[str, Reward]
 
-    def judge(
+    def compute_results(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> RewardResults:
         """Rewards each response by its verifier."""
@@ -34,7 +34,7 @@ class ByRow(DetailedReward):
             own = [
                 i for i, prompt in enumerate(prompts) if read_field(prompt.row, self.field) == name
             ]
-            found = judge(
+            found = compute_reward_results(
                 verifier,
                 [prompts[i] for i in own],
                 [responses[i] for i in own],
@@ -64,19 +64,19 @@ class WeightedSum(DetailedReward):
 
     parts: Mapping[str, WeightedPart]
 
-    def judge(
+    def compute_results(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> RewardResults:
         """Rewards responses by each part and sums them."""
         found = {
-            name: judge(part.reward, prompts, responses, answers)
+            name: compute_reward_results(part.reward, prompts, responses, answers)
             for name, part in self.parts.items()
         }
         counted = [
             (part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight
         ]
         rewards = [
-            _sum([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))
+            _sum_weighted([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))
         ]
         metrics = (one.metrics.with_prefix(name) for name, one in found.items())
         return RewardResults(
@@ -84,7 +84,7 @@ class WeightedSum(DetailedReward):
         )
 
 
-def _sum(terms: Sequence[tuple[float, float | None]]) -> float | None:
+def _sum_weighted(terms: Sequence[tuple[float, float | None]]) -> float | None:
     """The sum of weights times rewards, independent of their order."""
     known = [weight * reward for weight, reward in terms if reward is not None]
     if len(known) == len(terms):

@@ -39,7 +39,7 @@ def _is_json(response: str) -> bool:
     return True
 
 
-def _plain(text: str) -> str:
+def _normalize_text(text: str) -> str:
     """Normalizes a text for comparison: lower case, stripped."""
     return text.strip().casefold()
 
@@ -75,13 +75,13 @@ class _CountRange(_InstructionBase):
     def _some_number_fits(self) -> None:
         if not self.model_fields_set & {"at_least", "at_most"}:
             raise ValueError("needs at_least or at_most")
-        if not self.fits(self.at_least):
+        if not self.contains_count(self.at_least):
             raise ValueError(
                 f"at_least is {self.at_least} and at_most {self.at_most}, which excludes every "
                 "number"
             )
 
-    def fits(self, count: int) -> bool:
+    def contains_count(self, count: int) -> bool:
         """True if a number is in the range."""
         return self.at_least <= count and (self.at_most is None or count <= self.at_most)
 
@@ -93,7 +93,7 @@ class CountInstruction(_CountRange):
 
     def is_followed(self, response: str) -> bool:
         """True if a response follows it."""
-        return self.fits(_COUNTS[self.id](response))
+        return self.contains_count(_COUNTS[self.id](response))
 
 
 class KeywordInstruction(_CountRange):
@@ -106,7 +106,7 @@ class KeywordInstruction(_CountRange):
         """True if a response follows it."""
         patterns = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in self.words]
         return all(
-            self.fits(len(re.findall(pattern, response, re.IGNORECASE))) for pattern in patterns
+            self.contains_count(len(re.findall(pattern, response, re.IGNORECASE))) for pattern in patterns
         )
 
 
@@ -118,7 +118,7 @@ class AffixInstruction(_InstructionBase):
 
     def is_followed(self, response: str) -> bool:
         """True if a response follows it."""
-        return _ENDS[self.id](_plain(response), _plain(self.text))
+        return _ENDS[self.id](_normalize_text(response), _normalize_text(self.text))
 
 
 class OneOf(_InstructionBase):
@@ -129,7 +129,7 @@ class OneOf(_InstructionBase):
 
     def is_followed(self, response: str) -> bool:
         """True if a response follows it."""
-        return _plain(response) in map(_plain, self.texts)
+        return _normalize_text(response) in map(_normalize_text, self.texts)
 
 
 class FormInstruction(_InstructionBase):
@@ -166,11 +166,11 @@ class InstructionReward:
     ) -> list[float | None]:
         """See `Reward`."""
         return [
-            self._score(prompt, response)
+            self._score_response(prompt, response)
             for prompt, response in zip(prompts, responses, strict=True)
         ]
 
-    def _score(self, prompt: Prompt, response: str) -> float:
+    def _score_response(self, prompt: Prompt, response: str) -> float:
         answer = drop_thought(response, prompt.text)
         asked = map(READER.validate_python, read_field(prompt.row, self.section.field))
         followed = [each.is_followed(answer) for each in asked]
@@ -179,7 +179,7 @@ class InstructionReward:
         return sum(followed) / len(followed)
 
 
-def fault(instruction: Any) -> str | None:
+def describe_instruction_fault(instruction: Any) -> str | None:
     """Returns the error in a row's instruction; None if it is valid."""
     try:
         READER.validate_python(instruction)

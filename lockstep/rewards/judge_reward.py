@@ -31,7 +31,7 @@ class JudgeReward(DetailedReward):
     low: float
     high: float
 
-    def judge(
+    def compute_results(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> RewardResults:
         """Scores the responses.
@@ -44,21 +44,21 @@ class JudgeReward(DetailedReward):
             return RewardResults([])
         asked = zip(prompts, responses, strict=True)
         cases = [
-            response_case(prompt.conversation, response, (_digest(prompt, response),), prompt.text)
+            response_case(prompt.conversation, response, (_digest_question(prompt, response),), prompt.text)
             for prompt, response in asked
         ]
         judged = self.scorer(cases)
         return RewardResults(
-            [self._reward(mean_score(one)) for one in judged], metrics=judge_metrics(judged)
+            [self._scale_score(mean_score(one)) for one in judged], metrics=judge_metrics(judged)
         )
 
-    def _reward(self, score: float | None) -> float | None:
+    def _scale_score(self, score: float | None) -> float | None:
         if score is None:
             return None
         return (score - self.low) / (self.high - self.low)
 
 
-def _digest(prompt: Prompt, response: str) -> str:
+def _digest_question(prompt: Prompt, response: str) -> str:
     answer = drop_thought(response, prompt.text)
     shown = json.dumps([[dict(message) for message in prompt.conversation], answer], sort_keys=True)
     return hashlib.sha256(shown.encode()).hexdigest()[:32]

@@ -53,20 +53,20 @@ def find_answer(text: str) -> str | None:
     """
     boxes = find_boxes(text)
     if boxes is not None:
-        return _read_all(boxes)
-    return read_whole(text) or _read_named(text) or _read_last(text)
+        return _parse_elements(boxes)
+    return parse_whole_answer(text) or _parse_after_answer(text) or _read_last(text)
 
 
 def find_marked(text: str) -> str | None:
     """Returns the answer of a response after its marker; None as in `find_answer`."""
     boxes = find_boxes(text)
     if boxes is not None:
-        return _read_all(boxes)
+        return _parse_elements(boxes)
     line = _first_line(text)
     if _EXPLAINED.match(line):
         return _read_first(line)
     after = line.rpartition("=")[2]
-    return read_whole(line) or read_whole(after) or _read_first(after) or _read_first(line)
+    return parse_whole_answer(line) or parse_whole_answer(after) or _read_first(after) or _read_first(line)
 
 
 def find_right_answer(text: str, marked: bool) -> str | None:
@@ -78,11 +78,11 @@ def find_right_answer(text: str, marked: bool) -> str | None:
     """
     boxes = find_boxes(text)
     if boxes is not None:
-        return _read_all(boxes)
-    return read_whole(_first_line(text) if marked else text.strip().lstrip("#"))
+        return _parse_elements(boxes)
+    return parse_whole_answer(_first_line(text) if marked else text.strip().lstrip("#"))
 
 
-def read_whole(text: str) -> str | None:
+def parse_whole_answer(text: str) -> str | None:
     """Parses a text that is only an answer, with optional units."""
     text = text.strip()
     if len(text) > LONGEST:
@@ -94,7 +94,7 @@ def read_whole(text: str) -> str | None:
     after = text[pieces[0].end :].strip(" *.,;")
     alone = len(pieces) == 1 and not before and re.fullmatch(r"[^\d$\\=<>+*/()]*", after)
     if alone:
-        return _read_all(pieces[0].contents)
+        return _parse_elements(pieces[0].contents)
     return None
 
 
@@ -159,7 +159,7 @@ def _join_lists(text: str, pieces: Iterable[_AnswerSpan]) -> list[_AnswerSpan]:
     return joined
 
 
-def _read_all(contents: list[str]) -> str | None:
+def _parse_elements(contents: list[str]) -> str | None:
     """Parses the elements of a list, or a single answer."""
     if sum(map(len, contents)) > LONGEST:
         return None
@@ -169,7 +169,7 @@ def _read_all(contents: list[str]) -> str | None:
     return None
 
 
-def _read_named(text: str) -> str | None:
+def _parse_after_answer(text: str) -> str | None:
     """Parses the text after the word "answer": the rest of the line, or its beginning."""
     after = text[-LONGEST:].rpartition("nswer")[2]
     named = _ANSWER.match(after)
@@ -177,7 +177,7 @@ def _read_named(text: str) -> str | None:
         return None
     sentence = after[named.end() :].partition("\n")[0]
     # a factorial is written between dollar signs
-    return read_whole(sentence.rstrip("! ")) or _read_first(sentence)
+    return parse_whole_answer(sentence.rstrip("! ")) or _read_first(sentence)
 
 
 def _read_first(text: str) -> str | None:
@@ -187,7 +187,7 @@ def _read_first(text: str) -> str | None:
     if runs:
         return runs[0]
     if pieces:
-        return _read_all(pieces[0].contents)
+        return _parse_elements(pieces[0].contents)
     return None
 
 
@@ -199,7 +199,7 @@ def _read_last(text: str) -> str | None:
     if runs:
         return runs[-1]
     if pieces:
-        return _read_all(pieces[-1].contents)
+        return _parse_elements(pieces[-1].contents)
     return None
 
 

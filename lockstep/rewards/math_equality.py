@@ -43,8 +43,8 @@ def are_equal(right: str, found: str) -> bool:
     right_number, right_percents = _PERCENT.subn("", right)
     found_number, found_percents = _PERCENT.subn("", found)
     real = not any(map(should_treat_as_complex, (right, found)))
-    first = read(right_number, real)
-    second = read(found_number, real)
+    first = parse_latex(right_number, real)
+    second = parse_latex(found_number, real)
     if first is None or second is None:
         return False
     if _are_same(first, second):
@@ -60,7 +60,7 @@ def are_equal(right: str, found: str) -> bool:
     return _are_same(first, second / 100)
 
 
-def read(latex: str, real: bool = True) -> MathValue | None:
+def parse_latex(latex: str, real: bool = True) -> MathValue | None:
     """Parses LaTeX completely; None if that fails."""
     try:
         value = latex2sympy(
@@ -83,12 +83,12 @@ def _are_same(right: MathValue, found: MathValue) -> bool:
     if _is_equation_of_zero(found) and not _holds_relations(right):
         return False
     exact = [_make_exact(value) for value in (right, found)]
-    if _verify(*exact) and _have_equal_values(*exact):
+    if _verify_equal(*exact) and _have_equal_values(*exact):
         return True
-    return _is_rounded(right, found) and _verify(right, found)
+    return _is_rounded(right, found) and _verify_equal(right, found)
 
 
-def _verify(right: MathValue, found: MathValue) -> bool:
+def _verify_equal(right: MathValue, found: MathValue) -> bool:
     return bool(verify(right, found, numeric_precision=_DIGITS, timeout_seconds=0))
 
 
@@ -127,8 +127,8 @@ def _have_equal_values(first: MathValue, second: MathValue) -> bool:
 
 def _have_equal_numbers(first: Expr, second: Expr) -> bool:
     """Compares two expressions by their values at a point, with a relative tolerance."""
-    one = _evaluate(first, 0)
-    other = _evaluate(second, 0)
+    one = _evaluate_at(first, 0)
+    other = _evaluate_at(second, 0)
     if one is None or other is None or one == 0 or other == 0:
         return True
     return bool(abs(one - other) <= _NEAR * max(abs(one), abs(other)))
@@ -155,11 +155,11 @@ def _evaluate_difference(equation: Eq, point: int) -> Expr | None:
     left = equation.lhs
     right = equation.rhs
     if isinstance(left, Expr) and isinstance(right, Expr):
-        return _evaluate(left - right, point)
+        return _evaluate_at(left - right, point)
     return None
 
 
-def _evaluate(value: MathValue, point: int) -> Expr | None:
+def _evaluate_at(value: MathValue, point: int) -> Expr | None:
     """The value of an expression at a numbered point; None if it has none."""
     if not isinstance(value, Expr):
         return None
@@ -186,8 +186,8 @@ def _is_rounded(first: MathValue, second: MathValue) -> bool:
     decimals = [_is_decimal(value) for value in (first, second)]
     if decimals[0] == decimals[1]:
         return False
-    one = _evaluate(first, 0)
-    other = _evaluate(second, 0)
+    one = _evaluate_at(first, 0)
+    other = _evaluate_at(second, 0)
     return one is not None and other is not None and bool(abs(one - other) <= _ROUNDED * abs(one))
 
 

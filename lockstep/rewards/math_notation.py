@@ -28,7 +28,7 @@ _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
 _ROOT = re.compile(r"√\s*(\d+|[A-Za-z])")
 
 
-def _split(words: str) -> frozenset[str]:
+def _split_words(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
@@ -66,7 +66,7 @@ _DEGREES = re.compile(
 )
 _ONLY_TEXT = re.compile(rf"\s*{_TEXT}\s*\{{([^{{}}]*)\}}\s*")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:\s*/\s*\d+)?"
-_UNITS = _split(
+_UNITS = _split_words(
     "mm cm dm km ft in yd mi kg mg ug lb lbs oz ml mL cl dl gal hr hrs min mins sec secs ms ns "
     "kph mph kmh Hz kHz kW kWh am pm AM PM KB MB GB TB kB px pt pts qt cc sq cu rs Rs st nd rd th "
     "m/s km/h mi/h ft/s m/min cal kcal kJ kPa kN"
@@ -81,12 +81,12 @@ _CHANGING = re.compile(
 )
 _PER_CENT = re.compile(r"\bper\s+cent\b")
 _RANGE = re.compile(r"\d+(?:\.\d+)?%?-\d+(?:\.\d+)?%?")
-_LETTERS = _split("m g s h l L")
-_FUNCTIONS = _split(
+_LETTERS = _split_words("m g s h l L")
+_FUNCTIONS = _split_words(
     "sqrt sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp pi and or inf "
     "infinity percent pct percentage max min gcd lcm mod det"
 )
-_WORDS = _split(
+_WORDS = _split_words(
     "yes no none the one two six ten all not any odd his her for per is it of to an by if at as "
     "be we so he she they was are but out has had you"
 )
@@ -104,7 +104,7 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
     """
     if len(text) > LONGEST:
         return None
-    text = _PER_CENT.sub("percent", _strip_ends(_spell(text)))
+    text = _PER_CENT.sub("percent", _strip_ends(_spell_in_latex(text)))
     if _REFUSED.search(text):
         return None
     word = _read_word(text, boxed)
@@ -127,7 +127,7 @@ def find_changing_words(behind: str) -> str:
     return ""
 
 
-def _spell(text: str) -> str:
+def _spell_in_latex(text: str) -> str:
     """Converts signs of other alphabets to LaTeX, and all white space to spaces."""
     text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
     return re.sub(r"\s", " ", _ROOT.sub(r"sqrt(\1)", text).translate(_SIGNS))

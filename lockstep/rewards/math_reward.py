@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.core.errors import shorten
+from lockstep.core.errors import shorten_text
 from lockstep.core.types import Prompt
 from lockstep.data.rows import DataError
 from lockstep.data.thoughts import drop_thought
 from lockstep.rewards.math_answer import find_answer, find_marked, find_right_answer
-from lockstep.rewards.math_verifier import verify
+from lockstep.rewards.math_verifier import verify_equal
 
 READING = 3
 """Version of the rules for parsing right answers, for caches."""
@@ -44,16 +44,16 @@ class MathReward:
             DataError: A right answer does not parse completely.
         """
         judged = zip(prompts, responses, answers, strict=True)
-        return [self._judge(prompt, response, answer) for prompt, response, answer in judged]
+        return [self._judge_response(prompt, response, answer) for prompt, response, answer in judged]
 
-    def _judge(self, prompt: Prompt, response: str, answer: str) -> float | None:
+    def _judge_response(self, prompt: Prompt, response: str, answer: str) -> float | None:
         right = read_right_answer(answer, self.marker)
         if right is None:
             raise DataError(f"{prompt.id}: {self.explain_unread(answer)}; correct the row")
         found = self.extract_answer(response, prompt.text)
         if found is None:
             return 0.0
-        verdict = verify(right, found)
+        verdict = verify_equal(right, found)
         if verdict is None:
             return None
         return float(verdict)
@@ -69,7 +69,7 @@ class MathReward:
                 f"name its field in data.answer, or set {self.option}=null if an environment "
                 "rewards"
             )
-        return f"math-verify cannot read the right answer {shorten(answer)!r} in full; {cure}"
+        return f"math-verify cannot read the right answer {shorten_text(answer)!r} in full; {cure}"
 
     def extract_answer(self, response: str, prompt: str = "") -> str | None:
         """Returns a response's answer as LaTeX, without thoughts; None if none parses completely.
@@ -81,7 +81,7 @@ class MathReward:
         text = drop_thought(response, prompt)
         if self.marker is None:
             return find_answer(text)
-        after = _after_marker(text, self.marker)
+        after = _find_after_marker(text, self.marker)
         if after is None:
             return None
         return find_marked(after)
@@ -93,14 +93,14 @@ def read_right_answer(answer: str, marker: str | None) -> str | None:
 
     If no marker is set, GSM8K's marker is accepted.
     """
-    after = _after_marker(answer, GSM8K_MARKER if marker is None else marker)
+    after = _find_after_marker(answer, GSM8K_MARKER if marker is None else marker)
     right = find_right_answer(answer if after is None else after, after is not None)
-    if right is not None and verify(right, right) is not False:
+    if right is not None and verify_equal(right, right) is not False:
         return right
     return None
 
 
-def _after_marker(text: str, marker: str) -> str | None:
+def _find_after_marker(text: str, marker: str) -> str | None:
     """The text after the last marker; None if there is none.
 
     A longer run of its sign, such as #####, is not a marker.

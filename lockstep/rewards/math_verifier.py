@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from lockstep.core.errors import InputError, RunError
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.helpers.process import (
     AnswerFunction,
     ChildDied,
@@ -35,7 +35,7 @@ _CACHE_SIZE = 1 << 16
 _CHILD = HelperProcess(__name__)
 
 
-def verify(right: str, found: str) -> bool | None:
+def verify_equal(right: str, found: str) -> bool | None:
     """Returns true if two LaTeX answers are equal; repeated questions use a cache.
 
     Returns:
@@ -52,12 +52,12 @@ def verify(right: str, found: str) -> bool | None:
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
 def _ask_cached(right: str, found: str) -> bool | None:
-    return ask(_CHILD, right, found)
+    return ask_verifier(_CHILD, right, found)
 
 
-def ask(child: HelperProcess, right: str, found: str) -> bool | None:
+def ask_verifier(child: HelperProcess, right: str, found: str) -> bool | None:
     """Asks a child process that runs this module; None if it reached its CPU limit."""
-    attempts = RetryCounter("helper", note)
+    attempts = RetryCounter("helper", print_note)
     while True:
         try:
             child.start()
@@ -67,7 +67,7 @@ def ask(child: HelperProcess, right: str, found: str) -> bool | None:
             if death.signal == signal.SIGPROF:
                 return None
             died = f"the math-verify process died on {found!r}: {death}"
-            if not (death.may_pass and attempts.again(died)):
+            if not (death.may_pass and attempts.wait_for_retry(died)):
                 raise RunError(f"{died}; the same command resumes the run") from None
         except ChildHangs:
             raise RunError(
@@ -90,11 +90,11 @@ def answers() -> AnswerFunction:
 
     from lockstep.rewards.math_equality import are_equal
 
-    def verdict(question: list[str]) -> Iterator[bool]:
+    def compute_verdict(question: list[str]) -> Iterator[bool]:
         # by default the signal ends the process
         signal.setitimer(signal.ITIMER_PROF, _CPU_LIMIT_S)
         same = are_equal(*question)
         signal.setitimer(signal.ITIMER_PROF, 0)
         yield same
 
-    return verdict
+    return compute_verdict

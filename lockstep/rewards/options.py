@@ -102,9 +102,9 @@ class RewardJudge(JudgeSection):
 
     @property
     def has_engine(self) -> bool:
-        return not self.engine.is_server
+        return not self.engine_section.is_server
 
-    def locate(self, initial: str) -> RewardJudge:
+    def with_model_folder(self, initial: str) -> RewardJudge:
         """The judge with its model's folder filled in, by default the initial model."""
         own = self.path is None and self.has_engine
         if own:
@@ -178,7 +178,7 @@ class SingleReward(Section):
     )
 
     @property
-    def verifiers(self) -> tuple[VerifierName, ...]:
+    def verifier_names(self) -> tuple[VerifierName, ...]:
         """The verifiers that rows can name."""
         return (
             "math",
@@ -187,14 +187,14 @@ class SingleReward(Section):
 
     @rule
     def _type_has_what_it_needs(self) -> None:
-        if self.type not in ("by_row", "sum") and self.type not in self.verifiers:
+        if self.type not in ("by_row", "sum") and self.type not in self.verifier_names:
             raise ValueError(f"type: {self.type} needs {_SET_UP[self.type]}")
         if (self.type == "by_row") != (self.verifier is not None):
             raise ValueError("verifier requires type: by_row, and type: by_row requires verifier")
 
     @rule
     def _options_belong_to_the_type(self) -> None:
-        used = {self.type, *(self.verifiers if self.type == "by_row" else ())}
+        used = {self.type, *(self.verifier_names if self.type == "by_row" else ())}
         for name, types in _TYPES_OF.items():
             default = SingleReward.model_fields[name].default
             if getattr(self, name) != default and not used.intersection(types):
@@ -239,10 +239,10 @@ class RewardSection(SingleReward):
     def has_own_scale(self) -> bool:
         """True if rewards can be any numbers, so that `pass_score` has to define which pass."""
         return self.parts is not None or any(
-            name in self.verifiers for name in ("python", "server", "judge")
+            name in self.verifier_names for name in ("python", "server", "judge")
         )
 
-    def leaves(self, option: str) -> Iterator[tuple[str, SingleReward]]:
+    def leaf_sections(self, option: str) -> Iterator[tuple[str, SingleReward]]:
         """Yields rewards and their keys: the parts of a sum, else this section."""
         if self.parts is None:
             yield option, self

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.core.types import Prompt
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.helpers.in_process import build_child
 from lockstep.helpers.process import ChildDied, ChildError, ChildHangs, HelperProcess
 from lockstep.rewards import reward_function
@@ -35,7 +35,7 @@ class PythonReward:
 
     function: str
     timeout_s: float
-    note: Callable[[str], object] = field(default=note, repr=False, compare=False)
+    note: Callable[[str], object] = field(default=print_note, repr=False, compare=False)
     batch: bool = False
     option: str = "reward"
     _child: HelperProcess = field(init=False, repr=False, compare=False)
@@ -47,13 +47,13 @@ class PythonReward:
             "_child",
             build_child(reward_function.__name__, self.function, self.option, *batch),
         )
-        self._start()
+        self._start_process()
 
     @property
     def _function_key(self) -> str:
         return f"{self.option}.function {self.function}"
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         """Starts the process if it is not running.
 
         Raises:
@@ -88,16 +88,16 @@ class PythonReward:
                 found = {}
                 missing = list(range(len(questions)))
             try:
-                self._ask(prompts, questions, missing, found)
+                self._ask_function(prompts, questions, missing, found)
             except _LostReward as lost:
                 used = attempts[lost.source]
-                if not used.again(str(lost)):
+                if not used.wait_for_retry(str(lost)):
                     raise RewardLost(
                         f"{lost}, {used.used + 1} times in a row; the same command resumes the run"
                     ) from None
         return [found[place] for place in range(len(questions))]
 
-    def _ask(
+    def _ask_function(
         self,
         prompts: Sequence[Prompt],
         questions: Sequence[tuple[object, ...]],
@@ -105,7 +105,7 @@ class PythonReward:
         found: dict[int, float | None],
     ) -> None:
         """Adds missing rewards to `found`; raises _Lost at the end after a temporary failure."""
-        self._start()
+        self._start_process()
         try:
             with self._child.ask_streaming([questions[place] for place in missing]) as reply:
                 lost = [self._read_reward(prompts[place], place, reply, found) for place in missing]
@@ -148,14 +148,14 @@ class PythonReward:
         if "wrong" not in result:
             found[place] = result["reward"]
             return ""
-        wrong = self._describe(prompt, result)
+        wrong = self._describe_error(prompt, result)
         if result["may_pass"]:
             return wrong
         error = RewardError(wrong)
         error.add_note(make_printable(result["trace"]))
         raise error
 
-    def _describe(self, prompt: Prompt, result: dict[str, Any]) -> str:
+    def _describe_error(self, prompt: Prompt, result: dict[str, Any]) -> str:
         """Describes a function's error and the response that caused it."""
         wrong = make_printable(result["wrong"])
         if result["of_all"]:

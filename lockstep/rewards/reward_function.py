@@ -60,9 +60,9 @@ def answers(function: str, option: str, batch: str = "") -> AnswerFunction:
     Raises:
         ValueError: If the function cannot be found or takes different arguments.
     """
-    found = load(function, option, bool(batch))
+    found = load_function(function, option, bool(batch))
     if not inspect.iscoroutinefunction(found):
-        return partial(_score_batch if batch else _score, found)
+        return partial(_score_batch if batch else _score_each, found)
     loop = asyncio.new_event_loop()  # shared by all calls, so that the module can keep a client
     # the program's own thread may have an event loop
     threading.Thread(target=loop.run_forever, daemon=True).start()
@@ -74,10 +74,10 @@ def answers(function: str, option: str, batch: str = "") -> AnswerFunction:
     return partial(_score_concurrently, found, loop)
 
 
-def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
+def load_function(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`; raises as in `answers`."""
     named = f"{option}.function {function}"
-    found = user_code.load(function, f"{option}.function", "function")
+    found = user_code.load_object(function, f"{option}.function", "function")
     names = _MANY if batch else _ONE
     try:
         signature = inspect.signature(found)
@@ -100,13 +100,13 @@ def load(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     return found
 
 
-def _score(function: Callable[..., Any], question: RewardQuestion) -> Iterator[dict[str, Any]]:
+def _score_each(function: Callable[..., Any], question: RewardQuestion) -> Iterator[dict[str, Any]]:
     """Calls a function for each response."""
     for given in question:
         try:
-            yield _read(function(*given))
+            yield _read_reward(function(*given))
         except Exception as error:  # any error of the user's code
-            yield _fault(error)
+            yield _describe_error(error)
 
 
 def _score_batch(
@@ -116,9 +116,9 @@ def _score_batch(
     try:
         rewards = _read_list(function(*map(list, zip(*question, strict=True))), len(question))
     except Exception as error:  # any error of the user's code
-        yield from [{**_fault(error), "of_all": True}] * len(question)
+        yield from [{**_describe_error(error), "of_all": True}] * len(question)
     else:
-        yield from map(_read, rewards)
+        yield from map(_read_reward, rewards)
 
 
 def _score_concurrently(
@@ -127,14 +127,14 @@ def _score_concurrently(
     """Calls an `async def` for each response concurrently; yields in order."""
     gate = asyncio.Semaphore(_CONCURRENCY)
 
-    async def score(given: Sequence[Any]) -> dict[str, Any]:
+    async def score_one(given: Sequence[Any]) -> dict[str, Any]:
         async with gate:
             try:
-                return _read(await function(*given))
+                return _read_reward(await function(*given))
             except BaseException as error:  # also exceptions that would end the loop
-                return _fault(error)
+                return _describe_error(error)
 
-    for future in [asyncio.run_coroutine_threadsafe(score(given), loop) for given in question]:
+    for future in [asyncio.run_coroutine_threadsafe(score_one(given), loop) for given in question]:
         yield future.result()
 
 
@@ -147,7 +147,7 @@ def _read_list(returned: Any, count: int) -> list[Any]:
         rewards = list(returned)
     except Exception:
         raise _InvalidRewards(
-            f"returned {user_code.show(returned)}; return a list of rewards"
+            f"returned {user_code.describe_object(returned)}; return a list of rewards"
         ) from None
     if len(rewards) != count:
         raise _InvalidRewards(
@@ -156,30 +156,30 @@ def _read_list(returned: Any, count: int) -> list[Any]:
     return rewards
 
 
-def _read(reward: object) -> dict[str, Any]:
+def _read_reward(reward: object) -> dict[str, Any]:
     try:
         return {"reward": user_code.read_reward(reward)}
     except ValueError as error:
-        return _refuse(f"returned {error}")
+        return _build_refusal(f"returned {error}")
 
 
-def _refuse(wrong: str) -> dict[str, Any]:
+def _build_refusal(wrong: str) -> dict[str, Any]:
     return {"wrong": wrong, "trace": "", "may_pass": False, "of_all": False}
 
 
-def _fault(error: BaseException) -> dict[str, Any]:
+def _describe_error(error: BaseException) -> dict[str, Any]:
     match error:
         case _InvalidRewards():
-            return _refuse(str(error))
+            return _build_refusal(str(error))
         case Exception():
             trace = "".join(traceback.format_exception(error))[-_TRACE:]
             wrong = user_code.describe_error(error)
-            return {"wrong": wrong, "trace": trace, "may_pass": _may_pass(error), "of_all": False}
+            return {"wrong": wrong, "trace": trace, "may_pass": _is_temporary(error), "of_all": False}
         case _:
-            return _refuse(f"raised {type(error).__name__}")
+            return _build_refusal(f"raised {type(error).__name__}")
 
 
-def _may_pass(error: BaseException | None) -> bool:
+def _is_temporary(error: BaseException | None) -> bool:
     """True if a connection or disk error may succeed on retry; false for wrong file names."""
     seen = set[int]()  # `raise error from error` is its own cause
     while error is not None and id(error) not in seen:

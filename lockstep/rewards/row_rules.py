@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.data.rows import DataRow
 from lockstep.data.selection import RowRule
-from lockstep.data.templates import complaint, read_field
+from lockstep.data.templates import find_field_fault, read_field
 from lockstep.rewards import code_reward, instruction_reward
 from lockstep.rewards.math_reward import READING, MathReward
 from lockstep.rewards.options import RewardSection, SingleReward
@@ -24,7 +24,7 @@ NO_ANSWERS = RowRule(lambda row: None, "no reward reads an answer", lambda row: 
 _UNREAD = """set data.answer='""' if the function or server does not use answers"""
 
 
-def rule_of(section: SingleReward | None, option: str = "reward") -> RowRule:
+def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowRule:
     """A reward's requirements on rows.
 
     Args:
@@ -35,7 +35,7 @@ def rule_of(section: SingleReward | None, option: str = "reward") -> RowRule:
         return NO_ANSWERS
     if isinstance(section, RewardSection) and section.parts is not None:
         parts = section.parts.items()
-        return _rule_of_sum([rule_of(part, f"{option}.parts.{name}") for name, part in parts])
+        return _build_sum_rule([build_row_rule(part, f"{option}.parts.{name}") for name, part in parts])
     fields = (
         section.verifier,
         section.instructions and section.instructions.field,
@@ -44,7 +44,7 @@ def rule_of(section: SingleReward | None, option: str = "reward") -> RowRule:
     unread = "" if section.function is None and section.server is None else _UNREAD
     key = (
         section.type,
-        section.verifiers,
+        section.verifier_names,
         fields,
         instruction_reward.KNOWN,
         section.marker,
@@ -59,7 +59,7 @@ def rule_of(section: SingleReward | None, option: str = "reward") -> RowRule:
     )
 
 
-def _rule_of_sum(rules: Sequence[RowRule]) -> RowRule:
+def _build_sum_rule(rules: Sequence[RowRule]) -> RowRule:
     """Combines the requirements of all parts."""
     return RowRule(
         lambda row: next((fault for rule in rules if (fault := rule.fault(row)) is not None), None),
@@ -82,7 +82,7 @@ def _name_verifier(section: SingleReward, row: DataRow) -> object:
 def _reads_answer(section: SingleReward, row: DataRow) -> bool:
     """True if a row's verifier reads the right answer."""
     named = _name_verifier(section, row)
-    return any(name == named and name in _COMPARING for name in section.verifiers)
+    return any(name == named and name in _COMPARING for name in section.verifier_names)
 
 
 def _explain_unread(section: SingleReward, option: str, row: DataRow, answer: str) -> str | None:
@@ -96,18 +96,18 @@ def _explain_unread(section: SingleReward, option: str, row: DataRow, answer: st
 def _find_fault(section: SingleReward, row: DataRow) -> str | None:
     """Returns the error in a row, which may name its own verifier; None if it is valid."""
     named = _name_verifier(section, row)
-    known = (*section.verifiers, UNREWARDED)
+    known = (*section.verifier_names, UNREWARDED)
     if named not in known:
         assert section.verifier is not None, "the section's own verifier is one of them"
-        return complaint(row, {section.verifier: "text"}) or (
+        return find_field_fault(row, {section.verifier: "text"}) or (
             f"field {section.verifier!r} names the unknown verifier {named!r}; this recipe has: "
             f"{', '.join(known)}"
         )
     instructions = section.instructions and section.instructions.field
     tests = section.code and section.code.tests
     lists = (
-        ("instructions", instructions, "instruction", instruction_reward.fault),
-        ("code", tests, "test", code_reward.fault),
+        ("instructions", instructions, "instruction", instruction_reward.describe_instruction_fault),
+        ("code", tests, "test", code_reward.describe_test_fault),
     )
     for verifier, field, noun, fault in lists:
         if field is not None and named == verifier:
@@ -119,7 +119,7 @@ def find_fault_in_list(
     row: DataRow, field: str, noun: str, fault: Callable[[Any], str | None]
 ) -> str | None:
     """Returns the error in a row's list field or its items; None if it is valid."""
-    wrong = complaint(row, {field: "list"})
+    wrong = find_field_fault(row, {field: "list"})
     if wrong is not None:
         return wrong
     items = read_field(row, field)

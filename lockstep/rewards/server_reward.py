@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lockstep.config import user_code
 from lockstep.core.types import Prompt
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.rewards.base import RewardError
 from lockstep.rewards.options import RewardServer
 
@@ -41,7 +41,7 @@ class ServerReward:
 
     section: RewardServer
     timeout_s: float
-    note: Callable[[str], object] = field(default=note, repr=False, compare=False)
+    note: Callable[[str], object] = field(default=print_note, repr=False, compare=False)
     option: str = "reward.server"
 
     def __call__(
@@ -74,20 +74,20 @@ class ServerReward:
             for part in parts
         ]
 
-        def fault(place: int, reply: RewardReply) -> str | None:
+        def describe_fault(place: int, reply: RewardReply) -> str | None:
             asked = len(prompts[parts[place]])
             if len(reply.rewards) == asked:
                 return None
             return f"it returned {len(reply.rewards)} rewards for {asked} responses"
 
         found: list[float | None] = [None] * len(prompts)
-        for place, reply in JsonServer(address, self.timeout_s, self.note).answers(
-            RewardReply, own.url, bodies, fault
+        for place, reply in JsonServer(address, self.timeout_s, self.note).request_all(
+            RewardReply, own.url, bodies, describe_fault
         ):
             found[parts[place]] = reply.rewards
-        return [self._read(prompt, reward) for prompt, reward in zip(prompts, found, strict=True)]
+        return [self._validate_reward(prompt, reward) for prompt, reward in zip(prompts, found, strict=True)]
 
-    def _read(self, prompt: Prompt, reward: float | None) -> float | None:
+    def _validate_reward(self, prompt: Prompt, reward: float | None) -> float | None:
         if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
             raise RewardError(
                 f"{prompt.id}: {self.option} {self.section.url} returned {reward}; return a "

@@ -48,17 +48,17 @@ class EpisodeRecord:
     parts: dict[str, float] = field(default_factory=dict)
 
     @property
-    def cut_off(self) -> bool:
+    def is_cut_off(self) -> bool:
         """True if a limit ended the episode before its environment did."""
         return self.truncated and not self.done
 
     @property
-    def length(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens so far."""
         return sum(map(len, self.tokens))
 
     @property
-    def move(self) -> dict[str, Any]:
+    def environment_message(self) -> dict[str, Any]:
         """The message to the environment process."""
         content = {
             "row": dict(self.prompt.row),
@@ -72,12 +72,12 @@ class EpisodeRecord:
         """The request for the next turn; each turn has its own random numbers."""
         turn = len(self.said)
         if turn:
-            key = keyed.key(self.request.key, "turn", turn)
+            key = keyed.hash_key(self.request.key, "turn", turn)
         else:
             key = self.request.key
         return Request(tuple(torch.cat(self.tokens).tolist()), key, continues=True)
 
-    def append(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
+    def append_tokens(self, tokens_T: Tensor, logprob_T: Tensor | None = None) -> None:
         """Appends a response with its log-probabilities, or an observation."""
         self.tokens.append(tokens_T)
         self.mask.append(torch.full(tokens_T.shape, logprob_T is not None))
@@ -86,7 +86,7 @@ class EpisodeRecord:
     def take_reply(self, reply: dict[str, Any]) -> None:
         """Applies the reply of the environment process."""
         if "wrong" in reply:
-            self.fail(reply["wrong"])
+            self.mark_failed(reply["wrong"])
             return
         self.heard.append(reply["observation"])
         self.tool_calls += reply["calls"]
@@ -102,11 +102,11 @@ class EpisodeRecord:
         try:
             user_code.read_reward(self.reward)
         except ValueError:
-            self.fail(f"returned rewards whose sum {self.reward:g} overflows fp32")
+            self.mark_failed(f"returned rewards whose sum {self.reward:g} overflows fp32")
         self.done = reply["done"]
         self.ended |= self.done
 
-    def fail(self, why: str) -> None:
+    def mark_failed(self, why: str) -> None:
         self.fault = why
         self.ended = True
         self.reward = None
@@ -147,7 +147,7 @@ def make_batch(
     """Builds the batch of finished episodes; `rewards` has one number per episode."""
     return Batch(
         torch.cat([piece for episode in episodes for piece in episode.tokens]),
-        torch.tensor([episode.length for episode in episodes]),
+        torch.tensor([episode.token_count for episode in episodes]),
         {
             "mask": torch.cat([piece for episode in episodes for piece in episode.mask]),
             "sampler_logprob": torch.cat(

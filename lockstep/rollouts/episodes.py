@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.trust import name_code
+from lockstep.config.trust import log_code_file
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt, Request, SamplingParams
@@ -88,13 +88,13 @@ class EpisodeRunner:
         self._decode = decode
         self._note = note
         self._together = False
-        name_code("environment.class_name", section.class_name)
+        log_code_file("environment.class_name", section.class_name)
         options = () if section.tool_format is None else (section.tool_format,)
         self._children = [
             build_child(environment.__name__, section.class_name, *options)
             for _ in range(section.max_concurrency)
         ]
-        self._start(self._children[0])
+        self._start_process(self._children[0])
         declared = self._read_declared()
         self.tools: list[ToolSchema] = declared["schemas"]
         self.is_declared = "cut_off_reward" in declared
@@ -132,7 +132,7 @@ class EpisodeRunner:
                 "leave it out of training"
             )
 
-    def play(
+    def run_episodes(
         self,
         engine: SamplerSession,
         prompts: Sequence[Prompt],
@@ -164,8 +164,8 @@ class EpisodeRunner:
             begin_episode(number, prompt, request, requests[number - number % sharing].key)
             for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
         ]
-        versions = self._turns(episodes, engine, sampling)
-        if failures := self._failures(episodes):
+        versions = self._run_turns(episodes, engine, sampling)
+        if failures := self._describe_failures(episodes):
             self._note(failures)
         negative = next((episode for episode in episodes if episode.lowest < 0), None)
         if negative is not None and not self.is_declared:
@@ -182,7 +182,7 @@ class EpisodeRunner:
     def _final_reward(self, episode: EpisodeRecord) -> float:
         """The reward of an episode; NaN: no verdict."""
         reward = episode.reward
-        replaced = episode.cut_off and not self.keeps_rewards
+        replaced = episode.is_cut_off and not self.keeps_rewards
         if reward is None:
             return UNKNOWN
         if not replaced:
@@ -191,7 +191,7 @@ class EpisodeRunner:
             return UNKNOWN
         return float(self.cut_off_reward)
 
-    def _turns(
+    def _run_turns(
         self, episodes: Sequence[EpisodeRecord], engine: SamplerSession, sampling: SamplingParams
     ) -> Tensor:
         """Runs turns until all episodes have ended.
@@ -200,9 +200,9 @@ class EpisodeRunner:
         """
         under_way = episodes
         versions = torch.zeros(len(episodes), dtype=torch.int64)
-        ask = partial(self._ask, episodes)
+        ask = partial(self._ask_process, episodes)
         for _ in range(self._section.max_turns):
-            versions[[episode.number for episode in under_way]] = self._turn(
+            versions[[episode.number for episode in under_way]] = self._run_turn(
                 under_way, ask, engine, sampling
             )
             under_way = [episode for episode in under_way if not episode.ended]
@@ -212,7 +212,7 @@ class EpisodeRunner:
             episode.truncated = True
         return versions
 
-    def _turn(
+    def _run_turn(
         self,
         episodes: Sequence[EpisodeRecord],
         ask: _AskFunction,
@@ -238,12 +238,12 @@ class EpisodeRunner:
             sampling, stop_token_ids=tuple(set(sampling.stop_token_ids) - set(self._stops))
         )
         for episode, (tokens, mask, logprob), cut in zip(episodes, columns, cut_off, strict=True):
-            episode.append(tokens[mask], logprob[mask])
+            episode.append_tokens(tokens[mask], logprob[mask])
             episode.said.append(self._decode(own.drop_stop(tokens[mask].tolist())))
             episode.truncated = cut
         self._ask_all(episodes, ask)
         for episode in episodes:
-            self._observe(episode, sampling.max_tokens)
+            self._append_observation(episode, sampling.max_tokens)
         return batch["version"]
 
     def _ask_all(self, episodes: Sequence[EpisodeRecord], ask: _AskFunction) -> None:
@@ -253,7 +253,7 @@ class EpisodeRunner:
         """
         answers: list[Future[None]] = []
         try:
-            for child, share in zip(self._children, self._shares(episodes), strict=True):
+            for child, share in zip(self._children, self._split_by_process(episodes), strict=True):
                 answers.append(run_in_background(partial(ask, child, share)))
             for answer in wait_for_all(answers):
                 answer.result()  # raises the thread's error
@@ -263,7 +263,7 @@ class EpisodeRunner:
             wait(answers, _ENDING_S)
             raise
 
-    def _observe(self, episode: EpisodeRecord, room: int) -> None:
+    def _append_observation(self, episode: EpisodeRecord, room: int) -> None:
         """Appends the observation if the episode continues and `room` more tokens would fit."""
         episode.ended |= episode.truncated
         if episode.ended:
@@ -272,19 +272,19 @@ class EpisodeRunner:
             self._observed(episode.heard[-1], int(episode.tokens[-1][-1])), dtype=torch.int64
         )
         limit = len(episode.prompt.tokens) + self._section.max_tokens
-        if episode.length + len(observation) + room > limit:
+        if episode.token_count + len(observation) + room > limit:
             episode.ended = episode.truncated = True
         else:
-            episode.append(observation)
+            episode.append_tokens(observation)
 
-    def _shares(self, episodes: Sequence[EpisodeRecord]) -> list[list[EpisodeRecord]]:
+    def _split_by_process(self, episodes: Sequence[EpisodeRecord]) -> list[list[EpisodeRecord]]:
         """Assigns episodes to processes; an episode always has the same one."""
         count = len(self._children)
         return [
             [episode for episode in episodes if episode.number % count == k] for k in range(count)
         ]
 
-    def _ask(
+    def _ask_process(
         self,
         everyone: Sequence[EpisodeRecord],
         child: HelperProcess,
@@ -298,10 +298,10 @@ class EpisodeRunner:
         """
         groups = [episodes] if episodes else []
         while groups:
-            self._start(child)
+            self._start_process(child)
             left, is_known = self._ask_once(child, groups.pop(0))
             groups[:0] = ([left] if is_known else [[episode] for episode in left]) if left else []
-            self._failures(everyone)
+            self._describe_failures(everyone)
 
     def _ask_once(
         self, child: HelperProcess, episodes: Sequence[EpisodeRecord]
@@ -315,21 +315,21 @@ class EpisodeRunner:
         left = list(episodes)
         try:
             with child.ask_streaming(
-                [one.move | {"timeout_s": self._section.timeout_s} for one in episodes]
+                [one.environment_message | {"timeout_s": self._section.timeout_s} for one in episodes]
             ) as reply:
                 while left:
-                    left[0].take_reply(self._answer(reply))
+                    left[0].take_reply(self._await_answer(reply))
                     left.pop(0)
         except (ChildHangs, ChildDied) as error:
             if self._together and len(episodes) > 1:
                 return left, False
             late = f"timed out after {self._section.timeout_s:g} s"
-            left.pop(0).fail(
+            left.pop(0).mark_failed(
                 late if isinstance(error, ChildHangs) else f"crashed its process ({error})"
             )
         return left, True
 
-    def _answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
+    def _await_answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
         while (message := reply(self._section.timeout_s)) in (
             environment.CALLED,
             environment.TOGETHER,
@@ -339,13 +339,13 @@ class EpisodeRunner:
             raise ChildDied("it wrote to the pipe of its process")
         return message
 
-    def _start(self, child: HelperProcess) -> None:
+    def _start_process(self, child: HelperProcess) -> None:
         try:
             child.start()
         except ChildError as error:
             raise EnvironmentFault(str(error)) from None
 
-    def _failures(self, episodes: Sequence[EpisodeRecord]) -> str:
+    def _describe_failures(self, episodes: Sequence[EpisodeRecord]) -> str:
         """Describes the number of failed episodes and the first failure; empty without failures.
 
         Raises:

@@ -29,7 +29,7 @@ from lockstep.environments.options import EnvironmentSection
 from lockstep.objectives.estimates import MeanEstimate, majority_at_k, mean, pass_at_k, share
 from lockstep.rewards.base import CutOffReward, Reward
 from lockstep.rewards.math_reward import MathReward
-from lockstep.rewards.math_verifier import verify
+from lockstep.rewards.math_verifier import verify_equal
 from lockstep.rewards.options import CodeSection, InstructionSection, RewardSection
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.rollout import PART, RolloutCollector
@@ -169,9 +169,9 @@ def _group_answers(
         else:
             if text not in names:
                 groups = dict.fromkeys(name for name in names.values() if name is not None)
-                is_readable = verify(text, text)
+                is_readable = verify_equal(text, text)
                 names[text] = (
-                    next((name for name in groups if verify(name, text)), text)
+                    next((name for name in groups if verify_equal(name, text)), text)
                     if is_readable
                     else None
                 )
@@ -201,7 +201,7 @@ class GradingRule:
                 f"{option}.k out"
             )
 
-    def figures(self, samples: Sequence[GradedSample], ks: Sequence[int]) -> EvalFigures:
+    def compute_figures(self, samples: Sequence[GradedSample], ks: Sequence[int]) -> EvalFigures:
         """Computes metrics from samples, with 95 % intervals over questions.
 
         Args:
@@ -223,21 +223,21 @@ class GradingRule:
                 [pass_at_k(len(own), self._num_passed(own), k) for own in enough]
             )
             if self.majority and k > 1:
-                figures[f"maj@{k}"] = share([self._majority(own, k) for own in enough])
+                figures[f"maj@{k}"] = share([self._majority_score(own, k) for own in enough])
         return figures
 
-    def metrics(self, samples: Sequence[GradedSample], ks: Sequence[int]) -> Metrics:
+    def compute_metrics(self, samples: Sequence[GradedSample], ks: Sequence[int]) -> Metrics:
         """Computes the metrics of a run.
 
         `accuracy`, or `reward` if rewards are graded, is the main metric.
 
         Each metric has the ends of its interval, such as `accuracy_low` and `accuracy_high`.
         """
-        figures = self.figures(samples, ks)
+        figures = self.compute_figures(samples, ks)
         if not self.graded:
             figures = {"accuracy": figures["pass@1"], **figures}
         values = Metrics({name: Mean(figure.value) for name, figure in figures.items()})
-        return sum((figure.ends(name) for name, figure in figures.items()), values) + lengths(
+        return sum((figure.build_interval_metrics(name) for name, figure in figures.items()), values) + length_metrics(
             samples
         )
 
@@ -245,7 +245,7 @@ class GradingRule:
         assert self.pass_score is not None, "passing needs a pass score"
         return sum(sample.score is not None and sample.score >= self.pass_score for sample in own)
 
-    def _majority(self, own: Sequence[GradedSample], k: int) -> float:
+    def _majority_score(self, own: Sequence[GradedSample], k: int) -> float:
         right = self._num_passed(own)
         wrong = Counter(
             sample.vote for sample in own if sample.vote is not None and not sample.score
@@ -293,7 +293,7 @@ def _all_or_nothing(options: InstructionSection | CodeSection | None) -> bool:
     return options is not None and options.all_or_nothing
 
 
-def lengths(samples: Sequence[GradedSample]) -> Metrics:
+def length_metrics(samples: Sequence[GradedSample]) -> Metrics:
     """Metrics of lengths, truncation and missing verdicts."""
     tokens = [sample.tokens for sample in samples]
     return Metrics(

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from lockstep.core import keyed
-from lockstep.core.batch import Batch, concat
+from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.borders import require_finite
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import LastValue, Max, Mean, Metrics, Min, Sum, merge_metrics
 from lockstep.core.types import Prompt, Request, SamplingParams
-from lockstep.rewards.base import CutOffReward, NoReward, Reward, judge
+from lockstep.rewards.base import CutOffReward, NoReward, Reward, compute_reward_results
 from lockstep.rewards.reward_model import RewardModelScorer
 from lockstep.rollouts.episode_record import PART
 from lockstep.rollouts.episodes import EpisodeRunner
@@ -80,8 +80,8 @@ class Rollouts:
             )
             + self.lengths()
             + self._cut_off(judged)
-            + self._best()
-            + self._episodes()
+            + self._best_metrics()
+            + self._episode_metrics()
         )
 
     def _cut_off(self, judged_B: Tensor) -> Metrics:
@@ -94,7 +94,7 @@ class Rollouts:
             metrics["cut_off_as_is"] = LastValue(float(self.terms.as_is))
         return metrics
 
-    def _best(self) -> Metrics:
+    def _best_metrics(self) -> Metrics:
         """The best policy's reward, if declared, and the standard error of this step's mean.
 
         Responses to one prompt can be correlated, so the standard error is over prompts.
@@ -127,7 +127,7 @@ class Rollouts:
             truncated=Mean(self.batch["truncated"].sum(), len(self.batch)),
         )
 
-    def _episodes(self) -> Metrics:
+    def _episode_metrics(self) -> Metrics:
         """Metrics of episodes with an environment."""
         if "turns" not in self.batch.sample:
             return Metrics()
@@ -146,7 +146,7 @@ class Rollouts:
 class PromptStream(Protocol):
     """An infinite stream of training prompts; `lockstep.data.prompts.PromptRows` reads files."""
 
-    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+    def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """The prompts at `position` … `position + count − 1` of a run."""
         ...
 
@@ -186,7 +186,7 @@ class RolloutCollector:
             as_is = self.environment.keeps_rewards if declared else None
             return RewardTerms(as_is, self.best_reward if best is None else best)
         if isinstance(self.reward, CutOffReward):
-            as_is = self.reward.is_as_is
+            as_is = self.reward.scores_as_is
         else:
             as_is = None
         return RewardTerms(as_is, self.best_reward)
@@ -195,7 +195,7 @@ class RolloutCollector:
         self, position: int, count: int, sampling: SamplingParams, num_generations: int
     ) -> Rollouts:
         """Collects `num_generations` responses per training prompt from `position` on."""
-        prompts = self.prompts.at(position, count, self.seed)
+        prompts = self.prompts.read_at(position, count, self.seed)
         return self._sample_rollouts(prompts, position, sampling, num_generations, "train")
 
     def validate(
@@ -226,11 +226,11 @@ class RolloutCollector:
             rollouts = self.collect(position + number * count, count, sampling, num_generations)
             mixed = _find_mixed_groups(rollouts.batch["score"].view(count, num_generations))
             parts.append(
-                _groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations)
+                _select_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations)
             )
             found += len(parts[-1].prompts) // num_generations
             if found == count:
-                return _join(parts), position + (number + 1) * count
+                return _join_rollouts(parts), position + (number + 1) * count
         raise InputError(
             f"dynamic sampling found {found} of {count} prompts with differing rewards in "
             f"{max_batches} batches; use an easier or harder task, or raise "
@@ -246,11 +246,11 @@ class RolloutCollector:
         role: str,
     ) -> Rollouts:
         repeated = [prompt for prompt in prompts for _ in range(num_generations)]
-        requests = requests_of(prompts, position, num_generations, self.seed, role)
+        requests = build_requests(prompts, position, num_generations, self.seed, role)
         if self.environment is None:
             batch = self.engine.generate(requests, sampling)
         else:
-            batch = self.environment.play(
+            batch = self.environment.run_episodes(
                 self.engine, repeated, requests, sampling, num_generations
             )
         said = [
@@ -258,11 +258,11 @@ class RolloutCollector:
             for request, tokens in zip(requests, batch.sequences(), strict=True)
         ]
         responses = [self.decode(sampling.drop_stop(tokens)) for tokens in said]
-        columns, judging = self._scores(batch, repeated, responses)
+        columns, judging = self._score_responses(batch, repeated, responses)
         batch = batch.with_columns(sample=columns)
         return Rollouts(batch, repeated, responses, judging, self.terms, num_generations)
 
-    def _scores(
+    def _score_responses(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
     ) -> tuple[dict[str, Tensor], Metrics]:
         """Scores responses; returns their columns and metrics of judges.
@@ -270,11 +270,11 @@ class RolloutCollector:
         The columns are `score`, and `reward/…` for the parts of a sum, fp32 [B], NaN: no verdict.
         """
         if self.environment is None:
-            return self._score(batch, prompts, responses)
+            return self._score_by_reward(batch, prompts, responses)
         if isinstance(self.reward, NoReward):
             self.environment.require_declared()
             return {"score": batch["environment_reward"]}, Metrics()
-        columns, judging = self._score(batch, prompts, responses)
+        columns, judging = self._score_by_reward(batch, prompts, responses)
         if both := columns.keys() & batch.sample.keys():
             name = min(both).removeprefix(PART)
             raise InputError(
@@ -285,12 +285,12 @@ class RolloutCollector:
             name: own_B.masked_fill(failed_B, _UNKNOWN) for name, own_B in columns.items()
         }, judging
 
-    def _score(
+    def _score_by_reward(
         self, batch: Batch, prompts: Sequence[Prompt], responses: Sequence[str]
     ) -> tuple[dict[str, Tensor], Metrics]:
         if isinstance(self.reward, RewardModelScorer):
             return {"score": self.reward(batch)}, Metrics()
-        verdicts = judge(
+        verdicts = compute_reward_results(
             self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts]
         )
         columns = {"score": _to_column(batch, verdicts.rewards)}
@@ -309,7 +309,7 @@ def _to_column(batch: Batch, rewards: Sequence[float | None]) -> Tensor:
     return reward_B
 
 
-def requests_of(
+def build_requests(
     prompts: Sequence[Prompt], position: int, num_generations: int, seed: int, role: str
 ) -> list[Request]:
     """Builds `num_generations` neighboring requests per prompt, keyed by prompt and number.
@@ -322,7 +322,7 @@ def requests_of(
         role: Use of the responses, which separates their random numbers.
     """
     return [
-        Request(prompt.tokens, keyed.key(seed, role, position + i, prompt.id, draw))
+        Request(prompt.tokens, keyed.hash_key(seed, role, position + i, prompt.id, draw))
         for i, prompt in enumerate(prompts)
         for draw in range(num_generations)
     ]
@@ -335,7 +335,7 @@ def _find_mixed_groups(score_PG: Tensor) -> Tensor:
     return highest > lowest
 
 
-def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollouts:
+def _select_groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollouts:
     rows = (groups[:, None] * num_generations + torch.arange(num_generations)).reshape(-1)
     return Rollouts(
         rollouts.batch.select(rows),
@@ -347,7 +347,7 @@ def _groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollout
     )
 
 
-def _join(parts: Sequence[Rollouts]) -> Rollouts:
+def _join_rollouts(parts: Sequence[Rollouts]) -> Rollouts:
     """Joins rollouts; a named reward that is missing in some of them has no verdict there."""
     named = {name for part in parts for name in part.batch.sample if name.startswith(PART)}
     lacking = [
@@ -358,7 +358,7 @@ def _join(parts: Sequence[Rollouts]) -> Rollouts:
         for part in parts
     ]
     return Rollouts(
-        concat(
+        concat_batches(
             [
                 part.batch.with_columns(sample=columns)
                 for part, columns in zip(parts, lacking, strict=True)

@@ -71,19 +71,19 @@ class SamplerSession:
         self._open = True
         try:
             source = snapshot or self._learner
-            if source is None or self._holds(source, version):
+            if source is None or self._has_version(source, version):
                 probe = None
             else:
                 probe = self._score_probe(source, version)
             self._sampler.wake()
-            if source is not None and not self._holds(source, version):
+            if source is not None and not self._has_version(source, version):
                 self._sync_weights(source, version, probe or self._score_probe(source, version))
             yield self._record
             self._sampler.sleep()  # not after an error, which takes precedence
         finally:
             self._open = False
 
-    def snapshot(self, version: int) -> WeightSnapshot:
+    def take_snapshot(self, version: int) -> WeightSnapshot:
         """Copies the learner's current weights, which have this version.
 
         Raises:
@@ -91,7 +91,7 @@ class SamplerSession:
         """
         if self._learner is None:
             raise RuntimeError("no weights to copy; the sampler keeps its initial weights")
-        return WeightSnapshot.of(self._learner, version, self._sampler.dtype, self._probe)
+        return WeightSnapshot.copy_from(self._learner, version, self._sampler.dtype, self._probe)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         """Generates, see `Sampler.generate`.
@@ -119,7 +119,7 @@ class SamplerSession:
         self._require_open()
         return self._sampler.logprobs(batch)
 
-    def send_again(self) -> None:
+    def resend_weights(self) -> None:
         """Repeats the weight sync with the sampler's current weights and version.
 
         Raises:
@@ -131,18 +131,18 @@ class SamplerSession:
             raise RuntimeError("no weights to resend; the sampler keeps its initial weights")
         self._sync_weights(*self._attested, self._score_probe(*self._attested))
 
-    def _holds(self, source: WeightSource, version: int) -> bool:
+    def _has_version(self, source: WeightSource, version: int) -> bool:
         return self._sampler.version == version and self._attested == (source, version)
 
     def _score_probe(self, source: WeightSource, version: int) -> SyncProbe | None:
         """The probe, scored by the learner before the engine takes memory; None if not due."""
-        is_due = not self._is_proven or self._is_told(version)
+        is_due = not self._is_proven or self._is_probe_reported(version)
         if self._probe is None or not is_due:
             return None
         with self._phase("refit"):
-            return self._probe.score(source)
+            return self._probe.score_with(source)
 
-    def _is_told(self, version: int) -> bool:
+    def _is_probe_reported(self, version: int) -> bool:
         """True if metrics include the probe; depends only on the version, since runs resume."""
         return not self._is_whole or version % PROBE_EVERY == 0
 
@@ -153,7 +153,7 @@ class SamplerSession:
         counts = found.floats()
         self._is_proven = self._is_proven or probe is not None
         self._is_whole = not counts["refit/read_in_part"] and not counts["refit/received_only"]
-        if self._is_told(version):
+        if self._is_probe_reported(version):
             hidden = ()
         else:
             hidden = ("refit/probe_gap", "refit/probe_gap_max")

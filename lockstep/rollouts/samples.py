@@ -61,9 +61,9 @@ def sample_rows(
     batch = batch.select(rows).to("cpu")
     spans = [
         slice(int(start), int(start + length))
-        for start, length in zip(*_responses(sampled), strict=True)
+        for start, length in zip(*_locate_responses(sampled), strict=True)
     ]
-    texts = _texts([sampled.tokens[span].tolist() for span in spans], collector.decode)
+    texts = _decode_each_token([sampled.tokens[span].tolist() for span in spans], collector.decode)
     columns = _token_columns(sampled, batch)
     scores = _sample_columns(sampled, batch)
     return [
@@ -88,7 +88,7 @@ def round_significant(values: Tensor) -> list[float]:
     return [float(f"{value:.5g}") + 0.0 for value in values.tolist()]  # no −0
 
 
-def _responses(sampled: Batch) -> tuple[Tensor, Tensor]:
+def _locate_responses(sampled: Batch) -> tuple[Tensor, Tensor]:
     """Start of each response in the flat tokens and its length, [B] each."""
     end_B = sampled.starts + sampled.lengths
     first_B = end_B.clone()
@@ -122,7 +122,7 @@ def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
     }
 
 
-def _texts(
+def _decode_each_token(
     responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
 ) -> list[list[str]]:
     """The text that each token adds to its response; partial characters become U+FFFD."""
@@ -192,14 +192,14 @@ def _find_extremes(
     if not known:
         return
 
-    def spread(group: list[int]) -> float:
+    def score_spread(group: list[int]) -> float:
         own = [known[row] for row in group if row in known]
         return max(own, default=0.0) - min(own, default=0.0)
 
-    widest = max(groups, key=spread)
+    widest = max(groups, key=score_spread)
     best = max(known, key=known.__getitem__)
     worst = min(known, key=known.__getitem__)
-    if spread(widest) > 0:
+    if score_spread(widest) > 0:
         yield widest, "most different scores"
     elif known[best] > known[worst]:
         yield next(group for group in groups if best in group), "best score"

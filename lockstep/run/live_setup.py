@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.episodes import describe_rewards, episodes_of
+from lockstep.algorithms.episodes import describe_rewards, start_episode_runner
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import PolicyJudge
 from lockstep.cluster.judges import judge_answers, open_judge_reward, policy_answers
 from lockstep.cluster.learner_group import MeshLearner
 from lockstep.cluster.open_models import open_learner, share_weights
-from lockstep.cluster.placement import placement_of, takes_turns, works_in_engines_turn
-from lockstep.cluster.sampler_pool import nearest, processes
+from lockstep.cluster.placement import plan_placement, takes_turns, works_in_engines_turn
+from lockstep.cluster.sampler_pool import open_nearest_sampler, start_sampler_pool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import DeviceTurns
 from lockstep.cluster.workers import WorkerPool
@@ -31,14 +31,14 @@ from lockstep.judge.asking import JudgeModel
 from lockstep.judge.options import AskedSection
 from lockstep.learners.backend import find_backend as find_training_backend
 from lockstep.learners.base import Learner
-from lockstep.models.folder import read_config, require_classifier, skeleton
+from lockstep.models.folder import read_config, require_classifier, build_skeleton
 from lockstep.models.heads import scores_sequences
 from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import ModelSizes
 from lockstep.report.progress import RunProgress
 from lockstep.rewards.base import Reward
-from lockstep.rewards.build import build
+from lockstep.rewards.build import build_reward
 from lockstep.rewards.options import RewardJudge, RewardSection
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.samplers.backend import find_backend
@@ -81,11 +81,11 @@ class LiveSetup:
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self.progress.phase(name)
 
-    def beside(self, name: str) -> AbstractContextManager[None]:
-        return self.progress.beside(name)
+    def background_phase(self, name: str) -> AbstractContextManager[None]:
+        return self.progress.background_phase(name)
 
-    def note(self, text: str) -> None:
-        self.progress.note(text)
+    def show_note(self, text: str) -> None:
+        self.progress.show_note(text)
 
     def learner(self, role: ModelRole) -> Learner:
         """Builds a learner: in this process if it has one rank and no cluster, else in new ones."""
@@ -97,66 +97,66 @@ class LiveSetup:
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)
         cluster = self.algorithm.cluster
-        turns = self._turns
+        turns = self._device_turns
         learner = open_learner(
             spec, sampling, cluster.timeout_s, self.progress, self.workers, turns
         )
         if isinstance(learner, MeshLearner) and not learner.one_machine:
             learner.require_shared(self.folder)
         if turns is not None and not works_in_engines_turn(role):
-            turns.add(learner)
+            turns.add_learner(learner)
         return learner
 
     def sampler(self, learner: Learner) -> Sampler:
         """A sampler; shares the weights of a learner without adapters in the same process."""
-        shared = share_weights(learner, self.algorithm.learner, self._spec, self.workers)
+        shared = share_weights(learner, self.algorithm.learner, self._sampler_spec, self.workers)
         if shared is not None:
-            if self._turns is None:
+            if self._device_turns is None:
                 return shared
-            return self._turns.share(shared, learner)
+            return self._device_turns.wrap_sampler(shared, learner)
         if self._apart is None:
-            start = partial(nearest, self._spec, self.progress, self.workers)
-            if self._turns is None:
+            start = partial(open_nearest_sampler, self._sampler_spec, self.progress, self.workers)
+            if self._device_turns is None:
                 self._apart = start()
             else:
-                self._apart = self._turns.start(start)
+                self._apart = self._device_turns.start_engine(start)
         return self._apart
 
-    def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
-        pool = processes(self._spec, self.progress, self.workers)
-        return pool, pool.abandon
+    def concurrent_sampler(self) -> tuple[Sampler, Callable[[], None]]:
+        pool = start_sampler_pool(self._sampler_spec, self.progress, self.workers)
+        return pool, pool.end_workers
 
     def reward(self, section: RewardSection | None, rows: PromptRows, option: str) -> Reward:
-        return build(section, self.note, self._judge_reward, option)
+        return build_reward(section, self.show_note, self._judge_reward, option)
 
     def _judge_reward(self, section: RewardJudge, key: str) -> Reward:
-        located = section.locate(self.source.folder)
+        located = section.with_model_folder(self.source.folder)
         return open_judge_reward(
             located, key, self.folder, self.algorithm.seed, self._judge_answers
         )
 
-    def episodes(
+    def start_environment(
         self, section: EnvironmentSection | None, judge: str | None
     ) -> EpisodeRunner | None:
         if section is not None and judge is not None:
-            self.note(f"environment.class_name {section.class_name}: {describe_rewards(judge)}")
-        return episodes_of(section, self.algorithm.data, self.source, self.note)
+            self.show_note(f"environment.class_name {section.class_name}: {describe_rewards(judge)}")
+        return start_episode_runner(section, self.algorithm.data, self.source, self.show_note)
 
-    def answering(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
+    def open_judge(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
         if section.is_policy:
             return policy_answers(section, policy, name)
         return self._judge_answers(section, name)
 
     def _judge_answers(self, section: AskedSection, name: str) -> JudgeModel:
         return judge_answers(
-            section, self.algorithm.learner, self.progress, self.workers, name, self._turns
+            section, self.algorithm.learner, self.progress, self.workers, name, self._device_turns
         )
 
-    def attempt(self, build: Callable[[], T], otherwise: T) -> T:
+    def try_build(self, build: Callable[[], T], otherwise: T) -> T:
         return build()
 
     @property
-    def _spec(self) -> SamplerSpec:
+    def _sampler_spec(self) -> SamplerSpec:
         inference = self.algorithm.inference
         assert inference is not None, (
             "an algorithm that asks for a sampler declares its inference engine"
@@ -164,29 +164,29 @@ class LiveSetup:
         learner = self.algorithm.learner
         if self.inexact is None:
             learner = learner.compute_exactly()
-        if self._turns is None:
+        if self._device_turns is None:
             section = inference.sampler
         else:
             section = inference.sampler.take_turns(gets_weights=True)
-        return SamplerSpec(self.source.folder, section, learner, budget=self._budget)
+        return SamplerSpec(self.source.folder, section, learner, budget=self._cache_budget)
 
     @property
-    def _turns(self) -> DeviceTurns | None:
+    def _device_turns(self) -> DeviceTurns | None:
         """Turn-taking of learners and engines if they share GPUs."""
-        if takes_turns(self.algorithm, placement_of(self.algorithm)):
+        if takes_turns(self.algorithm, plan_placement(self.algorithm)):
             return self.turns
         return None
 
     @property
-    def _budget(self) -> CacheBudget | None:
+    def _cache_budget(self) -> CacheBudget | None:
         """Memory that the plan leaves for an engine's KV cache; None on a CPU or without a plan."""
         own = self.algorithm.learner
         if not (own.may_use_gpu and find_training_backend(own).is_planned):
             return None
-        network = skeleton(read_config(self.source.folder), self.source.folder)
-        return MemoryEstimate.of(
-            self.algorithm, ModelSizes.of(network, own.lora), placement_of(self.algorithm)
-        ).budget
+        network = build_skeleton(read_config(self.source.folder), self.source.folder)
+        return MemoryEstimate.from_recipe(
+            self.algorithm, ModelSizes.from_model(network, own.lora), plan_placement(self.algorithm)
+        ).cache_budget
 
 
 def role_folder(role: ModelRole, source: ModelSource) -> str:

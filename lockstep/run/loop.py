@@ -19,7 +19,7 @@ class StartPoint:
     position: int = 0
 
 
-def loop(
+def run_steps(
     step: StepFunction,
     start: StartPoint,
     run_length: RunLength,
@@ -35,13 +35,13 @@ def loop(
     """
     number = start.step
     position = start.position
-    stop.begin()
-    while not run_length.over(number, position):
+    stop.start_timing()
+    while not run_length.is_over(number, position):
         with guard(number, position):
             result = step(number, position)
         number = number + 1
         position = result.position
-        finished = run_length.over(number, position)
+        finished = run_length.is_over(number, position)
         why = stop.check_after_step()
         with progress.phase("metrics"):
             # wait for the device here, so that the log's timing excludes it
@@ -49,7 +49,7 @@ def loop(
         event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):
             end_step(event)
-            progress.step(number, event.values, result.tokens)
+            progress.end_step(number, event.values, result.tokens)
         if why is not None and not finished:
             reason, code = why
             raise StoppedRun(

@@ -18,25 +18,25 @@ from lockstep.algorithms.rows import data_files
 from lockstep.cluster.sampler_pool import SamplerLost
 from lockstep.config import RunSection
 from lockstep.config.loading import LoadedRecipe
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.borders import NotFiniteError
 from lockstep.core.errors import InputError
 from lockstep.models.digests import model_files
 from lockstep.monitor.agreement import DisagreementError
 from lockstep.report.alarms import LiveAlarms
 from lockstep.report.certificate import CERTIFICATE
-from lockstep.report.held_out import sentence
+from lockstep.report.held_out import describe_validation
 from lockstep.report.log import TIMINGS, read_metrics, suggest_metric
 from lockstep.report.progress import RunProgress
 from lockstep.run.callbacks import OnStep
 from lockstep.run.checkpoint.checkpoints import CheckpointStore, VerifiedCheckpoint
 from lockstep.run.checkpoint.saver import CheckpointSaver
 from lockstep.run.folder.certificate import write_certificate
-from lockstep.run.folder.identity import ChangedError, RunIdentity, differences, inputs
-from lockstep.run.loop import StartPoint, loop
-from lockstep.run.stop import StopRequests, heed_signals
+from lockstep.run.folder.identity import ChangedError, RunIdentity, list_differences, collect_inputs
+from lockstep.run.loop import StartPoint, run_steps
+from lockstep.run.stop import StopRequests, stop_on_signals
 from lockstep.run.trackers.follow import LogTracker
-from lockstep.system.records import first_fault
+from lockstep.system.records import describe_first_error
 from lockstep.system.sums import find_altered_beginnings
 
 
@@ -57,7 +57,7 @@ def read_state(checkpoint: VerifiedCheckpoint) -> _SavedState:
     except ValidationError as error:
         raise InputError(
             f"{checkpoint.folder}/manifest.json was saved by a different version of Lockstep "
-            f"({first_fault(error)}); resume with that version, or set run.folder to start a new "
+            f"({describe_first_error(error)}); resume with that version, or set run.folder to start a new "
             "run"
         ) from None
 
@@ -96,14 +96,14 @@ class TrainingSession:
         self._logs = tracker.logs
         self._progress = progress
         self._on_step = on_step
-        self._alarms = LiveAlarms(progress.note)
+        self._alarms = LiveAlarms(progress.show_note)
         best = 0 if options.best is None else options.best.count
         self._checkpoints = CheckpointStore(
-            folder / "checkpoints", options.keep, best, progress.note
+            folder / "checkpoints", options.keep, best, progress.show_note
         )
         self._saver = CheckpointSaver(self._checkpoints, job.state)
 
-    def run(self, stop: StopRequests) -> None:
+    def run_to_end(self, stop: StopRequests) -> None:
         """Runs the job to its end.
 
         Raises:
@@ -112,15 +112,15 @@ class TrainingSession:
         """
         job = self._job
         progress = self._progress
-        start = self._restore()
-        self._tracker.rewind(start.step if start.step else -1)
+        start = self._restore_newest()
+        self._tracker.rewind_to(start.step if start.step else -1)
         with self._saver:
             if job.validate is not None and start.step == 0:
-                self._report(0, self._validate(0))
-            if job.run_length.over(0, 0):
-                self._saver.begin(0, self._state(0))
-            with heed_signals(stop, progress.note):
-                loop(job.step, start, job.run_length, progress, self._end_step, stop, self._guard)
+                self._call_user_function(0, self._validate_policy(0))
+            if job.run_length.is_over(0, 0):
+                self._saver.begin_checkpoint(0, self._build_checkpoint_state(0))
+            with stop_on_signals(stop, progress.show_note):
+                run_steps(job.step, start, job.run_length, progress, self._end_step, stop, self._guard_step)
 
     def _end_step(self, event: StepEvent) -> None:
         """Does all that is due after a step."""
@@ -132,45 +132,45 @@ class TrainingSession:
             write_certificate(
                 self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step}
             )
-        self._logs.metrics(step, event.values)
-        self._logs.samples(step, event.result.samples)
-        self._alarms.add(step, event.values)
+        self._logs.add_metrics(step, event.values)
+        self._logs.add_samples(step, event.result.samples)
+        self._alarms.add_step(step, event.values)
         if self._job.validate is not None and (event.finished or (every and step % every == 0)):
             with self._save_if_lost(step, event.result.position):
-                event.values.update(self._validate(step))
+                event.values.update(self._validate_policy(step))
         with self._progress.phase("save"):
             if is_due:
-                self._logs.sync()
-                self._saver.begin(step, self._state(event.result.position), self._score(event))
-            self._saver.advance(wait=event.leaving)
-        self._report(step, event.values)
-        self._logs.timings(step, self._progress.take_timings())
+                self._logs.sync_to_disk()
+                self._saver.begin_checkpoint(step, self._build_checkpoint_state(event.result.position), self._score_policy(event))
+            self._saver.advance_checkpoint(wait=event.leaving)
+        self._call_user_function(step, event.values)
+        self._logs.add_timings(step, self._progress.take_timings())
         self._tracker.catch_up()
 
-    def _report(self, step: int, values: Mapping[str, float]) -> None:
+    def _call_user_function(self, step: int, values: Mapping[str, float]) -> None:
         """Calls the user's function."""
         if self._on_step is not None:
             self._on_step(step, values)
 
-    def _validate(self, step: int) -> dict[str, float]:
+    def _validate_policy(self, step: int) -> dict[str, float]:
         """Validates the policy on held-out rows, and logs the metrics."""
         assert self._job.validate is not None, "asked only where there are held-out rows"
-        with self._progress.phase("validate"), _place_fault(f"validation after step {step}"):
+        with self._progress.phase("validate"), _add_place_to_error(f"validation after step {step}"):
             found = self._job.validate(step)
             values = found.metrics.floats()
         if values:
-            self._logs.metrics(step, values)
+            self._logs.add_metrics(step, values)
         if found.samples:
-            self._logs.samples(step, found.samples)
-        text = sentence(step, values)
+            self._logs.add_samples(step, found.samples)
+        text = describe_validation(step, values)
         if text is not None:
-            self._progress.note(text)
+            self._progress.show_note(text)
         return values
 
     @contextmanager
-    def _guard(self, step: int, position: int) -> Iterator[None]:
+    def _guard_step(self, step: int, position: int) -> Iterator[None]:
         """Saves the run as before the step if its sampler is lost; numeric errors name the step."""
-        with _place_fault(f"step {step + 1}"), self._save_if_lost(step, position):
+        with _add_place_to_error(f"step {step + 1}"), self._save_if_lost(step, position):
             yield
 
     @contextmanager
@@ -190,24 +190,24 @@ class TrainingSession:
             self._save_now(step, position)
             raise SamplerLost(f"{error}; {saved}") from error
         except DisagreementError as error:
-            self._logs.metrics(step + 1, error.metrics.floats())
+            self._logs.add_metrics(step + 1, error.metrics.floats())
             self._save_now(step, position)
             raise DisagreementError(
                 f"{error}; {saved}; rerun the command to resume", error.metrics
             ) from error
 
     def _save_now(self, step: int, position: int) -> None:
-        self._logs.sync()
-        self._saver.begin(step, self._state(position))
-        self._saver.advance(wait=True)
+        self._logs.sync_to_disk()
+        self._saver.begin_checkpoint(step, self._build_checkpoint_state(position))
+        self._saver.advance_checkpoint(wait=True)
 
-    def _state(self, position: int) -> dict[str, Any]:
+    def _build_checkpoint_state(self, position: int) -> dict[str, Any]:
         """A checkpoint's state besides the learners', without times, so that equal runs match."""
         if self._job.agreement is None:
             agreement = None
         else:
-            agreement = self._job.agreement.dump()
-        logs = {name: own for name, own in self._logs.sums().items() if name != TIMINGS}
+            agreement = self._job.agreement.dump_state()
+        logs = {name: own for name, own in self._logs.list_digests().items() if name != TIMINGS}
         return {
             "position": position,
             "identity": self._identity,
@@ -215,7 +215,7 @@ class TrainingSession:
             "logs": logs,
         }
 
-    def _score(self, event: StepEvent) -> float | None:
+    def _score_policy(self, event: StepEvent) -> float | None:
         """Score of the policy by `run.best`, higher is better; None if not configured or unknown.
 
         Raises:
@@ -241,18 +241,18 @@ class TrainingSession:
         if not event.leaving:
             raise InputError(message)
         if event.finished:  # otherwise it stopped between two validations
-            self._progress.note(message)
+            self._progress.show_note(message)
         return None
 
-    def _restore(self) -> StartPoint:
+    def _restore_newest(self) -> StartPoint:
         """Restores the learners from the newest checkpoint."""
-        self._checkpoints.clear()
-        newest = self._checkpoints.latest()
+        self._checkpoints.remove_partial()
+        newest = self._checkpoints.read_latest()
         if newest is None:
             self._require_unsaved()
             return StartPoint()
         state = read_state(newest)
-        changed = differences(state.identity, self._identity)
+        changed = list_differences(state.identity, self._identity)
         changed += find_altered_beginnings(self._folder, state.logs)
         if changed and not self._allow_changes:
             diff = "\n  ".join(changed)
@@ -262,13 +262,13 @@ class TrainingSession:
                 "--allow-changes"
             )
         for line in changed:
-            self._progress.note(f"resumes although {line}")
+            self._progress.show_note(f"resumes although {line}")
         for name, learner in self._job.state.items():
             learner.load(newest.folder / name)
         # None if nothing samples
         if self._job.agreement is not None and state.agreement is not None:
-            self._job.agreement.restore(state.agreement)
-        self._progress.note(f"resumes after step {newest.step}, the newest valid checkpoint")
+            self._job.agreement.restore_state(state.agreement)
+        self._progress.show_note(f"resumes after step {newest.step}, the newest valid checkpoint")
         return StartPoint(newest.step, state.position)
 
     def _require_unsaved(self) -> None:
@@ -287,11 +287,11 @@ class TrainingSession:
                     f"{text}; restore them (is the disk mounted?), choose a different run.folder, "
                     "or start over by --allow-changes"
                 )
-            self._progress.note(f"{text}; the run starts over")
+            self._progress.show_note(f"{text}; the run starts over")
 
 
 @contextmanager
-def _place_fault(during: str) -> Iterator[None]:
+def _add_place_to_error(during: str) -> Iterator[None]:
     """Adds where it happened to an error about a number that is not finite."""
     try:
         yield
@@ -314,7 +314,7 @@ def require_same_files(loaded: LoadedRecipe) -> None:
         return
     now = _read_files(loaded)
     then = {name: noted[name] for name in now if name in noted}
-    changed = differences(then, {name: now[name] for name in then})
+    changed = list_differences(then, {name: now[name] for name in then})
     if changed:
         raise ChangedError(
             f"{folder} is finished, and was trained with different inputs:\n  "
@@ -328,15 +328,15 @@ def require_same_files(loaded: LoadedRecipe) -> None:
 
 def _read_files(loaded: LoadedRecipe) -> RunIdentity:
     """Digests of the files that a recipe names, if they exist."""
-    recipe = loaded.training
+    recipe = loaded.training_recipe
     found = RunIdentity()
     with suppress(OSError, InputError):
-        found |= inputs(loaded, {}, None)
+        found |= collect_inputs(loaded, {}, None)
     with suppress(OSError, InputError):
         if recipe.data.task is None:
-            rows = data_files(recipe.data, loaded.run_folder).digests()
+            rows = data_files(recipe.data, loaded.run_folder).read_digests()
             found |= {f"data.{name}": own for name, own in rows.items()}
     with suppress(OSError, InputError):
         if recipe.model.path is not None:
-            found |= model_files(weights_of(str(recipe.model.path)))
+            found |= model_files(find_weights_folder(str(recipe.model.path)))
     return {name: own for name, own in found.items() if not name.startswith("recipe.")}

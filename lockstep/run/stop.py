@@ -57,11 +57,11 @@ class StopRequests:
         self._since = clock()
         self._longest_s = 0.0
 
-    def ask(self, why: str, code: int) -> None:
+    def ask_to_stop(self, why: str, code: int) -> None:
         """Requests an end of the run after this step."""
         self._asked = why, code
 
-    def begin(self) -> None:
+    def start_timing(self) -> None:
         """Starts timing the first step; earlier time does not count."""
         self._since = self._clock()
 
@@ -88,14 +88,14 @@ class StopRequests:
         return self._asked
 
 
-def hear_interrupts() -> None:
+def restore_interrupts() -> None:
     """Restores SIGINT if the parent process ignored it, as a script does for `command &`."""
     if _in_main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
-def heed_signals(stop: StopRequests, note: Callable[[str], object]) -> Iterator[None]:
+def stop_on_signals(stop: StopRequests, note: Callable[[str], object]) -> Iterator[None]:
     """Makes the first Ctrl-C, SIGTERM or SIGHUP in the block request a stop; a second one kills.
 
     Signals that the process was started to ignore, such as SIGHUP under `nohup`, stay ignored.
@@ -112,7 +112,7 @@ def heed_signals(stop: StopRequests, note: Callable[[str], object]) -> Iterator[
 
     def request_stop(number: int, frame: FrameType | None) -> None:
         name, code = _ASKING[signal.Signals(number)]
-        stop.ask(f"{name} was received", code)
+        stop.ask_to_stop(f"{name} was received", code)
         for other, handler in usual.items():
             signal.signal(other, handler)
         text = (

@@ -13,10 +13,10 @@ from pathlib import Path
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
-from lockstep.cluster.placement import placement_of
+from lockstep.cluster.placement import plan_placement
 from lockstep.cluster.specs import require_sampler
 from lockstep.cluster.worker_proxy import WorkerDied
-from lockstep.cluster.workers import WorkerPool, workers_of
+from lockstep.cluster.workers import WorkerPool, open_worker_pool
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import LoadedRecipe
 from lockstep.config.trust import note_run_here
@@ -28,34 +28,34 @@ from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.report.progress import RunProgress, show_progress
-from lockstep.report.summary import PAGE, has_trained, judge, summary
+from lockstep.report.summary import PAGE, has_trained, find_exit_code, summarize_run
 from lockstep.run.callbacks import OnStep
-from lockstep.run.checkpoint.export import export
-from lockstep.run.dry_run.remarks import remarks
+from lockstep.run.checkpoint.export import export_checkpoint
+from lockstep.run.dry_run.remarks import list_remarks
 from lockstep.run.folder.files import (
     FRAME,
-    adopt,
+    adopt_folder,
     find_changed_options,
     is_current,
     lock_folder,
     require_writable,
 )
-from lockstep.run.folder.identity import identity
+from lockstep.run.folder.identity import collect_identity
 from lockstep.run.folder.logs import RunLogs
 from lockstep.run.folder.opening import open_run
 from lockstep.run.live_setup import LiveSetup, require_lengths
 from lockstep.run.session import TrainingSession, require_same_files
 from lockstep.run.stop import StoppedRun, StopRequests
-from lockstep.run.trackers.follow import track_run, views_of
+from lockstep.run.trackers.follow import track_run, build_views
 from lockstep.run.trackers.view import RunFacts
-from lockstep.system.command_line import command
+from lockstep.system.command_line import format_command
 from lockstep.system.disk import remove_copies
 from lockstep.system.fault_policy import RetryCounter
 from lockstep.system.printable import print_text
-from lockstep.system.sums import SUMS, finish, require_unaltered
+from lockstep.system.sums import SUMS, finish_run, require_unaltered
 
 
-def train(
+def train_recipe(
     loaded: LoadedRecipe,
     allow_changes: bool = False,
     deadline_s: float | None = None,
@@ -79,25 +79,25 @@ def train(
         ChangedError: The run's identity has changed, and that is not allowed.
         NothingTrainedError: The recipe to train first finished without learning anything.
     """
-    if _run(loaded, allow_changes, deadline_s, on_step):
+    if _run_recipe(loaded, allow_changes, deadline_s, on_step):
         print_text(f"{loaded.name} is finished: {loaded.run_folder}")
-    print_text(summary(loaded.run_folder))
+    print_text(summarize_run(loaded.run_folder))
     return loaded.run_folder
 
 
-def _run(
+def _run_recipe(
     loaded: LoadedRecipe,
     allow_changes: bool,
     deadline_s: float | None,
     on_step: OnStep | None = None,
 ) -> bool:
     """Runs a recipe like `train`, without a summary. Returns True if it was already finished."""
-    recipe = loaded.expect(Algorithm)
+    recipe = loaded.expect_recipe(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s
     folder = loaded.run_folder
     # refuse early, before training a warm start; the next check does, too
-    placement_of(recipe)
+    plan_placement(recipe)
     if recipe.inference is not None:
         require_sampler(recipe.inference.sampler, recipe.learner)
     require_writable(folder)
@@ -109,17 +109,17 @@ def _run(
         # only in options that do not change the run, such as bounds for `lockstep check`
         if not is_current(loaded):
             with lock_folder(folder):
-                adopt(loaded, changed)
+                adopt_folder(loaded, changed)
         write_missing_page(folder)
         return True
     loaded = fetch_names(loaded)
-    recipe = loaded.expect(Algorithm)
+    recipe = loaded.expect_recipe(Algorithm)
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return True
-        views = views_of(recipe.trackers, RunFacts.of(loaded))
+        views = build_views(recipe.trackers, RunFacts.from_recipe(loaded))
         files = data_files(recipe.data, folder)
-        source = _source(loaded, files, folder, allow_changes, deadline_s)
+        source = _open_initial_model(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
         if resolve_device(recipe.learner.device).type == "cuda":
@@ -130,25 +130,25 @@ def _run(
         for remark in [
             *precision,
             *([] if passed_end is None else [passed_end]),
-            *remarks(recipe, files),
+            *list_remarks(recipe, files),
         ]:
-            progress.note(remark)
-        inexact = decide_exact(recipe, source.folder, progress.note)
+            progress.show_note(remark)
+        inexact = decide_exact(recipe, source.folder, progress.show_note)
         logs = RunLogs(folder)
-        tracker = open_.enter_context(track_run(logs, views, progress.note))
+        tracker = open_.enter_context(track_run(logs, views, progress.show_note))
 
         def open_session(workers: WorkerPool) -> TrainingSession:
             require_lengths(recipe, source)
             job = recipe.open(LiveSetup(recipe, folder, files, source, inexact, progress, workers))
             started()
             (folder / SUMS).unlink(missing_ok=True)
-            adopt(loaded, changed)
-            note_run_here(loaded.dump())
-            progress.total(job.run_length.steps, f"{job.data}; {recipe.largest_step.description}")
+            adopt_folder(loaded, changed)
+            note_run_here(loaded.dump_options())
+            progress.set_total(job.run_length.steps, f"{job.data}; {recipe.largest_step.description}")
             rest = job.run_length.describe_rest()
             if rest is not None:
-                progress.note(rest)
-            now = identity(loaded, files.digests(), Path(source.folder))
+                progress.show_note(rest)
+            now = collect_identity(loaded, files.read_digests(), Path(source.folder))
             return TrainingSession(
                 recipe.run, job, folder, now, allow_changes, tracker, progress, on_step
             )
@@ -157,10 +157,10 @@ def _run(
             _run_with_restarts(open_session, recipe, progress, deadline_s)
         except StoppedRun as stopped:
             raise StoppedRun(f"{loaded.name} {stopped}", stopped.code) from None
-        for sentence in finish(folder, logs.sums(), partial(export, folder)):
-            progress.note(sentence)
+        for sentence in finish_run(folder, logs.list_digests(), partial(export_checkpoint, folder)):
+            progress.show_note(sentence)
         with progress.phase("report"):
-            write_page(folder, progress.note)
+            write_page(folder, progress.show_note)
     return False
 
 
@@ -170,7 +170,7 @@ def judge_finished(folder: Path) -> int:
     Raises:
         NothingTrainedError: No step learned anything.
     """
-    code = judge(folder)
+    code = find_exit_code(folder)
     if code == exit_codes.INCONCLUSIVE:
         require_trained(folder)
     return code
@@ -214,10 +214,10 @@ def _run_with_restarts(
     Raises:
         WorkerDied: Workers are lost too often, or before the run has begun.
     """
-    restarts = RetryCounter("worker", progress.note, recipe.cluster.max_restarts)
+    restarts = RetryCounter("worker", progress.show_note, recipe.cluster.max_restarts)
     while (lost := _run_until_lost(open_session, recipe, progress, deadline_s)) is not None:
         gc.collect()  # free this process's learners on the device before opening new ones
-        if not restarts.again(lost):
+        if not restarts.wait_for_retry(lost):
             raise WorkerDied(
                 f"{lost}; the run is not restarted because cluster.max_restarts={restarts.limit}"
             )
@@ -232,16 +232,16 @@ def _run_until_lost(
     """Runs with new workers; returns how one of them was lost, or None at the end of the run."""
     ranks = recipe.learner.parallel.ranks
     sampler = None if recipe.inference is None else recipe.inference.sampler
-    with workers_of(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
+    with open_worker_pool(recipe.cluster, recipe.learner, progress, ranks, sampler) as workers:
         session = open_session(workers)
         try:
-            session.run(StopRequests(deadline_s))
+            session.run_to_end(StopRequests(deadline_s))
         except WorkerDied as error:
             return str(error)
     return None
 
 
-def _source(
+def _open_initial_model(
     loaded: LoadedRecipe,
     files: DataFiles,
     folder: Path,
@@ -249,7 +249,7 @@ def _source(
     deadline_s: float | None,
 ) -> ModelSource:
     """The initial model; trained or built first if the recipe requires it."""
-    recipe = loaded.training
+    recipe = loaded.training_recipe
     first = loaded.warm_start
     if first is not None:
         return open_source(_warm_started(loaded, first, allow_changes, deadline_s))
@@ -273,7 +273,7 @@ def _warm_started(
         print_text(f"{name} starts from {final}, trained earlier", file=sys.stderr)
         return final
     print_text(f"stage 1 of 2: {first.name}; {name} starts from its model", file=sys.stderr)
-    _run(first, allow_changes, deadline_s)
+    _run_recipe(first, allow_changes, deadline_s)
     require_trained(first.run_folder)
     print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {name}", file=sys.stderr)
     return final
@@ -301,5 +301,5 @@ def write_page(folder: Path, note: Callable[[str], None]) -> None:
     except Exception as error:
         note(
             f"the run is complete, but its report was not written: {error}; to retry: "
-            f"`{command('report', folder)}`"
+            f"`{format_command('report', folder)}`"
         )

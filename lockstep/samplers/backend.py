@@ -35,7 +35,7 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
     """Torch threads per worker on a CPU; None: its share of the run's."""
 
     @abstractmethod
-    def dtype(self, computation: Computation) -> torch.dtype:
+    def weight_dtype(self, computation: Computation) -> torch.dtype:
         """Type of its weights, for a learner with this computation."""
 
     def cache_bytes(self, section: SamplerSection) -> int | None:
@@ -61,7 +61,7 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
         """True if sleep drops a learner's weights, so that a weight sync must follow."""
         return False
 
-    def packs(self, computation: Computation) -> bool:
+    def packs_weights(self, computation: Computation) -> bool:
         """True if its kernels pack matrices; attestations then fingerprint only sampled columns."""
         return False
 
@@ -69,7 +69,7 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
         """Raises InputError if this machine lacks what it needs on a GPU, or on the CPU."""
 
     @abstractmethod
-    def build(
+    def build_sampler(
         self, folder: str, section: SamplerSection, computation: Computation
     ) -> WorkerSampler:
         """A sampler with its own weights, for a separate process.
@@ -80,7 +80,7 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
             computation: Device, type and kernels of the learner.
         """
 
-    def wrap(
+    def wrap_model(
         self, lm: PreTrainedModel, section: SamplerSection, computation: Computation
     ) -> Sampler:
         """A sampler in this process that shares the weights of `lm`, such as the learner's.
@@ -96,7 +96,7 @@ def find_backend(section: SamplerSection) -> InferenceBackend | None:
     Raises:
         InputError: The backend is unknown.
     """
-    found = INFERENCE.find(section.backend)
+    found = INFERENCE.find_backend(section.backend)
     assert isinstance(found, InferenceBackend) or found.is_server, (
         "a backend that receives weights declares both halves"
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lockstep.core.batch import Batch, concat
+from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.weight_sync.attestation import WeightAttestation
@@ -120,7 +120,7 @@ def gather_pieces(pieces: Iterable[ResponsePiece]) -> Batch:
     """The pieces of one `Sampler.pieces` as one batch, in the order of the requests."""
     places, batches = zip(*pieces, strict=True)
     order = torch.tensor([place for some in places for place in some])
-    return concat(batches).select(torch.argsort(order))
+    return concat_batches(batches).select(torch.argsort(order))
 
 
 def require_room(requests: Sequence[Request], context: int) -> None:

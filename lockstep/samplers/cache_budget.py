@@ -44,11 +44,11 @@ class CacheBudget:
     beside: int
     processes: int = 1
 
-    def choose(self, memory: int) -> int:
+    def choose_bytes(self, memory: int) -> int:
         """Size of the cache on a device with this memory: as wanted, but at most the free room."""
         return max(self.least, min(self.wanted, memory - self.beside))
 
-    def apply(self, section: SamplerSection, memory: int) -> SamplerSection:
+    def apply_to_section(self, section: SamplerSection, memory: int) -> SamplerSection:
         """The section with that size, for a GPU with this memory.
 
         Raises:
@@ -62,4 +62,4 @@ class CacheBudget:
                 f"and values ({self.least / 1e9:.3g} GB at least); run `lockstep plan` to see "
                 "what fits, or set sampler.kv_cache_gib"
             )
-        return section.model_copy(update={"kv_cache_gib": self.choose(memory) / 2**30})
+        return section.model_copy(update={"kv_cache_gib": self.choose_bytes(memory) / 2**30})

@@ -35,20 +35,20 @@ class StopStrings:
         # Text is decoded after a letter, since some tokenizers drop the space before the first
         # word.
         self._letter = self._tokenizer.encode("a", add_special_tokens=False)
-        self._before = len(self._read([]))
+        self._before = len(self._decode_text([]))
         self.window = max(len(string.encode()) for string in strings)
         vocabulary = self._tokenizer.get_vocab()
         self._continuations = {vocabulary.get(f"<0x{byte:02X}>") for byte in range(0x80, 0xC0)}
 
-    def completes(self, tokens: Sequence[int]) -> bool:
+    def contains_stop(self, tokens: Sequence[int]) -> bool:
         """True if the text of a response's newest tokens contains a stop string."""
         # A byte-level decoder loses the neighbors of a partial character, so none is at the
         # beginning.
         whole = dropwhile(self._continuations.__contains__, tokens[-self.window :])
-        text = self._read([*whole])[self._before :]
+        text = self._decode_text([*whole])[self._before :]
         return any(string in text for string in self._strings)
 
-    def _read(self, tokens: Sequence[int]) -> str:
+    def _decode_text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode([*self._letter, *tokens], skip_special_tokens=False))
 
     def find_end(self, tokens: Sequence[int], known: int = 0) -> int | None:
@@ -60,7 +60,7 @@ class StopStrings:
         """
         ends = range(known + 1, len(tokens) + 1)
         return next(
-            (end for end in ends if self.completes(tokens[max(0, end - self.window) : end])), None
+            (end for end in ends if self.contains_stop(tokens[max(0, end - self.window) : end])), None
         )
 
 

@@ -64,7 +64,7 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
             with anyio.fail_after(self._timeout_s):
                 response = await super().send(request, stream=True, **options)
                 try:
-                    body = await _read(response)
+                    body = await _read_body(response)
                 finally:
                     await response.aclose()
         except TimeoutError as error:
@@ -80,7 +80,7 @@ def _read_authorities() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-async def _read(response: httpx2.Response) -> bytes:
+async def _read_body(response: httpx2.Response) -> bytes:
     if response.is_redirect:
         where = response.headers.get("location", "an unknown address")
         raise ReplyRefused(f"it redirects requests to {where}; use that address if it is correct")

@@ -91,7 +91,7 @@ class JsonServer:
                 "contain"
             )
 
-    def answers(
+    def request_all(
         self,
         shape: type[_ReplyT],
         path: str,
@@ -110,25 +110,25 @@ class JsonServer:
         """
         gate = Semaphore(self._address.max_concurrency)
 
-        async def answer(client: openai.AsyncOpenAI, place: int) -> _ReplyT:
+        async def request_one(client: openai.AsyncOpenAI, place: int) -> _ReplyT:
             async with gate:
-                answered = await self.ask(client, shape, path, bodies[place])
+                answered = await self.request_reply(client, shape, path, bodies[place])
             wrong = fault(place, answered)
             if wrong is not None:
                 raise ServerError(f"{self._address.url}: {wrong}; check the server at this address")
             return answered
 
-        with self.connection() as (portal, client):
+        with self.open_connection() as (portal, client):
             futures = {
-                portal.start_task_soon(answer, client, place): place for place in range(len(bodies))
+                portal.start_task_soon(request_one, client, place): place for place in range(len(bodies))
             }
             for future in as_completed(futures):
-                answered = _wait_for(future, lost, futures[future])
+                answered = _await_reply(future, lost, futures[future])
                 if answered is not None:
                     yield futures[future], answered
 
     @contextmanager
-    def connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
+    def open_connection(self) -> Iterator[tuple[BlockingPortal, openai.AsyncOpenAI]]:
         """Starts a thread with an event loop and a client."""
         client = openai.AsyncOpenAI(
             base_url=self._address.url,
@@ -141,7 +141,7 @@ class JsonServer:
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
             yield portal, client
 
-    async def ask(
+    async def request_reply(
         self,
         client: openai.AsyncOpenAI,
         shape: type[_ReplyT],
@@ -152,7 +152,7 @@ class JsonServer:
         attempts = RetryCounter("server", self._seldom, self._address.max_retries)
         while True:
             try:
-                return _read(shape, await self._ask_once(client, path, body))
+                return _parse_reply(shape, await self._ask_once(client, path, body))
             except (
                 openai.OpenAIError,
                 OSError,
@@ -160,12 +160,12 @@ class JsonServer:
                 OverflowError,
                 RecursionError,
             ) as error:
-                message = f"{self._address.url}: {self._sentence(error, attempts.used + 1)}"
+                message = f"{self._address.url}: {self._describe_error(error, attempts.used + 1)}"
                 if self._key:
                     message = message.replace(self._key, "[key]")
                 else:
                     message = message
-                if _may_pass(error):
+                if _is_temporary(error):
                     wait_s = attempts.next_wait(message, _find_retry_after(error))
                 else:
                     wait_s = None
@@ -180,7 +180,7 @@ class JsonServer:
             return await client.get(path, cast_to=object)
         return await client.post(path, cast_to=object, body=body)
 
-    def _sentence(self, error: Exception, count: int) -> str:
+    def _describe_error(self, error: Exception, count: int) -> str:
         variable = self._address.api_key_env
         option = self._address.option
         attempts = f"{count} attempts"
@@ -201,12 +201,12 @@ class JsonServer:
                 return f"denies access; put the correct key in the environment variable {variable}"
             case openai.NotFoundError():
                 return (
-                    f"returns 404 at this address ({_detail(error.body)}); correct the option "
+                    f"returns 404 at this address ({_error_detail(error.body)}); correct the option "
                     f"{option}"
                 )
             case openai.APIStatusError():
                 return (
-                    f"returns {error.status_code} after {attempts} ({_detail(error.body)}); check "
+                    f"returns {error.status_code} after {attempts} ({_error_detail(error.body)}); check "
                     "its log"
                 )
             case ValidationError():
@@ -219,16 +219,16 @@ class JsonServer:
         return f"its response cannot be parsed ({error}); check the server at this address"
 
 
-def _read(shape: type[_ReplyT], answer: object) -> _ReplyT:
+def _parse_reply(shape: type[_ReplyT], answer: object) -> _ReplyT:
     """Parses a reply by its type; some servers report errors with a success status."""
     match answer:
         case {"error": error} if error:
-            raise ReplyRefused(f"it returns an error ({_detail(error)}); check its log")
+            raise ReplyRefused(f"it returns an error ({_error_detail(error)}); check its log")
         case _:
             return shape.model_validate(answer)
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """True if a retry may succeed: connection failure, timeout, busy server, malformed reply."""
     if isinstance(error, openai.APIStatusError):
         return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
@@ -246,7 +246,7 @@ def _find_retry_after(error: Exception) -> float:
     return 0.0
 
 
-def _wait_for(
+def _await_reply(
     future: Future[_ReplyT], lost: LostRequestHandler | None, place: int
 ) -> _ReplyT | None:
     try:
@@ -258,7 +258,7 @@ def _wait_for(
         return None
 
 
-def _detail(body: object) -> str:
+def _error_detail(body: object) -> str:
     """Returns the server's error description in one line."""
     said = body.get("message") if isinstance(body, dict) else body
     return " ".join(str(said or "no details").split())[:300]

@@ -63,7 +63,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
     return fixed, grid
 
 
-def combine(grid: Mapping[str, Sequence[Any]]) -> list[GridPoint]:
+def combine_values(grid: Mapping[str, Sequence[Any]]) -> list[GridPoint]:
     """Every combination of values; the last option varies fastest.
 
     Raises InputError if there is none.
@@ -75,12 +75,12 @@ def combine(grid: Mapping[str, Sequence[Any]]) -> list[GridPoint]:
             "lockstep train"
         )
     return [
-        GridPoint(values, [f"{key}={_spell(value)}" for key, value in values.items()])
+        GridPoint(values, [f"{key}={_format_value(value)}" for key, value in values.items()])
         for values in combinations
     ]
 
 
-def _spell(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value as spelled on the command line."""
     is_plain = isinstance(value, str) and yaml12.parse_or_text(value) == value
     if is_plain:
@@ -94,6 +94,6 @@ def _list_values(text: str) -> list[Any]:
     if ends is not None:
         return list(range(int(ends[1]), int(ends[2]) + 1))
     try:
-        return yaml12.parse(f"[{text}]")
+        return yaml12.parse_yaml(f"[{text}]")
     except ValueError:
         return []

@@ -11,16 +11,16 @@ from typing import Any
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.config.hub import require_pinned
-from lockstep.config.loading import LoadedRecipe, load, load_run
+from lockstep.config.loading import LoadedRecipe, load_recipe, load_run
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.config.user_code import is_in_program
 from lockstep.core.errors import InputError
 from lockstep.report.sweeps import SWEEP, is_sweep, read_sweep
-from lockstep.run.folder.identity import differences, recipe_identity
-from lockstep.sweeps.grid import GridPoint, combine, split_words
+from lockstep.run.folder.identity import list_differences, recipe_identity
+from lockstep.sweeps.grid import GridPoint, combine_values, split_words
 from lockstep.system.records import is_file
 from lockstep.system.whole_files import write_whole
-from lockstep.system.yaml12 import flat
+from lockstep.system.yaml12 import flatten_tree
 
 RecipeResolver = Callable[[GridPoint, RecipeLayer], LoadedRecipe]
 """Resolves a combination's recipe; the given options come after the layer with the run's folder."""
@@ -66,7 +66,7 @@ class SweepPlan:
                 before = recipe_identity(load_run(run.folder))
                 lines += [
                     f"{run.name}: {line}"
-                    for line in differences(before, recipe_identity(run.loaded))
+                    for line in list_differences(before, recipe_identity(run.loaded))
                 ]
         if lines:
             differing = "\n  ".join(sorted(lines)[:20])
@@ -75,7 +75,7 @@ class SweepPlan:
                 "--name, or restore the options; a sweep accepts only added values"
             )
 
-    def write(self) -> None:
+    def write_plan(self) -> None:
         """Writes the runs and their values into the sweep's folder, atomically."""
         noted = {run.name: dict(run.values) for run in self.runs}
         write_whole(
@@ -87,10 +87,10 @@ def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan
     """The sweep of a command: a recipe and `key=value` words, some with several values."""
     fixed, grid = split_words(words)
 
-    def resolve(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:
-        return load(recipe, [*fixed, *combination.overrides], [folder])
+    def resolve_words(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:
+        return load_recipe(recipe, [*fixed, *combination.overrides], [folder])
 
-    return plan_grid(grid, resolve, name or name_sweep(recipe, grid))
+    return plan_grid(grid, resolve_words, name or name_sweep(recipe, grid))
 
 
 def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: RecipeResolver, name: str) -> SweepPlan:
@@ -111,11 +111,11 @@ def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: RecipeResolver, name: 
         )
     folder = Path("sweeps") / name
     runs = [
-        _resolve(combination, resolve, folder / combination.name) for combination in combine(grid)
+        _resolve_run(combination, resolve, folder / combination.name) for combination in combine_values(grid)
     ]
     known: dict[str, str] = {}
     for run in runs:
-        options = run.loaded.dump()
+        options = run.loaded.dump_options()
         del options["run"]["folder"]
         text = json.dumps(options, sort_keys=True)
         if text in known:
@@ -131,10 +131,10 @@ def name_sweep(recipe: str, grid: Mapping[str, Sequence[Any]]) -> str:
     return "-".join([Path(recipe).stem, *grid])
 
 
-def _resolve(combination: GridPoint, resolve: RecipeResolver, folder: Path) -> PlannedRun:
+def _resolve_run(combination: GridPoint, resolve: RecipeResolver, folder: Path) -> PlannedRun:
     try:
         loaded = resolve(combination, RecipeLayer("sweep", {"run": {"folder": str(folder)}}))
-        loaded.expect(Algorithm)
+        loaded.expect_recipe(Algorithm)
     except InputError as error:
         raise InputError(
             f"{' '.join(combination.overrides)} is invalid, so no run was started:\n{error}"
@@ -144,7 +144,7 @@ def _resolve(combination: GridPoint, resolve: RecipeResolver, folder: Path) -> P
         raise InputError(
             "run.folder: each run has its folder in the sweep's folder; set that with --name"
         )
-    for keys, value in flat(loaded.identity()):
+    for keys, value in flatten_tree(loaded.build_identity()):
         if isinstance(value, str) and is_in_program(value):
             raise InputError(
                 f"{'.'.join(keys)} is a Python object of this program, but each run of a sweep is "

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from lockstep.config.loading import describe
+from lockstep.config.loading import describe_recipe
 from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
 from lockstep.report.html import write_sweep_report
 from lockstep.report.summary import PAGE
 from lockstep.report.sweeps import summarize_sweep
 from lockstep.run.folder.files import lock_folder
-from lockstep.run.stop import StoppedRun, StopRequests, end_with_code, heed_signals
+from lockstep.run.stop import StoppedRun, StopRequests, end_with_code, stop_on_signals
 from lockstep.run.train import judge_finished
 from lockstep.sweeps.plan import PlannedRun, SweepPlan
 from lockstep.system.printable import print_text
@@ -64,33 +64,33 @@ class SweepRunner:
     warm_starts: dict[Path | None, Lock] = field(default_factory=lambda: defaultdict(Lock))
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def run(self) -> list[int | None]:
+    def run_all(self) -> list[int | None]:
         """Runs all unfinished runs. Returns their exit codes; None means not started."""
         with ThreadPoolExecutor(self.jobs) as pool, self._kill_if_interrupted():
-            return list(pool.map(self._run, self.plan.runs))
+            return list(pool.map(self._run_one, self.plan.runs))
 
-    def _run(self, run: PlannedRun) -> int | None:
+    def _run_one(self, run: PlannedRun) -> int | None:
         if run.is_finished:
             return end_with_code(lambda: judge_finished(run.folder))
         first = find_warm_start(run)
         if first is None:
-            return self._train(run)
+            return self._train_run(run)
         with self.warm_starts[first]:
-            return self._train(run)
+            return self._train_run(run)
 
-    def _train(self, run: PlannedRun) -> int | None:
+    def _train_run(self, run: PlannedRun) -> int | None:
         if self.stop.check_after_step() is not None:
             return None
-        note(f"{run.name} starts; {run.folder / LOG}")
-        with self._start(run) as process:
+        print_note(f"{run.name} starts; {run.folder / LOG}")
+        with self._start_process(run) as process:
             self.processes.append(process)
-            code = self._wait(process)
-        note(f"{run.name} {describe_outcome(code)}; {run.folder / LOG}")
+            code = self._wait_for_process(process)
+        print_note(f"{run.name} {describe_outcome(code)}; {run.folder / LOG}")
         return code
 
-    def _start(self, run: PlannedRun) -> subprocess.Popen[bytes]:
+    def _start_process(self, run: PlannedRun) -> subprocess.Popen[bytes]:
         recipe = self.plan.folder / "recipes" / run.name / f"{run.loaded.name}.yaml"
-        write_changed(recipe, describe(run.loaded).encode())
+        write_changed(recipe, describe_recipe(run.loaded).encode())
         run.folder.mkdir(parents=True, exist_ok=True)
         environment = {THREADS: str(share_cores(self.jobs)), ENDS_WITH: str(os.getpid())}
         with (run.folder / LOG).open("ab") as log:
@@ -103,7 +103,7 @@ class SweepRunner:
                 start_new_session=True,  # Ctrl-C reaches only the sweep, which stops each run once
             )
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait_for_process(self, process: subprocess.Popen[bytes]) -> int:
         """Waits for a process; tells it to save and stop if the sweep is stopping.
 
         Returns its exit code.
@@ -125,7 +125,7 @@ class SweepRunner:
         try:
             yield
         except BaseException:
-            self.stop.ask("the sweep was interrupted", exit_codes.INTERRUPTED)
+            self.stop.ask_to_stop("the sweep was interrupted", exit_codes.INTERRUPTED)
             for process in [process for process in self.processes if process.poll() is None]:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -149,7 +149,7 @@ def find_warm_start(run: PlannedRun) -> Path | None:
     return first.run_folder
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Writes a line to standard error."""
     print_text(text, file=sys.stderr)
 
@@ -179,10 +179,10 @@ def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
     plan.folder.mkdir(parents=True, exist_ok=True)
     stop = StopRequests(None)
     with lock_folder(plan.folder):
-        plan.write()
-        note(f"{plan.folder}: {len(plan.runs)} runs, {jobs} at a time")
-        with heed_signals(stop, note):
-            codes = SweepRunner(plan, jobs, stop).run()
+        plan.write_plan()
+        print_note(f"{plan.folder}: {len(plan.runs)} runs, {jobs} at a time")
+        with stop_on_signals(stop, print_note):
+            codes = SweepRunner(plan, jobs, stop).run_all()
         if any((run.folder / "recipe.yaml").is_file() for run in plan.runs):
             write_sweep_report(plan.folder, plan.folder / PAGE)
     print_text(summarize_sweep(plan.folder))

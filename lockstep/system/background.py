@@ -27,13 +27,13 @@ def run_in_background(work: Callable[[], T]) -> Future[T]:
     """
     future: Future[T] = Future()
 
-    def run() -> None:
+    def store_result() -> None:
         try:
             future.set_result(work())
         except BaseException as error:  # raised for the caller when it takes the result
             future.set_exception(error)
 
-    Thread(target=run, daemon=True).start()
+    Thread(target=store_result, daemon=True).start()
     return future
 
 

@@ -35,7 +35,7 @@ _OF_USERS |= {errno.ENAMETOOLONG, errno.EEXIST, errno.ECONNREFUSED, errno.EADDRI
 """Errors caused by a name, a path or a permission."""
 
 
-def retry(action: Callable[[], T]) -> T:
+def retry_disk(action: Callable[[], T]) -> T:
     """Runs an action; retries after transient disk errors, with the waits of `fault_policy`.
 
     Raises:
@@ -46,19 +46,19 @@ def retry(action: Callable[[], T]) -> T:
         try:
             return action()
         except OSError as error:
-            if not (may_pass(error) and attempts.again()):
+            if not (is_transient(error) and attempts.wait_for_retry()):
                 raise
 
 
-def may_pass(error: OSError) -> bool:
+def is_transient(error: OSError) -> bool:
     """True if the error is a transient one of a network disk or a connection."""
     return error.errno in _PASSING
 
 
-def rename(source: Path, target: Path) -> None:
+def rename_path(source: Path, target: Path) -> None:
     """Renames a file or folder, even if a network disk reports a failure after renaming it."""
     try:
-        retry(lambda: source.rename(target))
+        retry_disk(lambda: source.rename(target))
     except FileNotFoundError:
         if not target.exists():
             raise
@@ -70,7 +70,7 @@ def is_user_error(error: OSError) -> bool:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_disk_errors(path: Path) -> Iterator[None]:
     """Adds a file's name to disk errors that the block raises without one."""
     try:
         yield
@@ -80,7 +80,7 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Returns when the file, or the folder's directory entries, is on the disk.
 
     If the disk cannot sync folders, a warning says so once.
@@ -89,7 +89,7 @@ def sync(path: Path) -> None:
         OSError: With the name of the file. Never retried: a disk that failed once may have dropped
             the bytes.
     """
-    with naming(path):
+    with name_disk_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -107,11 +107,11 @@ def sync(path: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Syncs everything in a folder, contents before the folder itself; see `sync`."""
     for path in sorted(folder.rglob("*"), reverse=True):
-        sync(path)
-    sync(folder)
+        sync_path(path)
+    sync_path(folder)
 
 
-def own_copy(path: Path) -> Path:
+def name_temporary_copy(path: Path) -> Path:
     """A unique name for a writer's temporary copy of a file, next to it."""
     return path.with_name(f".{path.name}-{uuid4().hex}")
 
@@ -125,6 +125,6 @@ def remove_copies(path: Path) -> None:
 def remove_tree(folder: Path, note: Callable[[str], object]) -> None:
     """Removes an unneeded folder; if the disk refuses, warns and leaves the rest."""
     try:
-        retry(lambda: shutil.rmtree(folder))
+        retry_disk(lambda: shutil.rmtree(folder))
     except OSError as error:
         note(f"{folder} cannot be removed ({error.strerror}); it uses disk space until it is")

@@ -93,7 +93,7 @@ class RetryCounter:
             self._note(f"{fault}; {self._persistence.again}{pause}{most}")
         return wait_s
 
-    def again(self, fault: str = "") -> bool:
+    def wait_for_retry(self, fault: str = "") -> bool:
         """Reports a fault and waits for the retry; False if none is left."""
         wait_s = self.next_wait(fault)
         if wait_s:

@@ -52,7 +52,7 @@ def trust_content(contents: Iterable[bytes]) -> None:
     os.environ[TRUSTED] = ",".join(sorted(digests))
 
 
-def guard(folder: Path) -> None:
+def guard_folder(folder: Path) -> None:
     """Restricts imports from a folder to trusted files from now on.
 
     The folder that holds Lockstep itself is not guarded: a user who can write there can change
@@ -125,7 +125,7 @@ class _TrustedLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         content = self.get_data(self.path)
         if not is_trusted(content):
-            raise _refuse(self.path)
+            raise _refuse_import(self.path)
         return self.source_to_code(content, self.path)
 
 
@@ -133,7 +133,7 @@ class _RefusingLoader(SourcelessFileLoader):
     """Refuses compiled code of any content."""
 
     def get_code(self, fullname: str) -> CodeType:
-        raise _refuse(self.path)
+        raise _refuse_import(self.path)
 
 
 def _find_modules(entry: str) -> FileFinder:
@@ -144,7 +144,7 @@ def _find_modules(entry: str) -> FileFinder:
     return FileFinder(entry, (_TrustedLoader, SOURCE_SUFFIXES), (_RefusingLoader, compiled))
 
 
-def _refuse(path: str) -> InputError:
+def _refuse_import(path: str) -> InputError:
     """The error for a file that would be imported.
 
     It is not an ImportError, which the user's code may expect and ignore.

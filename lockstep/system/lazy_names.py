@@ -31,7 +31,7 @@ def export_lazily(package: str, file: str) -> Callable[[str], object]:
         ]
         return {alias.name: str(node.module) for node in imports for alias in node.names}
 
-    def find(name: str) -> object:
+    def find_export(name: str) -> object:
         modules = read_places()
         if name not in modules:
             raise AttributeError(
@@ -39,4 +39,4 @@ def export_lazily(package: str, file: str) -> Callable[[str], object]:
             )
         return vars(import_module(modules[name]))[name]
 
-    return find
+    return find_export

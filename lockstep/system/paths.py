@@ -16,7 +16,7 @@ HUB = "hf:"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
-def expand(path: str) -> str:
+def expand_path(path: str) -> str:
     """Expands `~`, `~user`, `$NAME` and `${NAME}`, which shells leave in `run.folder=~/run`.
 
     Raises:
@@ -39,7 +39,7 @@ def expand(path: str) -> str:
 def path_argument(text: str) -> str:
     """Like `expand`, for a command's argument; usable as argparse's `type`."""
     try:
-        return expand(text)
+        return expand_path(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

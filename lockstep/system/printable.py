@@ -12,7 +12,7 @@ _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 def make_printable(text: str) -> str:
     """Replaces control characters, bidi overrides and lone surrogates by names: `␛`, `⟨U+D800⟩`."""
-    return _UNFIT.sub(_name, text)
+    return _UNFIT.sub(_name_character, text)
 
 
 def print_text(text: str, file: TextIO | None = None) -> None:
@@ -26,7 +26,7 @@ def note_once(text: str) -> None:
     print_text(f"note: {text}", file=sys.stderr)
 
 
-def _name(found: re.Match[str]) -> str:
+def _name_character(found: re.Match[str]) -> str:
     code = ord(found[0])
     if code < 0x20:
         return chr(0x2400 + code)

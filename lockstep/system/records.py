@@ -56,12 +56,12 @@ def read_record(path: Path, shape: type[T], cure: str) -> T:
 def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
     """Parses JSON into a shape, like `read_record`; `refusal` begins the error's message."""
     try:
-        return _adapter(shape).validate_json(text, strict=True)
+        return _build_adapter(shape).validate_json(text, strict=True)
     except ValidationError as error:
-        raise InputError(f"{refusal} ({first_fault(error)}); {cure}") from error
+        raise InputError(f"{refusal} ({describe_first_error(error)}); {cure}") from error
 
 
-def first_fault(error: ValidationError) -> str:
+def describe_first_error(error: ValidationError) -> str:
     """The first error in a value, and its place there."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
@@ -71,5 +71,5 @@ def first_fault(error: ValidationError) -> str:
 
 
 @cache
-def _adapter(shape: Any) -> TypeAdapter[Any]:
+def _build_adapter(shape: Any) -> TypeAdapter[Any]:
     return TypeAdapter(shape)

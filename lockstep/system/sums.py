@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.errors import InputError
-from lockstep.system.disk import rename, sync
+from lockstep.system.disk import rename_path, sync_path
 from lockstep.system.records import read_record
 from lockstep.system.whole_files import write_whole
 
@@ -32,7 +32,7 @@ _ASIDE = f".{FINAL}-aside"
 _ALSO = ("initial", "certificate.json")
 
 
-def finish(
+def finish_run(
     run: Path, logs: Mapping[str, FileDigest], export: Callable[[Path], object]
 ) -> list[str]:
     """Writes a run's model and all digests; `final/` appears only when both are complete.
@@ -48,15 +48,15 @@ def finish(
     aside = run / _ASIDE
     shutil.rmtree(aside, ignore_errors=True)
     export(aside)
-    model = {f"{FINAL}/{name}": _sum(aside / name) for name in _list_files(aside, ".")}
+    model = {f"{FINAL}/{name}": _digest_file(aside / name) for name in _list_files(aside, ".")}
     sums = (
         model
-        | {name: _sum(run / name) for part in _ALSO for name in _list_files(run, part)}
+        | {name: _digest_file(run / name) for part in _ALSO for name in _list_files(run, part)}
         | dict(logs)
     )
     write_whole(run / SUMS, [json.dumps(sums, indent=1).encode() + b"\n"])
-    rename(aside, run / FINAL)
-    sync(run)
+    rename_path(aside, run / FINAL)
+    sync_path(run)
     return list(find_altered(run, ""))
 
 
@@ -75,7 +75,7 @@ def find_altered(run: Path, part: str) -> Iterator[str]:
         run / SUMS, dict[str, dict[str, int | str]], f"restore it, or remove {run / SUMS}"
     )
     for name, sum_ in noted.items():
-        if name.startswith(part) and (why := _compare(run / name, sum_)):
+        if name.startswith(part) and (why := _describe_difference(run / name, sum_)):
             yield (
                 f"{run / name} {why}; restore the file that the run wrote, or remove {run / SUMS} "
                 "to use the current one"
@@ -107,12 +107,12 @@ def require_unaltered(run: Path, part: str = "") -> None:
         raise InputError(sentence)
 
 
-def _compare(path: Path, noted: Mapping[str, int | str]) -> str:
+def _describe_difference(path: Path, noted: Mapping[str, int | str]) -> str:
     """Describes how a file differs from its digest; empty if it does not."""
     if not path.is_file():
         return "is missing"
     try:
-        if _sum(path) == noted:
+        if _digest_file(path) == noted:
             return ""
         return "differs from what the run wrote"
     except OSError as error:
@@ -146,7 +146,7 @@ def _read_beginning(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
-def _sum(path: Path) -> FileDigest:
+def _digest_file(path: Path) -> FileDigest:
     """Digest of a file; a large one's is cached by size, time and inode.
 
     A small file can change twice within one tick of the file system's clock.

@@ -5,7 +5,7 @@ from __future__ import annotations
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
-def readable(size: float) -> str:
+def format_bytes(size: float) -> str:
     """A number of bytes with its unit, in three digits; 999.6 kB rounds to 1 MB."""
     for unit in _UNITS[:-1]:
         if size < 999.5:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 def is_unread(stream: TextIO) -> bool:
     """True if a stream is a pipe whose reader is gone."""
-    number = _pipe(stream)
+    number = _find_pipe(stream)
     if number is None:
         return False
     asked = select.poll()
@@ -20,7 +20,7 @@ def is_unread(stream: TextIO) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
 
 
-def outlive(stream: TextIO) -> TextIO:
+def wrap_stream(stream: TextIO) -> TextIO:
     """Returns a stand-in for a standard stream that drops what cannot be written.
 
     A message that cannot be written must not end the work that it describes. Streams of tests and
@@ -40,13 +40,13 @@ class _TolerantFile(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            silence(self.fileno())
+            redirect_to_null(self.fileno())
             return super().write(data)
         except OSError:
             return len(data)
 
 
-def _pipe(stream: TextIO) -> int | None:
+def _find_pipe(stream: TextIO) -> int | None:
     """The stream's file descriptor if it is a pipe or a socket."""
     try:
         number = stream.fileno()
@@ -61,7 +61,7 @@ def _pipe(stream: TextIO) -> int | None:
     return None
 
 
-def silence(number: int) -> None:
+def redirect_to_null(number: int) -> None:
     """Redirects a file descriptor to the null device, including output still to be flushed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)

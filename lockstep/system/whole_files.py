@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.core.errors import InputError, RunError
-from lockstep.system.disk import naming, own_copy
+from lockstep.system.disk import name_disk_errors, name_temporary_copy
 from lockstep.system.records import refuse_other
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -46,7 +46,7 @@ def write_changed(path: Path, content: bytes) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_aside(path, own_copy(path)) as file:
+    with open_aside(path, name_temporary_copy(path)) as file:
         file.write(content)
 
 
@@ -54,7 +54,7 @@ def write_changed(path: Path, content: bytes) -> None:
 def open_aside(path: Path, aside: Path) -> Iterator[BinaryIO]:
     """Opens a temporary file `aside`; at the end of the block, syncs it and replaces `path`."""
     try:
-        with naming(path), aside.open("wb") as file:
+        with name_disk_errors(path), aside.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -64,7 +64,7 @@ def open_aside(path: Path, aside: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def append(path: Path, lines: bytes) -> None:
+def append_lines(path: Path, lines: bytes) -> None:
     """Appends lines in one write; after it returns, a kill of the process loses nothing.
 
     Raises:
@@ -72,7 +72,7 @@ def append(path: Path, lines: bytes) -> None:
         InputError: The path is not a file, such as a pipe.
     """
     refuse_other(path)
-    with naming(path), path.open("ab", buffering=0) as file:
+    with name_disk_errors(path), path.open("ab", buffering=0) as file:
         written = file.write(lines)
         if written != len(lines):
             file.truncate(file.tell() - written)

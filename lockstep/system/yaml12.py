@@ -32,7 +32,7 @@ DEEPEST = 50
 """Maximum number of parts in a dotted key; recipes have fewer than ten."""
 
 
-def parse(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """Parses one YAML document into dicts, lists, text, numbers, truth values and None.
 
     Raises:
@@ -60,23 +60,23 @@ def parse(text: str) -> Any:
 def parse_or_text(text: str) -> Any:
     """The value of a command-line word: parsed as YAML, or the text itself if it is not YAML."""
     try:
-        return parse(text)
+        return parse_yaml(text)
     except ValueError:
         return text
 
 
-def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merges one tree over another key by key; any other value above replaces the one below."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
         merged[key] = (
-            lay_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+            merge_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
         )
     return merged
 
 
-def value_at(tree: Any, path: Iterable[str]) -> Any:
+def find_value(tree: Any, path: Iterable[str]) -> Any:
     """The value at a path of keys in a tree of mappings; None if missing."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
@@ -98,19 +98,19 @@ def list_texts(tree: object, keys: YAMLKeys = ()) -> Iterator[tuple[YAMLKeys, st
             pass
 
 
-def nest(path: str, value: Any) -> Any:
+def nest_value(path: str, value: Any) -> Any:
     """A tree with only one value, at a dotted path."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return value
 
 
-def dump(tree: Any, width: float = 120) -> str:
+def dump_yaml(tree: Any, width: float = 120) -> str:
     """Writes YAML that `parse` reads back as the same values."""
     return yaml.dump(tree, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=width)
 
 
-def annotate(tree: dict[str, Any], note: Callable[[YAMLKeys], str]) -> str:
+def annotate_yaml(tree: dict[str, Any], note: Callable[[YAMLKeys], str]) -> str:
     """Writes YAML like `dump`, with a comment after each option, aligned if the option is short.
 
     Args:
@@ -136,7 +136,7 @@ def _annotate_lines(
     for key, value in tree.items():
         path = (*above, key)
         nested = isinstance(value, dict) and bool(value)
-        first, *rest = dump({key: {} if nested else value}, float("inf")).splitlines()
+        first, *rest = dump_yaml({key: {} if nested else value}, float("inf")).splitlines()
         lines = [first.removesuffix(" {}")] if nested else [first, *rest]
         for i, line in enumerate(lines):
             yield "  " * len(above) + line, "" if i else note(path)
@@ -191,10 +191,10 @@ for _kind, _pattern in _PLAIN.items():
     _RecipeLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)
 
 
-def flat(tree: Any, above: YAMLKeys = ()) -> Iterator[tuple[YAMLKeys, Any]]:
+def flatten_tree(tree: Any, above: YAMLKeys = ()) -> Iterator[tuple[YAMLKeys, Any]]:
     """Options by their keys; a list is one value, and so is an empty section."""
     if not isinstance(tree, dict) or not tree:
         yield above, tree
         return
     for key, value in tree.items():
-        yield from flat(value, (*above, key))
+        yield from flatten_tree(value, (*above, key))

@@ -81,18 +81,18 @@ class Arithmetic(Task):
         validation = problems[self.train_questions :]
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         for path, problems in ((files.train, train), (files.validation, validation)):
-            write_rows(path, map(self._row, itertools.count(), problems))
+            write_rows(path, map(self._build_row, itertools.count(), problems))
         if files.demonstrations is not None:
-            write_rows(files.demonstrations, demonstrations(train, self))
+            write_rows(files.demonstrations, build_demonstrations(train, self))
         return files
 
-    def _row(self, number: int, problem: WordProblem) -> Mapping[str, str | bool]:
+    def _build_row(self, number: int, problem: WordProblem) -> Mapping[str, str | bool]:
         """A problem's row, by its number in the file."""
         if self.pairs:
-            return problem.pair()
+            return problem.preference_row()
         if self.labels:
-            return problem.mark(number % 2 == 0)
-        return problem.row()
+            return problem.labeled_row(number % 2 == 0)
+        return problem.answer_row()
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,19 @@ class WordProblem:
     steps: tuple[str, ...]
     answer: int
 
-    def row(self, direct: bool = False) -> dict[str, str]:
+    def answer_row(self, direct: bool = False) -> dict[str, str]:
         """The problem in GSM8K's form: with its steps, or with the bare answer."""
         lines = [*(() if direct else self.steps), f"#### {self.answer}"]
         return {"question": self.question, "answer": "\n".join(lines)}
 
-    def pair(self) -> dict[str, str]:
+    def preference_row(self) -> dict[str, str]:
         """The problem answered step by step and, worse, directly."""
-        row = self.row()
-        return {**row, "chosen": row["answer"], "rejected": self.row(direct=True)["answer"]}
+        row = self.answer_row()
+        return {**row, "chosen": row["answer"], "rejected": self.answer_row(direct=True)["answer"]}
 
-    def mark(self, label: bool) -> dict[str, str | bool]:
+    def labeled_row(self, label: bool) -> dict[str, str | bool]:
         """The problem with one answer: step by step if labeled good, else direct."""
-        return {**self.row(), "completion": self.row(direct=not label)["answer"], "label": label}
+        return {**self.answer_row(), "completion": self.answer_row(direct=not label)["answer"], "label": label}
 
 
 def distinct_problems(count: int, seed: int) -> list[WordProblem]:
@@ -123,13 +123,13 @@ def distinct_problems(count: int, seed: int) -> list[WordProblem]:
     found: dict[str, WordProblem] = {}
     block = 0
     while len(found) < count:
-        for problem in _problems(block, seed):
+        for problem in _draw_problems(block, seed):
             found.setdefault(problem.question, problem)
         block += 1
     return list(found.values())[:count]
 
 
-def demonstrations(train: list[WordProblem], spec: Arithmetic) -> Iterator[dict[str, str]]:
+def build_demonstrations(train: list[WordProblem], spec: Arithmetic) -> Iterator[dict[str, str]]:
     """Demonstrations in training order: reasoning first, then both styles.
 
     The training questions come in passes, each in its own order. A question's index decides whether
@@ -140,33 +140,33 @@ def demonstrations(train: list[WordProblem], spec: Arithmetic) -> Iterator[dict[
     num_passes = -(-spec.demonstrations // len(train))
     orders = (permute(len(train), spec.seed, "demonstrations", i) for i in range(num_passes))
     questions = itertools.islice(itertools.chain.from_iterable(orders), spec.demonstrations)
-    reasoned = [problem.row() for problem in train]
-    direct = [problem.row(direct=True) for problem in train]
+    reasoned = [problem.answer_row() for problem in train]
+    direct = [problem.answer_row(direct=True) for problem in train]
     for position, question in enumerate(questions):
         yield (direct if position >= first_direct and question < num_direct else reasoned)[question]
 
 
-def _problems(block: int, seed: int) -> Iterator[WordProblem]:
+def _draw_problems(block: int, seed: int) -> Iterator[WordProblem]:
     """A block of problems, not yet distinct: each comes from uniform numbers with its own key."""
     rows = range(block * _BLOCK, (block + 1) * _BLOCK)
     for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
-        yield _problem(iter(draws))
+        yield _draw_problem(iter(draws))
 
 
-def _problem(draws: Iterator[float]) -> WordProblem:
-    def pick(low: int, high: int) -> int:
+def _draw_problem(draws: Iterator[float]) -> WordProblem:
+    def pick_integer(low: int, high: int) -> int:
         """A uniform integer from low to high, inclusive."""
         return low + int(next(draws) * (high - low + 1))
 
-    name = _NAMES[pick(0, len(_NAMES) - 1)]
-    things = _THINGS[pick(0, len(_THINGS) - 1)]
-    value = pick(_SMALLEST, _LARGEST)
+    name = _NAMES[pick_integer(0, len(_NAMES) - 1)]
+    things = _THINGS[pick_integer(0, len(_THINGS) - 1)]
+    value = pick_integer(_SMALLEST, _LARGEST)
     sentences = [f"{name} has {value} {things}."]
     steps = []
-    for _ in range(pick(_FEWEST_STEPS, _MOST_STEPS)):
-        gain = pick(0, 1) == 1 or value < _SMALLEST + 1
-        n = pick(_SMALLEST, _LARGEST) if gain else pick(1, min(value - 1, _LARGEST))
-        wording = (_GAINS if gain else _LOSSES)[pick(0, 2)]
+    for _ in range(pick_integer(_FEWEST_STEPS, _MOST_STEPS)):
+        gain = pick_integer(0, 1) == 1 or value < _SMALLEST + 1
+        n = pick_integer(_SMALLEST, _LARGEST) if gain else pick_integer(1, min(value - 1, _LARGEST))
+        wording = (_GAINS if gain else _LOSSES)[pick_integer(0, 2)]
         sentences.append(wording.format(name=name, n=n, things=things))
         result = value + n if gain else value - n
         steps.append(f"{value}{'+' if gain else '-'}{n}={result}")

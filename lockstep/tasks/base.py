@@ -39,12 +39,12 @@ def sample_uniforms(rows: Iterable[int], count: int, *key: int | str) -> list[li
 
     from lockstep.core import keyed
 
-    keys = torch.tensor([keyed.key(*key, row) for row in rows])
-    return keyed.uniforms(keys, torch.arange(count)).tolist()
+    keys = torch.tensor([keyed.hash_key(*key, row) for row in rows])
+    return keyed.draw_uniforms(keys, torch.arange(count)).tolist()
 
 
 def permute(length: int, *key: int | str) -> list[int]:
     """A random order of `range(length)` that depends only on the key."""
     from lockstep.core import keyed
 
-    return keyed.permutation(length, *key).tolist()
+    return keyed.draw_permutation(length, *key).tolist()

@@ -58,26 +58,26 @@ class Quiz(Task):
     def write(self, folder: Path) -> TaskFiles:
         files = TaskFiles.name_in(folder, demonstrations=self.demonstrations > 0)
         prizes = [0, self.luck, 2 * self.luck]
-        train = self._row(prizes, most=prizes[-1])
+        train = self._build_row(prizes, most=prizes[-1])
         write_rows(files.train, [train])
-        write_rows(files.validation, [self._row([prize], most=0) for prize in prizes] * _REPEATS)
+        write_rows(files.validation, [self._build_row([prize], most=0) for prize in prizes] * _REPEATS)
         if files.demonstrations is not None:
-            write_rows(files.demonstrations, self._demonstrations(train))
+            write_rows(files.demonstrations, self._build_demonstrations(train))
         return files
 
-    def _row(self, prizes: Sequence[int], most: int) -> dict[str, Any]:
+    def _build_row(self, prizes: Sequence[int], most: int) -> dict[str, Any]:
         """The row of an episode: possible prizes, largest prize that counts, a perfect answer."""
         row = {"question": f"quiz of {self.questions} questions", "questions": self.questions}
         row |= {"prizes": list(prizes), "most": most}
-        return {**row, "answer": _play(row, 0, [True] * self.questions)}
+        return {**row, "answer": _play_transcript(row, 0, [True] * self.questions)}
 
-    def _demonstrations(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _build_demonstrations(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for start in range(0, self.demonstrations, _BLOCK):
             rows = range(start, min(start + _BLOCK, self.demonstrations))
             for first, *draws in sample_uniforms(rows, 1 + self.questions, self.seed, "quiz"):
                 yield {
                     **row,
-                    "answer": _play(row, int(first * 2**32), [draw < _KNOWN for draw in draws]),
+                    "answer": _play_transcript(row, int(first * 2**32), [draw < _KNOWN for draw in draws]),
                 }
 
 
@@ -120,7 +120,7 @@ def is_prime(number: int) -> bool:
     return number > 1 and all(number % divisor for divisor in range(2, number))
 
 
-def _play(row: dict[str, Any], seed: int, right: Sequence[bool]) -> str:
+def _play_transcript(row: dict[str, Any], seed: int, right: Sequence[bool]) -> str:
     """A transcript with right and wrong answers, and the host's replies between them."""
     host = Show()
     host.reset(row, seed)

@@ -27,7 +27,7 @@ class BucketSlot:
     start: int
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Size in bytes."""
         return torch.Size(self.shape).numel() * self.torch_dtype.itemsize
 
@@ -35,9 +35,9 @@ class BucketSlot:
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
 
-    def of(self, flat: Tensor) -> Tensor:
+    def view_in(self, flat: Tensor) -> Tensor:
         """The tensor, in the memory of the bucket's bytes."""
-        return flat[self.start : self.start + self.size].view(self.torch_dtype).view(self.shape)
+        return flat[self.start : self.start + self.size_bytes].view(self.torch_dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class WeightBucket:
     slots: tuple[BucketSlot, ...]
     handles: Mapping[str, str] = field(default_factory=dict)
 
-    def json(self) -> str:
+    def to_json(self) -> str:
         """JSON, for engines that accept only plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> WeightBucket:
+    def from_json(cls, text: str) -> WeightBucket:
         """Parses the output of `json`."""
         fields = json.loads(text)
         slots = (
@@ -70,7 +70,7 @@ class WeightBucket:
         return cls(**fields, slots=tuple(slots))
 
 
-def pack(
+def pack_buckets(
     tensors: Iterable[tuple[str, Tensor, torch.dtype]],
 ) -> Iterator[tuple[tuple[BucketSlot, ...], list[Tensor]]]:
     """Groups tensors, with their sent types, into buckets: as many as fit, or one larger tensor."""
@@ -78,9 +78,9 @@ def pack(
     packed = list[Tensor]()
     for name, tensor, dtype in tensors:
         slot = BucketSlot(
-            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), end_of(slots)
+            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), count_aligned_bytes(slots)
         )
-        if slots and slot.start + slot.size > CAPACITY:
+        if slots and slot.start + slot.size_bytes > CAPACITY:
             yield tuple(slots), packed
             slot = replace(slot, start=0)
             slots = []
@@ -91,8 +91,8 @@ def pack(
         yield tuple(slots), packed
 
 
-def end_of(slots: Sequence[BucketSlot]) -> int:
+def count_aligned_bytes(slots: Sequence[BucketSlot]) -> int:
     """Bytes up to the aligned end of the last slot, where another slot may start."""
     if slots:
-        return -(-(slots[-1].start + slots[-1].size) // _ALIGNMENT) * _ALIGNMENT
+        return -(-(slots[-1].start + slots[-1].size_bytes) // _ALIGNMENT) * _ALIGNMENT
     return 0

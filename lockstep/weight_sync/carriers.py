@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lockstep.core.errors import InputError
 from lockstep.distributed.meeting import RendezvousAddress
-from lockstep.weight_sync.buckets import CAPACITY, BucketSlot, WeightBucket, end_of
+from lockstep.weight_sync.buckets import CAPACITY, BucketSlot, WeightBucket, count_aligned_bytes
 
 TransferKind = Literal["shared_memory", "process_group", "cuda_ipc"]
 
@@ -50,17 +50,17 @@ class TransferRoute:
     meeting: RendezvousAddress | None = None
     backend: Literal["gloo", "nccl"] = "gloo"
 
-    def of(self, rank: int) -> TransferRoute:
+    def for_rank(self, rank: int) -> TransferRoute:
         """The same route for another rank of the process group."""
         if self.meeting is None:
             return self
-        return replace(self, meeting=self.meeting.of(rank))
+        return replace(self, meeting=self.meeting.for_rank(rank))
 
-    def is_like(self, other: TransferRoute) -> bool:
+    def has_same_carrier(self, other: TransferRoute) -> bool:
         """True if both use the same carrier."""
         return (self.transfer, self.backend) == (other.transfer, other.backend)
 
-    def from_host(self, one_machine: bool) -> TransferRoute:
+    def for_host_weights(self, one_machine: bool) -> TransferRoute:
         """The same for weights in host memory, which neither CUDA IPC nor NCCL can read."""
         if self.is_between_gpus:
             return TransferRoute("shared_memory" if one_machine else "process_group")
@@ -79,12 +79,12 @@ class TransferRoute:
             case _:
                 assert_never(self.transfer)
 
-    def json(self) -> str:
+    def to_json(self) -> str:
         """JSON, for engines that accept only plain values."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> TransferRoute:
+    def from_json(cls, text: str) -> TransferRoute:
         """Parses the output of `json`."""
         fields = json.loads(text)
         meeting = fields.pop("meeting")
@@ -96,7 +96,7 @@ class BucketCarrier(ABC):
     """One end of a route: senders call `memory`, `seal`, `ship`; receivers `take`, `release`."""
 
     @abstractmethod
-    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+    def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
         """Memory for the next bucket, uint8 [size]; the previous bucket's bytes stay valid.
 
         Args:
@@ -106,17 +106,17 @@ class BucketCarrier(ABC):
         """
 
     @abstractmethod
-    def seal(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
+    def seal_bucket(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
         """The bucket whose bytes were written to `memory`; the caller passes it to receivers."""
 
-    def ship(self, bucket: WeightBucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
+    def ship_bucket(self, bucket: WeightBucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
         """Sends the newest bucket's bytes to receivers that were passed it; returns when done."""
 
     @abstractmethod
-    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
+    def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         """A bucket's bytes on the receiver's device. They may change after `release`."""
 
-    def release(self) -> None:  # noqa: B027 — copies from host memory are finished when they are used
+    def wait_until_read(self) -> None:  # noqa: B027 — copies from host memory are finished when they are used
         """Waits until the last taken bytes have been read."""
 
 
@@ -134,29 +134,29 @@ def open_carrier(route: TransferRoute) -> BucketCarrier:
             assert_never(route.transfer)
 
 
-def unpack(
+def unpack_bucket(
     carrier: BucketCarrier, bucket: WeightBucket, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields names and tensors of a bucket. The tensors may change once all have been yielded."""
-    flat = carrier.take(bucket, device)
+    flat = carrier.receive_bytes(bucket, device)
     for slot in bucket.slots:
-        yield slot.name, slot.of(flat)
-    carrier.release()
+        yield slot.name, slot.view_in(flat)
+    carrier.wait_until_read()
 
 
 class SharedFiles:
     """Memory that other processes open by path; freed with the last process that has it open."""
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def file_paths(self) -> tuple[str, ...]:
         """The paths of two files, created on first use."""
-        return self._made
+        return self._created_paths
 
     @cached_property
-    def _made(self) -> tuple[str, ...]:
-        return tuple(self._make() for _ in range(BUFFERS))
+    def _created_paths(self) -> tuple[str, ...]:
+        return tuple(self._create_file() for _ in range(BUFFERS))
 
-    def _make(self) -> str:
+    def _create_file(self) -> str:
         descriptor = os.memfd_create("lockstep-weights")
         weakref.finalize(self, os.close, descriptor)
         return f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -168,7 +168,7 @@ class _DoubleBuffer:
     def __init__(self) -> None:
         self._kept = dict[int, Tensor]()
 
-    def whole(self, number: int, size: int, device: torch.device) -> Tensor:
+    def full_buffer(self, number: int, size: int, device: torch.device) -> Tensor:
         """The full buffer for a bucket, which has at least `size` bytes."""
         buffer = number % BUFFERS
         if (
@@ -179,8 +179,8 @@ class _DoubleBuffer:
             self._kept[buffer] = torch.empty(max(size, CAPACITY), dtype=torch.uint8, device=device)
         return self._kept[buffer]
 
-    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        return self.whole(number, size, device)[:size]
+    def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        return self.full_buffer(number, size, device)[:size]
 
 
 class _ThroughHost(BucketCarrier):
@@ -193,17 +193,17 @@ class _ThroughHost(BucketCarrier):
             torch.empty(0, dtype=torch.uint8),
         )
 
-    def _stage(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
+    def _stage_bucket(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
         """Memory to fill for a bucket: `sent` itself, or a buffer on the tensors' device."""
         self._sent = self._staged = sent
         if device.type != sent.device.type:
-            self._staged = self._stages.memory(number, len(sent), device)
+            self._staged = self._stages.bucket_memory(number, len(sent), device)
         return self._staged
 
-    def seal(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
+    def seal_bucket(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
         if self._staged is not self._sent:
             self._sent.copy_(self._staged)
-        return WeightBucket(number, end_of(slots), slots)
+        return WeightBucket(number, count_aligned_bytes(slots), slots)
 
 
 class SharedMemory(_ThroughHost):
@@ -216,13 +216,13 @@ class SharedMemory(_ThroughHost):
         super().__init__()
         self._places, self._mapped = places, dict[str, Tensor]()
 
-    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        return self._stage(number, self._map(number, size), device)
+    def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        return self._stage_bucket(number, self._map_file(number, size), device)
 
-    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
-        return self._map(bucket.number, bucket.size).to(device)
+    def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
+        return self._map_file(bucket.number, bucket.size).to(device)
 
-    def _map(self, number: int, size: int) -> Tensor:
+    def _map_file(self, number: int, size: int) -> Tensor:
         """The first `size` bytes of a bucket's file, which grows if it is too small."""
         place = self._places[number % len(self._places)]
         if place not in self._mapped or len(self._mapped[place]) < size:
@@ -240,16 +240,16 @@ class GroupBroadcast(_ThroughHost):
 
     def __init__(self, meeting: RendezvousAddress, backend: Literal["gloo", "nccl"]) -> None:
         super().__init__()
-        self._group = _join(meeting, backend)
+        self._group = _join_group(meeting, backend)
         self._on_gpu = backend == "nccl"
         self._timeout_s = meeting.timeout_s
 
-    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
-        return self._stage(
-            number, self._buffers.memory(number, size, device if self._on_gpu else _HOST), device
+    def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
+        return self._stage_bucket(
+            number, self._buffers.bucket_memory(number, size, device if self._on_gpu else _HOST), device
         )
 
-    def ship(self, bucket: WeightBucket) -> None:
+    def ship_bucket(self, bucket: WeightBucket) -> None:
         work = self._group.broadcast([self._sent], _FROM_SENDER)
         if self._on_gpu:
             self._require_done(work, bucket)
@@ -269,8 +269,8 @@ class GroupBroadcast(_ThroughHost):
                 )
             time.sleep(_POLL_S)
 
-    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
-        flat = self._buffers.memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
+    def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
+        flat = self._buffers.bucket_memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
         self._group.broadcast([flat], _FROM_SENDER).wait()
         # the next bucket goes to the other buffer, on a GPU in stream order after these reads
         return flat.to(device)
@@ -284,14 +284,14 @@ _FROM_SENDER = dist.BroadcastOptions()
 _FROM_SENDER.rootRank = 0
 
 
-def _join(own: RendezvousAddress, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
+def _join_group(own: RendezvousAddress, backend: Literal["gloo", "nccl"]) -> dist.ProcessGroup:
     if backend == "gloo":
         group = own.join_gloo()
     else:
         _require_gpu("the backend NCCL")
         options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = own.timeout + timedelta(seconds=_WATCHDOG_WAITS_LONGER_S)
-        group = dist.ProcessGroupNCCL(own.store(), own.rank, own.size, options)
+        options._timeout = own.collective_timeout + timedelta(seconds=_WATCHDOG_WAITS_LONGER_S)
+        group = dist.ProcessGroupNCCL(own.open_store(), own.rank, own.size, options)
     return cast("dist.ProcessGroup", group)  # it has the same methods
 
 
@@ -310,7 +310,7 @@ class CudaIPC(BucketCarrier):
             dict[int, tuple[Tensor, str]](),
         )
 
-    def memory(self, number: int, size: int, device: torch.device) -> Tensor:
+    def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
         if device.type != "cuda":
             raise InputError(
                 f"sampler.transfer=cuda_ipc needs weights on a GPU, but these are on {device}"
@@ -318,19 +318,19 @@ class CudaIPC(BucketCarrier):
         self._device, buffer, whole = (
             device,
             number % BUFFERS,
-            self._buffers.whole(number, size, device),
+            self._buffers.full_buffer(number, size, device),
         )
         if buffer not in self._exported or self._exported[buffer][0] is not whole:
-            self._exported[buffer] = whole, _export(whole)
+            self._exported[buffer] = whole, _export_handle(whole)
         return whole[:size]
 
-    def seal(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
+    def seal_bucket(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
         # streams of this process do not order another process's reads
         torch.cuda.synchronize(self._device)
         _, handle = self._exported[number % BUFFERS]
-        return WeightBucket(number, end_of(slots), slots, {name_gpu(self._device): handle})
+        return WeightBucket(number, count_aligned_bytes(slots), slots, {name_gpu(self._device): handle})
 
-    def take(self, bucket: WeightBucket, device: torch.device) -> Tensor:
+    def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         self._device, name = device, name_gpu(device)
         if name not in bucket.handles:
             raise InputError(
@@ -344,7 +344,7 @@ class CudaIPC(BucketCarrier):
             self._opened[buffer] = _open_exported(handle, device), handle
         return self._opened[buffer][0][: bucket.size]
 
-    def release(self) -> None:
+    def wait_until_read(self) -> None:
         torch.cuda.synchronize(self._device)
 
 
@@ -358,7 +358,7 @@ def _require_gpu(what: str) -> None:
         raise InputError(f"{what} needs GPUs, but torch sees none here; use shared_memory")
 
 
-def _export(flat: Tensor) -> str:
+def _export_handle(flat: Tensor) -> str:
     """A handle by which another process opens a tensor's memory."""
     _, *fields = flat.untyped_storage()._share_cuda_()
     return json.dumps(

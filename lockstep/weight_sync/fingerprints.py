@@ -34,7 +34,7 @@ class PendingFingerprint:
     kind: int
 
 
-def fingerprint(tensor: Tensor) -> int:
+def fingerprint_tensor(tensor: Tensor) -> int:
     """A weighted sum of the tensor's bits, mixed with shape and type.
 
     Rows of 32-bit words are summed modulo 2³², each row times its own odd number; the resulting
@@ -43,10 +43,10 @@ def fingerprint(tensor: Tensor) -> int:
     about 2⁻³², however few bits they differ in; a swap within a lane, of words a multiple of
     `_LANES` apart, goes unseen if they differ only in their highest bits.
     """
-    return read([take(tensor)])[0]
+    return read_fingerprints([start_fingerprint(tensor)])[0]
 
 
-def read(taken: Sequence[PendingFingerprint]) -> list[int]:
+def read_fingerprints(taken: Sequence[PendingFingerprint]) -> list[int]:
     """Reads computed fingerprints in one transfer from the device."""
     if not taken:
         return []
@@ -55,22 +55,22 @@ def read(taken: Sequence[PendingFingerprint]) -> list[int]:
     return [content ^ one.kind for content, one in zip(contents, taken, strict=True)]
 
 
-def take(tensor: Tensor) -> PendingFingerprint:
+def start_fingerprint(tensor: Tensor) -> PendingFingerprint:
     """Computes the fingerprint of a tensor, without a device sync."""
-    words = _words(tensor)
+    words = _as_words(tensor)
     if words.is_cuda:
-        return PendingFingerprint(_sum_lanes(_add_at_once(words)), _kind(tensor))
+        return PendingFingerprint(_sum_lanes(_sum_rows_at_once(words)), _tensor_key(tensor))
     rows = words.split(_LANES)
     sums = torch.zeros_like(rows[0])
-    for row, odd in zip(rows, _odd_numbers(_table(len(rows))), strict=False):
+    for row, odd in zip(rows, _odd_numbers(_table_length(len(rows))), strict=False):
         sums[: row.numel()].add_(row, alpha=odd)
-    return PendingFingerprint(_sum_lanes(sums), _kind(tensor))
+    return PendingFingerprint(_sum_lanes(sums), _tensor_key(tensor))
 
 
-def _add_at_once(words: Tensor) -> Tensor:
+def _sum_rows_at_once(words: Tensor) -> Tensor:
     """Sum of all rows of words, each times its odd number, in few operations for GPUs."""
     lanes = min(len(words), _LANES)
-    odd_R = _odd("row", _table(-(-len(words) // _LANES)), words.device).to(torch.int32)
+    odd_R = _keyed_odd_numbers("row", _table_length(-(-len(words) // _LANES)), words.device).to(torch.int32)
     sums = words.new_zeros(lanes)
     for number, stretch in enumerate(words.split(_ROWS_ON_DEVICE * _LANES)):
         rows_RC = torch.nn.functional.pad(stretch, (0, -len(stretch) % max(lanes, 1))).view(
@@ -83,7 +83,7 @@ def _add_at_once(words: Tensor) -> Tensor:
 
 def _sum_lanes(sums: Tensor) -> Tensor:
     """Sum of all lanes, each times its odd number. CUDA has no product of integer vectors."""
-    odd = _odd("lane", _LANES, sums.device)[: len(sums)]
+    odd = _keyed_odd_numbers("lane", _LANES, sums.device)[: len(sums)]
     if sums.is_cuda:
         return (sums.to(torch.int64) * odd).sum()
     return sums.to(torch.int64) @ odd
@@ -97,29 +97,29 @@ def pick_columns(width: int) -> list[int]:
 
 def column_fingerprint(matrix: Tensor) -> int:
     """Fingerprint of a matrix's sampled columns; 0 and −0 count as equal."""
-    return read([take_columns(matrix)])[0]
+    return read_fingerprints([start_column_fingerprint(matrix)])[0]
 
 
-def take_columns(matrix: Tensor) -> PendingFingerprint:
+def start_column_fingerprint(matrix: Tensor) -> PendingFingerprint:
     """Computes the fingerprint of a matrix's sampled columns, without a device sync."""
-    return take(matrix.detach().index_select(1, _columns(matrix.shape[1], matrix.device)) + 0.0)
+    return start_fingerprint(matrix.detach().index_select(1, _column_indices(matrix.shape[1], matrix.device)) + 0.0)
 
 
 @functools.lru_cache(maxsize=64)
-def _columns(width: int, device: torch.device) -> Tensor:
+def _column_indices(width: int, device: torch.device) -> Tensor:
     return torch.tensor(pick_columns(width), device=device)
 
 
-def _kind(tensor: Tensor) -> int:
-    return _key(tensor.dtype, tensor.shape)
+def _tensor_key(tensor: Tensor) -> int:
+    return _dtype_shape_key(tensor.dtype, tensor.shape)
 
 
 @functools.lru_cache(maxsize=1024)
-def _key(dtype: torch.dtype, shape: torch.Size) -> int:
-    return keyed.key(str(dtype), *shape)
+def _dtype_shape_key(dtype: torch.dtype, shape: torch.Size) -> int:
+    return keyed.hash_key(str(dtype), *shape)
 
 
-def _words(tensor: Tensor) -> Tensor:
+def _as_words(tensor: Tensor) -> Tensor:
     """The bits as int32 [·], padded with zeros."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.numel() % 4 or raw.storage_offset() % 4:
@@ -127,19 +127,19 @@ def _words(tensor: Tensor) -> Tensor:
     return raw.view(torch.int32)
 
 
-def _table(rows: int) -> int:
+def _table_length(rows: int) -> int:
     """Table length for `rows` rows: a power of two, so that similar tensors share a table."""
     return max(_SHORTEST_TABLE, 1 << (rows - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=16)
 def _odd_numbers(count: int) -> list[int]:
-    return _odd("row", count, torch.device("cpu")).to(torch.int32).tolist()
+    return _keyed_odd_numbers("row", count, torch.device("cpu")).to(torch.int32).tolist()
 
 
 @functools.lru_cache(maxsize=16)
-def _odd(role: str, count: int, device: torch.device) -> Tensor:
+def _keyed_odd_numbers(role: str, count: int, device: torch.device) -> Tensor:
     """Odd 64-bit numbers that depend only on role and index, int64 [count]."""
     return (
-        keyed.bits(torch.tensor([keyed.key("fingerprint", role)]), torch.arange(count))[0] | 1
+        keyed.draw_bits(torch.tensor([keyed.hash_key("fingerprint", role)]), torch.arange(count))[0] | 1
     ).to(device)

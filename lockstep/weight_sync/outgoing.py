@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lockstep.weight_sync.buckets import WeightBucket
-from lockstep.weight_sync.carriers import TransferRoute, open_carrier, unpack
-from lockstep.weight_sync.fingerprints import PendingFingerprint, read, take, take_columns
+from lockstep.weight_sync.carriers import TransferRoute, open_carrier, unpack_bucket
+from lockstep.weight_sync.fingerprints import PendingFingerprint, read_fingerprints, start_fingerprint, start_column_fingerprint
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class WeightSender(Protocol):
     one_machine: bool
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def file_paths(self) -> tuple[str, ...]:
         """Files of shared memory that it fills."""
         ...
 
-    def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    def stream_weights(self, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors in messages, also across machines; cast before sending."""
         ...
 
-    def join(self, route: TransferRoute) -> None:
+    def open_route(self, route: TransferRoute) -> None:
         """Opens its end of the route for all following buckets."""
         ...
 
-    def buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
+    def fill_buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         """Fills buckets, and notes what was sent.
 
         A bucket's bytes stay until the bucket after the next is requested.
@@ -64,11 +64,11 @@ class WeightSender(Protocol):
         """
         ...
 
-    def ship(self, bucket: WeightBucket) -> None:
+    def ship_bucket(self, bucket: WeightBucket) -> None:
         """Sends the newest bucket's bytes; returns when all receivers have them."""
         ...
 
-    def finish(self) -> None:
+    def free_buckets(self) -> None:
         """Frees the last buckets' memory, before engines allocate what they need to sample."""
         ...
 
@@ -100,7 +100,7 @@ class OutgoingWeights:
         self._once = once
 
     @classmethod
-    def of(cls, stream: Iterable[tuple[str, Tensor]]) -> OutgoingWeights:
+    def wrap_stream(cls, stream: Iterable[tuple[str, Tensor]]) -> OutgoingWeights:
         """Wraps a stream of this process's tensors, uncast; returns an `OutgoingWeights`
         unchanged.
         """
@@ -121,33 +121,33 @@ class OutgoingWeights:
         If another process sends them, a tensor may change once the next is requested.
         """
         if self.sender is None:
-            yield from self._send(self._weights())
+            yield from self._cast_and_note(self._weights())
             return
         if not self.sender.one_machine:
-            yield from self._send(self.sender.stream(self.dtype))
+            yield from self._cast_and_note(self.sender.stream_weights(self.dtype))
             return
-        route = TransferRoute("shared_memory", self.sender.places)
-        self.sender.join(route)
+        route = TransferRoute("shared_memory", self.sender.file_paths)
+        self.sender.open_route(route)
         carrier = open_carrier(route)
-        for bucket in self.sender.buckets(self, columns=True):
-            yield from unpack(carrier, bucket, torch.device("cpu"))
+        for bucket in self.sender.fill_buckets(self, columns=True):
+            yield from unpack_bucket(carrier, bucket, torch.device("cpu"))
 
-    def uncast(self) -> Iterator[tuple[str, Tensor, torch.dtype]]:
+    def uncast_tensors(self) -> Iterator[tuple[str, Tensor, torch.dtype]]:
         """This process's tensors, each with its sent type."""
         for name, tensor in self._weights():
-            yield name, tensor.detach(), type_for(tensor, self.dtype)
+            yield name, tensor.detach(), choose_sent_dtype(tensor, self.dtype)
 
-    def _send(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def _cast_and_note(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
-            cast = tensor.to(type_for(tensor, self.dtype))
-            self.note_taken(name, take(cast), cast)
+            cast = tensor.to(choose_sent_dtype(tensor, self.dtype))
+            self.note_pending_fingerprint(name, start_fingerprint(cast), cast)
             yield name, cast
 
     @property
-    def sent(self) -> dict[str, SentFingerprint]:
+    def sent_fingerprints(self) -> dict[str, SentFingerprint]:
         """Fingerprints of the sent tensors, by name; reads all computed ones in one transfer."""
         found = iter(
-            read([one for both in self._taken.values() for one in both if one is not None])
+            read_fingerprints([one for both in self._taken.values() for one in both if one is not None])
         )
         for name, (_, columns) in self._taken.items():
             self._sent[name] = SentFingerprint(
@@ -156,24 +156,24 @@ class OutgoingWeights:
         self._taken = {}
         return self._sent
 
-    def take_sent(self) -> dict[str, SentFingerprint]:
+    def take_new_fingerprints(self) -> dict[str, SentFingerprint]:
         """The fingerprints computed or noted since the last call."""
-        sent = self.sent
+        sent = self.sent_fingerprints
         self._sent = {}
         return sent
 
-    def note_taken(
+    def note_pending_fingerprint(
         self, name: str, taken: PendingFingerprint, tensor: Tensor, columns: bool = True
     ) -> None:
         """Notes the fingerprint of a tensor of this process, and computes its columns'."""
-        self._taken[name] = taken, take_columns(tensor) if columns and tensor.ndim == 2 else None
+        self._taken[name] = taken, start_column_fingerprint(tensor) if columns and tensor.ndim == 2 else None
 
-    def note(self, sent: Mapping[str, SentFingerprint]) -> None:
+    def note_fingerprints(self, sent: Mapping[str, SentFingerprint]) -> None:
         """Notes fingerprints from another process, of what it sent."""
         self._sent |= sent
 
 
-def type_for(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def choose_sent_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The type in which a tensor is sent for `dtype`; only floating-point tensors are cast."""
     if dtype is not None and tensor.is_floating_point():
         return dtype

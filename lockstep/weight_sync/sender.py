@@ -6,9 +6,9 @@ from collections.abc import Generator
 
 import torch
 
-from lockstep.weight_sync.buckets import WeightBucket, end_of, pack
+from lockstep.weight_sync.buckets import WeightBucket, count_aligned_bytes, pack_buckets
 from lockstep.weight_sync.carriers import BucketCarrier, SharedFiles, TransferRoute, open_carrier
-from lockstep.weight_sync.fingerprints import take
+from lockstep.weight_sync.fingerprints import start_fingerprint
 from lockstep.weight_sync.outgoing import OutgoingWeights
 
 
@@ -19,33 +19,33 @@ class LocalSender(SharedFiles):
         self._carrier: BucketCarrier | None = None
         self.route: TransferRoute | None = None
 
-    def join(self, route: TransferRoute, opens: bool = True) -> None:
+    def open_route(self, route: TransferRoute, opens: bool = True) -> None:
         """See `outgoing.WeightSender`; without `opens`, only helps to gather for another sender."""
         self._carrier = open_carrier(route) if opens else None
         self.route = route
 
-    def buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
-        for number, (slots, tensors) in enumerate(pack(stream.uncast())):
-            flat = self._opened.memory(number, end_of(slots), tensors[0].device)
+    def fill_buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
+        for number, (slots, tensors) in enumerate(pack_buckets(stream.uncast_tensors())):
+            flat = self._joined_carrier.bucket_memory(number, count_aligned_bytes(slots), tensors[0].device)
             for slot, tensor in zip(slots, tensors, strict=True):
-                sent = slot.of(flat).copy_(tensor)
-                stream.note_taken(slot.name, take(sent), sent, columns)
-            yield self._opened.seal(number, slots)
+                sent = slot.view_in(flat).copy_(tensor)
+                stream.note_pending_fingerprint(slot.name, start_fingerprint(sent), sent, columns)
+            yield self._joined_carrier.seal_bucket(number, slots)
 
-    def ship(self, bucket: WeightBucket) -> None:
-        self._opened.ship(bucket)
+    def ship_bucket(self, bucket: WeightBucket) -> None:
+        self._joined_carrier.ship_bucket(bucket)
 
-    def finish(self) -> None:
+    def free_buckets(self) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     @property
-    def _opened(self) -> BucketCarrier:
+    def _joined_carrier(self) -> BucketCarrier:
         assert self._carrier is not None, "a sender joins a route before it sends"
         return self._carrier
 
 
 def gather_buckets(stream: OutgoingWeights) -> Generator[WeightBucket]:
     """Takes part in gathering what another process sends, in the same buckets, and drops it."""
-    for number, (slots, _) in enumerate(pack(stream.uncast())):
-        yield WeightBucket(number, end_of(slots), slots)
+    for number, (slots, _) in enumerate(pack_buckets(stream.uncast_tensors())):
+        yield WeightBucket(number, count_aligned_bytes(slots), slots)

@@ -14,7 +14,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.errors import BrokenPromiseError
 from lockstep.core.metrics import LastValue, Metrics
 from lockstep.weight_sync.attestation import WeightAttestation
-from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint, WeightSender, type_for
+from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint, WeightSender, choose_sent_dtype
 
 _SEQUENCES = 2
 _LENGTH = 32
@@ -66,7 +66,7 @@ class SyncProbe:
     bound: float
     logprob: Tensor | None = None
 
-    def score(self, learner: WeightSource) -> Self:
+    def score_with(self, learner: WeightSource) -> Self:
         """The same probe with the learner's log-probabilities.
 
         Scored before engines take the memory that this needs.
@@ -89,7 +89,7 @@ class WeightSnapshot:
     probe_logprob: Tensor
 
     @classmethod
-    def of(
+    def copy_from(
         cls, learner: WeightSource, version: int, dtype: torch.dtype, probe: SyncProbe | None
     ) -> WeightSnapshot:
         """Copies the learner's current weights; other processes cast theirs before sending."""
@@ -97,9 +97,9 @@ class WeightSnapshot:
             leaving = learner.weights()
         else:
             leaving = OutgoingWeights(learner.weights, dtype, learner.sender)
-        copies = {name: _copy(tensor, dtype) for name, tensor in leaving}
+        copies = {name: _copy_to_host(tensor, dtype) for name, tensor in leaving}
         if learner.sender is not None:
-            learner.sender.finish()
+            learner.sender.free_buckets()
         return cls(
             version, copies, torch.empty(0) if probe is None else learner.logprobs(probe.batch)
         )
@@ -116,8 +116,8 @@ class WeightSnapshot:
         return self.probe_logprob
 
 
-def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    kind = type_for(tensor, dtype)
+def _copy_to_host(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    kind = choose_sent_dtype(tensor, dtype)
     return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -139,7 +139,7 @@ def sync_weights(
     outgoing = OutgoingWeights(learner.weights, sampler.dtype, learner.sender)
     attestations = sampler.load_weights(outgoing, version)
     for engine, held in enumerate(attestations, start=1):
-        wrong = differing(outgoing.sent, held)
+        wrong = find_differences(outgoing.sent_fingerprints, held)
         if wrong:
             raise WeightSyncError(
                 f"after refit {version} the weights of sampler {engine} differ from those sent by "
@@ -148,7 +148,7 @@ def sync_weights(
     first = attestations[0]
     metrics = Metrics(
         {
-            "refit/attested": LastValue(float(len(outgoing.sent))),
+            "refit/attested": LastValue(float(len(outgoing.sent_fingerprints))),
             "refit/version": LastValue(float(version)),
             "refit/read_whole": LastValue(
                 float(len(first.fingerprints.keys() - first.columns.keys() - first.received))
@@ -162,19 +162,19 @@ def sync_weights(
     return metrics + _compare_probe(learner, sampler, version, probe)
 
 
-def differing(sent: Mapping[str, SentFingerprint], held: WeightAttestation) -> dict[str, str]:
+def find_differences(sent: Mapping[str, SentFingerprint], held: WeightAttestation) -> dict[str, str]:
     """Finds tensors that an engine does not hold as sent, and caches that it kept, with reasons."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
     faults |= {
         name: fault
         for name, one in expected.items()
-        if (fault := _fault(name, one, held)) is not None
+        if (fault := _describe_fault(name, one, held)) is not None
     }
     return dict(sorted(faults.items())) | dict.fromkeys(held.kept_caches, "was not dropped")
 
 
-def _fault(name: str, sent: SentFingerprint, held: WeightAttestation) -> str | None:
+def _describe_fault(name: str, sent: SentFingerprint, held: WeightAttestation) -> str | None:
     """Explains what is wrong with a tensor; None if it is correct."""
     if name not in held.fingerprints:
         return "did not arrive"
@@ -194,7 +194,7 @@ def random_probe(vocabulary: int, context: int, *dtypes: str) -> SyncProbe:
         *dtypes: Types that learner and samplers compute in, as `learner.dtype`; fp32 if omitted.
     """
     length = min(_LENGTH, context - 1)
-    draws = keyed.uniforms(torch.arange(_SEQUENCES), torch.arange(length))
+    draws = keyed.draw_uniforms(torch.arange(_SEQUENCES), torch.arange(length))
     mask = (torch.arange(length) > 0).repeat(_SEQUENCES)
     batch = Batch(
         (draws * vocabulary).long().reshape(-1), torch.full((_SEQUENCES,), length), {"mask": mask}

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
-from lockstep.cluster.workers import WorkerPool, workers_of
+from lockstep.cluster.workers import WorkerPool, open_worker_pool
 from lockstep.config import DType, LearnerSection, SamplerSection
 from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import context_of, count_cache_numbers, read_config
+from lockstep.models.folder import find_context_length, count_cache_numbers, read_config
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.report.progress import RunProgress
 from lockstep_doctor.backends.hf import HFBackend
@@ -34,7 +34,7 @@ def backends_of(recipe: DoctorRecipe, shown: RunProgress) -> Iterator[dict[str, 
     """
     missing = find_missing(recipe)
     for name, reason in missing.items():
-        shown.note(f"{name} is skipped: {reason}")
+        shown.show_note(f"{name} is skipped: {reason}")
     names = [name for name in recipe.backends if name not in missing]
     sections = [section_of(recipe, name) for name in names if not name.startswith(_NO_LEARNERS)]
     ranks = max(
@@ -45,10 +45,10 @@ def backends_of(recipe: DoctorRecipe, shown: RunProgress) -> Iterator[dict[str, 
         sampler = recipe.sampler.model_copy(update={"tensor_parallel": width})
     else:
         sampler = None
-    with workers_of(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
+    with open_worker_pool(recipe.cluster, recipe.learner, shown, ranks, sampler) as workers:
         built: dict[str, Backend] = {}
         for name in names:
-            built[name] = backend_of(recipe, name, shown.note, workers)
+            built[name] = backend_of(recipe, name, shown.show_note, workers)
             workers.callback(built[name].close)
         yield built
 
@@ -70,17 +70,17 @@ def backend_of(
         from lockstep_doctor.backends.vllm import VLLMBackend
 
         return VLLMBackend(
-            folder, _beside_others(recipe), learner, note, workers, ranks_of(name).tp
+            folder, _size_sampler_section(recipe), learner, note, workers, ranks_of(name).tp
         )
     return LearnerBackend(folder, section_of(recipe, name), name, size, workers)
 
 
 def section_of(recipe: DoctorRecipe, name: str) -> LearnerSection:
     """The learner section of a backend's name."""
-    return LearnerSection.of(recipe.learner, name.partition("-")[0], ranks_of(name))
+    return LearnerSection.from_computation(recipe.learner, name.partition("-")[0], ranks_of(name))
 
 
-def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
+def _size_sampler_section(recipe: DoctorRecipe) -> SamplerSection:
     """The sampler section; on a GPU its cache is just large enough for the grid, to leave memory to
     the other backends.
     """
@@ -91,7 +91,7 @@ def _beside_others(recipe: DoctorRecipe) -> SamplerSection:
         return recipe.sampler
     config = read_config(recipe.model.path)
     tokens = max(recipe.grid.batch_sizes) * min(
-        max(recipe.grid.lengths) + _PROMPT, context_of(config)
+        max(recipe.grid.lengths) + _PROMPT, find_context_length(config)
     )
     room = tokens * count_cache_numbers(config) * 4 / 2**30
     return recipe.sampler.model_copy(update={"kv_cache_gib": max(_LEAST_GIB, room)})

@@ -32,13 +32,13 @@ from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
-from lockstep.distributed.sampling import draw
+from lockstep.distributed.sampling import draw_tokens
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import context_of, read_config, skeleton
+from lockstep.models.folder import find_context_length, read_config, build_skeleton
 from lockstep.models.heads import PLAIN
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights
-from lockstep.samplers.torch.model_sampler import lay_behind
+from lockstep.samplers.torch.model_sampler import append_responses
 from lockstep.samplers.torch.rows import Response
 from lockstep_doctor.table.base import USUAL, Capability, Conditions
 
@@ -64,53 +64,53 @@ class HFBackend:
     ) -> None:
         self.device = resolve_device(device)
         self._folder = folder
-        empty = skeleton(read_config(folder), folder)
+        empty = build_skeleton(read_config(folder), folder)
         check_weights(folder, empty)
         self._sdpa = bool(empty._supports_sdpa)
         self._models: dict[tuple[DType | None, str], PreTrainedModel] = {}
         self._usual = Conditions(dtype=dtype, batch_size=batch_size)
-        self.context = context_of(self.read_config())
+        self.context = find_context_length(self.read_config())
 
     @property
     def network(self) -> PreTrainedModel:
-        return self.model()
+        return self.model_for()
 
     def read_config(self) -> PreTrainedConfig:
         """The model's configuration."""
         return read_config(self._folder)
 
-    def settings(self) -> Mapping[str, Any]:
+    def list_settings(self) -> Mapping[str, Any]:
         return {
             "dtype": self._usual.dtype,
             "device": self.device.type,
-            "kernel": self.attention(self._usual),
+            "kernel": self.choose_attention(self._usual),
             "layout": "padded",
             "batch_size": self._usual.batch_size,
-            "training": any(module.training for module in self.model().modules()),
+            "training": any(module.training for module in self.model_for().modules()),
         }
 
     def close(self) -> None:
         """Does nothing: there are no processes to close."""
 
-    def attention(self, conditions: Conditions) -> str:
+    def choose_attention(self, conditions: Conditions) -> str:
         """Name of the attention implementation in `transformers`."""
         return conditions.kernel or ("sdpa" if self._sdpa else "eager")
 
-    def model(self, conditions: Conditions = USUAL) -> PreTrainedModel:
+    def model_for(self, conditions: Conditions = USUAL) -> PreTrainedModel:
         """The model for the conditions."""
-        asked = self._usual.but(conditions)
-        key = asked.dtype, self.attention(asked)
+        asked = self._usual.overridden_by(conditions)
+        key = asked.dtype, self.choose_attention(asked)
         if key not in self._models:
-            self._models[key] = self.build(asked)
+            self._models[key] = self.read_model(asked)
         return self._models[key]
 
-    def build(self, conditions: Conditions) -> PreTrainedModel:
+    def read_model(self, conditions: Conditions) -> PreTrainedModel:
         """Reads the model from its folder, in evaluation mode."""
         model = AutoModelForCausalLM.from_pretrained(
             self._folder,
             config=self.read_config(),
             dtype=TORCH_TYPES[conditions.dtype or "fp32"],
-            attn_implementation=self.attention(conditions),
+            attn_implementation=self.choose_attention(conditions),
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -120,15 +120,15 @@ class HFBackend:
 
     @torch.no_grad()
     def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
-        asked = self._usual.but(conditions)
-        model = self.model(asked)
+        asked = self._usual.overridden_by(conditions)
+        model = self.model_for(asked)
         sequences = batch.sequences()
         size = asked.batch_size or 1
         columns = list[Tensor]()
         sampling = batch.sampling or PLAIN
         for start in range(0, len(sequences), size):
             chunk = sequences[start : start + size]
-            if len(chunk) == 1 and self.attention(asked) == "eager" and len(chunk[0]) > CHUNK:
+            if len(chunk) == 1 and self.choose_attention(asked) == "eager" and len(chunk[0]) > CHUNK:
                 logits = [
                     self._read_in_chunks(chunk[0], max(0, _count_prompt(batch, start) - 1), asked)
                 ]
@@ -142,7 +142,7 @@ class HFBackend:
                     shaped_TV.split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True
                 )
                 own = [
-                    self.logprob(rows, ids, sampling, asked).float().cpu() for rows, ids in parts
+                    self.compute_logprobs(rows, ids, sampling, asked).float().cpu() for rows, ids in parts
                 ]
                 columns.append(torch.cat([torch.zeros(1), *own]))
         return torch.cat(columns) * batch.mask
@@ -153,17 +153,17 @@ class HFBackend:
     ) -> Batch:
         if sampling.stop_token_ids:
             raise InputError("the doctor draws responses of full length; leave out stop_token_ids")
-        asked = self._usual.but(conditions)
-        model = self.model(asked)
+        asked = self._usual.overridden_by(conditions)
+        model = self.model_for(asked)
         size = asked.batch_size or 1
         rows: list[Response] = []
         for start in range(0, len(requests), size):
-            tokens_BK, logprob_BK = self.draw(
+            tokens_BK, logprob_BK = self.draw_tokens(
                 model, requests[start : start + size], sampling, asked
             )
             pairs = zip(tokens_BK.tolist(), logprob_BK.tolist(), strict=True)
             rows += [Response(tokens, logprobs, stopped=False) for tokens, logprobs in pairs]
-        return lay_behind(requests, rows, 0, sampling)
+        return append_responses(requests, rows, 0, sampling)
 
     def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
         """Computes the logits of each sequence, [T, V], in one padded batch."""
@@ -178,8 +178,8 @@ class HFBackend:
         """Computes logits of one sequence [T, V] chunk by chunk; the default attention reads the
         first `text` tokens.
         """
-        own = self.model(asked)
-        quick = self.model(replace(asked, kernel=None))
+        own = self.model_for(asked)
+        quick = self.model_for(replace(asked, kernel=None))
         cache = DynamicCache(config=own.config)
         tokens_1T = tokens_T[None].to(self.device)
         if text:
@@ -194,7 +194,7 @@ class HFBackend:
             ]
         )
 
-    def logprob(
+    def compute_logprobs(
         self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
     ) -> Tensor:
         """Log-probabilities of tokens from the logits that predict them, nats, fp32 [M]."""
@@ -210,7 +210,7 @@ class HFBackend:
         )
         return inside_MV.log_softmax(-1).gather(-1, own_M1)[:, 0]
 
-    def draw(
+    def draw_tokens(
         self,
         model: PreTrainedModel,
         requests: Sequence[Request],
@@ -252,11 +252,11 @@ def _penalize_rows(
     if not sampling.penalizes or not len(logits_MV):
         return logits_MV
     return torch.stack(
-        [penalize(row_V, *both, sampling) for row_V, both in zip(logits_MV, seen, strict=True)]
+        [apply_penalties(row_V, *both, sampling) for row_V, both in zip(logits_MV, seen, strict=True)]
     )
 
 
-def penalize(
+def apply_penalties(
     logits_V: Tensor, before: Tensor, response: Tensor, sampling: SamplingParams
 ) -> Tensor:
     """Applies the repetition penalty of all tokens before, and frequency and presence penalties of
@@ -300,7 +300,7 @@ class _Drawing(LogitsProcessor):
         self._conditions = conditions
         self._prompts = [torch.tensor(request.tokens) for request in requests]
         keys = torch.tensor([request.key for request in requests])
-        self._uniform_BK = keyed.uniforms(keys, torch.arange(sampling.max_tokens)).to(
+        self._uniform_BK = keyed.draw_uniforms(keys, torch.arange(sampling.max_tokens)).to(
             backend.device
         )
         self.tokens: list[Tensor] = []
@@ -315,9 +315,9 @@ class _Drawing(LogitsProcessor):
                 for own, made in zip(self._prompts, drawn_BK, strict=True)
             )
             scores = _penalize_rows(scores, seen, self._sampling)
-        token_B, _ = draw(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
+        token_B, _ = draw_tokens(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
         self.logprobs.append(
-            self._backend.logprob(scores, token_B, self._sampling, self._conditions)
+            self._backend.compute_logprobs(scores, token_B, self._sampling, self._conditions)
         )
         self.tokens.append(token_B)
         return torch.full_like(scores, float("-inf")).scatter(-1, token_B[:, None], 0.0)

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.learner_group import MeshLearner, launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.config import LearnerSection
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.packing import cut_in_order
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import find_context_length, read_config
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch.stateful import torch_sampler
 from lockstep_doctor.table.base import USUAL, Capability, Conditions
@@ -41,13 +41,13 @@ class LearnerBackend:
     ) -> None:
         self.name, self._section, self._batch_size = name, section or LearnerSection(), batch_size
         self._config = read_config(folder)
-        self.context = context_of(self._config)
+        self.context = find_context_length(self._config)
         spec = LearnerSpec(folder, "logits", self._section, None, 0)
         is_here = self._section.in_process
         if is_here:
             self._learner = spec.build()
         else:
-            self._learner = launch(spec, _TIMEOUT_S, workers)
+            self._learner = launch_learner(spec, _TIMEOUT_S, workers)
         if isinstance(self._learner, MeshLearner):
             head = None
         else:
@@ -60,7 +60,7 @@ class LearnerBackend:
             ("generate", "shaped") if is_here else ("shaped",)
         )
 
-    def settings(self) -> Mapping[str, Any]:
+    def list_settings(self) -> Mapping[str, Any]:
         said = {"dtype": self._section.dtype, "layout": "packed", "training": False}
         if self.network is None:
             return said | {

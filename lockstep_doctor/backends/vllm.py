@@ -12,7 +12,7 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.config import Computation, SamplerSection
-from lockstep.core.batch import Batch, concat
+from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.models.precision import TORCH_TYPES
@@ -52,19 +52,19 @@ class VLLMBackend:
         else:
             self.name = "vllm"
         spec = self.spec(folder, section, computation)
-        self.context = spec.context
+        self.context = spec.context_tokens
         note(f"vLLM starts with {folder}")
         self.engine = SamplerPool(spec, workers)
         try:
-            self.engine.ready()
+            self.engine.wait_until_ready()
         except BaseException:
             self.engine.close()
             raise
 
-    def settings(self) -> Mapping[str, Any]:
+    def list_settings(self) -> Mapping[str, Any]:
         told = self.engine.remotes[0].call("settings")
         return told | {
-            "dtype": _short(told["dtype"]),
+            "dtype": _shorten_dtype(told["dtype"]),
             "batch_size": told["max_num_seqs"],
             "training": False,
         }
@@ -98,13 +98,13 @@ class VLLMBackend:
             for start in range(0, len(requests), size)
         ]
         hits = self.engine.remotes[0].call("take_prefix_hits")
-        return concat(parts).with_columns(sample={"prefix_hits": torch.tensor(hits)})
+        return concat_batches(parts).with_columns(sample={"prefix_hits": torch.tensor(hits)})
 
     def close(self) -> None:
         self.engine.close()
 
 
-def _short(dtype: str) -> str:
+def _shorten_dtype(dtype: str) -> str:
     """Converts torch's name of a type to Lockstep's."""
     return next(
         (short for short, own in TORCH_TYPES.items() if str(own) == f"torch.{dtype}"), dtype

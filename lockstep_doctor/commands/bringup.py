@@ -31,7 +31,7 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import read_config
 from lockstep.report.progress import RunProgress
 from lockstep.report.terminal import markdown_table
-from lockstep.rollouts.rollout import requests_of
+from lockstep.rollouts.rollout import build_requests
 from lockstep.system.whole_files import write_whole
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.commands.session import open_session
@@ -75,8 +75,8 @@ def bring_up(loaded: LoadedRecipe) -> int:
     """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
     found: list[Observation] = []
     with open_session(loaded) as (results, backends, shown):
-        for one in observe(loaded.expect(DoctorRecipe), backends, shown):
-            shown.note(f"{one.check} of {one.what}: {one.outcome}")
+        for one in list_observations(loaded.expect_recipe(DoctorRecipe), backends, shown):
+            shown.show_note(f"{one.check} of {one.what}: {one.outcome}")
             found.append(one)
         content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
         write_whole(results.folder / "bringup.json", [content + b"\n"])
@@ -90,7 +90,7 @@ def bring_up(loaded: LoadedRecipe) -> int:
     return 0
 
 
-def observe(
+def list_observations(
     recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: RunProgress
 ) -> Iterator[Observation]:
     """Yields all rows."""
@@ -101,9 +101,9 @@ def observe(
             witness, None if source.tokenizer is None else len(source.tokenizer)
         )
     room = min(backend.context for backend in backends.values()) // 2
-    prompts = source.prompts("real", max(1, min(recipe.data.max_prompt_tokens, room)))[:_SEQUENCES]
+    prompts = source.read_prompts("real", max(1, min(recipe.data.max_prompt_tokens, room)))[:_SEQUENCES]
     rounds = math.ceil(_SEQUENCES / len(prompts))
-    requests = requests_of(prompts, 0, rounds, recipe.seed, "doctor bringup")[:_SEQUENCES]
+    requests = build_requests(prompts, 0, rounds, recipe.seed, "doctor bringup")[:_SEQUENCES]
     for name, backend in backends.items():
         if "generate" not in backend.capabilities:
             yield Observation("decode", name, "SKIPPED", "it cannot generate")
@@ -120,7 +120,7 @@ def observe(
 
 def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observation]:
     """Checks rows of embedding and head; rows without a token of the tokenizer are only padding."""
-    model = witness.model()
+    model = witness.model_for()
     for name, module in (
         ("embedding", model.get_input_embeddings()),
         ("head", model.get_output_embeddings()),
@@ -208,7 +208,7 @@ def check_decode(
     ]
     quarters = [float(torch.cat(parts).exp().mean()) for parts in zip(*generated, strict=True)]
     grows = quarters[3] - 1 > 2 * (quarters[0] - 1) + DUST / 10
-    if backend.settings()["dtype"] == "fp32":
+    if backend.list_settings()["dtype"] == "fp32":
         limit = 1 + DUST
     else:
         limit = recipe.limits.max_mult_prob_error
@@ -246,7 +246,7 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
         apart = float("nan")
     else:
         apart = float((column - fresh).abs().max())
-    if backend.settings()["dtype"] == "fp32":
+    if backend.list_settings()["dtype"] == "fp32":
         limit = DUST
     else:
         limit = _CACHED_BF16
@@ -292,7 +292,7 @@ def check_experts(
             )
             for layer, ids in chosen[one].items()
         }
-        allowed = max(_FLIPS[backends[name].settings()["dtype"]] for name in (one, other))
+        allowed = max(_FLIPS[backends[name].list_settings()["dtype"]] for name in (one, other))
         said = "tokens with different experts: " + ", ".join(
             f"{layer} {share:.2%}" for layer, share in flips.items()
         )
@@ -317,7 +317,7 @@ def record_experts(
     """
     found: dict[str, list[Tensor]] = {}
 
-    def note(name: str, output: Any) -> None:
+    def note_output(name: str, output: Any) -> None:
         if isinstance(output, tuple):
             parts = output
         else:
@@ -331,7 +331,7 @@ def record_experts(
         for name, module in network.named_modules():
             if name.endswith(_ROUTERS):
                 handle = module.register_forward_hook(
-                    lambda _, inputs, output, *, name=name: note(name, output)
+                    lambda _, inputs, output, *, name=name: note_output(name, output)
                 )
                 hooks.callback(handle.remove)
         for tokens_T in sequences:

@@ -18,9 +18,9 @@ from lockstep_doctor.columns import SIDES, Finding, examine_columns
 from lockstep_doctor.dumps.judge import describe_dump, locate_dump
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
-from lockstep_doctor.statistics import figures
+from lockstep_doctor.statistics import compute_figures
 from lockstep_doctor.table.options import DoctorLimits
-from lockstep_doctor.table.verdict import CellJudgement, judge
+from lockstep_doctor.table.verdict import CellJudgement, judge_cell
 
 _SHOWN = {
     "token_mult_prob_error": "mean e^abs(Δ)",
@@ -65,14 +65,14 @@ def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
             f"name the other column with --columns {missing}=…, or run lockstep doctor locate "
             f"{file} --model FOLDER"
         )
-    compared = dump.columns.compare()
-    judgement = judge({"infer": (compared, None)}, DoctorLimits())
-    analysis = DumpAnalysis(judgement, figures(compared), examine_columns(dump.columns))
-    print("\n".join(_describe(file, dump, analysis)))
+    compared = dump.columns.compare_sides()
+    judgement = judge_cell({"infer": (compared, None)}, DoctorLimits())
+    analysis = DumpAnalysis(judgement, compute_figures(compared), examine_columns(dump.columns))
+    print("\n".join(_describe_analysis(file, dump, analysis)))
     return analysis
 
 
-def _describe(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
+def _describe_analysis(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
     numbers = analysis.figures
     yield f"# {file.name}: {analysis.judgement.verdict}"
     yield ""
@@ -116,6 +116,6 @@ def locate_file(dump: str, model: str, names: FieldNames) -> int:
     except DumpError as error:
         raise InputError(str(error)) from error
     print("\n".join(describe_dump(found)))
-    if found.wrong:
+    if found.wrong_sides:
         return exit_codes.BROKEN
     return exit_codes.OK

@@ -19,7 +19,7 @@ import torch
 from lockstep.config.loading import LoadedRecipe
 from lockstep.core.batch import Batch
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import find_context_length, read_config
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.report.progress import RunProgress, show_progress
 from lockstep.system.whole_files import write_whole
@@ -54,7 +54,7 @@ class EngineChoice:
     options: EngineOptions
 
     @classmethod
-    def of(cls, recipe: DoctorRecipe, name: str) -> EngineChoice:
+    def from_recipe(cls, recipe: DoctorRecipe, name: str) -> EngineChoice:
         """The engine of a backend's name, such as `torch-tp2`."""
         engine = name.partition("-")[0]
         sizes = {key: size for key, size in ranks_of(name).model_dump().items() if size > 1}
@@ -73,24 +73,24 @@ class EngineChoice:
         )
         return "".join([self.engine.replace("_", " "), f"-{sizes}" if sizes else "", *ways])
 
-    def but(self, **options: Any) -> EngineChoice:
+    def with_options(self, **options: Any) -> EngineChoice:
         """The engine with changed options."""
         return replace(self, options=replace(self.options, **options))
 
-    def open(self) -> AbstractContextManager[Tap]:
+    def open_tap(self) -> AbstractContextManager[Tap]:
         """Context manager that opens the engine."""
         return find_engine(self.engine)(self.folder, self.options)
 
-    def variants(self, prompt: int) -> Iterator[EngineChoice]:
+    def list_variants(self, prompt: int) -> Iterator[EngineChoice]:
         """Variants of the engine that compute the same: packed with other sequences, and by
         decoding.
         """
         if self.engine in _LEARNERS:
-            yield self.but(neighbors=_NEIGHBORS)
+            yield self.with_options(neighbors=_NEIGHBORS)
         if self.engine in _SAMPLERS and not self.options.parallel:
-            yield replace(self, engine=_SAMPLERS[self.engine]).but(prompt=prompt)
+            yield replace(self, engine=_SAMPLERS[self.engine]).with_options(prompt=prompt)
 
-    def reproduce(self, folder: Path, tap: Tap, found: PairExamination) -> Path:
+    def reproduce_fault(self, folder: Path, tap: Tap, found: PairExamination) -> Path:
         """Writes the reproduction script of this engine's fault."""
         if isinstance(tap, ModuleTap) and tap.builder:
             return write_reproduction(folder, tap, found.location, found.tokens)
@@ -115,10 +115,10 @@ def locate_model(loaded: LoadedRecipe) -> list[PairExamination]:
     Raises:
         ValueError: The model, its prompts or an engine cannot be used.
     """
-    recipe = loaded.expect(DoctorRecipe)
+    recipe = loaded.expect_recipe(DoctorRecipe)
     results = choose_results(loaded)
     with (
-        results.open() as started,
+        results.open_locked() as started,
         show_progress(f"{recipe.model.path} → {results.folder}") as shown,
     ):
         with shown.phase("draw requests"):
@@ -136,12 +136,12 @@ def locate_model(loaded: LoadedRecipe) -> list[PairExamination]:
 
 def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
     """Draws responses to the table's prompts with plain `transformers`."""
-    context = context_of(read_config(recipe.model.path))
+    context = find_context_length(read_config(recipe.model.path))
     length = min(*recipe.grid.lengths, _LONGEST, context // 2)
     method = min(recipe.grid.methods, key=lambda one: (one.temperature == 0, one.name != "T=1"))
     cell = Cell(length, recipe.grid.data[0], method, _REQUESTS)
     requests = requests_for(
-        cell, source.prompts(cell.data, context - length), _REQUESTS, recipe.seed
+        cell, source.read_prompts(cell.data, context - length), _REQUESTS, recipe.seed
     )
     backend = HFBackend(recipe.model.path, recipe.learner.dtype, _REQUESTS, recipe.learner.device)
     return backend.generate(requests, cell.sampling)
@@ -152,32 +152,32 @@ def _locate_pairs(
 ) -> Iterator[Located]:
     """Examines pairs of engines, then the variants of engines that agree with a different one."""
     with shown.phase("open float64"):
-        computed = EngineChoice.of(recipe, "hf").options
+        computed = EngineChoice.from_recipe(recipe, "hf").options
         witness, rounded = open_witnesses(
             Path(recipe.model.path), computed.device, torch.float64, computed.dtype
         )
 
-    def compare(reference: EngineChoice, other: EngineChoice) -> Located:
+    def compare_engines(reference: EngineChoice, other: EngineChoice) -> Located:
         name = f"{reference}-{other}".replace(" ", "-")
         with (
             shown.phase(f"{reference} vs {other}"),
-            reference.open() as right,
-            other.open() as own,
+            reference.open_tap() as right,
+            other.open_tap() as own,
         ):
             found = examine(right, own, list(drawn.sequences()), witness, [rounded] * 2)
             if not found.location.places:
                 return Located(found, None)
-            if found.location.places[0].wrong == [right.name]:
-                return Located(found, reference.reproduce(folder / name, right, found))
-            return Located(found, other.reproduce(folder / name, own, found))
+            if found.location.places[0].wrong_engines == [right.name]:
+                return Located(found, reference.reproduce_fault(folder / name, right, found))
+            return Located(found, other.reproduce_fault(folder / name, own, found))
 
-    engines = [EngineChoice.of(recipe, name) for name in recipe.backends]
+    engines = [EngineChoice.from_recipe(recipe, name) for name in recipe.backends]
     sound = set[str]()
     for pair in combinations(engines, 2):
-        one = compare(*pair)
+        one = compare_engines(*pair)
         sound |= set(map(str, pair)) if one.found.agrees else set()
         yield one
     prompt = int(drawn.per_sample((~drawn.mask).long()).min())
     for engine in (engine for engine in engines if str(engine) in sound):
-        variants = (compare(engine, variant) for variant in engine.variants(prompt))
+        variants = (compare_engines(engine, variant) for variant in engine.list_variants(prompt))
         yield from (one for one in variants if not one.found.agrees)

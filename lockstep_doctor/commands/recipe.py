@@ -11,8 +11,8 @@ from typing import Any
 
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import LoadedRecipe, RecipeError, load, load_run
-from lockstep.config.model_recipe import computation_of, weights_of
+from lockstep.config.loading import LoadedRecipe, RecipeError, load_recipe, load_run
+from lockstep.config.model_recipe import read_computation, find_weights_folder
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep_doctor.table.options import DoctorRecipe
 
@@ -41,22 +41,22 @@ def doctor_recipe(
             f"{model} is a file, not a model folder; for a dump run lockstep doctor locate "
             f"{model} --model FOLDER"
         )
-    said: dict[str, Any] = {"model": {"path": str(weights_of(model))}}
+    said: dict[str, Any] = {"model": {"path": str(find_weights_folder(model))}}
     if folder is not None:
         said["run"] = {"folder": folder}
     if own.is_file():
-        begun = [_as_trained(own)]
+        begun = [_read_run_settings(own)]
     else:
         begun = []
-    loaded = load(recipe, overrides, [*begun, RecipeLayer("lockstep doctor", said)], DoctorRecipe)
+    loaded = load_recipe(recipe, overrides, [*begun, RecipeLayer("lockstep doctor", said)], DoctorRecipe)
     return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
 
 
-def _as_trained(own: Path) -> RecipeLayer:
+def _read_run_settings(own: Path) -> RecipeLayer:
     """Returns the settings that the doctor takes from a run's recipe."""
-    training = load_run(own.parent).training
+    training = load_run(own.parent).training_recipe
     tree = training.model_dump(mode="json")
-    said = dict[str, Any](learner=computation_of(training))
+    said = dict[str, Any](learner=read_computation(training))
     if "sampler" in tree:
         said["sampler"] = tree["sampler"]
         said["backends"] = [

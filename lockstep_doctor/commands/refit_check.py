@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.cluster.sampler_pool import SamplerPool, processes
+from lockstep.cluster.sampler_pool import SamplerPool, start_sampler_pool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
-from lockstep.cluster.workers import workers_of
+from lockstep.cluster.workers import open_worker_pool
 from lockstep.config import Computation, LearnerSection, Optimizer
 from lockstep.config.loading import LoadedRecipe
 from lockstep.core import keyed
@@ -29,7 +29,7 @@ from lockstep.core.errors import InputError
 from lockstep.learners.base import train
 from lockstep.learners.rank import RankLearner
 from lockstep.losses.cross_entropy import CrossEntropyLoss
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import find_context_length, read_config
 from lockstep.report.progress import RunProgress, show_progress
 from lockstep.report.terminal import summary_table
 from lockstep.system.whole_files import write_whole
@@ -38,7 +38,7 @@ from lockstep.weight_sync.sync import (
     OutgoingWeights,
     SentFingerprint,
     SyncProbe,
-    differing,
+    find_differences,
     random_probe,
 )
 from lockstep_doctor.table.options import DoctorRecipe
@@ -99,7 +99,7 @@ def check_model(loaded: LoadedRecipe) -> dict[str, list[RefitStage]]:
     Raises:
         ValueError: There is nothing to check, or it cannot start.
     """
-    recipe = loaded.expect(DoctorRecipe)
+    recipe = loaded.expect_recipe(DoctorRecipe)
     checked = [backend for backend in recipe.backends[1:] if backend != "hf"]
     if not checked:
         raise InputError(
@@ -111,11 +111,11 @@ def check_model(loaded: LoadedRecipe) -> dict[str, list[RefitStage]]:
         section = recipe.sampler.model_copy(update={"backend": backend})
         with (
             show_progress(f"refit: {recipe.model.path} → {backend}") as shown,
-            workers_of(recipe.cluster, recipe.learner, shown, sampler=recipe.sampler) as workers,
+            open_worker_pool(recipe.cluster, recipe.learner, shown, sampler=recipe.sampler) as workers,
         ):
-            own = LearnerSection.of(recipe.learner)
+            own = LearnerSection.from_computation(recipe.learner)
             learner = LearnerSpec(recipe.model.path, "logits", own, _STEP, recipe.seed).build()
-            engine = processes(
+            engine = start_sampler_pool(
                 SamplerSpec(recipe.model.path, section, recipe.learner), shown, workers
             )
             results[backend] = list(
@@ -156,10 +156,10 @@ def check_refits(
             else:
                 source = learner
             if name == "step":
-                stage = check.step(name)
+                stage = check.take_step(name)
             else:
-                stage = check.refit(name, source)
-        shown.note(f"{name}: {stage.verdict}")
+                stage = check.check_refit(name, source)
+        shown.show_note(f"{name}: {stage.verdict}")
         yield stage
 
 
@@ -177,22 +177,22 @@ class _Check:
         self._held = WeightAttestation(0, {})
         self._answers = engine.logprobs(probe.batch)
 
-    def refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
+    def check_refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
         """Sends the weights of a source, and compares what the engine then holds."""
         outgoing = OutgoingWeights(source.weights, self._engine.dtype)
         start = time.perf_counter()
         self._held = self._engine.load_weights(outgoing, version=len(self._sent))[0]
         seconds = time.perf_counter() - start
-        found = list(self._find_faults(source, outgoing.sent))
-        self._sent = {name: outgoing.sent, **self._sent}
+        found = list(self._find_faults(source, outgoing.sent_fingerprints))
+        self._sent = {name: outgoing.sent_fingerprints, **self._sent}
         before = self._answers
         self._answers = self._engine.logprobs(self._probe)
         if torch.equal(self._answers, before):
             why = "returned the same numbers as before the refit; a cache is stale"
             found.append(RefitFinding("the engine", why))
-        return self._stage(name, self._held.fingerprints, seconds, found, source is self._learner)
+        return self._build_stage(name, self._held.fingerprints, seconds, found, source is self._learner)
 
-    def step(self, name: str) -> RefitStage:
+    def take_step(self, name: str) -> RefitStage:
         """Takes one optimizer step on the learner only."""
         start = time.perf_counter()
         train(self._learner, self._probe, CrossEntropyLoss())
@@ -205,15 +205,15 @@ class _Check:
                 tensor, "changed in the step, but the engine's old tensor passes as the new one"
             )
             for tensor in moved
-            if tensor in self._held.fingerprints and self._holds(tensor, new[tensor])
+            if tensor in self._held.fingerprints and self._holds_tensor(tensor, new[tensor])
         ]
         if not moved:
             found.append(
                 RefitFinding("the learner", "took a step that changed none of its tensors")
             )
-        return self._stage(name, moved, seconds, found, equal=False)
+        return self._build_stage(name, moved, seconds, found, equal=False)
 
-    def _stage(
+    def _build_stage(
         self,
         name: str,
         tensors: Iterable[str],
@@ -242,7 +242,7 @@ class _Check:
             name, len(names), received, float(gap.mean()), float(gap.max()), seconds, tuple(found)
         )
 
-    def _holds(self, name: str, one: SentFingerprint) -> bool:
+    def _holds_tensor(self, name: str, one: SentFingerprint) -> bool:
         """True if the engine's attestation matches a sent tensor."""
         if name in self._held.columns:
             return self._held.columns[name] == one.columns
@@ -258,22 +258,22 @@ class _Check:
             held = self._engine.show(name).cpu()
             if not torch.equal(held, tensors[self._held.tied.get(name, name)].to(held.dtype)):
                 faults[name] = "arrived, but the engine computes with different values"
-        for name, why in (faults | differing(sent, self._held)).items():
+        for name, why in (faults | find_differences(sent, self._held)).items():
             own = self._held.tied.get(name, name)
             is_known = name in self._held.fingerprints and own in sent
             yield RefitFinding(
-                name, self._describe(name, own, tensors[own], sent, why) if is_known else why
+                name, self._describe_fault(name, own, tensors[own], sent, why) if is_known else why
             )
 
-    def _describe(
+    def _describe_fault(
         self, name: str, own: str, tensor: Tensor, sent: Mapping[str, SentFingerprint], why: str
     ) -> str:
         """Describes what the engine holds instead of a tensor that was sent as `own`."""
         for state, earlier in self._sent.items():
-            if self._holds(name, earlier[own]):
+            if self._holds_tensor(name, earlier[own]):
                 return f"still has the weights of {state}"
         for other, one in sent.items():
-            if other != own and self._holds(name, one):
+            if other != own and self._holds_tensor(name, one):
                 return f"holds {other}"
         held = self._engine.show(name).cpu()
         if tensor.is_floating_point():
@@ -295,7 +295,7 @@ class Noise:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.like.weights():
             if tensor.is_floating_point():
-                draws = torch.randn(tensor.shape, generator=keyed.generator("noise", name))
+                draws = torch.randn(tensor.shape, generator=keyed.build_generator("noise", name))
                 center = tensor.float().mean().cpu()
                 spread = tensor.float().std(correction=0).cpu()
                 tensor = (center + draws * (spread if spread > 0 else 1.0)).to(tensor)
@@ -307,13 +307,13 @@ def _fingerprint_all(source: RankLearner | Noise, dtype: torch.dtype) -> dict[st
     outgoing = OutgoingWeights(source.weights, dtype)
     for _ in outgoing:
         pass
-    return outgoing.sent
+    return outgoing.sent_fingerprints
 
 
 def probe_of(folder: str, computation: Computation) -> SyncProbe:
     """Random tokens of a model's vocabulary."""
     config = read_config(folder).get_text_config()
-    return random_probe(int(config.vocab_size), context_of(config), computation.dtype)
+    return random_probe(int(config.vocab_size), find_context_length(config), computation.dtype)
 
 
 def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:

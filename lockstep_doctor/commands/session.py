@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from lockstep.algorithms.rows import files_of
+from lockstep.algorithms.rows import group_files
 from lockstep.config.loading import LoadedRecipe
-from lockstep.inference.results import ResultsFolder, results_of
+from lockstep.inference.results import ResultsFolder, choose_results_folder
 from lockstep.models.folder import read_config
 from lockstep.report.progress import RunProgress, show_progress
 from lockstep_doctor.backends.build import backends_of
@@ -24,10 +24,10 @@ def choose_results(loaded: LoadedRecipe) -> ResultsFolder:
     Raises:
         ValueError: The model or its prompts cannot be used, or the folder holds a different report.
     """
-    recipe = loaded.expect(DoctorRecipe)
+    recipe = loaded.expect_recipe(DoctorRecipe)
     read_config(recipe.model.path)  # checks the model folder before the results folder is created
-    rows = {"prompts": files_of(PromptSource(recipe).rows)}
-    return results_of(loaded, recipe.model.path, rows, "doctor", "a report on something else")
+    rows = {"prompts": group_files(PromptSource(recipe).prompt_files)}
+    return choose_results_folder(loaded, recipe.model.path, rows, "doctor", "a report on something else")
 
 
 @contextmanager
@@ -37,10 +37,10 @@ def open_session(
     """Creates the results folder and starts the backends while progress is shown; raises as
     `choose_results`.
     """
-    recipe = loaded.expect(DoctorRecipe)
+    recipe = loaded.expect_recipe(DoctorRecipe)
     results = choose_results(loaded)
     with (
-        results.open() as started,
+        results.open_locked() as started,
         show_progress(f"{recipe.model.path} → {results.folder}") as shown,
         ExitStack() as open_,
     ):

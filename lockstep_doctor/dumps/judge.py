@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep_doctor.columns import TEMPERATURES, ColumnSide, Finding, TokenColumns, examine_columns
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
-from lockstep_doctor.hf import load
+from lockstep_doctor.hf import load_model
 from lockstep_doctor.locate import FLOORS
 from lockstep_doctor.statistics import CAP, find_gap, score_tokens
 
@@ -90,7 +90,7 @@ class DumpLocation:
     doubt: str = ""
 
     @property
-    def wrong(self) -> list[SideVerdict]:
+    def wrong_sides(self) -> list[SideVerdict]:
         """The sides that deviate from the model.
 
         Two sides that divide by the same temperature follow a convention and are not wrong.
@@ -125,32 +125,32 @@ def locate_dump(
     if dump.columns.ids is None:
         raise DumpError("the dump has no token ids; write the ids of prompt and response into it")
     heard(f"load {folder}")
-    model = _load(Path(folder))
+    model = _load_model(Path(folder))
     most = int(dump.columns.ids.max())
     if most >= (size := model.get_input_embeddings().weight.shape[0]):
         raise DumpError(
             f"{folder}: the model has {size} token ids, but the dump has id {most}; give the "
             "model that wrote the dump"
         )
-    own = dump.columns.take(max(1, int((dump.columns.offsets[1:] <= _MOST_IDS).sum())))
-    heard(f"compute {own.train.numel():,} ids of {own.lengths.numel()} rows")
+    own = dump.columns.take_rows(max(1, int((dump.columns.offsets[1:] <= _MOST_IDS).sum())))
+    heard(f"compute {own.train.numel():,} ids of {own.row_lengths.numel()} rows")
     judge = _Judge(model, own)
     heard("measure bf16 rounding")
-    floor = judge.measure_floor(_load(Path(folder), torch.bfloat16))
+    floor = judge.measure_floor(_load_model(Path(folder), torch.bfloat16))
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
-    sides = [judge.judge(side, name, floor) for side, name in named if name is not None]
+    sides = [judge.judge_side(side, name, floor) for side, name in named if name is not None]
     if len(sides) > 1:
         gap = find_gap(own.train[judge.compared], own.infer[judge.compared])
     else:
         gap = None
-    rows = own.lengths.numel()
-    of_rows = dump.columns.lengths.numel()
+    rows = own.row_lengths.numel()
+    of_rows = dump.columns.row_lengths.numel()
     tokens = int(judge.compared.sum())
-    doubt = _doubt_temperature(dump, sides)
+    doubt = _note_assumed_temperature(dump, sides)
     return DumpLocation(str(folder), sides, gap, floor, tokens, rows, of_rows, doubt)
 
 
-def _doubt_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
+def _note_assumed_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
     """A note that temperature 1 was assumed, if the dump does not give it and a side fits a
     different one; otherwise empty.
     """
@@ -163,20 +163,20 @@ def _doubt_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
     )
 
 
-def _load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+def _load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     if not (folder / "config.json").is_file():
         raise DumpError(
             f"{folder}: missing config.json; give a model folder as transformers saves it"
         )
     try:
-        return load(folder, dtype, "cpu")
+        return load_model(folder, dtype, "cpu")
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DumpError(f"{folder}: transformers cannot load it: {reason}") from error
 
 
 @torch.no_grad()
-def _score(
+def _score_rows(
     model: Any,
     columns: TokenColumns,
     temperatures: Mapping[str, Tensor | float],
@@ -199,7 +199,7 @@ def _score(
     assert columns.ids is not None
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     found = {name: torch.full_like(columns.train, torch.nan) for name in temperatures}
-    for row, ids in enumerate(columns.ids.split(columns.lengths.tolist())[:rows]):
+    for row, ids in enumerate(columns.ids.split(columns.row_lengths.tolist())[:rows]):
         given = change(ids)
         end = int(columns.offsets[row + 1])
         logits = model(input_ids=given[None], use_cache=False).logits[0, :-1].float()
@@ -214,7 +214,7 @@ def _score(
     return found
 
 
-def _says_stage(finding: Finding) -> bool:
+def _is_stage_fault(finding: Finding) -> bool:
     """True for a finding about the dump's side that is a fault.
 
     Rounding to three or more decimals is not.
@@ -240,7 +240,7 @@ class _Judge:
             self._temperature = told.clamp(min=1e-6)
         temperatures: dict[str, Tensor | float] = {"": 1.0, self._told: self._temperature}
         temperatures |= {f"at temperature {one:g}": one for one in TEMPERATURES}
-        self._by = _score(model, columns, temperatures)
+        self._by = _score_rows(model, columns, temperatures)
         self.compared = columns.mask & ~self._by[""].isnan()
         if not bool(self.compared.any()):
             raise DumpError("no generated token follows another token; nothing to compare")
@@ -249,15 +249,15 @@ class _Judge:
         """Returns the difference between the model in bf16 and in fp32 over the first rows,
         nats.
         """
-        again = _score(rounded, self._columns, {"": 1.0}, rows=_FEW_ROWS)[""]
-        floor = max(_LEAST_FLOOR, self._measure(self._by[""], again))
+        again = _score_rows(rounded, self._columns, {"": 1.0}, rows=_FEW_ROWS)[""]
+        floor = max(_LEAST_FLOOR, self._measure_gap(self._by[""], again))
         if not FLOORS * floor < CAP:
             raise DumpError(
                 f"the model in bf16 differs from fp32 by {floor:.2g} nats; it cannot judge the dump"
             )
         return floor
 
-    def judge(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
+    def judge_side(self, side: ColumnSide, name: str, floor: float) -> SideVerdict:
         """Returns the verdict on a side."""
         if side == "train":
             column = self._columns.train
@@ -268,7 +268,7 @@ class _Judge:
             change = self._told  # nothing fits: look for the fault at the dump's own temperature
         if change.startswith("at temperature"):
             near = [float(change.split()[-1]) * factor for factor in _NEARBY]
-            self._by |= _score(
+            self._by |= _score_rows(
                 self._model, self._columns, {f"at temperature {one:.3g}": one for one in near}
             )
             change, off = self._find_nearest(column)
@@ -279,7 +279,7 @@ class _Judge:
         findings = examine_columns(own)
         left = off[change]
         stage: Stage | None = next(
-            (_STAGES[one.kind] for one in findings if _says_stage(one)), None
+            (_STAGES[one.kind] for one in findings if _is_stage_fault(one)), None
         )
         if stage is None and left > FLOORS * floor:
             stage = "model"
@@ -296,11 +296,11 @@ class _Judge:
         """The change that fits much better than none, if any, and the difference after each
         change.
         """
-        off = {change: self._measure(column, own) for change, own in self._by.items()}
+        off = {change: self._measure_gap(column, own) for change, own in self._by.items()}
         best = min(off, key=off.__getitem__)
         return best if off[best] < _CLOSER * off[""] else "", off
 
-    def _measure(self, column: Tensor, own: Tensor) -> float:
+    def _measure_gap(self, column: Tensor, own: Tensor) -> float:
         """The difference between a column and the model's, on entries that the model scored."""
         there = self.compared & ~own.isnan()
         return find_gap(column[there], own[there])
@@ -316,8 +316,8 @@ class _Judge:
         if isinstance(bos, int):
             fronts[f"with id {bos} in front"] = lambda ids: torch.cat([ids.new_tensor([bos]), ids])
         for what, change in fronts.items():
-            own = _score(self._model, self._columns, {"": self._temperature}, change, _FEW_ROWS)[""]
-            off = self._measure(column, own)
+            own = _score_rows(self._model, self._columns, {"": self._temperature}, change, _FEW_ROWS)[""]
+            off = self._measure_gap(column, own)
             if off < _CLOSER * left:
                 return what, off
         return None
@@ -352,7 +352,7 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
                 f"    {finding.tokens:,} tokens in {finding.where}; {finding.share:.0%} of all "
                 "squared differences"
             )
-    wrong = found.wrong
+    wrong = found.wrong_sides
     yield (
         f"wrong: {' and '.join(one.side for one in wrong)}"
         if wrong

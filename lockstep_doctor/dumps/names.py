@@ -74,7 +74,7 @@ class FieldNames:
     temperature: str | None = None
     prompt: str | None = None
 
-    def candidates(self, role: str) -> tuple[str, ...]:
+    def list_candidates(self, role: str) -> tuple[str, ...]:
         """Returns the given name of a role, or all known names."""
         own: str | None = vars(self).get(role)
         if own is None:

@@ -84,20 +84,20 @@ def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
     """
     path = Path(path)
     names = names or FieldNames()
-    wanted = {name for role in KNOWN for name in names.candidates(role)}
+    wanted = {name for role in KNOWN for name in names.list_candidates(role)}
     sides: dict[str, str | None] = {}
     prompts: dict[str, int] = {}
     read = list[TokenColumns]()
     for where, written in read_rows(path, wanted):
-        row = _flatten(written)
+        row = _unbatch_row(written)
         sides = sides or _find_sides(where, row, names)
-        read.append(_RowReader(where, row, names, sides, prompts).read())
+        read.append(_RowReader(where, row, names, sides, prompts).read_columns())
     if not any(bool(one.mask.any()) for one in read):
         raise DumpError(f"{path}: no token is left to compare; check the mask")
-    return Dump(_join(read), sides["train"], sides["infer"])
+    return Dump(_join_rows(read), sides["train"], sides["infer"])
 
 
-def _flatten(row: Row) -> Row:
+def _unbatch_row(row: Row) -> Row:
     """Returns a row without the batch dimension of 1 that NeMo RL writes."""
     nested = {name for name, value in row.items() if isinstance(value, list) and len(value) == 1}
     if any(isinstance(row[name][0], list) for name in nested):
@@ -113,21 +113,21 @@ def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None
             raise DumpError(f"{where}: missing column {name!r} for {role}; found: {there}")
     found: dict[str, str | None] = {}
     for side in ("train", "infer"):
-        own = [name for name in names.candidates(side) if row.get(name) is not None]
+        own = [name for name in names.list_candidates(side) if row.get(name) is not None]
         if len(own) > 1:
-            raise DumpError(f"{where}: {' and '.join(own)} could both be {side}; set {_how(side)}")
+            raise DumpError(f"{where}: {' and '.join(own)} could both be {side}; set {_explain_naming(side)}")
         found[side] = own[0] if own else None
     if found["train"] is found["infer"] is None:
         raise DumpError(
             f"{where}: missing a column of log-probabilities; found: {there}; {_EXPORTERS}; set "
-            f"other names with {_how('train')}"
+            f"other names with {_explain_naming('train')}"
         )
     if found["train"] == found["infer"]:
         raise DumpError(f"{where}: {found['train']} cannot be both sides")
     return found
 
 
-def _how(role: str) -> str:
+def _explain_naming(role: str) -> str:
     """The way to name a column, in Python and on the command line."""
     return f"FieldNames({role}=…) or --columns {role}=…"
 
@@ -142,31 +142,31 @@ class _RowReader:
     sides: Mapping[str, str | None]
     prompts: dict[str, int]
 
-    def read(self) -> TokenColumns:
+    def read_columns(self) -> TokenColumns:
         """Returns the row without padding."""
-        ids = self._ids()
-        columns = {name: self._tokens(name) for name in self.sides.values() if name is not None}
+        ids = self._read_ids()
+        columns = {name: self._read_numbers(name) for name in self.sides.values() if name is not None}
         count = " and ".join(
             f"{name} has {column.size} entries" for name, column in columns.items()
         )
         spoken = max(column.size for column in columns.values())
         if any(column.size < spoken for column in columns.values()):
-            raise self._wrong(f"{count}; both must cover the same tokens")
+            raise self._build_error(f"{count}; both must cover the same tokens")
         if ids is None:
             total = spoken
         else:
             total = ids.size
         if spoken > total:
-            raise self._wrong(f"{count} for {total} ids")
+            raise self._build_error(f"{count} for {total} ids")
         train, infer = (
-            _pad(np.zeros(0) if name is None else columns[name], total, math.nan)
+            _pad_front(np.zeros(0) if name is None else columns[name], total, math.nan)
             for name in self.sides.values()
         )
         real = self._find_real(total)
         mask = self._find_generated(train, infer, (np.arange(total) >= total - spoken) & real)
         for name, side in zip(self.sides.values(), (train, infer), strict=True):
             if name is not None:
-                self._check(name, side[total - spoken :], mask[total - spoken :])
+                self._validate_logprobs(name, side[total - spoken :], mask[total - spoken :])
         real &= np.cumsum(mask[::-1])[::-1] > 0  # nothing after the last generated token
         train, infer, mask = (torch.from_numpy(one[real]) for one in (train, infer, mask))
         if ids is None:
@@ -174,15 +174,15 @@ class _RowReader:
         else:
             own = torch.from_numpy(ids[real]).long()
         return TokenColumns(
-            train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._facts()
+            train, infer, mask, torch.tensor([0, int(real.sum())]), own, self._read_facts()
         )
 
-    def _names(self, role: str) -> list[str]:
+    def _find_names(self, role: str) -> list[str]:
         """The present columns of a role."""
-        return [name for name in self.names.candidates(role) if self.row.get(name) is not None]
+        return [name for name in self.names.list_candidates(role) if self.row.get(name) is not None]
 
-    def _ids(self) -> Floats | None:
-        parts = [[name for name in self.names.candidates("ids") if self._holds_numbers(name)][:1]]
+    def _read_ids(self) -> Floats | None:
+        parts = [[name for name in self.names.list_candidates("ids") if self._holds_numbers(name)][:1]]
         if not parts[0]:  # a response alone is not a whole sequence
             parts = [
                 [name for name in KNOWN[role] if self._holds_numbers(name)][:1]
@@ -191,10 +191,10 @@ class _RowReader:
         if not all(parts):
             return None
         used = [name for part in parts for name in part]
-        ids = np.concatenate([self._tokens(name) for name in used])
+        ids = np.concatenate([self._read_numbers(name) for name in used])
         wrong = np.flatnonzero(~((ids >= 0) & (ids < _MOST_ID) & (ids == np.floor(ids))))
         if wrong.size:
-            raise self._wrong(
+            raise self._build_error(
                 f"{' and '.join(used)}: {ids[wrong[0]]:g} at entry {wrong[0]} is not a token id"
             )
         return ids
@@ -208,13 +208,13 @@ class _RowReader:
     def _find_real(self, total: int) -> Bools:
         """True for entries that are not padding, [T]."""
         real = np.ones(total, bool)
-        for name in self._names("attention")[:1]:
-            real &= self._flags(name, total, total)
-        for name in self._names("prompt_attention")[:1]:
-            prompt = self._tokens(name) != 0
+        for name in self._find_names("attention")[:1]:
+            real &= self._read_flags(name, total, total)
+        for name in self._find_names("prompt_attention")[:1]:
+            prompt = self._read_numbers(name) != 0
             real[: prompt.size] &= prompt
-        for name in self._names("length")[:1]:
-            real &= np.arange(total) < self._number(name, 0, total)
+        for name in self._find_names("length")[:1]:
+            real &= np.arange(total) < self._read_number(name, 0, total)
         return real
 
     def _find_generated(self, train: Floats, infer: Floats, spoken: Bools) -> Bools:
@@ -222,16 +222,16 @@ class _RowReader:
         must not include context.
         """
         total = spoken.size
-        if masks := self._names("mask"):
-            if self._names("attention"):
+        if masks := self._find_names("mask"):
+            if self._find_names("attention"):
                 least = 0
             else:
                 least = int(spoken.sum())
             return np.logical_and.reduce(
-                [spoken, *(self._flags(name, total, least) for name in masks)]
+                [spoken, *(self._read_flags(name, total, least) for name in masks)]
             )
-        if prompt := self._names("prompt_length"):
-            return spoken & (np.arange(total) >= self._number(prompt[0], 0, total))
+        if prompt := self._find_names("prompt_length"):
+            return spoken & (np.arange(total) >= self._read_number(prompt[0], 0, total))
         name = self.sides["infer"] or self.sides["train"]
         zero = spoken & ((infer if self.sides["infer"] else train) == 0)
         if spoken.any():
@@ -239,43 +239,43 @@ class _RowReader:
         else:
             ends = []
         if zero[ends].any() or (zero & ~(np.abs(train) <= _CERTAIN)).any():
-            raise self._wrong(
+            raise self._build_error(
                 f"missing mask, and {name} is exactly 0 at {zero.sum()} entries, the first "
                 f"{np.argmax(zero)}: these may be a prompt, a tool's turn or a fault; set the "
-                f"mask with {_how('mask')}"
+                f"mask with {_explain_naming('mask')}"
             )
         return spoken
 
-    def _facts(self) -> dict[RowFact, Tensor]:
+    def _read_facts(self) -> dict[RowFact, Tensor]:
         found: dict[RowFact, float] = {}
-        for name in self._names("temperature")[:1]:
-            found["temperature"] = self._number(name, 0.0, 1e6)
-        for name in self._names("prompt")[:1]:
+        for name in self._find_names("temperature")[:1]:
+            found["temperature"] = self._read_number(name, 0.0, 1e6)
+        for name in self._find_names("prompt")[:1]:
             found["prompt"] = float(self.prompts.setdefault(str(self.row[name]), len(self.prompts)))
         return {fact: torch.tensor([value], dtype=torch.float64) for fact, value in found.items()}
 
-    def _check(self, name: str, side: Floats, mask: Bools) -> None:
+    def _validate_logprobs(self, name: str, side: Floats, mask: Bools) -> None:
         wrong = np.flatnonzero(mask & (np.isnan(side) | (side > LARGEST)))
         if wrong.size:
-            raise self._wrong(
+            raise self._build_error(
                 f"{name} has {side[wrong[0]]:g} at entry {wrong[0]}; not a log-probability"
             )
         if mask.any() and (side[mask] > LARGEST / 10).all():
-            raise self._wrong(
+            raise self._build_error(
                 f"{name} is above 0 at every entry; write log-probabilities, not probabilities"
             )
 
-    def _flags(self, name: str, total: int, least: int) -> Bools:
-        flags = self._tokens(name)
+    def _read_flags(self, name: str, total: int, least: int) -> Bools:
+        flags = self._read_numbers(name)
         if not np.isin(flags, (0, 1)).all():
-            raise self._wrong(f"{name} has values other than 0 and 1")
+            raise self._build_error(f"{name} has values other than 0 and 1")
         if not least <= flags.size <= total:
-            raise self._wrong(
+            raise self._build_error(
                 f"{name} has {flags.size} entries for {least} log-probabilities and {total} tokens"
             )
-        return _pad(flags, total, 0.0) == 1
+        return _pad_front(flags, total, 0.0) == 1
 
-    def _tokens(self, name: str) -> Floats:
+    def _read_numbers(self, name: str) -> Floats:
         """A column of numbers, [T]; NaN for null."""
         value = self.row.get(name)
         try:
@@ -283,35 +283,35 @@ class _RowReader:
                 value.double().numpy() if isinstance(value, Tensor) else value, np.float64
             )
         except (TypeError, ValueError, OverflowError):
-            raise self._wrong(
+            raise self._build_error(
                 f"{name} is not a list of numbers; write one entry per token"
             ) from None
         if column.ndim != 1:
-            raise self._wrong(
+            raise self._build_error(
                 f"{name} has shape {list(column.shape)}; expected one number per token"
             )
         return column
 
-    def _number(self, name: str, least: float, most: float) -> float:
+    def _read_number(self, name: str, least: float, most: float) -> float:
         value: Any = self.row[name]
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise self._wrong(f"{name} is {str(value)[:40]!r}; expected a number") from None
+            raise self._build_error(f"{name} is {str(value)[:40]!r}; expected a number") from None
         if not least <= number <= most:
-            raise self._wrong(f"{name} is {number:g}; expected a value from {least:g} to {most:g}")
+            raise self._build_error(f"{name} is {number:g}; expected a value from {least:g} to {most:g}")
         return number
 
-    def _wrong(self, what: str) -> DumpError:
+    def _build_error(self, what: str) -> DumpError:
         return DumpError(f"{self.where}: {what}")
 
 
-def _pad(column: Floats, total: int, fill: float) -> Floats:
+def _pad_front(column: Floats, total: int, fill: float) -> Floats:
     """Pads the front of a column for entries that it does not cover."""
     return np.concatenate([np.full(total - column.size, fill), column])
 
 
-def _join(rows: Sequence[TokenColumns]) -> TokenColumns:
+def _join_rows(rows: Sequence[TokenColumns]) -> TokenColumns:
     """Concatenates rows; keeps ids and facts that all rows have."""
     ids = [one.ids for one in rows if one.ids is not None]
     facts: dict[RowFact, Tensor] = {
@@ -324,7 +324,7 @@ def _join(rows: Sequence[TokenColumns]) -> TokenColumns:
         torch.cat([one.infer for one in rows]),
         torch.cat([one.mask for one in rows]),
         torch.cat(
-            [torch.zeros(1, dtype=torch.int64), torch.cat([one.lengths for one in rows]).cumsum(0)]
+            [torch.zeros(1, dtype=torch.int64), torch.cat([one.row_lengths for one in rows]).cumsum(0)]
         ),
         torch.cat(ids) if len(ids) == len(rows) else None,
         facts,
@@ -343,16 +343,16 @@ def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     """
     files = [path]
     if path.is_dir():
-        files = sorted(one for one in path.iterdir() if _kind(one) in _READERS)
+        files = sorted(one for one in path.iterdir() if _find_suffix(one) in _READERS)
     if not files:
         raise DumpError(f"{path}: no dump in this folder; write one of {KINDS}")
     for file in files:
         if not file.is_file():
             raise DumpError(f"{file}: no such file")
-        if _kind(file) not in _READERS:
+        if _find_suffix(file) not in _READERS:
             raise DumpError(f"{file}: cannot read this kind of file; use one of {KINDS}")
         try:
-            yield from _READERS[_kind(file)](file, names)
+            yield from _READERS[_find_suffix(file)](file, names)
         except DumpError:
             raise
         except Exception as error:  # a malformed file may make its library raise anything
@@ -360,7 +360,7 @@ def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
             raise DumpError(f"{file}: cannot be read: {reason}") from error
 
 
-def _kind(path: Path) -> str:
+def _find_suffix(path: Path) -> str:
     if path.suffix == ".gz":
         return path.with_suffix("").suffix
     return path.suffix
@@ -375,10 +375,10 @@ def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]
                 row: Any = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise DumpError(f"{where}: invalid JSON: {error}") from error
-            yield where, _row(where, row)
+            yield where, _require_object(where, row)
 
 
-def _row(where: str, row: Any) -> Row:
+def _require_object(where: str, row: Any) -> Row:
     if not isinstance(row, dict):
         raise DumpError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row
@@ -390,7 +390,7 @@ def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str,
             name: float(text) for name, text in (file.metadata() or {}).items() if name in names
         }
         table = {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118, it is no dict
-    yield from _transpose(path, told | table, names)
+    yield from _transpose_columns(path, told | table, names)
 
 
 def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
@@ -405,21 +405,21 @@ def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
     match content:
         case {"samples": [*samples]}:  # slime's rollouts, and what it trains on
             return (
-                (f"{path}, sample {number}", _row(str(path), one))
+                (f"{path}, sample {number}", _require_object(str(path), one))
                 for number, one in enumerate(samples)
             )
         case dict():
-            return _transpose(path, content, names)
+            return _transpose_columns(path, content, names)
         case _:
             raise DumpError(f"{path}: expected a dict of columns, got {type(content).__name__}")
 
 
-def _transpose(
+def _transpose_columns(
     path: Path, table: Mapping[str, Any], names: Collection[str]
 ) -> Iterator[tuple[str, Row]]:
     """Yields rows from columns; a value without one entry per row applies to all rows."""
     kept = {name: column for name, column in table.items() if name in names}
-    shapes = {name: _shape(column) for name, column in kept.items()}
+    shapes = {name: _nested_shape(column) for name, column in kept.items()}
     rows = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
     if len(set(rows.values())) != 1:
         there = rows or "none of a known name"
@@ -432,13 +432,13 @@ def _transpose(
         yield f"{path}, row {number}", {**kept, **{name: kept[name][number] for name in each}}
 
 
-def _shape(column: Any) -> tuple[int, ...]:
+def _nested_shape(column: Any) -> tuple[int, ...]:
     """The shape of an array or of nested lists; of ragged lists, the shape of the first."""
     if isinstance(column, Tensor | np.ndarray):
         return tuple(column.shape)
     if not isinstance(column, list | tuple):
         return ()
-    return (len(column), *(_shape(column[0]) if column else ()))
+    return (len(column), *(_nested_shape(column[0]) if column else ()))
 
 
 _READERS: Mapping[str, Callable[[Path, Collection[str]], Iterator[tuple[str, Row]]]] = {

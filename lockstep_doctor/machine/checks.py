@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.exactness import explain_inexact_sampler
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.config import SamplerSection
@@ -86,8 +86,8 @@ def measure_copy(trial: Trial) -> Measured:
     host = torch.zeros(
         trial.scale.copied // 8, dtype=torch.uint8, pin_memory=trial.device.type == "cuda"
     )
-    seconds = _time(trial, lambda: there.copy_(here))
-    moved = _time(trial, lambda: here[: len(host)].copy_(host, non_blocking=True))
+    seconds = _time_work(trial, lambda: there.copy_(here))
+    moved = _time_work(trial, lambda: here[: len(host)].copy_(host, non_blocking=True))
     return {
         "read and written, GB/s": 2 * len(here) / seconds / 1e9,
         "from the host, GB/s": len(host) / moved / 1e9,
@@ -98,20 +98,20 @@ def measure_products(trial: Trial) -> Measured:
     """Measures square matrix products, and products with few rows as in decoding."""
     found: dict[str, float] = {}
     for name, dtype in TYPES.items():
-        found[f"{name}, TFLOP/s"] = multiply(trial, dtype, trial.scale.product) / 1e12
+        found[f"{name}, TFLOP/s"] = measure_product_rate(trial, dtype, trial.scale.product) / 1e12
         rows = FEW_ROWS
         weights = trial.scale.product**2 * dtype.itemsize
-        seconds = 2 * rows * trial.scale.product**2 / multiply(trial, dtype, rows)
+        seconds = 2 * rows * trial.scale.product**2 / measure_product_rate(trial, dtype, rows)
         found[f"{name}, weights read by {rows} rows, GB/s"] = weights / seconds / 1e9
     return found
 
 
-def multiply(trial: Trial, dtype: torch.dtype, rows: int) -> float:
+def measure_product_rate(trial: Trial, dtype: torch.dtype, rows: int) -> float:
     """Operations per second of a product of `rows` rows with a square matrix."""
     size = trial.scale.product
     left, right = (torch.randn(n, size, device=trial.device, dtype=dtype) for n in (rows, size))
     out = torch.empty_like(left)
-    return 2 * rows * size**2 / _time(trial, lambda: torch.mm(left, right, out=out))
+    return 2 * rows * size**2 / _time_work(trial, lambda: torch.mm(left, right, out=out))
 
 
 def measure_scores(trial: Trial, dtype: DType) -> Measured:
@@ -161,9 +161,9 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     """
     if trial.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    spec = trial.learner(dtype)
-    before, after, seconds = _train(trial, spec.build())
-    rank = trial.rank(dtype)
+    spec = trial.build_learner_spec(dtype)
+    before, after, seconds = _train_updates(trial, spec.build())
+    rank = trial.build_plan_rank(dtype)
     found: dict[str, float | str] = {
         "attention": describe_attention(
             read_config(str(trial.folder)), trial.device, spec.section.dtype
@@ -171,13 +171,13 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
         "tokens/s": len(trial.batch.tokens) / seconds,
         "share of products": count_learning(rank)
         / seconds
-        / multiply(trial, TYPES[dtype], trial.scale.product),
+        / measure_product_rate(trial, TYPES[dtype], trial.scale.product),
         "loss, before": before,
         "loss, after": after,
     }
     if trial.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated()
-        planned = rank.peak.size
+        planned = rank.peak_moment.total_bytes
         found |= {
             "peak, GB": peak / 1e9,
             "planned, GB": planned / 1e9,
@@ -186,7 +186,7 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     return found
 
 
-def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
+def _train_updates(trial: Trial, learner: Learner) -> tuple[float, float, float]:
     """Trains on one batch.
 
     Returns the loss before the first update and before the last, and seconds of an update.
@@ -210,8 +210,8 @@ def _train(trial: Trial, learner: Learner) -> tuple[float, float, float]:
 
 def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
     """Samples with the torch sampler, and scores the tokens with a learner of the same weights."""
-    sampler = SamplerSpec(str(trial.folder), trial.sampler(), trial.computation(dtype)).open_here()
-    return _agree(trial, sampler, trial.learner(dtype).build(), dtype)
+    sampler = SamplerSpec(str(trial.folder), trial.build_sampler_section(), trial.build_computation(dtype)).open_in_process()
+    return _measure_agreement(trial, sampler, trial.build_learner_spec(dtype).build(), dtype)
 
 
 def measure_exact(trial: Trial, dtype: DType) -> Measured:
@@ -222,16 +222,16 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
         BrokenPromiseError: A token's two log-probabilities are not bitwise equal.
     """
     inexact = explain_inexact_sampler(
-        str(trial.folder), trial.sampler(), trial.computation(dtype), may_be_slow=True
+        str(trial.folder), trial.build_sampler_section(), trial.build_computation(dtype), may_be_slow=True
     )
     if inexact is not None:
         raise InputError(inexact)
-    computation = trial.computation(dtype).compute_exactly()
-    spec = trial.learner(dtype)
+    computation = trial.build_computation(dtype).compute_exactly()
+    spec = trial.build_learner_spec(dtype)
     learner = replace(spec, section=spec.section.compute_exactly()).build()
-    found = _agree(
+    found = _measure_agreement(
         trial,
-        SamplerSpec(str(trial.folder), trial.sampler(), computation).open_here(),
+        SamplerSpec(str(trial.folder), trial.build_sampler_section(), computation).open_in_process(),
         learner,
         dtype,
     )
@@ -244,17 +244,17 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     return found
 
 
-def _agree(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> dict[str, float]:
+def _measure_agreement(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> dict[str, float]:
     """Samples, and compares log-probabilities per token."""
     sampler.generate(trial.requests[:2], trial.sampling)
     begun = time.perf_counter()
     batch = sampler.generate(trial.requests, trial.sampling)
     seconds = time.perf_counter() - begun
-    tally = MismatchTally.of(
+    tally = MismatchTally.from_logprobs(
         learner.logprobs(batch), batch["sampler_logprob"], batch.mask, batch.lengths
     )
-    bound = AgreementSection().bound(dtype)
-    if tally.breaks(bound):
+    bound = AgreementSection().choose_bound(dtype)
+    if tally.exceeds_bound(bound):
         raise BrokenPromiseError(
             f"sampler and learner disagree on {tally.mismatches:,} of {tally.tokens:,.0f} tokens, "
             f"by up to {tally.largest:.2g} nats: more than the bound {bound:g} on the mean of e^|Δ|"
@@ -273,29 +273,29 @@ def measure_sync(trial: Trial, carrier: str) -> Measured:
     """
     if carrier == "cuda_ipc" and trial.device.type != "cuda":
         raise InputError("needs a GPU")
-    with _open(trial, trial.sampler(transfer=carrier), "fp32") as pool:
-        return _send(trial, trial.learner("fp32").build(), pool, "fp32")
+    with _open_pool(trial, trial.build_sampler_section(transfer=carrier), "fp32") as pool:
+        return _send_weights(trial, trial.build_learner_spec("fp32").build(), pool, "fp32")
 
 
 def measure_vllm(trial: Trial) -> Measured:
     """Sends weights to vLLM, samples with it, and scores the tokens with a learner of the same
     weights.
     """
-    section = trial.sampler(backend="vllm", kv_cache_gib=trial.cache_gib)
-    require_sampler(section, trial.computation("bf16"))
-    learner = trial.learner("bf16").build()
-    with _open(trial, section, "bf16") as pool:
-        return {**_send(trial, learner, pool, "bf16"), **_agree(trial, pool, learner, "bf16")}
+    section = trial.build_sampler_section(backend="vllm", kv_cache_gib=trial.cache_gib)
+    require_sampler(section, trial.build_computation("bf16"))
+    learner = trial.build_learner_spec("bf16").build()
+    with _open_pool(trial, section, "bf16") as pool:
+        return {**_send_weights(trial, learner, pool, "bf16"), **_measure_agreement(trial, pool, learner, "bf16")}
 
 
-def _open(
+def _open_pool(
     trial: Trial, section: SamplerSection, dtype: DType
 ) -> AbstractContextManager[SamplerPool]:
     """Starts a sampler in a separate process."""
-    return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.computation(dtype))))
+    return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.build_computation(dtype))))
 
 
-def _send(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> dict[str, float]:
+def _send_weights(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> dict[str, float]:
     """Sends weights several times; raises `BrokenPromiseError` if a sync fails."""
     probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response, dtype)
     size = sum(tensor.numel() * pool.dtype.itemsize for _, tensor in learner.weights())
@@ -316,29 +316,29 @@ def measure_ranks(trial: Trial) -> Measured:
     """Trains over all GPUs, and compares log-probabilities with one GPU's."""
     if trial.gpus < 2:
         raise InputError("needs two GPUs")
-    alone = trial.learner("fp32").build()
-    with closing(launch(trial.learner("fp32", ranks=trial.gpus), _WAIT_S)) as many:
+    alone = trial.build_learner_spec("fp32").build()
+    with closing(launch_learner(trial.build_learner_spec("fp32", ranks=trial.gpus), _WAIT_S)) as many:
         gap = float((alone.logprobs(trial.batch) - many.logprobs(trial.batch)).abs().max())
-        _, _, seconds = _train(trial, many)
+        _, _, seconds = _train_updates(trial, many)
     if not gap <= _LARGEST_GAP_OF_RANKS:
         raise BrokenPromiseError(f"{trial.gpus} ranks differ from one by {gap:.2g} nats")
     return {"tokens/s": len(trial.batch.tokens) / seconds, "largest |Δ| to one GPU, nats": gap}
 
 
-def _time(trial: Trial, work: Callable[[], object]) -> float:
+def _time_work(trial: Trial, work: Callable[[], object]) -> float:
     """Seconds that some work takes: the fastest of several runs."""
     work()
     seconds = list[float]()
     for _ in range(_REPEATS):
-        _wait(trial)
+        _wait_for_device(trial)
         begun = time.perf_counter()
         work()
-        _wait(trial)
+        _wait_for_device(trial)
         seconds.append(time.perf_counter() - begun)
     return min(seconds)
 
 
-def _wait(trial: Trial) -> None:
+def _wait_for_device(trial: Trial) -> None:
     """Waits until the device is idle."""
     if trial.device.type == "cuda":
         torch.cuda.synchronize()

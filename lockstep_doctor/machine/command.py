@@ -76,15 +76,15 @@ def check_machine(device: str, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, show_progress(f"gpu-check → {out}") as progress:
         with progress.phase("make a model"):
-            trial = Trial.make(
-                Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_memory(chosen))
+            trial = Trial.create_in(
+                Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_device_memory(chosen))
             )
         checks = list_checks(trial)
-        progress.total(len(checks), "takes a few minutes", unit="check")
+        progress.set_total(len(checks), "takes a few minutes", unit="check")
         for number, (name, measure) in enumerate(checks.items(), start=1):
             with progress.phase(name):
-                outcomes.append(_make(name, measure))
-            progress.step(number, {}, 0)
+                outcomes.append(_run_check(name, measure))
+            progress.end_step(number, {}, 0)
         rates = find_rates(
             trial,
             {outcome.check: outcome.measured for outcome in outcomes if outcome.state == "ok"},
@@ -95,7 +95,7 @@ def check_machine(device: str, out: Path) -> int:
         "checks": [asdict(outcome) for outcome in outcomes],
     }
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print("\n".join([*(f"{key}: {text}" for key, text in machine.items()), "", _render(outcomes)]))
+    print("\n".join([*(f"{key}: {text}" for key, text in machine.items()), "", _render_table(outcomes)]))
     print(
         f"{out}/gpu_check.json has the full results; please attach it to an issue, even if "
         "everything is ok"
@@ -108,7 +108,7 @@ def check_machine(device: str, out: Path) -> int:
     return exit_codes.OK
 
 
-def _make(name: str, measure: Callable[[], Measured]) -> Outcome:
+def _run_check(name: str, measure: Callable[[], Measured]) -> Outcome:
     """Runs one check; turns an error into its outcome."""
     gc.collect()
     torch.cuda.empty_cache()  # frees memory of earlier checks
@@ -161,7 +161,7 @@ def _find_rates_in(
         sync=1e9 * float(sync["sync GB/s"]),
         host=1e9 * float(measured["copy"]["from the host, GB/s"]),
     )
-    rank = trial.rank(dtype)
+    rank = trial.build_plan_rank(dtype)
     scale = trial.scale
     seconds = scale.rows * scale.response / float(measured[f"torch sampler, {dtype}"]["tokens/s"])
     left = seconds - sampling_seconds(rank, EngineCounts(1, 1, scale.rows), scale.response, known)
@@ -173,25 +173,25 @@ def describe_devices(device: torch.device) -> Mapping[str, str]:
     gpus = [torch.cuda.get_device_name(number) for number in range(_count_gpus(device))]
     found = {
         "device": f"{len(gpus)} × {', '.join(sorted(set(gpus)))}" if gpus else "CPU",
-        "memory": f"{(_memory(device) or 0) / 1e9:.0f} GB each" if gpus else "",
+        "memory": f"{(_device_memory(device) or 0) / 1e9:.0f} GB each" if gpus else "",
         "CUDA": str(torch.version.cuda or "none"),
     }
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: _package_version(name) for name in _PACKAGES}
     return {
         key: str(text) for key, text in {**describe_machine(), **found, **versions}.items() if text
     }
 
 
-def _render(outcomes: Sequence[Outcome]) -> str:
+def _render_table(outcomes: Sequence[Outcome]) -> str:
     """The table, as Markdown."""
     rows: list[list[str]] = []
     for one in outcomes:
-        measured = ", ".join(f"{name} {_show(value)}" for name, value in one.measured.items())
+        measured = ", ".join(f"{name} {_format_value(value)}" for name, value in one.measured.items())
         rows.append([one.check, one.state, f"{one.seconds:.1f}", one.note or measured])
     return markdown_table(["check", "", "seconds", "measured"], rows)
 
 
-def _show(value: float | str) -> str:
+def _format_value(value: float | str) -> str:
     if isinstance(value, str):
         return value
     whole = math.isfinite(value) and (value == int(value) or abs(value) >= 1000)
@@ -200,7 +200,7 @@ def _show(value: float | str) -> str:
     return f"{value:.3g}"
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -213,7 +213,7 @@ def _count_gpus(device: torch.device) -> int:
     return 0
 
 
-def _memory(device: torch.device) -> int | None:
+def _device_memory(device: torch.device) -> int | None:
     """Bytes of the first GPU; None: the device is a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(0).total_memory

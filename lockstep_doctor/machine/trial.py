@@ -18,7 +18,7 @@ from lockstep.config.parallel import Parallel
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.plan.memory import FP32, ModelRank
 from lockstep.plan.sizes import ModelSizes
 
@@ -77,7 +77,7 @@ class Trial:
     scale: Scale
 
     @classmethod
-    def make(cls, folder: Path, device: torch.device, gpus: int, scale: Scale) -> Trial:
+    def create_in(cls, folder: Path, device: torch.device, gpus: int, scale: Scale) -> Trial:
         """Writes a random model to the folder."""
         config = AutoConfig.for_model(
             "llama",
@@ -94,46 +94,46 @@ class Trial:
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         return cls(folder, device, gpus, scale)
 
-    def computation(self, dtype: DType) -> Computation:
+    def build_computation(self, dtype: DType) -> Computation:
         """Device and type of learner and sampler."""
         return Computation(device="cuda" if self.device.type == "cuda" else "cpu", dtype=dtype)
 
-    def learner(self, dtype: DType, ranks: int = 1) -> LearnerSpec:
+    def build_learner_spec(self, dtype: DType, ranks: int = 1) -> LearnerSpec:
         """A learner on one device, or sharded over several data-parallel ranks."""
-        section = LearnerSection.of(self.computation(dtype), parallel=Parallel(dp=ranks))
+        section = LearnerSection.from_computation(self.build_computation(dtype), parallel=Parallel(dp=ranks))
         return LearnerSpec(str(self.folder), "logits", section, _OPTIMIZER, seed=0)
 
-    def rank(self, dtype: DType) -> ModelRank:
+    def build_plan_rank(self, dtype: DType) -> ModelRank:
         """The learner as `lockstep plan` describes it; it samples and trains on all rows once."""
         length = self.scale.prompt + self.scale.response
         rows = self.scale.rows
-        sizes = ModelSizes.of(skeleton(read_config(str(self.folder)), str(self.folder)))
+        sizes = ModelSizes.from_model(build_skeleton(read_config(str(self.folder)), str(self.folder)))
         return ModelRank(
-            sizes, self.learner(dtype).section, Load(length, 1, rows, scored=rows, generated=length)
+            sizes, self.build_learner_spec(dtype).section, Load(length, 1, rows, scored=rows, generated=length)
         )
 
     @property
     def cache_gib(self) -> float:
         """Cache size in GiB: keys and values of all rows, twice; leaves memory to other engines."""
-        sizes = self.rank("fp32").sizes
+        sizes = self.build_plan_rank("fp32").sizes
         tokens = self.scale.rows * (self.scale.prompt + self.scale.response)
         return 2 * FP32 * sizes.cache * tokens / 2**30
 
-    def sampler(self, **options: str | float) -> SamplerSection:
+    def build_sampler_section(self, **options: str | float) -> SamplerSection:
         """A sampler with room for all rows at once."""
         return SamplerSection.model_validate({"max_batch_size": self.scale.rows, **options})
 
     @cached_property
     def requests(self) -> list[Request]:
         """Prompts of random tokens."""
-        keys = torch.tensor([keyed.key("gpu-check", row) for row in range(self.scale.rows)])
+        keys = torch.tensor([keyed.hash_key("gpu-check", row) for row in range(self.scale.rows)])
         tokens = (
-            keyed.bits(keys, torch.arange(self.scale.prompt))
+            keyed.draw_bits(keys, torch.arange(self.scale.prompt))
             .remainder(self.scale.vocabulary)
             .tolist()
         )
         return [
-            Request(tuple(row), keyed.key("response", number)) for number, row in enumerate(tokens)
+            Request(tuple(row), keyed.hash_key("response", number)) for number, row in enumerate(tokens)
         ]
 
     @property
@@ -146,7 +146,7 @@ class Trial:
         """Sequences of random tokens; all tokens but the first of each sequence are trained on."""
         rows = self.scale.rows
         length = self.scale.prompt + self.scale.response
-        keys = torch.tensor([keyed.key("batch", row) for row in range(rows)])
-        tokens = keyed.bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()
+        keys = torch.tensor([keyed.hash_key("batch", row) for row in range(rows)])
+        tokens = keyed.draw_bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()
         mask = (torch.arange(length) > 0).repeat(rows)
         return Batch(tokens, torch.full((rows,), length), {"mask": mask})

@@ -34,7 +34,7 @@ class Conditions:
     kernel: Kernel | None = None
     fresh: bool = False
 
-    def but(self, other: Conditions) -> Conditions:
+    def overridden_by(self, other: Conditions) -> Conditions:
         """These conditions, overridden by those that `other` sets."""
         return replace(
             other, **{name: usual for name, usual in vars(self).items() if not vars(other)[name]}
@@ -62,7 +62,7 @@ class Backend(Protocol):
         """The model; None if it is in a different process."""
         ...
 
-    def settings(self) -> Mapping[str, Any]:
+    def list_settings(self) -> Mapping[str, Any]:
         """Returns all known settings that affect its numbers: dtype, kernel, training (mode),
         batch_size, layout, tensor_parallel_size (above 1), kv_dtype, quantization.
         """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.report.sweeps import student
+from lockstep.report.sweeps import student_quantile
 
 _HALVINGS = 60
 _TINY = 1e-300
@@ -50,22 +50,22 @@ def bound_rate(totals: Tensor, below: float, above: float) -> Bounded:
     fewer = math.floor(rate * n + 1e-9)
     more = math.ceil(rate * n - 1e-9)
     if fewer:
-        low = _root(lambda p: 1 - _binomial_tail(fewer - 1, n, p) - below, 0.0, rate)
+        low = _find_root(lambda p: 1 - _binomial_tail(fewer - 1, n, p) - below, 0.0, rate)
     else:
         low = 0.0
     return Bounded(
         rate,
         low,
-        _root(lambda p: above - _binomial_tail(more, n, p), rate, 1.0) if more < n else 1.0,
+        _find_root(lambda p: above - _binomial_tail(more, n, p), rate, 1.0) if more < n else 1.0,
     )
 
 
-def mean(sums: Tensor) -> Tensor:
+def cluster_mean(sums: Tensor) -> Tensor:
     """The mean over tokens from sums and counts of clusters, [G, 2] → [G]."""
     return sums[:, 0] / sums[:, 1]
 
 
-def bound(
+def bound_statistic(
     totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, above: float
 ) -> Bounded:
     """Bounds a smooth function of sums over clusters, [G, K] → [G], by the jackknife (Tukey 1958).
@@ -78,8 +78,8 @@ def bound(
     clusters = totals.shape[0]
     if clusters < 2:
         return Bounded(value, -math.inf, math.inf)
-    low = _unskew(student(below, clusters - 1), skewness, clusters)
-    high = _unskew(-student(above, clusters - 1), skewness, clusters)
+    low = _unskew_quantile(student_quantile(below, clusters - 1), skewness, clusters)
+    high = _unskew_quantile(-student_quantile(above, clusters - 1), skewness, clusters)
     return Bounded(value, value - error * low, value - error * high)
 
 
@@ -87,7 +87,7 @@ def standard_errors(totals: Tensor, allowed: float) -> float:
     """Number of standard errors by which a mean over tokens [G, 2] exceeds ±`allowed`, converted
     from Student's t to a normal z.
     """
-    value, error, _ = _jackknife(totals, mean)
+    value, error, _ = _jackknife(totals, cluster_mean)
     beyond = max(0.0, abs(value) - allowed)
     freedom = totals.shape[0] - 1
     if not beyond or not freedom:
@@ -114,7 +114,7 @@ def _jackknife(totals: Tensor, statistic: Callable[[Tensor], Tensor]) -> tuple[f
     return value, spread * math.sqrt(clusters - 1), float((share / spread).pow(3).mean())
 
 
-def _unskew(t: float, skewness: float, clusters: int) -> float:
+def _unskew_quantile(t: float, skewness: float, clusters: int) -> float:
     """A quantile of t corrected for skewness, by the inverse of Hall's transformation."""
     if abs(skewness) < 1e-6:
         return t
@@ -131,7 +131,7 @@ def _binomial_tail(k: int, n: float, p: float) -> float:
     )
 
 
-def _root(rising: Callable[[float], float], low: float, high: float) -> float:
+def _find_root(rising: Callable[[float], float], low: float, high: float) -> float:
     """Returns the root of an increasing function, by bisection."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

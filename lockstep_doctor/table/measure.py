@@ -20,7 +20,7 @@ from lockstep_doctor.statistics import Compared
 from lockstep_doctor.table.base import Backend, Conditions, Side
 from lockstep_doctor.table.options import DoctorGrid, DoctorLimits
 from lockstep_doctor.table.plan import Cell, clusters_of, rescore_limit
-from lockstep_doctor.table.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge, judge_tails
+from lockstep_doctor.table.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge_cell, judge_tails
 
 PASS_TOKENS = 16_384
 """Limit of tokens per scoring pass, to bound memory; a single sequence may be longer."""
@@ -62,25 +62,25 @@ class Drawn:
     tensors: Mapping[str, Tensor]
     dtypes: Mapping[str, DType]
 
-    def kind(self, train: str, infer: str) -> Kind:
+    def comparison_kind(self, train: str, infer: str) -> Kind:
         """Returns the kind of a comparison: `shaped` if both sides support it."""
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
         if all(f"shaped.{name}" in self.tensors for name in needed):
             return "shaped"
         return "plain"
 
-    def columns(self, train: str, infer: str) -> tuple[str, str]:
+    def column_names(self, train: str, infer: str) -> tuple[str, str]:
         """Returns the names of a pair's two columns in `tensors`."""
-        kind = self.kind(train, infer)
+        kind = self.comparison_kind(train, infer)
         decoded = kind == "shaped" and infer == self.drawer
         return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
 
-    def compare(self, train: str, infer: str) -> Compared:
+    def compare_pair(self, train: str, infer: str) -> Compared:
         """Returns a pair's two columns.
 
         The inference side's column comes from decoding if it drew the tokens, else from prefill.
         """
-        of_train, of_infer = (self.tensors[name] for name in self.columns(train, infer))
+        of_train, of_infer = (self.tensors[name] for name in self.column_names(train, infer))
         mask = self.batch.mask
         return Compared(
             of_train.double(),
@@ -90,20 +90,20 @@ class Drawn:
             self.cluster,
         )
 
-    def distribution(self, train: str, infer: str) -> SamplingParams | None:
+    def find_distribution(self, train: str, infer: str) -> SamplingParams | None:
         """Returns the distribution that a pair's tokens were drawn from and scored under.
 
         If they were scored under a different one, the result is greedy: as for greedy tokens, no
         side's probabilities of the drawn tokens sum to 1.
         """
         sampling = self.batch.sampling
-        if sampling is None or sampling.unshaped or self.kind(train, infer) == "shaped":
+        if sampling is None or sampling.unshaped or self.comparison_kind(train, infer) == "shaped":
             return sampling
         return SamplingParams(sampling.max_tokens, temperature=0.0)
 
-    def floor(self, train: str, infer: str) -> Tensor:
+    def rounding_floor(self, train: str, infer: str) -> Tensor:
         """Returns a pair's |Δ| from rounding alone, per token, nats, fp32 [M]."""
-        kind = self.kind(train, infer)
+        kind = self.comparison_kind(train, infer)
         return torch.hypot(
             *(self.tensors[f"{kind}.rounding.{self.dtypes[name]}"] for name in (train, infer))
         )
@@ -145,10 +145,10 @@ class Bench:
         self.grid = grid
         self.generating = find_generating(backends)
         self.dtypes: dict[str, DType] = {
-            name: backend.settings()["dtype"] for name, backend in backends.items()
+            name: backend.list_settings()["dtype"] for name, backend in backends.items()
         }
 
-    def drawers(self, cell: Cell) -> Sequence[str]:
+    def list_drawers(self, cell: Cell) -> Sequence[str]:
         """Returns the names of backends that draw the cell's responses; the inference engine comes
         last.
         """
@@ -156,7 +156,7 @@ class Bench:
             return self.generating
         return self.generating[-1:]
 
-    def scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
+    def list_scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
         """Returns the backends that score a drawer's samples, by kind; `plain` is added if a
         backend supports only that.
 
@@ -172,45 +172,45 @@ class Bench:
             return {"shaped": shaped}
         return {"shaped": shaped, "plain": list(self.backends)}
 
-    def draw(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
+    def draw_samples(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
         """Draws with each of the cell's drawers, and scores the samples with all backends."""
         kept = range(min(len(requests), rescore_limit(cell, self.grid)))
         found: list[Drawn] = []
-        for name in self.drawers(cell):
+        for name in self.list_drawers(cell):
             drawn = self.backends[name].generate(
                 requests, cell.sampling, Conditions(batch_size=cell.batch_size)
             )
             found.append(
-                self._rescore(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)]))
+                self._rescore_batch(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)]))
             )
         return found
 
-    def _rescore(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
+    def _rescore_batch(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
         said = {"decoded": batch["sampler_logprob"][batch.mask]}
-        for kind, names in self.scorers(cell.sampling, drawer).items():
+        for kind, names in self.list_scorers(cell.sampling, drawer).items():
             for name in names:
-                asked = _adapt(self.backends[name], kind, batch)
+                asked = _adapt_batch(self.backends[name], kind, batch)
                 logprob = self.backends[name].score(asked, self._side_by_side(cell, batch))
                 said[f"{kind}.{name}"] = logprob[batch.mask]
             for dtype in sorted(set(self.dtypes.values())):
-                said[f"{kind}.rounding.{dtype}"] = self._rounding(
-                    _adapt(self.witness, kind, batch), dtype, cell
+                said[f"{kind}.rounding.{dtype}"] = self._measure_rounding(
+                    _adapt_batch(self.witness, kind, batch), dtype, cell
                 )
         return Drawn(drawer, batch, cluster, said, self.dtypes)
 
-    def repeat(self, cell: Cell, name: str, requests: Sequence[Request]) -> Repeated:
+    def repeat_requests(self, cell: Cell, name: str, requests: Sequence[Request]) -> Repeated:
         """Generates the beginning of one batch of a cell `grid.repeats` times, and scores the first
         round as often.
         """
         backend = self.backends[name]
         times = self.grid.repeats
         conditions = Conditions(batch_size=cell.batch_size)
-        sampling = replace(cell.sampling, max_tokens=min(cell.decoded, REPEATED))
+        sampling = replace(cell.sampling, max_tokens=min(cell.decoded_tokens, REPEATED))
         rounds = [
             backend.generate(requests[: cell.batch_size], sampling, conditions)
             for _ in range(times)
         ]
-        asked = _adapt(backend, "shaped", rounds[0])
+        asked = _adapt_batch(backend, "shaped", rounds[0])
         scores = [backend.score(asked, conditions) for _ in range(times)]
         tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
         decoded = [batch["sampler_logprob"] for batch in rounds]
@@ -235,13 +235,13 @@ class Bench:
         room = max(1, PASS_TOKENS // int(batch.lengths.max()))
         return Conditions(batch_size=min(cell.batch_size, room))
 
-    def _rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
+    def _measure_rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
         """|Δ| between the witness in a type and in fp32; for fp32, between its two passes of
         `floor_conditions`.
         """
         beside_others = self._side_by_side(cell, batch)
         first, second = (
-            self.witness.score(batch, beside_others.but(conditions))
+            self.witness.score(batch, beside_others.overridden_by(conditions))
             for conditions in floor_conditions(dtype)
         )
         return (first - second).abs()[batch.mask]
@@ -262,7 +262,7 @@ def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
     ) if dtype == "fp32" else Conditions(dtype=dtype)
 
 
-def _adapt(backend: Backend, kind: Kind, batch: Batch) -> Batch:
+def _adapt_batch(backend: Backend, kind: Kind, batch: Batch) -> Batch:
     """The batch for a backend to score, without sampling parameters if it or the kind does not use
     them.
     """
@@ -286,7 +286,7 @@ class TableRow:
     repeats: tuple[Repeated, ...] = ()
     seconds: float = 0.0
 
-    def by(self, drawer: str) -> Drawn | None:
+    def find_samples(self, drawer: str) -> Drawn | None:
         """Returns a backend's samples; None if it did not draw."""
         return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
 
@@ -323,11 +323,11 @@ def judge_rows(
         for number, row in measured:
             samples = samples_for(row, pair)
             drawn: dict[Side, tuple[Compared, Tensor | None]] = {
-                side: (make_independent(one.compare(*pair)), one.floor(*pair))
+                side: (make_independent(one.compare_pair(*pair)), one.rounding_floor(*pair))
                 for side, one in samples.items()
             }
-            sampling = samples["infer"].distribution(*pair)
-            found[number, pair] = judge(
+            sampling = samples["infer"].find_distribution(*pair)
+            found[number, pair] = judge_cell(
                 drawn, limits, len(measured) * len(pairs), sampling, tails[row.cell.method.name]
             )
     return found
@@ -340,18 +340,18 @@ def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: Doct
     Only under top-k and top-p does rounding move tokens across an edge, so other methods are judged
     separately.
     """
-    every = judge_tails([part for row in rows for part in _parts(row, pair)], limits)
+    every = judge_tails([part for row in rows for part in _list_comparisons(row, pair)], limits)
     if every.verdict == "PASS":
         return every
     return judge_tails(
-        [part for row in rows if row.cell.method.name == method for part in _parts(row, pair)],
+        [part for row in rows if row.cell.method.name == method for part in _list_comparisons(row, pair)],
         limits,
     )
 
 
 def counts_segments(row: TableRow, pair: Pair) -> bool:
     """True if a pair is judged in a row by segments, because sequences are few."""
-    return any(make_independent(one) is not one for one in _parts(row, pair))
+    return any(make_independent(one) is not one for one in _list_comparisons(row, pair))
 
 
 def make_independent(compared: Compared) -> Compared:
@@ -369,14 +369,14 @@ def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
     """Returns the samples of each side; shared samples stand in for an inference side that did not
     draw.
     """
-    own = row.by(pair[0])
-    other = row.by(pair[1]) or row.drawn[-1]
+    own = row.find_samples(pair[0])
+    other = row.find_samples(pair[1]) or row.drawn[-1]
     found: dict[Side, Drawn] = {"infer": other}
     if own is None:
         return found
     return {**found, "train": own}
 
 
-def _parts(row: TableRow, pair: Pair) -> list[Compared]:
+def _list_comparisons(row: TableRow, pair: Pair) -> list[Compared]:
     """Returns a pair's comparisons in a row, one for each set of samples."""
-    return [drawn.compare(*pair) for drawn in samples_for(row, pair).values()]
+    return [drawn.compare_pair(*pair) for drawn in samples_for(row, pair).values()]

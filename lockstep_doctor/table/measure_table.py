@@ -40,8 +40,8 @@ from lockstep_doctor.table.report import (
     REPORT,
     TableResult,
     columns_of,
-    describe,
-    markdown,
+    describe_backend,
+    render_markdown,
     tree_of,
 )
 
@@ -56,10 +56,10 @@ def measure_and_report(loaded: LoadedRecipe) -> TableResult:
         ValueError: The model or its prompts cannot be used.
     """
     with open_session(loaded) as (results, backends, shown):
-        found = Measurement(loaded.expect(DoctorRecipe), backends, shown).measure()
+        found = Measurement(loaded.expect_recipe(DoctorRecipe), backends, shown).measure_cells()
         with shown.phase("write"):
-            _write(results.folder, tree_of(found, loaded, results.inputs), found)
-    print(markdown(found), end="")
+            _write_results(results.folder, tree_of(found, loaded, results.inputs), found)
+    print(render_markdown(found), end="")
     print(f"report: {results.folder / REPORT}")
     return found
 
@@ -88,32 +88,32 @@ class Measurement:
         self._begun = time.monotonic()
         self._rows: list[TableRow] = []
 
-    def measure(self) -> TableResult:
+    def measure_cells(self) -> TableResult:
         """Measures and judges all cells."""
         beyond = len(self._cells) - len(self._inside)
         if beyond:
             outside = f", and {beyond} beyond the context of {self._context} tokens"
         else:
             outside = ""
-        self._shown.total(len(self._inside), f"{len(self._inside)} cells{outside}", unit="cells")
+        self._shown.set_total(len(self._inside), f"{len(self._inside)} cells{outside}", unit="cells")
         self._begun = time.monotonic()
         for cell in self._cells:
             if cell in self._inside:
-                row = self._row(cell)
+                row = self._measure_row(cell)
             else:
                 row = TableRow(cell, "beyond context")
             self._rows.append(row)
             done = sum(row.state in ("measured", "cut by budget") for row in self._rows)
-            self._shown.step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
-        return self._result()
+            self._shown.end_step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
+        return self._build_result()
 
     def _count_work(self, cell: Cell) -> int:
         """Work of a cell: decoding steps plus scored tokens."""
         grid = self._recipe.grid
         count = count_sequences(cell, grid)
-        steps = math.ceil(count / cell.batch_size) * cell.decoded
+        steps = math.ceil(count / cell.batch_size) * cell.decoded_tokens
         scored = min(count, rescore_limit(cell, grid)) * cell.length
-        return len(self._bench.drawers(cell)) * (steps + scored)
+        return len(self._bench.list_drawers(cell)) * (steps + scored)
 
     def _expect_s(self, cell: Cell) -> float:
         """Estimated seconds of a cell, from the measured cells; 0 if none was measured."""
@@ -121,37 +121,37 @@ class Measurement:
         work = sum(self._count_work(row.cell) for row in measured)
         return self._count_work(cell) * sum(row.seconds for row in measured) / max(work, 1)
 
-    def _result(self) -> TableResult:
+    def _build_result(self) -> TableResult:
         return TableResult(
             self._rows,
             self._pairs,
             judge_rows(self._rows, self._pairs, self._recipe.limits),
-            {name: describe(backend) for name, backend in self._backends.items()},
+            {name: describe_backend(backend) for name, backend in self._backends.items()},
             list(find_missing(self._recipe)),
-            self._notes([row.cell.name for row in self._rows if row.state == "cut by budget"]),
+            self._list_notes([row.cell.name for row in self._rows if row.state == "cut by budget"]),
             time.monotonic() - self._begun,
         )
 
-    def _row(self, cell: Cell) -> TableRow:
+    def _measure_row(self, cell: Cell) -> TableRow:
         begun = time.monotonic()
         grid = self._recipe.grid
         left_s = math.inf if grid.budget_s is None else grid.budget_s - (begun - self._begun)
         if left_s <= 0 or self._expect_s(cell) > left_s:
             return TableRow(cell, "cut by budget")
-        prompts = self._source.prompts(cell.data, max(1, self._context - cell.length - ROOM))
+        prompts = self._source.read_prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
         requests = put_text_before(requests, cell, prompts, rescore_limit(cell, grid))
         with self._shown.phase(cell.name):
-            drawn = tuple(self._bench.draw(cell, requests))
+            drawn = tuple(self._bench.draw_samples(cell, requests))
             repeats = list[Repeated]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
                 repeats = [
-                    self._bench.repeat(cell, name, requests) for name in self._bench.generating
+                    self._bench.repeat_requests(cell, name, requests) for name in self._bench.generating
                 ]
         return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
 
-    def _notes(self, cut: Sequence[str]) -> list[str]:
+    def _list_notes(self, cut: Sequence[str]) -> list[str]:
         notes = [
             f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()
         ]
@@ -175,11 +175,11 @@ class Measurement:
         return notes
 
 
-def _write(folder: Path, report: Mapping[str, object], found: TableResult) -> None:
+def _write_results(folder: Path, report: Mapping[str, object], found: TableResult) -> None:
     """Writes the numbers first, so that a report on disk is complete."""
     contents = {
         COLUMNS: save(columns_of(found.rows)),
-        TABLE: markdown(found).encode(),
+        TABLE: render_markdown(found).encode(),
         REPORT: orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n",
     }
     for name, content in contents.items():

@@ -48,7 +48,7 @@ class DoctorData(PromptSection):
     def idle_options(self) -> dict[str, str]:
         return {"overlong_prompts": "since prompts are cut to their last tokens"}
 
-    def uncut(self, rows: DataPaths) -> DataSection:
+    def without_length_limit(self, rows: DataPaths) -> DataSection:
         """The same section for `rows`, in their order, with prompts of any length."""
         return self.model_copy(update={"max_prompt_tokens": _ANY_LENGTH}).as_data(rows, answer="")
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.algorithms.rows import group_files, open_prompts
 from lockstep.core import keyed
 from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt, Request, SamplingParams
 from lockstep.data.prompts import token_ids
 from lockstep.models.folder import read_config
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
-from lockstep.rollouts.rollout import requests_of
+from lockstep.rollouts.rollout import build_requests
 from lockstep_doctor.table.options import DoctorGrid, DoctorRecipe, Method
 
 ROOM = 1
@@ -53,16 +53,16 @@ class Cell:
         return f"{self.length} {self.data}, {self.method.name}, batch {self.batch_size}"
 
     @property
-    def decoded(self) -> int:
+    def decoded_tokens(self) -> int:
         """Tokens of each response that are decoded."""
         return self.length - self.beginning
 
     @property
     def sampling(self) -> SamplingParams:
-        return self.method.of_length(self.decoded)
+        return self.method.of_length(self.decoded_tokens)
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         return self.method.temperature == 0
 
 
@@ -77,7 +77,7 @@ def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
     one batch.
     """
     rescored = math.ceil(rescore_limit(cell, grid) / cell.batch_size)
-    rounds = max(1, min(grid.max_steps // cell.decoded, rescored))
+    rounds = max(1, min(grid.max_steps // cell.decoded_tokens, rescored))
     return min(max(grid.sequences, cell.batch_size), rounds * cell.batch_size)
 
 
@@ -91,11 +91,11 @@ def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -
     greedy.
     """
     distinct = list({prompt.tokens: prompt for prompt in prompts}.values())
-    if cell.greedy:
+    if cell.is_greedy:
         rounds = 1
     else:
         rounds = math.ceil(count / len(distinct))
-    every = requests_of(distinct, 0, rounds, seed, f"doctor {cell.name}")
+    every = build_requests(distinct, 0, rounds, seed, f"doctor {cell.name}")
     return [request for first in range(rounds) for request in every[first::rounds]][:count]
 
 
@@ -134,13 +134,13 @@ class PromptSource:
         return None
 
     @property
-    def rows(self) -> str | tuple[str, ...]:
+    def prompt_files(self) -> str | tuple[str, ...]:
         """The files of real prompts."""
         return self.recipe.data.prompts or str(
             files("lockstep_doctor").joinpath("table", "prompts.jsonl")
         )
 
-    def prompts(self, data: str, room: int) -> list[Prompt]:
+    def read_prompts(self, data: str, room: int) -> list[Prompt]:
         """All prompts of a kind, none longer than `room` tokens.
 
         Raises:
@@ -148,33 +148,33 @@ class PromptSource:
         """
         longest = min(room, self.recipe.data.max_prompt_tokens)
         if self.tokenizer is None:
-            return self._random(data, longest)
+            return self._draw_random_prompts(data, longest)
         if data == "real":
-            found = self._real(self.tokenizer, longest)
+            found = self._read_real_prompts(self.tokenizer, longest)
         else:
-            found = self._counting(self.tokenizer, longest)
+            found = self._build_counting_prompts(self.tokenizer, longest)
         if not found:
-            raise InputError(f"{self.rows} holds no prompt; set data.prompts to a file with rows")
+            raise InputError(f"{self.prompt_files} holds no prompt; set data.prompts to a file with rows")
         largest = max(max(prompt.tokens, default=0) for prompt in found)
-        if largest >= self._vocabulary:
+        if largest >= self._vocabulary_size:
             raise InputError(
                 f"the tokenizer in {self.recipe.model.path} returns token {largest}, but the "
-                f"model has embeddings for {self._vocabulary} tokens; use the model's own "
+                f"model has embeddings for {self._vocabulary_size} tokens; use the model's own "
                 "tokenizer"
             )
         return found
 
     @cached_property
-    def _vocabulary(self) -> int:
+    def _vocabulary_size(self) -> int:
         return int(read_config(self.recipe.model.path).get_text_config().vocab_size)
 
-    def _real(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Prompt]:
+    def _read_real_prompts(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Prompt]:
         """Prompts of the data; long ones are cut to their last tokens, after the BOS token if they
         have one.
         """
-        prompts = open_prompts(files_of(self.rows), self.recipe.data.uncut(self.rows), tokenizer)
+        prompts = open_prompts(group_files(self.prompt_files), self.recipe.data.without_length_limit(self.prompt_files), tokenizer)
         cut = []
-        for prompt in prompts.first(_MOST):
+        for prompt in prompts.read_first(_MOST):
             if prompt.tokens[0] == tokenizer.bos_token_id:
                 begin = prompt.tokens[:1]
             else:
@@ -185,7 +185,7 @@ class PromptSource:
             )
         return cut
 
-    def _counting(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Prompt]:
+    def _build_counting_prompts(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Prompt]:
         """Counting numbers with varied starts and lengths, so that a batch is ragged."""
         texts = [" ".join(str(i + k) for k in range(1, 5 + i % 12)) for i in range(COUNT)]
         tokens = token_ids(tokenizer, texts, add_special_tokens=True)
@@ -194,11 +194,11 @@ class PromptSource:
             for i, (text, own) in enumerate(zip(texts, tokens, strict=True))
         ]
 
-    def _random(self, data: str, longest: int) -> list[Prompt]:
+    def _draw_random_prompts(self, data: str, longest: int) -> list[Prompt]:
         keys = torch.tensor(
-            [keyed.key(self.recipe.seed, "random prompt", data, i) for i in range(COUNT)]
+            [keyed.hash_key(self.recipe.seed, "random prompt", data, i) for i in range(COUNT)]
         )
-        drawn = (keyed.uniforms(keys, torch.arange(longest)) * self._vocabulary).long()
+        drawn = (keyed.draw_uniforms(keys, torch.arange(longest)) * self._vocabulary_size).long()
         return [
             Prompt(f"random:{i}", "", tuple(own[: 1 + i % longest].tolist()), {})
             for i, own in enumerate(drawn)

@@ -54,11 +54,11 @@ import torch
 from torch import Tensor
 
 from lockstep.config.loading import LoadedRecipe
-from lockstep.models.digests import digest
+from lockstep.models.digests import digest_files
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.identity import RunIdentity
 from lockstep.run.folder.machine import describe_machine
-from lockstep_doctor.statistics import figures
+from lockstep_doctor.statistics import compute_figures
 from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.measure import (
     Drawn,
@@ -100,7 +100,7 @@ class TableResult:
     seconds: float
 
     @property
-    def repeats(self) -> list[Repeated]:
+    def all_repeats(self) -> list[Repeated]:
         """Repeats of all cells."""
         return [repeat for row in self.rows for repeat in row.repeats]
 
@@ -110,10 +110,10 @@ class TableResult:
         return worst_of(one.verdict for one in self.judged.values())
 
 
-def describe(backend: Backend) -> dict[str, Any]:
+def describe_backend(backend: Backend) -> dict[str, Any]:
     """Describes a backend: settings, capabilities, context."""
     return {
-        "settings": dict(backend.settings()),
+        "settings": dict(backend.list_settings()),
         "capabilities": sorted(backend.capabilities),
         "context": backend.context,
     }
@@ -121,7 +121,7 @@ def describe(backend: Backend) -> dict[str, Any]:
 
 def tree_of(found: TableResult, loaded: LoadedRecipe, inputs: RunIdentity) -> dict[str, Any]:
     """`report.json`."""
-    folder = Path(loaded.expect(DoctorRecipe).model.path)
+    folder = Path(loaded.expect_recipe(DoctorRecipe).model.path)
     files = {
         name.removeprefix("model."): its
         for name, its in inputs.items()
@@ -138,17 +138,17 @@ def tree_of(found: TableResult, loaded: LoadedRecipe, inputs: RunIdentity) -> di
         "seconds": found.seconds,
         "model": {
             "path": str(folder),
-            "digest": digest(sorted(folder.glob("*.safetensors"))),
+            "digest": digest_files(sorted(folder.glob("*.safetensors"))),
             "files": files,
         },
         "environment": describe_machine() | gpu,
-        "recipe": loaded.dump(),
+        "recipe": loaded.dump_options(),
         "refused": list(found.refused),
         "notes": list(found.notes),
         "backends": found.backends,
         "pairs": found.pairs,
-        "cells": [_cell(found, number, row) for number, row in enumerate(found.rows)],
-        "repeats": [asdict(repeat) for repeat in found.repeats],
+        "cells": [_describe_cell(found, number, row) for number, row in enumerate(found.rows)],
+        "repeats": [asdict(repeat) for repeat in found.all_repeats],
     }
 
 
@@ -167,18 +167,18 @@ def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
     return tensors
 
 
-def _cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
+def _describe_cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
     method = {"name": row.cell.method.name, **row.cell.method.model_dump()}
     said = {"name": row.cell.name, **asdict(row.cell), "method": method, "state": row.state}
     if row.state != "measured":
         return said
-    pairs = [_pair(found.judged[number, pair], number, row, pair) for pair in found.pairs]
+    pairs = [_describe_pair(found.judged[number, pair], number, row, pair) for pair in found.pairs]
     return said | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
 
 
-def _pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> dict[str, Any]:
+def _describe_pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> dict[str, Any]:
     samples = {
-        side: _samples(drawn, number, pair) for side, drawn in samples_for(row, pair).items()
+        side: _describe_samples(drawn, number, pair) for side, drawn in samples_for(row, pair).items()
     }
     if judgement.verdict != "PASS":
         reasons = list(judgement.reasons)
@@ -193,14 +193,14 @@ def _pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> d
     }
 
 
-def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
-    kind = drawn.kind(*pair)
+def _describe_samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
+    kind = drawn.comparison_kind(*pair)
     prefix = f"{number}.{drawn.drawer}"
-    compared = drawn.compare(*pair)
+    compared = drawn.compare_pair(*pair)
     columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
     columns |= {
         side: f"{prefix}.{name}"
-        for side, name in zip(("train", "infer"), drawn.columns(*pair), strict=True)
+        for side, name in zip(("train", "infer"), drawn.column_names(*pair), strict=True)
     }
     return {
         "drawer": drawn.drawer,
@@ -209,12 +209,12 @@ def _samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
             **columns,
             "floor": [f"{prefix}.{kind}.rounding.{drawn.dtypes[name]}" for name in pair],
         },
-        "floor_rms": float(drawn.floor(*pair).double().square().mean().sqrt()),
-        "figures": figures(compared if drawn.drawer == pair[1] else compared.swap()),
+        "floor_rms": float(drawn.rounding_floor(*pair).double().square().mean().sqrt()),
+        "figures": compute_figures(compared if drawn.drawer == pair[1] else compared.swap_sides()),
     }
 
 
-def markdown(found: TableResult) -> str:
+def render_markdown(found: TableResult) -> str:
     """Renders the table and remarks as Markdown."""
     rows: list[list[str]] = []
     for number, row in enumerate(found.rows):
@@ -225,7 +225,7 @@ def markdown(found: TableResult) -> str:
             str(row.cell.batch_size),
         ]
         judged = [found.judged.get((number, pair)) for pair in found.pairs]
-        shown = [row.state if one is None else _show(one) for one in judged]
+        shown = [row.state if one is None else _format_cell(one) for one in judged]
         rows.append([*named, *shown, *("refused" for _ in found.refused)])
     pairs = (" vs ".join(pair) for pair in found.pairs)
     head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
@@ -234,11 +234,11 @@ def markdown(found: TableResult) -> str:
         rest = ""
     else:
         rest = f" of {measured} of {len(rows)} rows; the others were not measured"
-    said = [f"- {sentence}" for sentence in _remark(found)]
+    said = [f"- {sentence}" for sentence in _list_remarks(found)]
     return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
 
 
-def _show(judged: CellJudgement) -> str:
+def _format_cell(judged: CellJudgement) -> str:
     """Renders a cell: mean e^|Δ| over the samples of the inference side and of the training
     side.
     """
@@ -259,7 +259,7 @@ def _show_ratio(value: float) -> str:
     return f"{value:.4f}"
 
 
-def _remark(found: TableResult) -> Iterator[str]:
+def _list_remarks(found: TableResult) -> Iterator[str]:
     """Yields remarks below the table."""
     yield (
         "mean e^|Δ| over tokens sampled by the inference side / by the training side, if both "
@@ -275,7 +275,7 @@ def _remark(found: TableResult) -> Iterator[str]:
             f"bounds from segments of fewer than {LEAST_CLUSTERS} long sequences, taken as "
             f"independent; they hold for these texts only: {'; '.join(cut)}."
         )
-    yield from _determinism(found)
+    yield from _describe_determinism(found)
     for (number, pair), one in found.judged.items():
         if one.verdict != "PASS":
             yield (
@@ -284,12 +284,12 @@ def _remark(found: TableResult) -> Iterator[str]:
             )
 
 
-def _determinism(found: TableResult) -> Iterator[str]:
+def _describe_determinism(found: TableResult) -> Iterator[str]:
     """Yields how often repeated requests were bitwise equal, by backend, and the cells where they
     were not.
     """
     for backend in found.backends:
-        own = [repeat for repeat in found.repeats if repeat.backend == backend]
+        own = [repeat for repeat in found.all_repeats if repeat.backend == backend]
         if own:
             times = sum(repeat.times for repeat in own)
             bitwise = sum(repeat.bitwise for repeat in own)

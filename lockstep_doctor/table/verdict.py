@@ -32,14 +32,14 @@ from lockstep_doctor.columns import SIDES
 from lockstep_doctor.statistics import (
     CAP,
     Compared,
-    cap,
-    exponential,
+    capped_prob_error,
+    clamp_exponential,
     mult_prob_error,
-    pool,
+    pool_comparisons,
     sequence_weights,
 )
 from lockstep_doctor.table.base import Side
-from lockstep_doctor.table.bounds import Bounded, bound, bound_rate, mean, standard_errors
+from lockstep_doctor.table.bounds import Bounded, bound_statistic, bound_rate, cluster_mean, standard_errors
 from lockstep_doctor.table.options import DoctorLimits
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -127,7 +127,7 @@ class CellJudgement:
         )
 
 
-def judge(
+def judge_cell(
     drawn: Mapping[Side, tuple[Compared, Tensor | None]],
     limits: DoctorLimits,
     cells: int = 1,
@@ -152,8 +152,8 @@ def judge(
         if side == "infer":
             seen = compared
         else:
-            seen = compared.swap()
-        clauses += _DrawnBy(side, seen, floor_M, limits, near_bounds, sampling).clauses()
+            seen = compared.swap_sides()
+        clauses += _DrawnBy(side, seen, floor_M, limits, near_bounds, sampling).list_clauses()
     if tails is not None and tails.verdict == "PASS":
         clauses = [
             replace(tails, name=clause.name, side=clause.side)
@@ -164,7 +164,7 @@ def judge(
             for clause in clauses
         ]
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
-    metric = float(cap(drawn["infer"][0].delta).mean())
+    metric = float(capped_prob_error(drawn["infer"][0].delta).mean())
     bounds = found["infer.mult_prob_error"]
     return CellJudgement(
         worst_of(clause.verdict for clause in clauses), metric, bounds.low, bounds.high, found
@@ -175,7 +175,7 @@ def judge_tails(parts: Sequence[Compared], limits: DoctorLimits) -> Clause:
     """The outlier clause over several cells together: 4,603 tokens without an outlier certify 1 in
     1,000 at 99 %.
     """
-    return _DrawnBy("infer", pool(parts), None, limits).outliers()
+    return _DrawnBy("infer", pool_comparisons(parts), None, limits).judge_outliers()
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
@@ -200,11 +200,11 @@ class _DrawnBy:
     near_bounds: int = 1
     sampling: SamplingParams | None = None
 
-    def clauses(self) -> list[Clause]:
+    def list_clauses(self) -> list[Clause]:
         """All clauses; those that need a floor only if there is one."""
-        usual = [self.mult_prob_error(), self.outliers(), self.support()]
+        usual = [self.judge_mult_prob_error(), self.judge_outliers(), self.judge_support()]
         if self.floor_M is None:
-            return [self.mismatch(None), *usual]
+            return [self.judge_mismatch(None), *usual]
         if self.floor_M.shape != self.compared.train.shape or not bool((self.floor_M >= 0).all()):
             raise InputError(
                 f"the floor needs one |Δ| for each of the {self.compared.train.numel()} tokens; "
@@ -214,43 +214,43 @@ class _DrawnBy:
         if self.sampling is not None and self.sampling.greedy:
             biases = []
         else:
-            biases = self.biases(size_M)
-        return [self.mismatch(size_M), *usual, self.sequence_ess(size_M), *biases]
+            biases = self.judge_biases(size_M)
+        return [self.judge_mismatch(size_M), *usual, self.judge_sequence_ess(size_M), *biases]
 
     @property
-    def levels(self) -> tuple[float, float]:
+    def bound_levels(self) -> tuple[float, float]:
         """Levels of the near and the far bound of a figure with an upper limit."""
         level = 1 - self.limits.confidence
         return level / self.near_bounds, level
 
-    def mismatch(self, floor_M: Tensor | None) -> Clause:
+    def judge_mismatch(self, floor_M: Tensor | None) -> Clause:
         """The capped metric against a multiple of the floor's, paired per token so that common
         variation cancels.
 
         With fewer than `LEAST_CLUSTERS` clusters it does not pass.
         """
-        paired = cap(self.compared.delta)
+        paired = capped_prob_error(self.compared.delta)
         limit = self.limits.max_mult_prob_error
         if floor_M is not None:
-            floor = cap(floor_M)
+            floor = capped_prob_error(floor_M)
             paired = paired - FLOOR_FACTOR * (floor - floor.mean())
             limit = 1 + DUST + FLOOR_FACTOR * (float(floor.mean()) - 1)
-        totals = self.compared.totals(paired)
-        found = bound(totals, mean, *self.levels)
+        totals = self.compared.sum_clusters(paired)
+        found = bound_statistic(totals, cluster_mean, *self.bound_levels)
         found = Bounded(found.value, max(0.0, found.low), min(math.exp(CAP), found.high))
-        verdict = _decide(found.low, found.high, limit)
+        verdict = _decide_verdict(found.low, found.high, limit)
         if verdict == "PASS" and totals.shape[0] < LEAST_CLUSTERS:
             verdict = "INCONCLUSIVE"
-        return self._clause(
+        return self._build_clause(
             "mismatch", found, limit, f"mean e^|Δ| (|Δ| counting at most {CAP:g})", verdict
         )
 
-    def mult_prob_error(self) -> Clause:
+    def judge_mult_prob_error(self) -> Clause:
         """The usual test of RL libraries: the plain mean, without an interval.
 
         It fails if the near bound of the capped mean, which is smaller, is beyond the limit.
         """
-        capped = bound(self.compared.totals(cap(self.compared.delta)), mean, *self.levels)
+        capped = bound_statistic(self.compared.sum_clusters(capped_prob_error(self.compared.delta)), cluster_mean, *self.bound_levels)
         value = mult_prob_error(self.compared.delta)
         limit = self.limits.max_mult_prob_error
         found = Bounded(value, max(1.0, capped.low), min(math.exp(CAP), capped.high))
@@ -258,19 +258,19 @@ class _DrawnBy:
             what = "mean e^|Δ|"
         else:
             what = f"mean e^|Δ|, bounded as if no |Δ| were above {CAP:g},"
-        return self._clause(
-            "mult_prob_error", found, limit, what, _decide(capped.low, value, limit)
+        return self._build_clause(
+            "mult_prob_error", found, limit, what, _decide_verdict(capped.low, value, limit)
         )
 
-    def outliers(self) -> Clause:
+    def judge_outliers(self) -> Clause:
         """The share of tokens with a large |Δ|."""
-        return self._rate(
+        return self._judge_rate(
             "outliers",
             self.compared.delta.abs() > OUTLIER,
             f"the share of tokens with |Δ| > {OUTLIER:g}",
         )
 
-    def support(self) -> Clause:
+    def judge_support(self) -> Clause:
         """The share of drawn tokens to which one side gives no probability.
 
         Under top-k and top-p, rounding occasionally moves a token across the edge, so the limit is
@@ -279,11 +279,11 @@ class _DrawnBy:
         broken_M = ~self.compared.supported
         what = "the share of tokens with no probability on one side"
         if self.sampling is not None and not self.sampling.full_support:
-            return self._rate("support", broken_M, what)
+            return self._judge_rate("support", broken_M, what)
         share = float(broken_M.double().mean())
-        return self._clause("support", Bounded(share, share, share), 0.0, what)
+        return self._build_clause("support", Bounded(share, share, share), 0.0, what)
 
-    def sequence_ess(self, floor_M: Tensor) -> Clause:
+    def judge_sequence_ess(self, floor_M: Tensor) -> Clause:
         """The effective share of sequences; for long ones the limit is lower if the allowed
         multiple of the floor alone explains it.
 
@@ -298,20 +298,20 @@ class _DrawnBy:
             # relative to the heaviest
             weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()
             totals = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1)
-            (near, far) = self.levels
-            found = bound(
+            (near, far) = self.bound_levels
+            found = bound_statistic(
                 totals,
                 lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300),
                 far,
                 near,
             )
         found = Bounded(found.value, max(0.0, found.low), min(1.0, found.high))
-        verdict = _decide(-found.high, -found.low, -limit)
-        return self._clause(
+        verdict = _decide_verdict(-found.high, -found.low, -limit)
+        return self._build_clause(
             "sequence_ess", found, limit, "the effective share of sequences", verdict
         )
 
-    def biases(self, floor_M: Tensor) -> list[Clause]:
+    def judge_biases(self, floor_M: Tensor) -> list[Clause]:
         """Tests that the other side's probabilities sum to 1 on the samples, which rounding does
         not change.
 
@@ -320,33 +320,33 @@ class _DrawnBy:
         may shift both.
         """
         allowed = DUST + float(floor_M.square().mean())
-        both = self.compared.select(self.compared.supported)
-        rated = self.compared.select(self.compared.infer.isfinite())
+        both = self.compared.select_tokens(self.compared.supported)
+        rated = self.compared.select_tokens(self.compared.infer.isfinite())
         totals = {
-            ("bias", "mean Δ + Δ²/2"): both.totals(both.delta + both.delta.square() / 2),
-            ("ratio", "mean e^Δ − 1"): rated.totals(exponential(rated.delta) - 1),
+            ("bias", "mean Δ + Δ²/2"): both.sum_clusters(both.delta + both.delta.square() / 2),
+            ("ratio", "mean e^Δ − 1"): rated.sum_clusters(clamp_exponential(rated.delta) - 1),
         }
         found: list[Clause] = []
         for (name, formula), own in totals.items():
             z = standard_errors(own, allowed)
             what = f"{formula}, in standard errors beyond rounding,"
-            verdict = _decide(abs(z), abs(z), LARGEST_BIAS)
-            found.append(self._clause(name, Bounded(z, z, z), LARGEST_BIAS, what, verdict))
+            verdict = _decide_verdict(abs(z), abs(z), LARGEST_BIAS)
+            found.append(self._build_clause(name, Bounded(z, z, z), LARGEST_BIAS, what, verdict))
         return found
 
-    def _rate(self, name: str, hit_M: Tensor, what: str) -> Clause:
-        found = bound_rate(self.compared.totals(hit_M.double()), *self.levels)
-        return self._clause(name, found, self.limits.max_outlier_rate, what)
+    def _judge_rate(self, name: str, hit_M: Tensor, what: str) -> Clause:
+        found = bound_rate(self.compared.sum_clusters(hit_M.double()), *self.bound_levels)
+        return self._build_clause(name, found, self.limits.max_outlier_rate, what)
 
-    def _clause(
+    def _build_clause(
         self, name: str, found: Bounded, limit: float, what: str, verdict: Verdict | None = None
     ) -> Clause:
         """A clause; by default its limit is an upper limit."""
-        verdict = verdict or _decide(found.low, found.high, limit)
+        verdict = verdict or _decide_verdict(found.low, found.high, limit)
         return Clause(name, self.side, verdict, found.value, found.low, found.high, limit, what)
 
 
-def _decide(low: float, high: float, limit: float) -> Verdict:
+def _decide_verdict(low: float, high: float, limit: float) -> Verdict:
     """Decides whether a figure between two bounds is within an upper limit."""
     if low > limit:
         return "FAIL"

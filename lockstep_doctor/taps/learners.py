@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from lockstep.cluster.learner_group import RankSpec, require_computable, start_ranks
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.cluster.worker_proxy import WorkerProxy, outcomes
+from lockstep.cluster.worker_proxy import WorkerProxy, wait_for_calls
 from lockstep.cluster.workers import WorkerPool
 from lockstep.config import LearnerSection, Parallel
 from lockstep.core.errors import InputError
@@ -25,7 +25,7 @@ from lockstep.models.folder import read_config
 from lockstep.models.heads import LogitsHead
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End, name_cuts
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.modules import find_watched, values_by_name
+from lockstep_doctor.modules import find_watched_modules, values_by_name
 from lockstep_doctor.operators import OperatorTrace, chain_traces, join_traces
 from lockstep_doctor.tap import Tap, trace_segment
 from lockstep_doctor.taps.computation import computation_of
@@ -40,7 +40,7 @@ _MODEL = "lm"
 """Path of the model of `transformers` in a `LogitsHead`."""
 
 
-def attach(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
+def attach_tap(build: Callable[[], RankLearner], name: str, neighbors: int) -> RankTap:
     """Returns the tap on a rank of a torch or Megatron learner."""
     learner = build()  # before Megatron is imported here, since building sets up that import
     if isinstance(learner.model, LogitsHead):
@@ -55,12 +55,12 @@ def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int
     rank.
     """
     # paths relative to `lm`, since cuts without a unique name are named by path
-    inside = find_watched(model.lm)
+    inside = find_watched_modules(model.lm)
     named = values_by_name(
         {(f"{_MODEL}.{path}", end): cut for (path, end), cut in name_cuts(inside).items()}
     )
 
-    def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+    def name_values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
         if path != _MODEL:
             yield from named(path, end, value)
         elif end == "out":
@@ -75,7 +75,7 @@ def tap_torch(learner: RankLearner, model: LogitsHead, name: str, neighbors: int
         return weight
 
     paths = [*(f"{_MODEL}.{path}" for path in inside), _MODEL]
-    return RankTap(learner, paths, values, gather_head, frozenset(), name, neighbors)
+    return RankTap(learner, paths, name_values, gather_head, frozenset(), name, neighbors)
 
 
 class RanksTap:
@@ -95,7 +95,7 @@ class RanksTap:
         self._stages = [slice(stage * alike, (stage + 1) * alike) for stage in range(parallel.pp)]
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        found: list[Capture] = self._call("run", tokens_T, dict(forced))
+        found: list[Capture] = self._call_ranks("run", tokens_T, dict(forced))
         stages = [found[stage.start] for stage in self._stages]
         seen = dict(chain.from_iterable(one.seen.items() for one in stages))
         self._order = list(seen)
@@ -108,25 +108,25 @@ class RanksTap:
         start: CutPoint | None,
         end: CutPoint,
     ) -> OperatorTrace:
-        def trace(begin: CutPoint | None) -> OperatorTrace:
-            found: list[OperatorTrace] = self._call("trace", tokens_T, dict(forced), begin, end)
+        def trace_from(begin: CutPoint | None) -> OperatorTrace:
+            found: list[OperatorTrace] = self._call_ranks("trace", tokens_T, dict(forced), begin, end)
             return chain_traces([join_traces(found[stage]) for stage in self._stages])
 
-        return trace_segment(trace, self._order, start, end)
+        return trace_segment(trace_from, self._order, start, end)
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
-        return sum(self._call("functions", tokens_T), Counter())
+        return sum(self._call_ranks("functions", tokens_T), Counter())
 
-    def _call(self, verb: str, *args: Any) -> list[Any]:
-        return outcomes([rank.submit(verb, *args) for rank in self._ranks])
+    def _call_ranks(self, verb: str, *args: Any) -> list[Any]:
+        return wait_for_calls([rank.submit(verb, *args) for rank in self._ranks])
 
 
 @contextmanager
 def open_learner(
-    folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach
+    folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach_tap
 ) -> Iterator[Tap]:
     """Opens a folder in a learner, in this process if possible; see `engines.OpenTap`."""
-    section = LearnerSection.of(computation_of(options), backend, Parallel(**options.parallel))
+    section = LearnerSection.from_computation(computation_of(options), backend, Parallel(**options.parallel))
     sizes = {**options.parallel, "packed": 1 + options.neighbors}
     name = " ".join([backend, *(f"{key}={size}" for key, size in sizes.items() if size > 1)])
     spec = LearnerSpec(str(folder), "logits", section, None, 0)
@@ -140,13 +140,13 @@ def open_learner(
         return
     with WorkerPool() as workers:
 
-        def make(meeting: RendezvousAddress) -> Callable[[], RankTap]:
+        def build_tap(meeting: RendezvousAddress) -> Callable[[], RankTap]:
             return partial(attach_rank, RankSpec(spec, meeting).build, name, options.neighbors)
 
-        ranks, _host = start_ranks(section, f"tap of {name},", make, _TIMEOUT_S, workers)
+        ranks, _host = start_ranks(section, f"tap of {name},", build_tap, _TIMEOUT_S, workers)
         for rank in ranks:
             workers.callback(rank.close)
-        outcomes([rank.pending for rank in ranks])
+        wait_for_calls([rank.pending for rank in ranks])
         yield RanksTap(name, ranks, section.parallel)
 
 

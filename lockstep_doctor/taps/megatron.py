@@ -56,7 +56,7 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
         3: lambda x: _split_groups(x, heads, int(stage.config.kv_channels or 0)),
     }
 
-    def values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+    def name_values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
         if isinstance(value, tuple):
             first = value[0]
         else:
@@ -80,7 +80,7 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
     ]
     activations = {CutPoint("mlp.act_fn", layer) for layer in range(stage.config.num_layers)}
     hidden = frozenset({CutPoint("rotary_emb"), *activations})
-    return RankTap(learner, paths, values, gather_head, hidden, name, neighbors)
+    return RankTap(learner, paths, name_values, gather_head, hidden, name, neighbors)
 
 
 def _has_cuts(path: str) -> bool:

@@ -67,7 +67,7 @@ class RankShare(Share):
     count: int
 
     @classmethod
-    def of(cls, cut: RowShare, first: int, count: int, ranks: RankMesh) -> RankShare:
+    def from_row_share(cls, cut: RowShare, first: int, count: int, ranks: RankMesh) -> RankShare:
         """The share of a sequence that starts at token `first` of the batch."""
         if cut.place is None:
             place_N = torch.arange(len(cut.tokens), device=cut.tokens.device)
@@ -77,22 +77,22 @@ class RankShare(Share):
         here = (place_T >= 0).nonzero().squeeze(-1)
         return cls(ranks, len(cut.tokens), here, place_T[here], count)
 
-    def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
-        found = self._row(cut, find_own_part(value))
+    def gather_tokens(self, cut: CutPoint, value: Tensor) -> Tensor | None:
+        found = self._gather_row(cut, find_own_part(value))
         if found is None:
             return None
-        own_mD = found[self._places(len(found))]
+        own_mD = found[self._find_places(len(found))]
         whole_TD = found.new_zeros(self.count, found.shape[1])
         whole_TD[self.here] = own_mD
         if self.ranks.group("cp") is not None:
             dist.all_reduce(whole_TD, group=self.ranks.group("cp"))
         return whole_TD
 
-    def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
+    def scatter_tokens(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
         local = find_own_part(value)
-        row = self._row(cut, local)
+        row = self._gather_row(cut, local)
         assert row is not None, "only what was gathered is scattered"
-        row[self._places(len(row))] = whole[self.here].to(row)
+        row[self._find_places(len(row))] = whole[self.here].to(row)
         tokens = _tokens_of(local)
         index = self.ranks.index("tp")
         if self._is_by_tokens(tokens):
@@ -101,7 +101,7 @@ class RankShare(Share):
             row = row.chunk(self.ranks.size("tp"), 1)[index]
         local.copy_(row.reshape(local.shape))
 
-    def _row(self, cut: CutPoint, local: Tensor) -> Tensor | None:
+    def _gather_row(self, cut: CutPoint, local: Tensor) -> Tensor | None:
         """The values of the row's tokens [n, D], or of the sequence's [m, D], gathered over
         tensor-parallel ranks.
         """
@@ -115,7 +115,7 @@ class RankShare(Share):
             return torch.cat(gather_parts(self.ranks, flat), 1)
         return flat
 
-    def _places(self, tokens: int) -> Tensor:
+    def _find_places(self, tokens: int) -> Tensor:
         """The places of the sequence's tokens; the last layer may compute only these."""
         if tokens == self.row:
             return self.place
@@ -181,7 +181,7 @@ class RankTap:
         self._own: frozenset[CutPoint] = frozenset()
 
     @property
-    def leads(self) -> bool:
+    def leads_stage(self) -> bool:
         """True for the first rank of a stage."""
         return not any(self._ranks.index(name) for name in DIMENSIONS if name != "pp")
 
@@ -196,8 +196,8 @@ class RankTap:
         return own
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        logits, column, seen = self._read(tokens_T, forced)
-        if not self.leads:
+        logits, column, seen = self._read_sequence(tokens_T, forced)
+        if not self.leads_stage:
             return Capture(_NOTHING, {})
         here = {cut: value.cpu() for cut, value in seen.items()}
         return Capture(_NOTHING if logits is None else logits.cpu(), here, column, self._hidden)
@@ -213,19 +213,19 @@ class RankTap:
         rest of the segment.
         """
         with Recorder() as recorder:
-            self._read(tokens_T, forced, recorder, start if start in self._own else None, end)
+            self._read_sequence(tokens_T, forced, recorder, start if start in self._own else None, end)
         if {start, end} & self._own:
-            return recorder.join()
+            return recorder.join_calls()
         return OperatorTrace()
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
-            self._read(tokens_T, {})
-        if self.leads:
+            self._read_sequence(tokens_T, {})
+        if self.leads_stage:
             return ran
         return Counter()
 
-    def _read(
+    def _read_sequence(
         self,
         tokens_T: Tensor,
         forced: Mapping[CutPoint, Tensor],
@@ -236,10 +236,10 @@ class RankTap:
         """Returns logits [T, V] and the learner's log-probabilities [T − 1] (on the last stage
         only), and values by cut.
         """
-        batch = _lay_behind(tokens_T, self._neighbors)
-        cut = self._lay_out(batch).cut.map(lambda x: x.to(self._learner.device))
+        batch = _pack_behind(tokens_T, self._neighbors)
+        cut = self._lay_out(batch).cut.map_tensors(lambda x: x.to(self._learner.device))
         first = int(batch.starts[-1])
-        share = RankShare.of(cut, first, len(tokens_T), self._ranks)
+        share = RankShare.from_row_share(cut, first, len(tokens_T), self._ranks)
         if end in (LOGITS, OUTPUT) and OUTPUT not in self._own:
             inside = None
         else:
@@ -247,23 +247,23 @@ class RankTap:
         one = Pass(forced, inside, start, end, share)
         kept = dict[CutPoint, Tensor]()
 
-        def values(path: str, at: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
+        def keep_values(path: str, at: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
             for point, x in self._values(path, at, value):
                 kept[point] = x if point in (LAST, OUTPUT) else _NOTHING
                 yield point, x
 
         micros = MicroBatches(batch, [list(range(len(batch)))], self._lay_out, self._learner.device)
-        with torch.no_grad(), visit_cuts(self._learner.model, self._paths, values, one):
+        with torch.no_grad(), visit_cuts(self._learner.model, self._paths, keep_values, one):
             if inside is not None:
                 inside.begin_early()
-            outputs = list(self._learner._outputs(micros))
-        self._own, seen, logits = frozenset(kept), one.collect(), None
+            outputs = list(self._learner._compute_outputs(micros))
+        self._own, seen, logits = frozenset(kept), one.collect_values(), None
         if OUTPUT in kept:
-            logits = share.gather(OUTPUT, kept[OUTPUT])
-        elif LAST in kept and (hidden_TD := share.gather(LAST, kept[LAST])) is not None:
+            logits = share.gather_tokens(OUTPUT, kept[OUTPUT])
+        elif LAST in kept and (hidden_TD := share.gather_tokens(LAST, kept[LAST])) is not None:
             behind = Pass(forced, recorder, start, end)
-            logits = self._multiply(hidden_TD, behind)
-            seen = behind.collect() | seen
+            logits = self._compute_logits(hidden_TD, behind)
+            seen = behind.collect_values() | seen
             self._own |= {LOGITS}
         if not outputs or outputs[0].logprob is None:
             column = None
@@ -272,16 +272,16 @@ class RankTap:
         return logits, column, seen
 
     @torch.no_grad()
-    def _multiply(self, hidden_TD: Tensor, one: Pass) -> Tensor:
+    def _compute_logits(self, hidden_TD: Tensor, one: Pass) -> Tensor:
         """Computes logits [T, V] from the last hidden states, for a model that never computes whole
         logits.
         """
         weight_VD = self._head()
-        with self._learner._computation():
-            one.visit(LAST, hidden_TD)
+        with self._learner._open_autocast():
+            one.visit_cut(LAST, hidden_TD)
             logits_TV = F.linear(hidden_TD, weight_VD)
-        one.visit(LOGITS, logits_TV)
-        one.visit(OUTPUT, logits_TV)
+        one.visit_cut(LOGITS, logits_TV)
+        one.visit_cut(OUTPUT, logits_TV)
         return logits_TV
 
     def _lay_out(self, batch: Batch) -> LaidOut:
@@ -292,10 +292,10 @@ class RankTap:
         first = int(batch.starts[-1])
         count = int(batch.lengths[-1])
         state_T = torch.arange(first, first + count)
-        return replace(laid, read=OutputStates.of(laid.cut, state_T, state_T.roll(-1)))
+        return replace(laid, read=OutputStates.from_share(laid.cut, state_T, state_T.roll(-1)))
 
 
-def _lay_behind(tokens_T: Tensor, neighbors: int) -> Batch:
+def _pack_behind(tokens_T: Tensor, neighbors: int) -> Batch:
     """Packs a sequence after `neighbors` others, which are parts of its reversal."""
     others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
     tokens = torch.cat([*others, tokens_T])

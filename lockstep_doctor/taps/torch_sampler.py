@@ -23,9 +23,9 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.sampling import token_scores
 from lockstep.models.device import load_on_device
 from lockstep.models.exact.model import is_exact
-from lockstep.models.folder import carries_state, context_of
+from lockstep.models.folder import carries_state, find_context_length
 from lockstep.models.heads import PLAIN
-from lockstep.models.precision import autocast
+from lockstep.models.precision import open_autocast
 from lockstep.samplers.torch.continuous import ContinuousLayout, call_modules
 from lockstep.samplers.torch.scheduler import BatchScheduler
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
@@ -34,7 +34,7 @@ from lockstep_doctor.modules import (
     Pass,
     Share,
     count_functions,
-    find_watched,
+    find_watched_modules,
     values_by_name,
     visit_cuts,
 )
@@ -77,15 +77,15 @@ class SamplerTap:
             self.name = "torch sampler"
         else:
             self.name = "torch sampler decoding"
-        self._paths = find_watched(lm)
+        self._paths = find_watched_modules(lm)
         self._values = values_by_name(name_cuts(self._paths))
         self._order: Sequence[CutPoint] = ()
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
         rows = PassShare()
         one = Pass(forced, share=rows)
-        logits_TV, column = self._read(tokens_T, one, rows)
-        seen = {cut: value.cpu() for cut, value in one.collect().items()}
+        logits_TV, column = self._read_sequence(tokens_T, one, rows)
+        seen = {cut: value.cpu() for cut, value in one.collect_values().items()}
         self._order = list(seen)
         return Capture(logits_TV.cpu(), seen, column)
 
@@ -96,25 +96,25 @@ class SamplerTap:
         start: CutPoint | None,
         end: CutPoint,
     ) -> OperatorTrace:
-        def trace(begin: CutPoint | None) -> OperatorTrace:
+        def trace_from(begin: CutPoint | None) -> OperatorTrace:
             rows = PassShare()
             with Recorder() as recorder:
                 recorder.begin_early()
-                self._read(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
-            return replace(recorder.join(), split=(len(tokens_T), self._prompt or len(tokens_T)))
+                self._read_sequence(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
+            return replace(recorder.join_calls(), split=(len(tokens_T), self._prompt or len(tokens_T)))
 
-        return trace_segment(trace, self._order, start, end)
+        return trace_segment(trace_from, self._order, start, end)
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
-            self._read(tokens_T, Pass({}), PassShare())
+            self._read_sequence(tokens_T, Pass({}), PassShare())
         return ran
 
-    def _read(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
+    def _read_sequence(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
         """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it prefills only
         the first token.
         """
-        context = context_of(self.model.config)
+        context = find_context_length(self.model.config)
         if self._prompt is None:
             prompt = len(tokens_T)
         else:
@@ -130,10 +130,10 @@ class SamplerTap:
         def forward(
             token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
         ) -> Tensor:
-            rows.begin(len(token_N), 1 if logits else prompt, first=bool(logits))
+            rows.begin_pass(len(token_N), 1 if logits else prompt, first=bool(logits))
             keep_N = torch.arange(len(token_N), device=token_N.device)
             logits_NV = call_modules(self.model, token_N, position_N, layout, keep_N)
-            one.visit(OUTPUT, logits_NV)
+            one.visit_cut(OUTPUT, logits_NV)
             logits.append(logits_NV[rows.own])
             return logits_NV.index_select(0, keep_M)
 
@@ -143,8 +143,8 @@ class SamplerTap:
         request = Request(tuple(tokens_T[:prompt].tolist()), key=0)
         number = scheduler.submit(request, SamplingParams(max_tokens=len(tokens_T) - prompt + 1))
         watched = visit_cuts(self.model, self._paths, self._values, one)
-        with watched, autocast(self.model.device, self._dtype):
-            while scheduler.busy:
+        with watched, open_autocast(self.model.device, self._dtype):
+            while scheduler.is_busy:
                 scheduler.step()
         column = torch.tensor(scheduler.finished[number].logprobs)[: len(tokens_T) - 1]
         return torch.cat(logits).to(tokens_T.device), column if prompt == 1 else None
@@ -157,7 +157,7 @@ class _Following(BatchScheduler):
         super().__init__(*args)
         self._tokens_T = tokens_T
 
-    def _draw(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample_tokens(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         place_R = self._places.filled_S[self._place_R].clamp(max=len(self._tokens_T) - 1)
         token_R = self._tokens_T.to(place_R.device)[place_R]
         logprob_R, _ = token_scores(logits_RV, token_R, PLAIN, row_invariant=self._exact)
@@ -168,20 +168,20 @@ class PassShare(Share):
     """The share of a pass that belongs to the sequence, without padding."""
 
     def __init__(self) -> None:
-        self.begin(0, 0, first=True)
+        self.begin_pass(0, 0, first=True)
 
-    def begin(self, count: int, own: int, first: bool) -> None:
+    def begin_pass(self, count: int, own: int, first: bool) -> None:
         """Starts a pass of `count` tokens, whose first or last `own` tokens belong to the
         sequence.
         """
         self._count, self.own = count, slice(0, own) if first else slice(count - own, count)
 
-    def gather(self, cut: CutPoint, value: Tensor) -> Tensor | None:
+    def gather_tokens(self, cut: CutPoint, value: Tensor) -> Tensor | None:
         if value.numel() % self._count:
             return None
         return value.reshape(self._count, -1)[self.own]
 
-    def scatter(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
+    def scatter_tokens(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
         rows = value.reshape(self._count, -1).clone()
         rows[self.own] = whole.to(rows)
         value.copy_(rows.reshape(value.shape))

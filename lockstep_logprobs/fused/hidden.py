@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, finite_base, launch
-from lockstep_logprobs.fused.rows import differentiate, pack, power_scale, with_adjacent_columns
+from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, finite_base, launch_kernel
+from lockstep_logprobs.fused.rows import differentiate_row, make_contiguous, power_scale, with_adjacent_columns
 from lockstep_logprobs.gradient import RowGradient
-from lockstep_logprobs.shard import blocks
+from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import RowSums
 
 SMALL = (64, 128)
@@ -71,7 +71,7 @@ def hidden_row_sums(
     picked_MK = torch.zeros_like(token, dtype=torch.float32).contiguous()
     pieces = triton.cdiv(columns, _PIECE)
     if not rows or not pieces:
-        return RowSums.zeros(rows, entropy, hidden.device).rows(), picked_MK
+        return RowSums.build_empty(rows, entropy, hidden.device).stack_rows(), picked_MK
     sums_RMT = hidden.new_empty((2 + entropy, rows, pieces), dtype=torch.float32)
     states = with_adjacent_columns(hidden)
     head = with_adjacent_columns(weight.to(hidden.dtype))
@@ -88,8 +88,8 @@ def hidden_row_sums(
     tile = choose_tile(states)
     programs = triton.cdiv(rows, tile[0]), pieces
     tiles = entropy, *tile, _BYTES // states.itemsize, _PIECE
-    launch(_sum_piece, programs, states, head, *pack(token), sums_RMT, picked_MK, *sizes, *tiles)
-    return RowSums.from_rows(sums_RMT).merge_tiles(temperature).rows(), picked_MK
+    launch_kernel(_sum_piece, programs, states, head, *make_contiguous(token), sums_RMT, picked_MK, *sizes, *tiles)
+    return RowSums.from_rows(sums_RMT).merge_tiles(temperature).stack_rows(), picked_MK
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def _sum_piece(
     weighted = tl.zeros((ROWS,), tl.float32)
     for first in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, columns), COLUMNS):
         column = first + tl.arange(0, COLUMNS)
-        z = _multiply(
+        z = _multiply_tile(
             hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH
         )
         for k in range(tokens):
@@ -154,9 +154,9 @@ def gradient_tiles(
     states_MD = with_adjacent_columns(hidden_MD)
     head = with_adjacent_columns(head_cD)
     (columns, depth), tile = head.shape, choose_tile(states_MD)
-    for own in blocks(len(states_MD), columns, hidden_MD.device, max_rows):
+    for own in split_rows(len(states_MD), columns, hidden_MD.device, max_rows):
         states = states_MD[own]
-        numbers = pack(*row[own].tensors[:-1])
+        numbers = make_contiguous(*row[own].schema_tensors[:-1])
         gradient = states.new_empty(len(states), columns)
         sizes = (
             len(states),
@@ -170,7 +170,7 @@ def gradient_tiles(
         programs = triton.cdiv(len(states), tile[0]), triton.cdiv(columns, tile[1])
         tensors = states, head, gradient, *numbers
         tiles = *tile, _BYTES // states.itemsize
-        launch(_write_tile, programs, *tensors, *sizes, power_scale(row.temperature), *tiles)
+        launch_kernel(_write_tile, programs, *tensors, *sizes, power_scale(row.temperature), *tiles)
         yield own, gradient
 
 
@@ -199,7 +199,7 @@ def _write_tile(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    z = _multiply(
+    z = _multiply_tile(
         hidden, weight, row, column, rows, columns, depth, hidden_stride, weight_stride, DEPTH
     )
     m = tl.load(maximum + row, mask=row < rows)
@@ -209,7 +209,7 @@ def _write_tile(
         h = tl.zeros_like(c)
     else:
         h = tl.load(slope + row, mask=row < rows) / LOG2_E
-    result = differentiate(
+    result = differentiate_row(
         z, -float("inf"), m[:, None], log2_total[:, None], h[:, None], c[:, None], scale
     )
     for k in range(tokens):
@@ -223,7 +223,7 @@ def _write_tile(
 
 
 @triton.jit
-def _multiply(
+def _multiply_tile(
     hidden,
     weight,
     row,

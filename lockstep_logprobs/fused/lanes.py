@@ -28,7 +28,7 @@ WARPS = 8
 """Threads per program, in units of 32."""
 
 
-def launch(kernel: Any, programs: tuple[int, ...], *args: Any) -> None:
+def launch_kernel(kernel: Any, programs: tuple[int, ...], *args: Any) -> None:
     """Launches a kernel's programs on the GPU of its first argument."""
     with torch.cuda.device_of(args[0]):
         kernel[programs](*args, num_warps=WARPS)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, add_logits, launch, merge_lanes
+from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, add_logits, launch_kernel, merge_lanes
 from lockstep_logprobs.gradient import RowGradient
 
 _TILE = 4096
@@ -39,10 +39,10 @@ def row_sums(
     picked_MK = token.new_empty(token.shape, dtype=torch.float32)
     if rows:
         logits = with_adjacent_columns(logits)
-        (token_MK, floor_M) = pack(token, floor)
+        (token_MK, floor_M) = make_contiguous(token, floor)
         tensors = logits, token_MK, floor_M, sums_RM, picked_MK
         sizes = columns, tokens, logits.stride(0), start, power_scale(temperature)
-        launch(_sum_row, (rows,), *tensors, *sizes, entropy, _TILE, _HALVINGS, _power_of_2(tokens))
+        launch_kernel(_sum_row, (rows,), *tensors, *sizes, entropy, _TILE, _HALVINGS, _power_of_2(tokens))
     return sums_RM, picked_MK
 
 
@@ -126,8 +126,8 @@ def write_gradient(
             start,
             power_scale(row.temperature),
         )
-        tensors = logits_Mv, result_Mv, *pack(*row.tensors)
-        launch(_write_row_gradient, (rows,), *tensors, *sizes, _TILE, _power_of_2(tokens))
+        tensors = logits_Mv, result_Mv, *make_contiguous(*row.schema_tensors)
+        launch_kernel(_write_row_gradient, (rows,), *tensors, *sizes, _TILE, _power_of_2(tokens))
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def _write_row_gradient(
     wanted = wanted_id - start
     inside = (wanted_id >= 0) & (wanted >= 0) & (wanted < columns)
     z_wanted = tl.load(logits + wanted, mask=inside, other=-float("inf")).to(tl.float32)
-    of_wanted = differentiate(z_wanted, lowest, m, log2_total, h, c, scale)
+    of_wanted = differentiate_row(z_wanted, lowest, m, log2_total, h, c, scale)
     # a repeated token collects both, and both write the same sum
     for other in range(tokens):
         same = wanted_id == tl.load(token + row * tokens + other)
@@ -179,7 +179,7 @@ def _write_row_gradient(
         z = tl.load(logits + column, mask=column < columns, other=-float("inf")).to(tl.float32)
         tl.store(
             gradient + column,
-            differentiate(z, lowest, m, log2_total, h, c, scale),
+            differentiate_row(z, lowest, m, log2_total, h, c, scale),
             mask=column < columns,
         )
     tl.debug_barrier()  # other threads may have written the wanted tokens' columns
@@ -187,7 +187,7 @@ def _write_row_gradient(
 
 
 @triton.jit
-def differentiate(z, lowest, maximum, log2_total, slope, offset, scale):
+def differentiate_row(z, lowest, maximum, log2_total, slope, offset, scale):
     """p·(c − h·log₂ p) of logits inside the support, 0 elsewhere; see `gradient.RowGradient`."""
     log2_p = (z - maximum) * scale - log2_total
     gradient = (offset - slope * tl.maximum(log2_p, NOTHING)) * tl.exp2(log2_p)
@@ -201,7 +201,7 @@ def with_adjacent_columns(matrix: Tensor) -> Tensor:
     return matrix.contiguous()
 
 
-def pack(*small: Tensor | None) -> list[Tensor | None]:
+def make_contiguous(*small: Tensor | None) -> list[Tensor | None]:
     """Makes small per-row tensors contiguous; None stays None."""
     return [None if x is None else x.contiguous() for x in small]
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep_logprobs.fused.lanes import finite_base, launch
+from lockstep_logprobs.fused.lanes import finite_base, launch_kernel
 from lockstep_logprobs.fused.rows import power_scale, with_adjacent_columns
 
 _TILE = 2048
@@ -40,7 +40,7 @@ def whole_floor(
         probability = torch.full((1,), top_p, dtype=torch.float64, device=logits.device)
         lowest_bit = 16 if logits.dtype == torch.bfloat16 else 0
         sizes = columns, logits.stride(0), top_k, power_scale(temperature)
-        launch(
+        launch_kernel(
             _find_floor,
             (rows,),
             logits,
@@ -75,7 +75,7 @@ def _find_floor(
     if TOP_K:
         lowest = _find_threshold(logits, columns, k, lowest, 0.0, scale, False, LOWEST_BIT, TILE)
     if TOP_P:
-        highest = _maximum(logits, columns, TILE)
+        highest = _find_maximum(logits, columns, TILE)
         base = finite_base(highest)
         total, _, _ = _weigh_from(logits, columns, 0, 0, 0, lowest, base, scale, True, TILE)
         enough = (tl.load(probability) * total.to(tl.float64)).to(tl.int64)
@@ -118,7 +118,7 @@ def _find_threshold(
             + (above_c >= enough).to(tl.int64)
         )
         key += digit * unit
-    return _number(key, LOWEST_BIT)
+    return _from_key(key, LOWEST_BIT)
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def _weigh_from(
             weight = tl.where(z >= lowest, mass, 0.0).to(tl.int64)
         else:
             weight = (column < columns).to(tl.int64)
-        key = _key(z)
+        key = _to_key(z)
         above_a += tl.where(key >= a, weight, 0)
         above_b += tl.where(key >= b, weight, 0)
         above_c += tl.where(key >= c, weight, 0)
@@ -146,7 +146,7 @@ def _weigh_from(
 
 
 @triton.jit
-def _maximum(logits, columns, TILE: tl.constexpr):
+def _find_maximum(logits, columns, TILE: tl.constexpr):
     """The row's largest logit; NaN if any logit is NaN."""
     lane = tl.arange(0, TILE)
     maximum = tl.full((TILE,), -float("inf"), tl.float32)
@@ -159,14 +159,14 @@ def _maximum(logits, columns, TILE: tl.constexpr):
 
 
 @triton.jit
-def _key(z):
+def _to_key(z):
     """Maps fp32 numbers to 0 … 2³² − 1 in the order of the logits."""
     bits = z.to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -1 - bits, bits + 2147483648)
 
 
 @triton.jit
-def _number(key, LOWEST_BIT: tl.constexpr):
+def _from_key(key, LOWEST_BIT: tl.constexpr):
     """The number of a key with known bits from LOWEST_BIT up.
 
     The lower bits of a bf16 number are 0.

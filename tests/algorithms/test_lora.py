@@ -21,11 +21,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from lockstep.cli import main
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint.checkpoints import CheckpointError
-from lockstep.run.checkpoint.export import export
-from lockstep.run.train import train
+from lockstep.run.checkpoint.export import export_checkpoint
+from lockstep.run.train import train_recipe
 
 Rows = list[dict[str, Any]]
 Run = Callable[..., Rows]
@@ -57,7 +57,7 @@ def run(in_tmp: Path) -> Run:
     (in_tmp / "rewards.py").write_text(REWARDS)
     for name, recipe in RECIPES.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    return lambda name, *overrides: read_metrics(train(load(f"{name}.yaml", [LORA, *overrides])))
+    return lambda name, *overrides: read_metrics(train_recipe(load_recipe(f"{name}.yaml", [LORA, *overrides])))
 
 
 def series(rows: Rows, metric: str) -> list[float]:
@@ -175,7 +175,7 @@ def test_peft_reads_the_adapters_and_transformers_the_merged_model(run: Run) -> 
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    assert export(Path("run"), Path("again")) == 6
+    assert export_checkpoint(Path("run"), Path("again")) == 6
     assert (
         Path("again/model.safetensors").read_bytes()
         == Path("run/final/model.safetensors").read_bytes()
@@ -193,8 +193,8 @@ def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
         CheckpointError,
         match=r"has adapters for a different model than first/final now holds:\n  model\.model",
     ):
-        export(Path("second"), Path("merged"))
-    assert export(Path("second"), Path("adapters"), adapter=True) == 1
+        export_checkpoint(Path("second"), Path("merged"))
+    assert export_checkpoint(Path("second"), Path("adapters"), adapter=True) == 1
 
 
 @pytest.mark.parametrize(

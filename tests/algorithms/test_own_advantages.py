@@ -19,7 +19,7 @@ from lockstep.algorithms.grpo.options import GRPOSection
 from lockstep.algorithms.grpo.step import with_advantages
 from lockstep.cli import main
 from lockstep.config.errors import RecipeError
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.config.user_code import import_file
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
@@ -27,7 +27,7 @@ from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.policy import ComparedLoss, KLPenalizedLoss
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 EXAMPLE = Path(__file__).parents[2] / "examples/custom_algorithm"
 SHORT = ["run.max_steps=2", "run.save_every=1", "run.validate_every=0"]
@@ -118,13 +118,13 @@ def test_a_kl_in_the_reward_that_its_advantages_drop_is_refused(example: Path) -
     with pytest.raises(
         RecipeError, match=r'does not subtract batch\["kl_penalty"\].*set placement to loss'
     ):
-        load("median.yaml", ["grpo.kl={coef: 0.1, placement: reward}"])
+        load_recipe("median.yaml", ["grpo.kl={coef: 0.1, placement: reward}"])
     with Path("median.py").open("a") as file:
         file.write(
             "\n\nclass Bounded(lockstep.PolicyGradient):\n    def advantages(self, batch):\n"
             "        return super().advantages(batch).clamp(-1, 1)\n"
         )
-    assert load(
+    assert load_recipe(
         "median.yaml", ["algorithm=median.py:Bounded", "grpo.kl={coef: 0.1, placement: reward}"]
     )
 
@@ -158,8 +158,8 @@ def test_it_is_trained_from_python(example: Path) -> None:
 def test_its_loss_is_sent_to_two_ranks(example: Path) -> None:
     one, two = (
         read_metrics(
-            train(
-                load(
+            train_recipe(
+                load_recipe(
                     "median.yaml",
                     [
                         *("algorithm=median.py:MedianReinforce", KL, *SHORT),

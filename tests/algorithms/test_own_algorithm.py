@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from lockstep.cli import main
 from lockstep.config import registry
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/custom_algorithm"
@@ -84,8 +84,8 @@ def test_two_ranks_learn_what_one_does(example: Path) -> None:
     """The loss is of a class that is in the user's file alone, and every rank is sent it."""
     one, two = (
         read_metrics(
-            train(
-                load(
+            train_recipe(
+                load_recipe(
                     "recipe.yaml",
                     [*SHORT, "run.max_steps=3", f"learner.parallel.dp={dp}", f"run=dp{dp}"],
                 )
@@ -135,16 +135,16 @@ def test_what_it_forgets_to_declare_is_told_when_it_runs(
 def test_a_file_is_what_it_is_in_this_folder_now(
     example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = registry.find("reinforce.py:Reinforce")
-    assert registry.find("./reinforce.py:Reinforce") is here
+    here = registry.find_algorithm("reinforce.py:Reinforce")
+    assert registry.find_algorithm("./reinforce.py:Reinforce") is here
     Path("other").mkdir()
     shutil.copy("reinforce.py", "other/reinforce.py")
     monkeypatch.chdir("other")
-    other = registry.find("reinforce.py:Reinforce")
+    other = registry.find_algorithm("reinforce.py:Reinforce")
     assert other is not here
     with Path("reinforce.py").open("a") as file:
         file.write("\n# changed\n")
-    assert registry.find("reinforce.py:Reinforce") is not other
+    assert registry.find_algorithm("reinforce.py:Reinforce") is not other
 
 
 @pytest.mark.full

@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Folder = Callable[[str, int], Path]
 CHAT = (
@@ -72,9 +72,9 @@ def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
     write("pairs.jsonl", pairs(range(128)))
     write("held_out_pairs.jsonl", pairs(range(200, 216)))
     files = ["data.train=pairs.jsonl", "data.validation=held_out_pairs.jsonl"]
-    loaded = load("reward_model_chat", [f"model.path={chat_model('model', 0)}", *files, *HERE])
+    loaded = load_recipe("reward_model_chat", [f"model.path={chat_model('model', 0)}", *files, *HERE])
     assert "1 optimizer step of 64 pairs" in dry_run(loaded)
-    rows = read_metrics(train(loaded))
+    rows = read_metrics(train_recipe(loaded))
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
     assert all(
         math.isfinite(row["train/loss"]) and row["train/grad_norm"] > 0
@@ -94,11 +94,11 @@ def test_a_student_and_a_teacher_of_ones_own(chat_model: Folder) -> None:
     write("prompts.jsonl", [{"prompt": f"Tell me a story about {n} cats."} for n in range(256)])
     models = [f"model.path={chat_model('student', 0)}", f"teacher.path={chat_model('teacher', 1)}"]
     short = ["data.train=prompts.jsonl", "sampling.max_tokens=6"]
-    loaded = load("distill_chat", [*models, *short, *HERE])
+    loaded = load_recipe("distill_chat", [*models, *short, *HERE])
     told = dry_run(loaded)
     assert "2 optimizer steps of 64 rows" in told
     assert "teacher reads the policy's tokens" in told
-    rows = read_metrics(train(loaded))
+    rows = read_metrics(train_recipe(loaded))
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["policy/loss"] > 0 and row["policy/grad_norm"] > 0 for row in rows)
     assert not any(name.startswith("validation/") for row in rows for name in row)

@@ -139,7 +139,7 @@ def test_every_option_of_a_recipe_has_a_type(tmp_path: Path) -> None:
         for each in classes
     }
     for trainer in (lockstep.PPO, lockstep.SFT, lockstep.KTO):
-        recipe = registry.find(trainer.algorithm or "")
+        recipe = registry.find_algorithm(trainer.algorithm or "")
         assert recipe is not None
         names = recipe.model_fields.keys() - {"algorithm"}
         assert typed[f"{trainer.__name__}Options"] == names | {"train", "validation"}

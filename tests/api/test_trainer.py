@@ -22,10 +22,10 @@ import lockstep
 from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core.errors import InputError
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 ROWS = [
     {"question": f"Once upon a time there was a {name}"} for name in ("dog", "cat", "boy", "girl")
@@ -73,7 +73,7 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
     )
     seen: list[int] = []
     run = grpo(assets).train(on_step=lambda step, values: seen.append(step))
-    assert run.metrics == read_metrics(train(load("own.yaml")))
+    assert run.metrics == read_metrics(train_recipe(load_recipe("own.yaml")))
     assert seen == [1, 2]
     assert run.is_finished
     assert "trained on anything" not in run.summary
@@ -164,9 +164,9 @@ def test_a_class_of_the_program_is_told_apart_by_its_methods() -> None:
 
 
 def test_a_function_of_a_module_is_isolated_by_its_name() -> None:
-    assert user_code.refer(letters) == f"{__name__}:letters"
-    assert not user_code.is_in_program(user_code.refer(letters))
-    assert user_code.is_in_program(user_code.refer(shifted(0.0)))
+    assert user_code.make_reference(letters) == f"{__name__}:letters"
+    assert not user_code.is_in_program(user_code.make_reference(letters))
+    assert user_code.is_in_program(user_code.make_reference(shifted(0.0)))
 
 
 class Echo:
@@ -189,9 +189,9 @@ def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: P
         "model": "model",
         "environment": {"class_name": Echo, "max_tokens": 200},
     }
-    assert lockstep.GRPO(**options)._loaded.dump()["reward"] is None
-    assert lockstep.GRPO(**options, reward="math")._loaded.dump()["reward"]["type"] == "math"
-    assert lockstep.GRPO(**options, recipe="grpo")._loaded.dump()["reward"]["type"] == "math", (
+    assert lockstep.GRPO(**options)._loaded.dump_options()["reward"] is None
+    assert lockstep.GRPO(**options, reward="math")._loaded.dump_options()["reward"]["type"] == "math"
+    assert lockstep.GRPO(**options, recipe="grpo")._loaded.dump_options()["reward"]["type"] == "math", (
         "the run notes that"
     )
 
@@ -231,7 +231,7 @@ def test_several_functions_are_a_sum_under_their_names_or_yours(assets: Path, in
     run = grpo(assets, reward={"odd": (even, 0.25), "long": long}, run={"max_steps": 1}).train()
     [row] = [row for row in run.metrics if "reward/odd" in row]
     assert row["train/reward"] == pytest.approx(0.25 * row["reward/odd"] + row["reward/long"])
-    parts = grpo(assets, reward=[even, long])._loaded.dump()["reward"]["parts"]
+    parts = grpo(assets, reward=[even, long])._loaded.dump_options()["reward"]["parts"]
     assert {name: part["weight"] for name, part in parts.items()} == {"even": 1.0, "long": 1.0}
     for wrong in ([long, long], [long, "math"]):
         with pytest.raises(InputError, match="which has no distinct name; name each"):

@@ -78,11 +78,11 @@ def written(tmp_path: Path) -> Callable[..., Path]:
         }
         (folder / "recipe.yaml").write_text(yaml.safe_dump(whole))
         for step, values in enumerate(metrics or [], 1):
-            logs.metrics(step, values)
+            logs.add_metrics(step, values)
         for step, seconds in enumerate(timings or [], 1):
-            logs.timings(step, seconds)
+            logs.add_timings(step, seconds)
         for step, rows in enumerate(samples or [], 1):
-            logs.samples(step, rows)
+            logs.add_samples(step, rows)
         return folder
 
     return go

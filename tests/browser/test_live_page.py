@@ -30,11 +30,11 @@ def test_the_page_follows_the_run_and_leaves_samples_to_their_reader(
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(server.url)
         page.wait_for_selector(".run >> text=step 1")
-        RunLogs(folder).metrics(2, {"train/reward": 0.7})
+        RunLogs(folder).add_metrics(2, {"train/reward": 0.7})
         page.wait_for_selector(".run >> text=step 2")
         page.click("nav >> text=Samples")
         page.wait_for_selector(".line")
-        RunLogs(folder).samples(3, [{"id": "t:1", "prompt": "Q", "response": "second"}])
+        RunLogs(folder).add_samples(3, [{"id": "t:1", "prompt": "Q", "response": "second"}])
         page.wait_for_selector("#renew")
         assert page.locator(".line:visible").count() == 1
         page.click("#renew")

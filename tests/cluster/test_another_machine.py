@@ -11,8 +11,8 @@ import two_machines
 import yaml
 from tiny_recipe import GRPO, REWARDS
 
-from lockstep.config.loading import load
-from lockstep.run.train import train
+from lockstep.config.loading import load_recipe
+from lockstep.run.train import train_recipe
 
 pytestmark = [pytest.mark.full, *map(pytest.mark.needs, ("namespaces", "gloo", "ray"))]
 RAY = "cluster=ray"
@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            train(load("grpo.yaml", ["run.folder=grpo_here", *AHEAD]))
+            train_recipe(load_recipe("grpo.yaml", ["run.folder=grpo_here", *AHEAD]))
         machines.wait(two_machines.DEADLINE_S)
     finally:
         machines.kill()

@@ -17,9 +17,9 @@ from workspace import furnish
 
 from lockstep.cli import main
 from lockstep.cluster.worker_proxy import WorkerDied
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 RAY = "cluster=ray"
@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
         patch.chdir(tmp_path_factory.mktemp("undisturbed"))
         Path("rewards.py").write_text(REWARDS)
         Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE))
-        return read_metrics(train(load("tiny.yaml", list(LONG))))
+        return read_metrics(train_recipe(load_recipe("tiny.yaml", list(LONG))))
 
 
 @pytest.mark.needs("gloo")
@@ -117,8 +117,8 @@ def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes
 def test_self_rewarding_by_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
     for folder, *options in (("here",), ("there", RAY, *sizes(2, dp=2))):
-        train(
-            load(
+        train_recipe(
+            load_recipe(
                 "judged.yaml",
                 [
                     f"run.folder={folder}",

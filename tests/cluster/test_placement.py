@@ -21,12 +21,12 @@ from lockstep.cluster.placement import (
     RunPlacement,
     choose_placement,
     choose_route,
-    placement_of,
+    plan_placement,
     takes_turns,
 )
 from lockstep.cluster.workers import WorkerPool
 from lockstep.config import ClusterSection, Computation, SamplerSection
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core.errors import InputError
 from lockstep.weight_sync.carriers import TransferRoute
 
@@ -48,9 +48,9 @@ def test_every_process_has_devices_of_its_own_kind_to_itself(devices: DeviceGrid
     placed = 0
     for processes in CASES:
         try:
-            found = RunPlacement.of(devices, processes)
+            found = RunPlacement.from_devices(devices, processes)
         except InputError:
-            fits = processes.devices <= devices.machines * devices.per_machine
+            fits = processes.device_count <= devices.machines * devices.per_machine
             assert not fits or devices.per_machine % processes.width, processes
             continue
         placed += 1
@@ -75,35 +75,35 @@ def test_every_process_has_devices_of_its_own_kind_to_itself(devices: DeviceGrid
         elif ranks and engines:
             assert ranks[0] == engines[0], "they take turns"
         assert (
-            max((place.last for place in found.ranks + found.engines), default=-1) + 1
-            == processes.devices
+            max((place.last_device for place in found.ranks + found.engines), default=-1) + 1
+            == processes.device_count
         )
     assert placed > 4
 
 
 @pytest.mark.parametrize("processes", CASES, ids=str)
 def test_cores_have_room_for_any_number(processes: ProcessCounts) -> None:
-    found = RunPlacement.of(DeviceGrid.of_cores(processes), processes)
+    found = RunPlacement.from_devices(DeviceGrid.from_cores(processes), processes)
     assert (len(found.ranks), len(found.engines)) == (processes.ranks, processes.engines)
-    assert all(place.environment() == {} for place in found.ranks + found.engines)
+    assert all(place.build_environment() == {} for place in found.ranks + found.engines)
     shared = {place.first for place in found.ranks} & {place.first for place in found.engines}
     assert not shared or not processes.apart
 
 
 def test_a_process_sees_its_own_gpus_alone() -> None:
-    found = RunPlacement.of(DeviceGrid(2, 8, True), ProcessCounts(16, 8, 2))
-    assert found.ranks[9].environment({}) == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert found.engines[5].environment({}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    found = RunPlacement.from_devices(DeviceGrid(2, 8, True), ProcessCounts(16, 8, 2))
+    assert found.ranks[9].build_environment({}) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert found.engines[5].build_environment({}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     some = {"CUDA_VISIBLE_DEVICES": "4, 5,GPU-8f1c,7"}
-    assert RunPlacement.of(DeviceGrid(1, 4, True), ProcessCounts(4)).ranks[2].environment(some) == {
+    assert RunPlacement.from_devices(DeviceGrid(1, 4, True), ProcessCounts(4)).ranks[2].build_environment(some) == {
         "CUDA_VISIBLE_DEVICES": "GPU-8f1c"
     }, "of those that this process sees itself"
 
 
 def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    place = RunPlacement.of(DeviceGrid(1, 2, True), ProcessCounts(2)).ranks[1]
-    remote = WorkerPool().start(Abacus, "seeing", 400.0, place)
+    place = RunPlacement.from_devices(DeviceGrid(1, 2, True), ProcessCounts(2)).ranks[1]
+    remote = WorkerPool().start_worker(Abacus, "seeing", 400.0, place)
     try:
         assert remote.call("variable", "CUDA_VISIBLE_DEVICES") == "7"
     finally:
@@ -141,7 +141,7 @@ NCCL = TransferRoute("process_group", backend="nccl")
 def test_weights_take_the_shortest_way_that_there_is(
     devices: DeviceGrid, processes: ProcessCounts, route: TransferRoute
 ) -> None:
-    placement = RunPlacement.of(devices, processes)
+    placement = RunPlacement.from_devices(devices, processes)
     one_machine = len({place.machine for place in (*placement.ranks, *placement.engines)}) == 1
     assert choose_route(SamplerSection(), placement, one_machine) == route
 
@@ -157,7 +157,7 @@ def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.Monke
         (6, 7),
     ]
     run = WorkerPool(
-        choose_placement(SEPARATE, Computation(), ProcessCounts.of(SEPARATE, 4, SamplerSection()))
+        choose_placement(SEPARATE, Computation(), ProcessCounts.from_sections(SEPARATE, 4, SamplerSection()))
     )
     assert [
         place.devices for place in run.place_engines(SamplerSection(replicas=3), Computation())
@@ -196,7 +196,7 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
         ending.callback(cluster.close)
         workers = WorkerPool(cluster.placement, cluster)
         places = (*cluster.placement.ranks, *cluster.placement.engines)
-        remotes = [workers.start(Abacus, f"worker {place}", 400.0, place) for place in places]
+        remotes = [workers.start_worker(Abacus, f"worker {place}", 400.0, place) for place in places]
         first, second, both = (
             remote.call("variable", "CUDA_VISIBLE_DEVICES") for remote in remotes
         )
@@ -207,7 +207,7 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
 
 
 def recipe_of(*overrides: str) -> Algorithm:
-    return load("ppo_arithmetic", ["learner.device=auto", *overrides]).expect(Algorithm)
+    return load_recipe("ppo_arithmetic", ["learner.device=auto", *overrides]).expect_recipe(Algorithm)
 
 
 TURNS = {
@@ -229,7 +229,7 @@ def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.M
     overrides, expected = TURNS[case]
     show_gpus(monkeypatch, 8)
     recipe = recipe_of(*overrides)
-    assert takes_turns(recipe, placement_of(recipe)) is expected
+    assert takes_turns(recipe, plan_placement(recipe)) is expected
 
 
 def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +246,6 @@ def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.Monkey
 
 
 def test_weights_of_the_host_go_another_way_than_those_of_a_gpu() -> None:
-    assert WITHIN.from_host(one_machine=True) == NCCL.from_host(one_machine=True) == HOST
-    assert WITHIN.from_host(one_machine=False) == NCCL.from_host(one_machine=False) == GLOO
-    assert (GLOO.from_host(one_machine=True), HOST.from_host(one_machine=True)) == (GLOO, HOST)
+    assert WITHIN.for_host_weights(one_machine=True) == NCCL.for_host_weights(one_machine=True) == HOST
+    assert WITHIN.for_host_weights(one_machine=False) == NCCL.for_host_weights(one_machine=False) == GLOO
+    assert (GLOO.for_host_weights(one_machine=True), HOST.for_host_weights(one_machine=True)) == (GLOO, HOST)

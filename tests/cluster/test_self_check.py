@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from lockstep.cluster import self_check
-from lockstep.cluster.self_check import prove, require_proof
+from lockstep.cluster.self_check import compute_proof, require_proof
 from lockstep.config import Computation, DType
 from lockstep.core.batch import Batch
 from lockstep.core.types import SamplingParams
@@ -21,7 +21,7 @@ from lockstep.models import cut, heads
 from lockstep.models.attention import PackedLayout, SideBySide
 from lockstep.models.folder import ModelError
 from lockstep.models.heads import PLAIN
-from lockstep.models.miniature import miniature
+from lockstep.models.miniature import build_miniature
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
@@ -75,7 +75,7 @@ def proof(
         if sampling is None
         else SamplingParams(8, sampling.temperature, sampling.top_k, sampling.top_p)
     )
-    return prove(config(**fields), torch.device("cpu"), dtype, sampling)
+    return compute_proof(config(**fields), torch.device("cpu"), dtype, sampling)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def proof(
     ids=lambda fields: fields["model_type"],
 )
 def test_models_that_are_right_are_proven(fields: dict[str, Any]) -> None:
-    assert proof(fields).largest < 1e-4
+    assert proof(fields).largest_gap < 1e-4
 
 
 @pytest.mark.parametrize("fields", [MAMBA2, LFM2, QWEN35], ids=lambda fields: fields["model_type"])
@@ -111,7 +111,7 @@ def test_a_neighbor_that_is_seen_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
         lengths = batch.lengths if second == 0 else torch.tensor([first, second])
         return original(Batch(batch.tokens, lengths))
 
-    original = PackedLayout.of
+    original = PackedLayout.from_batch
     monkeypatch.setattr(cut.PackedLayout, "of", merged)
     with pytest.raises(ModelError, match="differs from transformers"):
         proof({"model_type": "llama"}, sampling=None)
@@ -138,7 +138,7 @@ def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(
     monkeypatch.setattr(SideBySide, "attend", shifted)
     with pytest.raises(ModelError, match=r"token by token, .* use sampler\.backend=vllm"):
         proof(QWEN35)
-    assert proof(QWEN35, sampling=None).largest < 1e-4
+    assert proof(QWEN35, sampling=None).largest_gap < 1e-4
 
 
 def test_what_keeps_a_state_of_its_own_is_refused_by_name() -> None:
@@ -148,7 +148,7 @@ def test_what_keeps_a_state_of_its_own_is_refused_by_name() -> None:
 
 
 def test_a_miniature_keeps_one_layer_of_each_kind_and_the_sizes_of_heads() -> None:
-    small = miniature(
+    small = build_miniature(
         config(
             model_type="gemma3_text", hidden_size=2560, intermediate_size=10240, num_hidden_layers=34,
             vocab_size=262_208, num_attention_heads=8, num_key_value_heads=4, head_dim=256, sliding_window=1024,
@@ -157,7 +157,7 @@ def test_a_miniature_keeps_one_layer_of_each_kind_and_the_sizes_of_heads() -> No
     assert small.config.layer_types == ["sliding_attention", "full_attention"]
     assert (small.config.head_dim, small.config.sliding_window) == (256, 4)
     assert sum(parameter.numel() for parameter in small.parameters()) < 10_000_000
-    sparse = miniature(config(**DEEPSEEK, num_hidden_layers=20))
+    sparse = build_miniature(config(**DEEPSEEK, num_hidden_layers=20))
     assert sparse.config.num_hidden_layers == 2  # one dense, one with experts
 
 

@@ -13,7 +13,7 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rows import data_files
 from lockstep.cluster.turns import DeviceTurns
 from lockstep.cluster.workers import WorkerPool
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.models.source import open_source
 from lockstep.report.progress import show_notes
 from lockstep.run.live_setup import LiveSetup
@@ -36,9 +36,9 @@ def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
     turns = DeviceTurns()
     learners: list[Any] = [Noting(), Noting()]
     for learner in learners:
-        turns.add(learner)
-    turns.leave(learners[1])
-    turns.leave()
+        turns.add_learner(learner)
+    turns.offload_learners(learners[1])
+    turns.offload_learners()
     assert [learner.asked for learner in learners] == [
         ["leave", "leave"],
         ["moments leave", "leave"],
@@ -50,7 +50,7 @@ def test_whoever_worked_before_gives_back_what_it_keeps_for_later() -> None:
     policy: Any = Noting()
     critic: Any = Noting()
     for working in (policy, policy, critic, critic, policy):
-        turns.begin(working)
+        turns.begin_work(working)
     assert (policy.asked, critic.asked) == (["empty"], ["empty"])
 
 
@@ -65,9 +65,9 @@ def test_an_engine_sleeps_where_learners_leave_and_has_a_larger_cache(
             "sampler=vllm",
             f"cluster.offload_idle={str(offload).lower()}",
         ]
-        recipe = load("ppo_arithmetic", [*options, f"model.path={model}"]).expect(Algorithm)
+        recipe = load_recipe("ppo_arithmetic", [*options, f"model.path={model}"]).expect_recipe(Algorithm)
         files, source = data_files(recipe.data, in_tmp), open_source(str(model))
-        spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), WorkerPool())._spec
+        spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), WorkerPool())._sampler_spec
         assert spec.section.takes_turns is spec.backend.forgets_weights(spec.section) is offload
         assert spec.budget is not None
         beside[offload] = spec.budget.beside

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.config.errors import RecipeError
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 
 OWN_REWARD = """
 base: ppo_gsm8k
@@ -25,7 +25,7 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
 
 def faults(recipe: str, *overrides: str) -> list[str]:
     with pytest.raises(RecipeError) as caught:
-        load(recipe, overrides)
+        load_recipe(recipe, overrides)
     return [line.partition(": ")[2] for line in str(caught.value).splitlines()]
 
 
@@ -49,13 +49,13 @@ run: {best: {metric: validation/reward}, save_every: 7, validate_every: 5}
 def test_options_that_only_a_shipped_base_sets_give_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loaded = load(write(tmp_path, OWN_REWARD))
-    recipe = loaded.expect(PPORecipe)
+    loaded = load_recipe(write(tmp_path, OWN_REWARD))
+    recipe = loaded.expect_recipe(PPORecipe)
     assert recipe.reward is not None
     assert (recipe.reward.type, recipe.reward.marker) == ("python", None)
     assert recipe.run.validate_every == 0
     assert recipe.data.max_validation_samples is None
-    assert loaded.origin(("run", "validate_every")) == "default"
+    assert loaded.find_origin(("run", "validate_every")) == "default"
     notes = capsys.readouterr().err
     assert "run.validate_every=1 of ppo_gsm8k is dropped" in notes
     assert "data.max_validation_samples=256 of ppo_gsm8k is dropped" in notes
@@ -74,7 +74,7 @@ def test_the_option_that_sets_up_a_reward_names_its_type(tmp_path: Path) -> None
     recipe = write(tmp_path, base)
 
     def type_with(*overrides: str) -> str:
-        reward = load(recipe, overrides).expect(PPORecipe).reward
+        reward = load_recipe(recipe, overrides).expect_recipe(PPORecipe).reward
         return "" if reward is None else reward.type
 
     assert type_with("reward.function=my_rewards.py:brief") == "python"

@@ -9,7 +9,7 @@ import pytest
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.cli import main
 from lockstep.config.help import explain_options
-from lockstep.config.loading import RecipeError, describe, load
+from lockstep.config.loading import RecipeError, describe_recipe, load_recipe
 from lockstep.config.recipe_files import find_shipped
 
 PPO = """
@@ -36,14 +36,14 @@ def recipe(tmp_path: Path) -> str:
 
 
 def ppo(recipe: str, *overrides: str) -> PPORecipe:
-    loaded = load(recipe, overrides).recipe
+    loaded = load_recipe(recipe, overrides).recipe
     assert isinstance(loaded, PPORecipe)
     return loaded
 
 
 def refusal(recipe: str, *overrides: str) -> str:
     with pytest.raises(RecipeError) as caught:
-        load(recipe, overrides)
+        load_recipe(recipe, overrides)
     return str(caught.value)
 
 
@@ -77,7 +77,7 @@ def test_base_is_merged_key_by_key_and_lists_are_replaced(tmp_path: Path, recipe
     (tmp_path / "nested").mkdir()
     child = tmp_path / "nested" / "child.yaml"
     child.write_text("base: ../small.yaml\ncritic: {betas: [0.5, 0.6]}\nppo: {clip: 0.3}\n")
-    loaded = load(str(child), ["ppo.gamma=0.5"])
+    loaded = load_recipe(str(child), ["ppo.gamma=0.5"])
     assert isinstance(loaded.recipe, PPORecipe)
     assert loaded.name == "child"
     assert loaded.recipe.critic.betas == (0.5, 0.6)
@@ -89,7 +89,7 @@ def test_base_is_merged_key_by_key_and_lists_are_replaced(tmp_path: Path, recipe
 def test_every_shipped_recipe_loads_by_name() -> None:
     assert find_shipped()
     for name in find_shipped():
-        assert load(name).name == name
+        assert load_recipe(name).name == name
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_messages_take_the_place_of_a_prompt_and_a_prompt_that_of_messages(
 
 def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str) -> None:
     assert ppo(recipe, "learner=torch", "learner.dtype=bf16").learner.dtype == "bf16"
-    assert load(recipe, ["run=here"]).run_folder == Path("here")
+    assert load_recipe(recipe, ["run=here"]).run_folder == Path("here")
 
 
 @pytest.mark.parametrize(
@@ -179,17 +179,17 @@ def test_a_problem_in_a_base_names_the_base(tmp_path: Path) -> None:
 
 
 def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: str) -> None:
-    loaded = load(recipe)
-    assert load(recipe, ["run.folder=elsewhere"]).digest == loaded.digest
-    assert load(recipe, ["ppo.clip=0.2"]).digest == loaded.digest
-    assert load(recipe, ["trackers.wandb={}"]).digest == loaded.digest
+    loaded = load_recipe(recipe)
+    assert load_recipe(recipe, ["run.folder=elsewhere"]).digest == loaded.digest
+    assert load_recipe(recipe, ["ppo.clip=0.2"]).digest == loaded.digest
+    assert load_recipe(recipe, ["trackers.wandb={}"]).digest == loaded.digest
     bound = "acceptance=[{metric: train/reward, steps: [1, 2], statistic: mean, min: 0.1}]"
     for option in (bound, "sampler.timeout_s=5"):
-        assert load(recipe, [option]).digest == loaded.digest
+        assert load_recipe(recipe, [option]).digest == loaded.digest
     for option in ("sampler.max_batch_size=7", "sampler.replicas=3"):
-        assert load(recipe, [option]).digest != loaded.digest
+        assert load_recipe(recipe, [option]).digest != loaded.digest
     others = [
-        load(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")
+        load_recipe(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")
     ]
     assert len({loaded.digest, *others}) == 4
     assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"
@@ -202,8 +202,8 @@ def test_a_described_recipe_is_the_same_recipe(recipe: str, tmp_path: Path) -> N
         "data.system_prompt='no'",
         "data.chat=true",
     ]
-    loaded = load(recipe, odd)
-    again = load(variant(tmp_path, describe(loaded)))
+    loaded = load_recipe(recipe, odd)
+    again = load_recipe(variant(tmp_path, describe_recipe(loaded)))
     assert again.recipe == loaded.recipe
     assert again.digest == loaded.digest
 
@@ -215,12 +215,12 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
         tmp_path,
         f"base: {Path(recipe).name}\ncritic: {{betas: [0.5, 0.6]}}\nppo: {{kl: {{coef: 0.1}}}}\n",
     )
-    loaded = load(
+    loaded = load_recipe(
         child,
         ["data.prompt='Q: {question} # 1\n'", "model.path=X", "ppo.clip_high=null", "run=here"],
     )
-    text = describe(loaded, origins=True)
-    assert load(variant(tmp_path, text)).recipe == loaded.recipe
+    text = describe_recipe(loaded, origins=True)
+    assert load_recipe(variant(tmp_path, text)).recipe == loaded.recipe
     origins = {
         line.split(":")[0].strip(): line.rsplit("  # ", 1)[-1]
         for line in text.splitlines()
@@ -263,7 +263,7 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
     ],
 )
 def test_an_option_is_explained(recipe: str, key: str, text: str) -> None:
-    assert text in explain_options(load(recipe, ["ppo.clip=0.3"]), [key])
+    assert text in explain_options(load_recipe(recipe, ["ppo.clip=0.3"]), [key])
 
 
 def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +277,7 @@ def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[s
     "layout", ["learner.parallel.dp=2", "learner.parallel.tp=2", "learner=megatron", "cluster=ray"]
 )
 def test_every_layout_begins_with_the_same_warm_start(layout: str) -> None:
-    alone, laid_out = load("ppo_arithmetic").warm_start, load("ppo_arithmetic", [layout]).warm_start
+    alone, laid_out = load_recipe("ppo_arithmetic").warm_start, load_recipe("ppo_arithmetic", [layout]).warm_start
     assert alone is not None
     assert laid_out is not None
     assert laid_out.digest == alone.digest
@@ -287,7 +287,7 @@ def test_a_warm_start_has_the_seed_and_the_type_of_its_run() -> None:
     digests = {
         first.digest
         for override in ("seed=1", "seed=2", "learner.dtype=bf16")
-        if (first := load("ppo_arithmetic", [override]).warm_start) is not None
+        if (first := load_recipe("ppo_arithmetic", [override]).warm_start) is not None
     }
     assert len(digests) == 3
 
@@ -308,9 +308,9 @@ def test_a_recipe_that_is_trained_first_is_found_from_the_recipe_that_names_it(
         (tmp_path / folder / "later.yaml").write_text(
             f"base: ppo_arithmetic\nmodel: {{from_recipe: {named}}}\n"
         )
-        loaded = load(f"{folder}/later.yaml")
-        assert loaded.training.model.from_recipe == "rungs/first.yaml"
+        loaded = load_recipe(f"{folder}/later.yaml")
+        assert loaded.training_recipe.model.from_recipe == "rungs/first.yaml"
         assert loaded.warm_start is not None
-    assert load(str(tmp_path / "rungs/later.yaml")).warm_start is not None
+    assert load_recipe(str(tmp_path / "rungs/later.yaml")).warm_start is not None
     monkeypatch.chdir(tmp_path / "rungs")
-    assert load("later.yaml").training.model.from_recipe == "first.yaml"
+    assert load_recipe("later.yaml").training_recipe.model.from_recipe == "first.yaml"

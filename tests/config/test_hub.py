@@ -15,13 +15,13 @@ from hub_server import HubServer, environment_of, read_files, serve_hub
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.config.hub import fetch_names
-from lockstep.config.hub_name import PINS, parse
-from lockstep.config.loading import LoadedRecipe, load, load_run
+from lockstep.config.hub_name import PINS, parse_name_of_kind
+from lockstep.config.loading import LoadedRecipe, load_recipe, load_run
 from lockstep.core.errors import InputError
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 MODEL, ROWS = "hf:ada/tiny", "hf:datasets/ada/sums/train.jsonl"
 QUESTIONS = [{"question": f"{i} + {i} =", "answer": str(2 * i)} for i in range(32)]
@@ -72,7 +72,7 @@ def hub(
 
 
 def tiny(*overrides: str) -> LoadedRecipe:
-    return load("tiny.yaml", list(overrides))
+    return load_recipe("tiny.yaml", list(overrides))
 
 
 def renamed(files: dict[str, bytes], **changes: bytes | None) -> dict[str, bytes]:
@@ -84,7 +84,7 @@ def renamed(files: dict[str, bytes], **changes: bytes | None) -> dict[str, bytes
 def test_a_run_takes_one_commit_and_keeps_it(
     hub: HubServer, files: dict[str, bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = train(tiny())
+    folder = train_recipe(tiny())
     said = capfd.readouterr()
     # main has moved, and is broken now
     moved = hub.push("models/ada/tiny", renamed(files, config__json=b"{}"))
@@ -95,11 +95,11 @@ def test_a_run_takes_one_commit_and_keeps_it(
     assert yaml.safe_load((folder / "recipe.yaml").read_text())["model"]["path"] == MODEL
     assert load_run(folder).pins == pins
     hub.asked.clear()
-    assert train(tiny()) == folder  # it is finished, and nothing is asked
+    assert train_recipe(tiny()) == folder  # it is finished, and nothing is asked
     assert not hub.asked
     shutil.rmtree(folder / "final")
     hub.gated.add("models/ada/tiny")
-    assert train(tiny()) == folder  # all of the commit is here, so its terms are nothing to the run
+    assert train_recipe(tiny()) == folder  # all of the commit is here, so its terms are nothing to the run
     assert not hub.asked
     hub.gated.clear()
     next(Path("cache").glob("models--*/snapshots/*/config.json")).unlink()
@@ -113,7 +113,7 @@ def test_a_run_takes_one_commit_and_keeps_it(
 
 
 def test_only_what_is_read_is_fetched(hub: HubServer) -> None:
-    path = Path(str(fetch_names(tiny()).training.model.path))
+    path = Path(str(fetch_names(tiny()).training_recipe.model.path))
     fetched = {file.name for file in path.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= fetched
     assert fetched.isdisjoint({"modeling_ada.py", "pytorch_model.bin", "README.md"})
@@ -141,13 +141,13 @@ def test_without_a_network_this_machines_copy_is_used(
 ) -> None:
     here = fetch_names(tiny())
     hub.code = 451
-    assert fetch_names(tiny()).training == here.training
+    assert fetch_names(tiny()).training_recipe == here.training_recipe
     assert (
-        f"{MODEL} is commit {Path(str(here.training.model.path)).name}" in capsys.readouterr().err
+        f"{MODEL} is commit {Path(str(here.training_recipe.model.path)).name}" in capsys.readouterr().err
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.asked.clear()
-    assert fetch_names(tiny()).training == here.training
+    assert fetch_names(tiny()).training_recipe == here.training_recipe
     with pytest.raises(
         InputError,
         match=r"hf:ada/other is incomplete on this machine, and HF_HUB_OFFLINE blocks access",
@@ -158,7 +158,7 @@ def test_without_a_network_this_machines_copy_is_used(
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json", "generation_config.json"])
 def test_a_copy_in_part_is_refused(hub: HubServer, lost: str) -> None:
-    folder = Path(str(fetch_names(tiny()).training.model.path))
+    folder = Path(str(fetch_names(tiny()).training_recipe.model.path))
     (folder / lost).unlink()
     hub.code = 451
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_all_shards_are_fetched(hub: HubServer, files: dict[str, bytes]) -> None
         "models/ada/cut",
         renamed(files | shards | {"model.safetensors.index.json": index}, **others),
     )
-    folder = Path(str(fetch_names(tiny("model.path=hf:ada/cut")).training.model.path))
+    folder = Path(str(fetch_names(tiny("model.path=hf:ada/cut")).training_recipe.model.path))
     assert {file.name for file in folder.glob("**/*.safetensors")} == set(shards)
 
 
@@ -189,11 +189,11 @@ def test_a_refusal_tells_no_token(hub: HubServer, files: dict[str, bytes]) -> No
 
 
 def test_parsing() -> None:
-    assert parse("hf:ada/tiny@v1.2", "model").revision == "v1.2"
+    assert parse_name_of_kind("hf:ada/tiny@v1.2", "model").revision == "v1.2"
     assert (
-        parse("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet", "dataset").file
+        parse_name_of_kind("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet", "dataset").file
         == "a/0.parquet"
     )
-    assert parse("hf:datasets/ada/sums@main/a/train.jsonl", "dataset").revision == "main"
+    assert parse_name_of_kind("hf:datasets/ada/sums@main/a/train.jsonl", "dataset").revision == "main"
     with pytest.raises(ValueError, match="is not a file of a hub data set"):
-        parse("hf:datasets/ada/sums/a/../../b.jsonl", "dataset")
+        parse_name_of_kind("hf:datasets/ada/sums/a/../../b.jsonl", "dataset")

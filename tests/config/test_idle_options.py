@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.config.loading import RecipeError, describe, load
+from lockstep.config.loading import RecipeError, describe_recipe, load_recipe
 
 PAGE = (Path(__file__).parents[1] / "commands/messages.md").read_text()
 TABLE = PAGE[
@@ -122,13 +122,13 @@ def test_what_does_nothing_is_refused(
     Path("plain.yaml").write_text(yaml.safe_dump({"algorithm": algorithm, **RECIPES[algorithm]}))
     others, [idle] = overrides(algorithm, beside), overrides(algorithm, [option])
     name = idle.partition("=")[0]
-    resolved = load("plain.yaml", others)
-    Path("resolved.yaml").write_text(describe(resolved))
-    assert load("resolved.yaml").dump() == resolved.dump(), (
+    resolved = load_recipe("plain.yaml", others)
+    Path("resolved.yaml").write_text(describe_recipe(resolved))
+    assert load_recipe("resolved.yaml").dump_options() == resolved.dump_options(), (
         "all values, defaults included, may be said"
     )
     with pytest.raises(RecipeError, match=r"ha(s|ve) no effect") as refused:
-        load("plain.yaml", [*others, idle])
+        load_recipe("plain.yaml", [*others, idle])
     assert len(str(refused.value).splitlines()) == 1
     assert name.rsplit(".", 1)[-1] in str(refused.value)
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from lockstep.config import SamplerSection
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import RecipeError, load_recipe
 
 SERVER = {"base_url": "http://localhost:8000/v1", "model": "m"}
 
@@ -29,12 +29,12 @@ def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_neede
     with pytest.raises(
         RecipeError, match=r"sampler: a server cannot receive weights .* choose torch or vllm$"
     ):
-        load(recipe, [server])
+        load_recipe(recipe, [server])
     with pytest.raises(
         RecipeError,
         match=r"sampler: backend: openai requires sampler.openai.base_url",
     ):
-        load(recipe, ["sampler=openai"])
+        load_recipe(recipe, ["sampler=openai"])
 
 
 def test_a_server_may_move_and_be_asked_more_gently() -> None:
@@ -49,10 +49,10 @@ def test_a_server_may_move_and_be_asked_more_gently() -> None:
         f"{engine}.openai.base_url=http://other:9000/v1",
         f"{engine}.openai.max_concurrency=2",
     ]
-    assert load("eval_judge", here).digest == load("eval_judge", there).digest
+    assert load_recipe("eval_judge", here).digest == load_recipe("eval_judge", there).digest
     assert (
-        load("eval_judge", [*here, f"{engine}.openai.model=n"]).digest
-        != load("eval_judge", here).digest
+        load_recipe("eval_judge", [*here, f"{engine}.openai.model=n"]).digest
+        != load_recipe("eval_judge", here).digest
     )
 
 

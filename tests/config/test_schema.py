@@ -13,7 +13,7 @@ from jsonschema.exceptions import ValidationError
 from lockstep.cli import main
 from lockstep.config import registry
 from lockstep.config.errors import RecipeShape
-from lockstep.config.loading import RecipeError, load, read_tree
+from lockstep.config.loading import RecipeError, load_recipe, read_tree
 from lockstep.config.recipe_files import find_shipped
 from lockstep.config.schema import make_schema
 from lockstep.system import yaml12
@@ -26,8 +26,8 @@ SHIPPED = find_shipped()
 def options(shape: RecipeShape, above: str = "") -> dict[str, str]:
     """What is said of each option and section, by its keys."""
     found: dict[str, str] = {}
-    for name, field in shape.fields.items():
-        inner = shape.within(name)
+    for name, field in shape.option_fields.items():
+        inner = shape.find_section(name)
         found[above + name] = field.description or (
             "" if inner is None else inner.kind.__doc__ or ""
         )
@@ -38,10 +38,10 @@ def options(shape: RecipeShape, above: str = "") -> dict[str, str]:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_recipe_validates_as_it_is_written_and_as_it_is_resolved(name: str) -> None:
     own = Draft202012Validator(make_schema(read_tree(name)["algorithm"]))
-    own.validate(yaml12.parse(SHIPPED[name].read_text()))
+    own.validate(yaml12.parse_yaml(SHIPPED[name].read_text()))
     own.validate(read_tree(name))
     try:
-        resolved = load(name).dump()
+        resolved = load_recipe(name).dump_options()
     except RecipeError:  # it waits for a model or a file, which only its user has
         return
     own.validate(resolved)
@@ -68,7 +68,7 @@ def test_a_short_form_and_a_task_of_the_user_are_taken() -> None:
     PPO.validate({"data": {"task": {"name": "rows.py:Rows", "count": 3}}})
 
 
-@pytest.mark.parametrize(("name", "kind"), list(registry.every()))
+@pytest.mark.parametrize(("name", "kind"), list(registry.iterate_algorithms()))
 def test_each_option_is_described(name: str, kind: type) -> None:
     described = json.dumps(make_schema(name), ensure_ascii=False)
     for keys, meaning in options(RecipeShape(kind)).items():
@@ -83,6 +83,6 @@ def test_an_algorithm_of_the_user_has_a_schema(capsys: pytest.CaptureFixture[str
     place = f"{ROOT}/examples/custom_algorithm/reinforce.py:Reinforce"
     assert main(["schema", place]) == 0
     made = json.loads(capsys.readouterr().out)
-    recipe = yaml12.parse((ROOT / "examples/custom_algorithm/recipe.yaml").read_text())
+    recipe = yaml12.parse_yaml((ROOT / "examples/custom_algorithm/recipe.yaml").read_text())
     Draft202012Validator(made).validate({**recipe, "algorithm": place})
     assert not Draft202012Validator(made).is_valid({**recipe, "algorithm": place, "critik": {}})

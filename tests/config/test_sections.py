@@ -48,7 +48,7 @@ def test_samplers_are_told_all_that_a_recipe_says() -> None:
 
 def test_a_learner_computes_as_the_recipe_says() -> None:
     computation, parallel = Computation(device="cpu", dtype="bf16"), Parallel(dp=2)
-    section = LearnerSection.of(computation, "megatron", parallel)
+    section = LearnerSection.from_computation(computation, "megatron", parallel)
     assert section.model_dump(include=set(Computation.model_fields)) == computation.model_dump()
     assert section == LearnerSection(
         device="cpu", dtype="bf16", backend="megatron", parallel=parallel

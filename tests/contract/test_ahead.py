@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.ahead import OneStepAhead
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, train_on_rollouts, policy_version
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams
@@ -58,10 +58,10 @@ class Bench:
             replace(self.place, phase=self.shown.phase),
             rule,
             self.agreement,
-            lambda step, drawn: learn(step, drawn, self.place, rule),
+            lambda step, drawn: train_on_rollouts(step, drawn, self.place, rule),
             lambda step: policy_version(step, rule.options),
             RunLength(steps, None, 64),
-            self.shown.beside,
+            self.shown.background_phase,
             lambda: self.abandoned.append(None),
         )
 

@@ -25,9 +25,9 @@ from lockstep.weight_sync.carriers import (
     TransferKind,
     TransferRoute,
     open_carrier,
-    unpack,
+    unpack_bucket,
 )
-from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint
+from lockstep.weight_sync.fingerprints import column_fingerprint, fingerprint_tensor
 from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint
 from lockstep.weight_sync.sender import LocalSender
 
@@ -59,8 +59,8 @@ class Ends:
     def send(self, bucket: WeightBucket) -> None:
         """Announces and ships a bucket, when the one before has been read."""
         self.wait()
-        self.announced.put(WeightBucket.read(bucket.json()))
-        self.sender.ship(bucket)
+        self.announced.put(WeightBucket.from_json(bucket.to_json()))
+        self.sender.ship_bucket(bucket)
         self.sent += 1
 
     def wait(self) -> None:
@@ -81,7 +81,7 @@ def receive(
     carrier: BucketCarrier, announced: queue.SimpleQueue[WeightBucket | None], taken: list[Taken]
 ) -> None:
     while (bucket := announced.get()) is not None:
-        taken.append({name: tensor.clone() for name, tensor in unpack(carrier, bucket, CPU)})
+        taken.append({name: tensor.clone() for name, tensor in unpack_bucket(carrier, bucket, CPU)})
 
 
 @pytest.fixture(params=["shared_memory", "process_group"])
@@ -91,15 +91,15 @@ def ends(request: pytest.FixtureRequest) -> Ends:
         LocalSender(),
         RendezvousHost("127.0.0.1", 2, 30.0) if transfer == "process_group" else None,
     )
-    route = TransferRoute(transfer, () if host else sender.places, host.meeting if host else None)
+    route = TransferRoute(transfer, () if host else sender.file_paths, host.meeting if host else None)
     announced, taken = queue.SimpleQueue[WeightBucket | None](), list[Taken]()
-    text = route.of(1).json()
+    text = route.for_rank(1).to_json()
     thread = threading.Thread(
-        target=lambda: receive(open_carrier(TransferRoute.read(text)), announced, taken),
+        target=lambda: receive(open_carrier(TransferRoute.from_json(text)), announced, taken),
         daemon=True,
     )
     thread.start()
-    sender.join(route)
+    sender.open_route(route)
     return Ends(sender, announced, taken, thread, host)
 
 
@@ -120,7 +120,7 @@ def assert_same(left: Taken, right: Taken) -> None:
 
 def test_what_is_taken_is_what_was_written(ends: Ends) -> None:
     numbers = list[int]()
-    for bucket in ends.sender.buckets(OutgoingWeights.of(weights().items()), columns=True):
+    for bucket in ends.sender.fill_buckets(OutgoingWeights.wrap_stream(weights().items()), columns=True):
         numbers.append(bucket.number)
         assert bucket.size <= 512 or len(bucket.slots) == 1
         assert all(slot.start % 64 == 0 for slot in bucket.slots)
@@ -135,7 +135,7 @@ def test_a_bucket_stays_while_the_next_is_filled(ends: Ends) -> None:
     if ends.host is not None:
         pytest.skip("a broadcast ends when all have the bytes")
     before: WeightBucket | None = None
-    for bucket in ends.sender.buckets(OutgoingWeights.of(weights().items()), columns=False):
+    for bucket in ends.sender.fill_buckets(OutgoingWeights.wrap_stream(weights().items()), columns=False):
         if before is not None:
             ends.send(before)
             ends.wait()
@@ -149,7 +149,7 @@ def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
     """The second time there is more of it, so that memory has to grow."""
     more = {"more": torch.arange(3000.0)}
     for sent in ({"one": torch.ones(3)}, {"one": torch.zeros(3), **more}):
-        for bucket in ends.sender.buckets(OutgoingWeights.of(sent.items()), columns=False):
+        for bucket in ends.sender.fill_buckets(OutgoingWeights.wrap_stream(sent.items()), columns=False):
             ends.send(bucket)
     assert_same(ends.finish(), {"one": torch.zeros(3), **more})
 
@@ -158,14 +158,14 @@ def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
 def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dtype | None) -> None:
     held = {"matrix": torch.randn(50, 30), "turned": torch.randn(4, 9).T, "count": torch.arange(7)}
     outgoing = OutgoingWeights(lambda: iter(held.items()), dtype)
-    for bucket in ends.sender.buckets(outgoing, columns=True):
+    for bucket in ends.sender.fill_buckets(outgoing, columns=True):
         ends.send(bucket)
     for name, tensor in ends.finish().items():
         assert tensor.dtype == (
             dtype if held[name].is_floating_point() and dtype is not None else held[name].dtype
         )
         columns = column_fingerprint(tensor) if tensor.ndim == 2 else None
-        assert outgoing.sent[name] == SentFingerprint(fingerprint(tensor), columns)
+        assert outgoing.sent_fingerprints[name] == SentFingerprint(fingerprint_tensor(tensor), columns)
 
 
 def test_a_stream_is_gone_through_as_it_is_sent() -> None:
@@ -177,18 +177,18 @@ def test_a_stream_is_gone_through_as_it_is_sent() -> None:
             yield name, tensor
 
     sender = LocalSender()
-    sender.join(TransferRoute("shared_memory", sender.places))
-    next(sender.buckets(OutgoingWeights.of(stream()), columns=False))
+    sender.open_route(TransferRoute("shared_memory", sender.file_paths))
+    next(sender.fill_buckets(OutgoingWeights.wrap_stream(stream()), columns=False))
     assert len(asked) < len(SHAPES)
 
 
 def test_files_of_shared_memory_are_gone_with_their_owner() -> None:
     files = SharedFiles()
-    assert len(set(files.places)) == 2
-    for place in files.places:
+    assert len(set(files.file_paths)) == 2
+    for place in files.file_paths:
         with open(place, "r+b"):
             pass
-    places = files.places
+    places = files.file_paths
     del files
     for place in places:
         with pytest.raises(FileNotFoundError):

@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.core.types import Request, SamplingParams
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.weight_sync.attestation import WeightAttestation
-from lockstep.weight_sync.sync import SentFingerprint, WeightSyncError, differing
+from lockstep.weight_sync.sync import SentFingerprint, WeightSyncError, find_differences
 
 ASKED = ([Request((0,), 1)], SamplingParams(max_tokens=2))
 
@@ -99,4 +99,4 @@ SENT = {"embed": SentFingerprint(1, 10), "norm": SentFingerprint(2, None)}
 def test_what_differs_is_named_with_its_reason(
     held: WeightAttestation, faults: dict[str, str]
 ) -> None:
-    assert differing(SENT, held) == faults
+    assert find_differences(SENT, held) == faults

@@ -29,9 +29,9 @@ from tiny_models import (
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.core.batch import Batch, concat
+from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.types import HeadKind, SamplingParams
 from lockstep.learners.base import Learner, train
 from lockstep.losses.base import Loss
@@ -58,7 +58,7 @@ class Pair:
 def start(kind: str, spec: LearnerSpec, stack: ExitStack) -> Learner:
     if kind == "in process":
         return spec.build()
-    ranks = launch(over(spec, dp=RANKS[kind]), timeout_s=400.0)
+    ranks = launch_learner(over(spec, dp=RANKS[kind]), timeout_s=400.0)
     stack.callback(ranks.close)
     return ranks
 
@@ -261,7 +261,7 @@ def test_ppos_losses_and_metrics_are_those_of_one_process(pair: Pair) -> None:
 
 def test_gathered_gradients_are_those_of_the_joined_batch(pair: Pair) -> None:
     one, two = ragged(LENGTHS, 1), ragged((3, 28, 5), 2)
-    train(pair.policy, concat([one, two]), WeightedLogprob())
+    train(pair.policy, concat_batches([one, two]), WeightedLogprob())
     together = snapshot(pair.policy)
     pair.policy.load(pair.first / "policy")
     pair.policy.forward_backward(one, WeightedLogprob())

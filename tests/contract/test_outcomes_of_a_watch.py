@@ -124,7 +124,7 @@ def test_kept_sequences_that_became_unlikely_are_no_fault() -> None:
     with run.engine.at(1):
         pass
     run.watch, old = DriftWatch(run.learner, run.engine, TEST, run.notes.append), run.watch
-    run.watch.restore(old.dump())
+    run.watch.restore_state(old.dump_state())
     for _ in range(60):
         requests = [Request((SURE,), 5000 + 100 * run.steps + i) for i in range(64)]
         with run.engine.at(1):
@@ -167,5 +167,5 @@ def test_the_outcome_is_the_first_that_holds(measured: dict[str, float], outcome
         usual=0.01, now=0.09, rescored=0.08, resent=0.08, kept_then=0.01, kept_now=0.01
     )
     evidence = replace(usual, **measured)
-    assert evidence.outcome == outcome
+    assert evidence.drift_cause == outcome
     assert str(evidence).startswith(f"{outcome}: ")

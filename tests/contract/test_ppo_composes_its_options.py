@@ -174,9 +174,9 @@ def test_the_coefficient_follows_its_target_and_a_checkpoint_holds_it(tmp_path: 
         "the divergence is far below its target"
     )
     coefficient = KLCoefficient(0.1, AdaptiveKL(target=2.0, gain=1.0))
-    coefficient.follow(2.2)
+    coefficient.adapt_to_kl(2.2)
     assert coefficient.value == pytest.approx(0.11)
-    coefficient.follow(50.0)
+    coefficient.adapt_to_kl(50.0)
     assert coefficient.value == pytest.approx(0.11 * 1.2)
     coefficient.save(tmp_path / "kl")
     restored = KLCoefficient(0.1, coefficient.adaptive)

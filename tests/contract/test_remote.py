@@ -18,14 +18,14 @@ import torch
 from remote_workers import Abacus, build_nothing
 
 from lockstep.cluster.placement import ProcessPlace
-from lockstep.cluster.transport import CallFailure, CallResult, decode, encode
+from lockstep.cluster.transport import CallFailure, CallResult, decode_message, encode_message
 from lockstep.cluster.worker_proxy import (
     RemoteError,
     WorkerDied,
     WorkerProxy,
-    outcomes,
+    wait_for_calls,
 )
-from lockstep.cluster.workers import HERE, WorkerPool, workers_of
+from lockstep.cluster.workers import HERE, WorkerPool, open_worker_pool
 from lockstep.config import ClusterSection, Computation
 from lockstep.core.batch import Batch
 from lockstep.core.borders import NotFiniteError
@@ -52,7 +52,7 @@ def open_workers(backend: Literal["local", "ray"]) -> Iterator[WorkerPool]:
     section, computation = ClusterSection(backend=backend), Computation(device="cpu")
     with (
         show_progress("tests") as shown,
-        workers_of(section, computation, shown, ranks=2) as workers,
+        open_worker_pool(section, computation, shown, ranks=2) as workers,
     ):
         yield workers
 
@@ -67,7 +67,7 @@ def workers() -> Iterator[WorkerPool]:
 def abacus(
     workers: WorkerPool, start: int = 0, name: str = "abacus", timeout_s: float = 400.0
 ) -> WorkerProxy:
-    remote = workers.start(partial(Abacus, start), name, timeout_s, PLACE)
+    remote = workers.start_worker(partial(Abacus, start), name, timeout_s, PLACE)
     workers.callback(remote.close)
     return remote
 
@@ -81,7 +81,7 @@ def shared(workers: WorkerPool) -> WorkerProxy:
 def own(workers: WorkerPool) -> WorkerProxy:
     """A worker that a test may ruin."""
     own = abacus(workers, start=10)
-    own.ready()
+    own.wait_until_ready()
     return own
 
 
@@ -102,9 +102,9 @@ def gone(pid: int, within_s: float) -> bool:
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_crosses_as_it_is_and_alone(name: str) -> None:
     tensor = TENSORS[name]
-    parts = encode(CallResult({"tensor": tensor}))
+    parts = encode_message(CallResult({"tensor": tensor}))
     assert sum(part.nbytes for part in parts[1:]) == tensor.numel() * tensor.element_size()
-    crossed = decode([bytearray(part) for part in parts])
+    crossed = decode_message([bytearray(part) for part in parts])
     assert isinstance(crossed, CallResult)
     assert crossed.value["tensor"].dtype == tensor.dtype
     assert torch.equal(crossed.value["tensor"], tensor)
@@ -120,12 +120,12 @@ def test_several_workers_work_at_the_same_time(
     shared: WorkerProxy, own: WorkerProxy, tmp_path: Path
 ) -> None:
     """Each waits for the other to have begun."""
-    shared.ready()
+    shared.wait_until_ready()
     seen = [str(tmp_path / name) for name in ("one", "other")]
     pending = [
         worker.submit("meet", *names) for worker, names in ((shared, seen), (own, seen[::-1]))
     ]
-    assert outcomes(pending) == ["met", "met"]
+    assert wait_for_calls(pending) == ["met", "met"]
 
 
 def test_a_worker_does_one_thing_at_a_time(shared: WorkerProxy) -> None:
@@ -143,7 +143,7 @@ def test_a_refusal_reads_as_it_was_written(shared: WorkerProxy) -> None:
     assert "raised in refuse of worker abacus" in caught.value.__notes__[0]
     assert shared.call("echo", 1) == 1
     batch = Batch(torch.tensor([1]), torch.tensor([1]))
-    assert CallFailure.of(NotFiniteError("the loss is not finite", batch)).family is RunError
+    assert CallFailure.from_error(NotFiniteError("the loss is not finite", batch)).family is RunError
 
 
 def test_an_error_brings_its_traceback(shared: WorkerProxy) -> None:
@@ -179,9 +179,9 @@ def test_a_stream_that_breaks_says_so(shared: WorkerProxy) -> None:
 
 
 def test_an_error_in_building_shows_itself(workers: WorkerPool) -> None:
-    remote = workers.start(build_nothing, "broken", 120.0, PLACE)
+    remote = workers.start_worker(build_nothing, "broken", 120.0, PLACE)
     with pytest.raises(ValueError, match="the model folder is empty"):
-        remote.ready()
+        remote.wait_until_ready()
     with pytest.raises(WorkerDied, match="worker broken died"):
         remote.call("add", 1)
     remote.close()
@@ -189,7 +189,7 @@ def test_an_error_in_building_shows_itself(workers: WorkerPool) -> None:
 
 def test_a_worker_that_takes_too_long_is_ended(workers: WorkerPool) -> None:
     hasty = abacus(workers, name="hasty")
-    hasty.ready()
+    hasty.wait_until_ready()
     hasty.timeout_s = 0.5
     pid = hasty.call("pid")
     with pytest.raises(
@@ -217,7 +217,7 @@ def test_death_is_named(own: WorkerProxy, verb: str, argument: int, ending: str)
     assert total >= 15
     with pytest.raises(WorkerDied, match=f"^worker abacus died in {verb}: {ending}$"):
         own.call(verb, argument)
-    assert not own.alive()
+    assert not own.is_alive()
     with pytest.raises(WorkerDied, match=f"^worker abacus died before add: {ending}$"):
         own.call("add", 1)
 
@@ -231,10 +231,10 @@ def test_a_worker_killed_from_outside_is_noticed_at_once(own: WorkerProxy) -> No
 
 
 def test_the_rest_is_not_waited_for_where_one_fails(shared: WorkerProxy, own: WorkerProxy) -> None:
-    shared.ready()
+    shared.wait_until_ready()
     with pytest.raises(RemoteError, match="no such thing"):
-        outcomes([own.submit("sleep", 60.0), shared.submit("fail")], grace_s=0.2)
-    assert not own.alive()  # nobody has waited until it had slept enough
+        wait_for_calls([own.submit("sleep", 60.0), shared.submit("fail")], grace_s=0.2)
+    assert not own.is_alive()  # nobody has waited until it had slept enough
     assert shared.call("echo", 1) == 1
 
 
@@ -244,7 +244,7 @@ def test_a_death_is_told_before_the_errors_it_may_have_caused(
     failing = shared.submit("fail")
     assert failing.is_done(wait_s=5.0)
     with pytest.raises(WorkerDied, match=KILLED):
-        outcomes([failing, own.submit("end", signal.SIGKILL)])
+        wait_for_calls([failing, own.submit("end", signal.SIGKILL)])
 
 
 @pytest.mark.full
@@ -273,16 +273,16 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
         with pytest.raises(WorkerDied, match=KILLED):
             pending.result()
         own = abacus(workers)
-        own.ready()
+        own.wait_until_ready()
         own.timeout_s = 0.5
         with pytest.raises(WorkerDied, match=r"took longer than 0\.5 s for sleep and was ended"):
             own.call("sleep", 60.0)
-        assert not own.alive()
+        assert not own.is_alive()
 
 
 def test_threads_are_shared_out(own: WorkerProxy) -> None:
     assert own.call("threads") == torch.get_num_threads()
-    one = HERE.start(Abacus, "abacus", 400.0, PLACE, threads=3)
+    one = HERE.start_worker(Abacus, "abacus", 400.0, PLACE, threads=3)
     assert one.call("threads") == 3
     one.close()
 

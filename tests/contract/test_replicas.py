@@ -35,7 +35,7 @@ def shared_files() -> int:
 
 def test_a_death_ends_the_block_and_keeps_those_before_it(start: Start, tmp_path: Path) -> None:
     pool, wanted = start(), requests()
-    blocks = pool.blocks(enumerate([wanted[:4], wanted[4:]]), SAMPLING)
+    blocks = pool.generate_blocks(enumerate([wanted[:4], wanted[4:]]), SAMPLING)
     number, batch = next(blocks)
     assert (number, len(batch)) == (0, 4)
     (tmp_path / f"doom-{wanted[5].key}").touch()
@@ -46,7 +46,7 @@ def test_a_death_ends_the_block_and_keeps_those_before_it(start: Start, tmp_path
 @pytest.mark.full
 def test_one_that_hangs_is_found_by_its_deadline(start: Start, tmp_path: Path) -> None:
     pool, wanted = start(signal.SIGSTOP, timeout_s=10.0), requests()
-    pool.ready()
+    pool.wait_until_ready()
     (tmp_path / f"doom-{wanted[3].key}").touch()
     with pytest.raises(SamplerLost, match=r"took longer than 10 s for pieces"):
         pool.generate(wanted, SAMPLING)
@@ -78,7 +78,7 @@ def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(
 ) -> None:
     pool = start(replicas=2)
     spec = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0)
-    remote = HERE.start(spec.build, "learner", 60.0, ProcessPlace(0, (0,), 0, on_gpu=False))
+    remote = HERE.start_worker(spec.build, "learner", 60.0, ProcessPlace(0, (0,), 0, on_gpu=False))
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for number, pair in enumerate(remote.stream("weights")):
@@ -93,7 +93,7 @@ def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(
 
 def test_work_that_is_left_leaves_idle_workers_ready(start: Start) -> None:
     pool = start()
-    blocks = pool.blocks(enumerate([requests()] * 3), SAMPLING)
+    blocks = pool.generate_blocks(enumerate([requests()] * 3), SAMPLING)
     next(blocks)
     blocks.close()
     assert threading.active_count() < 20
@@ -117,11 +117,11 @@ def test_abandoned_workers_end_the_call_that_another_thread_waits_for(
     waiting.start()
     while (tmp_path / f"doom-{wanted[3].key}").exists():
         time.sleep(0.01)
-    pool.abandon()
+    pool.end_workers()
     waiting.join(30.0)
     assert not waiting.is_alive()
     assert len(ends) == 1
-    assert not any(remote.alive() for remote in pool.remotes)
+    assert not any(remote.is_alive() for remote in pool.remotes)
 
 
 def test_weight_syncs_share_one_carrier(start: Start, models: Callable[..., Path]) -> None:

@@ -40,7 +40,7 @@ from lockstep.models.load import load_causal_lm
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.samplers.base import Sampler
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.fingerprints import fingerprint_tensor
 
 NUMBERS = 61
 """Each is a token of the tokenizer."""
@@ -100,7 +100,7 @@ def started(
     section = SUBJECTS[request.param]
     learner = LearnerSpec(str(model), "logits", SECTION, None, 0).build()
     if request.param == "in process":
-        yield Subject(SamplerSpec(str(model), section, SECTION).open_here(), learner, model)
+        yield Subject(SamplerSpec(str(model), section, SECTION).open_in_process(), learner, model)
     else:
         replicas = SamplerPool(SamplerSpec(str(model), section, SECTION))
         yield Subject(replicas, learner, model)
@@ -205,7 +205,7 @@ def test_new_weights_are_used_stamped_and_attested(
     for attestation in subject.sampler.load_weights(dict(other.weights()).items(), 5):
         assert attestation.version == 5
         assert attestation.fingerprints == {
-            name: fingerprint(tensor) for name, tensor in other.weights()
+            name: fingerprint_tensor(tensor) for name, tensor in other.weights()
         }
         assert not attestation.kept_caches
     batch = subject.sampler.generate(requests(), PLAIN)
@@ -221,7 +221,7 @@ def test_attestation_tells_of_a_tensor_that_did_not_come(
     other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
     skipped = "model.layers.1.mlp.up_proj.weight"
     stream = {name: tensor for name, tensor in other.weights() if name != skipped}.items()
-    sent = {name: fingerprint(tensor) for name, tensor in other.weights()}
+    sent = {name: fingerprint_tensor(tensor) for name, tensor in other.weights()}
     for attestation in subject.sampler.load_weights(stream, 6):
         held = attestation.fingerprints
         assert {name for name in sent if sent[name] != held.get(name)} == {skipped}
@@ -244,7 +244,7 @@ def test_frequencies_are_those_of_the_distribution(
     prompt = requests((6,))[0].tokens
     short = SamplingParams(1, sampling.temperature, sampling.top_k, sampling.top_p)
     batch = subject.sampler.generate(
-        [Request(prompt, keyed.key("frequency", i)) for i in range(draws)], short
+        [Request(prompt, keyed.hash_key("frequency", i)) for i in range(draws)], short
     )
     counts = Counter(row[0] for row in responses(batch))
     probability = plain_distribution(plain_model(subject.model), torch.tensor(prompt), sampling)
@@ -313,7 +313,7 @@ def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
     (held,) = sampler.load_weights(learner.weights(), 1)
     assert {name: tensor.data_ptr() for name, tensor in learner.weights()} == places
     assert all(p.data_ptr() == places[name] for name, p in lm.named_parameters())
-    assert held.fingerprints == {name: fingerprint(tensor) for name, tensor in learner.weights()}
+    assert held.fingerprints == {name: fingerprint_tensor(tensor) for name, tensor in learner.weights()}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -13,8 +13,8 @@ from lockstep.cli import main
 from lockstep.core.errors import InputError
 from lockstep.system import yaml12
 from lockstep_convert.command import convert_words
-from lockstep_convert.convert import ConvertedConfig, convert, detect_library
-from lockstep_convert.read import flatten, read_config
+from lockstep_convert.convert import ConvertedConfig, convert_config, detect_library
+from lockstep_convert.read import flatten_tree, read_config
 from lockstep_convert.report import check_recipe, list_lines, render_recipe
 from lockstep_convert.table import KeyVerdict, list_libraries
 
@@ -104,7 +104,7 @@ def converted(
     """Converts a config by the library that its keys are of."""
     (folder / name).write_text(text)
     config = read_config([str(folder / name), *words])
-    return convert(config, detect_library(config.tree), algorithm or None)
+    return convert_config(config, detect_library(config.tree), algorithm or None)
 
 
 def recipe(found: ConvertedConfig) -> dict[str, Any]:
@@ -118,12 +118,12 @@ def recipe(found: ConvertedConfig) -> dict[str, Any]:
 def test_every_key_is_accounted_for_and_the_recipe_loads(library: str, tmp_path: Path) -> None:
     found = converted(tmp_path, *CONFIGS[library])
     assert found.table.name.lower().replace(" ", "-") == library
-    given = dict(flatten(read_config([str(tmp_path / CONFIGS[library][0])]).tree))
+    given = dict(flatten_tree(read_config([str(tmp_path / CONFIGS[library][0])]).tree))
     accounted = {entry.theirs for entry in found.entries}
     assert {
         key for key in given if not any(f"{key}.".startswith(f"{other}.") for other in accounted)
     } == set()
-    assert not found.select(KeyVerdict.UNKNOWN)
+    assert not found.select_entries(KeyVerdict.UNKNOWN)
     recipe(found)
 
 
@@ -194,7 +194,7 @@ def test_what_is_doubtful_is_listed_and_left_out(case: str, tmp_path: Path) -> N
     library, algorithm, word, key = LOOK[case]
     name, text, usual = CONFIGS[library]
     found = converted(tmp_path, name, text, algorithm or usual, *filter(None, [word]))
-    [entry] = [entry for entry in found.select(KeyVerdict.LOOK) if entry.theirs.endswith(key)]
+    [entry] = [entry for entry in found.select_entries(KeyVerdict.LOOK) if entry.theirs.endswith(key)]
     assert entry.sentence
     assert not entry.options
     assert f"Look at this: {entry.theirs}" in render_recipe(found)
@@ -243,8 +243,8 @@ def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> N
     found = converted(
         tmp_path, *CONFIGS["verl"], "trainer.total_epoch=3", "data.seed=1", "trainer.seed=2"
     )
-    assert [entry.theirs for entry in found.select(KeyVerdict.UNKNOWN)] == ["trainer.total_epoch"]
-    [clash] = [entry for entry in found.select(KeyVerdict.LOOK) if entry.theirs == "trainer.seed"]
+    assert [entry.theirs for entry in found.select_entries(KeyVerdict.UNKNOWN)] == ["trainer.total_epoch"]
+    [clash] = [entry for entry in found.select_entries(KeyVerdict.LOOK) if entry.theirs == "trainer.seed"]
     assert clash.sentence == "seed is already 1, from data.seed"
 
 
@@ -289,7 +289,7 @@ def test_the_command_writes_a_recipe_and_reports(
     out = tmp_path / "mine.yaml"
     assert main(["convert", str(write(tmp_path, VERL)), "--from", "verl", "--out", str(out)]) == 0
     assert "rollout.n = 4 → grpo.num_generations: 4" in capsys.readouterr().out
-    assert yaml12.parse(out.read_text())["algorithm"] == "grpo"
+    assert yaml12.parse_yaml(out.read_text())["algorithm"] == "grpo"
     assert main(["config", str(out)]) == 0
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "run.sh"), "--out", str(out)]) == 2

@@ -39,7 +39,7 @@ TRAINED = (
 )
 OPTIONS = {
     option
-    for name, kind in registry.every()
+    for name, kind in registry.iterate_algorithms()
     if name in TRAINED
     for option in list_options(RecipeShape(kind))
 }
@@ -78,7 +78,7 @@ def test_every_row_names_options_and_keys_that_exist(library: str) -> None:
     options |= {name for sets in table.always.values() for name in sets}
     assert not {name for name in options if not OPTIONS & spell(name)}
     keys = {name for row in table.rows.values() for name in named_keys(row)} - {"algorithm"}
-    assert not {name for name in keys if table.find(name) is None}
+    assert not {name for name in keys if table.find_entry(name) is None}
     assert {row.convert for row in table.rows.values()} <= set(CONVERSIONS)
 
 

@@ -116,7 +116,7 @@ def learn(
 ) -> str:
     """What is learned of the last message of a conversation, as text."""
     tokenizer = build_tokenizer(template, end=end)
-    [row] = open_rows(folder, tokenizer, {"talk": talk}, stops, messages="talk").first()
+    [row] = open_rows(folder, tokenizer, {"talk": talk}, stops, messages="talk").read_first()
     whole = tokenizer.apply_chat_template(
         list(talk[:-1]), tokenize=False, add_generation_prompt=True
     )

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
-from lockstep.data.answers import batch_of
+from lockstep.data.answers import build_answer_batch
 from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import PromptRows
@@ -45,7 +45,7 @@ def section(**options: Any) -> DataSection:
 def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
     index: Any, tokenizer: Any
 ) -> None:
-    batch = batch_of(DemonstrationRows(index, tokenizer, section(), max_tokens=64).first())
+    batch = build_answer_batch(DemonstrationRows(index, tokenizer, section(), max_tokens=64).read_first())
     rows = zip(ROWS, batch.sequences(), batch.sequences("mask"), strict=True)
     for row, tokens, mask in rows:
         assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
@@ -67,13 +67,13 @@ def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: P
 
 
 def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
-    lengths = [DemonstrationRows(index, tokenizer, section(), 64)[i].longest for i in range(4)]
+    lengths = [DemonstrationRows(index, tokenizer, section(), 64)[i].longest_length for i in range(4)]
     limit = sorted(lengths)[1]
     rows = DemonstrationRows(index, tokenizer, section(overlong_prompts="skip"), limit)
-    assert [rows[i].longest for i in range(len(rows))] == [
+    assert [rows[i].longest_length for i in range(len(rows))] == [
         length for length in lengths if length <= limit
     ]
-    assert rows.selection.overlong.count == rows.selection.skipped == 4 - len(rows) > 0
+    assert rows.selection.overlong.count == rows.selection.skipped_count == 4 - len(rows) > 0
 
 
 CHAT = (
@@ -147,13 +147,13 @@ def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(
 ) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     data = section(prompt="{question}", messages="prompt", completion="{completion}")
-    [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
+    [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 2\n", "7 end<eos>")
 
 
 def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:
     data = section(prompt="Say {info.score}", completion="{info.truth}")
-    [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).first()
+    [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 3", "7 end<eos>")
     with pytest.raises(
         DataError, match=r"no field 'info.other', which data.prompt='{info.other}' needs"

@@ -50,9 +50,9 @@ def test_every_format_keeps_the_protocol(make: Callable[[Path], Path], tmp_path:
     path = make(tmp_path)
     rows = open_rows(FileGroup((path,)))
     assert len(rows) == 2
-    assert rows.rows([1, 0, 1]) == [ROWS[1], ROWS[0], ROWS[1]]
-    assert [rows.id(i) for i in range(2)] == [f"{path.name}:1", f"{path.name}:2"]
-    assert rows.where(1) in (f"{path}, line 2", f"{path}, row 2")
+    assert rows.read_rows([1, 0, 1]) == [ROWS[1], ROWS[0], ROWS[1]]
+    assert [rows.row_id(i) for i in range(2)] == [f"{path.name}:1", f"{path.name}:2"]
+    assert rows.name_row(1) in (f"{path}, line 2", f"{path}, row 2")
     assert (rows.skipped.count, rows.skipped.first) == (0, ())
     assert open_rows(FileGroup((path,))).digest == rows.digest
     int(rows.digest, 16)
@@ -64,7 +64,7 @@ def test_a_file_that_changes_is_an_error(make: Callable[[Path], Path], tmp_path:
     rows = open_rows(FileGroup((path,)))
     os.utime(path, ns=(0, 0))
     with pytest.raises(DataError, match="changed while in use"):
-        rows.rows([0])
+        rows.read_rows([0])
     assert open_rows(FileGroup((path,))).digest == rows.digest  # only its time has changed
 
 
@@ -82,9 +82,9 @@ def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
         many(tmp_path, "b.jsonl", range(3, 5)),
     )
     rows = open_rows(FileGroup(paths))
-    assert [row["answer"] for row in rows.rows([6, 0, 3, 2, 6])] == ["4", "0", 3.5, "2", "4"]
-    assert [rows.id(i) for i in (2, 3, 5)] == ["a.jsonl:3", "rows.parquet:1", "b.jsonl:1"]
-    assert rows.where(6) == f"{paths[2]}, line 2"
+    assert [row["answer"] for row in rows.read_rows([6, 0, 3, 2, 6])] == ["4", "0", 3.5, "2", "4"]
+    assert [rows.row_id(i) for i in (2, 3, 5)] == ["a.jsonl:3", "rows.parquet:1", "b.jsonl:1"]
+    assert rows.name_row(6) == f"{paths[2]}, line 2"
     assert len(rows) == 7
 
 
@@ -120,7 +120,7 @@ def test_null_keys_inside_of_objects_are_padding_in_every_format(form: str, tmp_
             path.write_text(json.dumps(lines))
         case _:
             path.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    found = open_rows(FileGroup((path,))).rows([0, 1])
+    found = open_rows(FileGroup((path,))).read_rows([0, 1])
     assert [{key: row[key] for key in CALLS[0]} for row in found] == CALLS
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.data.jsonl import DataError, JsonlIndex
-from lockstep.data.templates import render
+from lockstep.data.templates import fill_template
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -27,7 +27,7 @@ def written(folder: Path, content: bytes) -> Path:
 
 
 def all_rows(index: JsonlIndex) -> list[dict]:
-    return index.rows(range(len(index)))
+    return index.read_rows(range(len(index)))
 
 
 def test_strings_come_back_as_written_whatever_other_rows_hold(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: 
 )
 def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number: str) -> None:
     line = f'{{"n": {number}, "nested": [{{"n": {number}}}]}}'.encode()
-    row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).rows([0])[0]))
+    row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).read_rows([0])[0]))
     assert row["n"] == json.loads(number)
-    assert render("{n} {nested}", row, "") == f'{number} [{{"n": {number}}}]'
+    assert fill_template("{n} {nested}", row, "") == f'{number} [{{"n": {number}}}]'
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_file_that_changed_is_not_read_with_old_offsets(tmp_path: Path, conten
     path.write_bytes(content)
     os.utime(path, ns=(0, 0))  # two writes within one tick of the clock look alike
     with pytest.raises(DataError, match="changed while in use"):
-        index.rows([0])
+        index.read_rows([0])
     again = JsonlIndex(path)
-    assert again.rows(range(len(again))) == [json.loads(line) for line in content.splitlines()]
+    assert again.read_rows(range(len(again))) == [json.loads(line) for line in content.splitlines()]
     assert again.digest != index.digest
 
 
@@ -172,9 +172,9 @@ def test_a_packed_file_is_read_as_what_it_holds(
     path.write_bytes(gzip.compress(content[:9]) + gzip.compress(content[9:]))
     index = JsonlIndex(path)
     assert all_rows(index) == [{"a": 1}, {"a": 2}]
-    assert (index.id(1), index.where(1)) == ("rows.jsonl.gz:2", f"{path}, line 2")
+    assert (index.row_id(1), index.name_row(1)) == ("rows.jsonl.gz:2", f"{path}, line 2")
     assert index.digest == hashlib.sha256(content).hexdigest()
-    assert JsonlIndex(path).rows([1]) == [{"a": 2}]
+    assert JsonlIndex(path).read_rows([1]) == [{"a": 2}]
 
 
 PEAK = """
@@ -220,4 +220,4 @@ def test_any_rows_come_back_in_any_order(
     path.write_bytes("\n".join(json.dumps(row) for row in rows).encode())
     index = JsonlIndex(path)
     backwards = range(len(rows))[::-1]
-    assert index.rows(backwards) == [rows[i] for i in backwards]
+    assert index.read_rows(backwards) == [rows[i] for i in backwards]

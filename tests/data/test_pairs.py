@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lockstep.data.answers import batch_of
+from lockstep.data.answers import build_answer_batch
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.pair_options import PairSection
 from lockstep.data.pairs import PairRows
@@ -69,7 +69,7 @@ def opened(
 def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(
     tmp_path: Path, tokenizer: Any
 ) -> None:
-    batch = batch_of(opened(tmp_path, tokenizer, ROWS).first())
+    batch = build_answer_batch(opened(tmp_path, tokenizer, ROWS).read_first())
     assert (len(batch), batch.group_size) == (8, 2)
     assert "score" not in batch.sample
     sequences = list(zip(batch.sequences(), batch.sequences("mask"), strict=True))
@@ -88,12 +88,12 @@ def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(
     pairs = opened(tmp_path, tokenizer, ROWS, shuffle=True, chosen_score="w", rejected_score="l")
     data = PairSection(train="rows.jsonl", prompt="{question}\n", max_prompt_tokens=64, answer="")
     prompts = PromptRows(pairs.selection.rows, tokenizer, data)
-    batch = batch_of(pairs.at(2, 5, seed=9))
+    batch = build_answer_batch(pairs.read_at(2, 5, seed=9))
     given = [
         tuple(t[~m].tolist())
         for t, m in zip(batch.sequences(), batch.sequences("mask"), strict=True)
     ]
-    drawn = prompts.at(2, 5, seed=9)
+    drawn = prompts.read_at(2, 5, seed=9)
     assert given == [prompt.tokens for prompt in drawn for _ in range(2)]
     assert batch["score"].tolist() == [
         score for prompt in drawn for score in (prompt.row["w"], 1.0)
@@ -145,8 +145,8 @@ def test_a_row_that_is_no_pair_is_an_error_or_skipped(
 
 def test_a_pair_is_as_long_as_its_longer_answer(tmp_path: Path, tokenizer: Any) -> None:
     pairs = opened(tmp_path, tokenizer, ROWS)
-    lengths = [pairs[i].longest for i in range(4)]
-    assert lengths == batch_of(pairs.first()).lengths.view(-1, 2).amax(1).tolist()
+    lengths = [pairs[i].longest_length for i in range(4)]
+    assert lengths == build_answer_batch(pairs.read_first()).lengths.view(-1, 2).amax(1).tolist()
     with pytest.raises(
         DataError, match=rf"have {lengths[3]} tokens, more than max_tokens={lengths[3] - 1}"
     ):

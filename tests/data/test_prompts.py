@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from lockstep.config import DataSection
 from lockstep.data.jsonl import DataError, JsonlIndex
 from lockstep.data.prompts import PromptRows
-from lockstep.data.templates import render
+from lockstep.data.templates import fill_template
 from lockstep.models.tokenizer import load_tokenizer, words_tokenizer
 from lockstep.rewards.row_rules import NO_ANSWERS
 
@@ -44,8 +44,8 @@ def section(**options: Any) -> DataSection:
 
 def test_render_fills_fields_and_leaves_everything_else() -> None:
     row = {"a": "{x}", "n": 7, "yes": True, "list": [1, "é"], "a.b": "dotted"}
-    assert render("{{{a}}} {n}/{yes} {list} {a.b}\n", row, "") == '{{x}} 7/true [1, "é"] dotted\n'
-    assert render("no fields", {}, "") == "no fields"
+    assert fill_template("{{{a}}} {n}/{yes} {list} {a.b}\n", row, "") == '{{x}} 7/true [1, "é"] dotted\n'
+    assert fill_template("no fields", {}, "") == "no fields"
 
 
 def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(
@@ -62,7 +62,7 @@ def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "What?"}) + "\n" + json.dumps(ROWS[1]))
     prompts = PromptRows(JsonlIndex(path), tokenizer, section(), NO_ANSWERS)
-    assert [prompts.answer(prompt) for prompt in prompts.first()] == ["", "2"]
+    assert [prompts.answer(prompt) for prompt in prompts.read_first()] == ["", "2"]
     with pytest.raises(
         DataError, match=r"line 1: has no field 'answer', which data\.answer='\{answer\}' needs"
     ):
@@ -133,7 +133,7 @@ def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
     prompts = PromptRows(JsonlIndex(assets / "data/gsm8k/test.jsonl"), tokenizer, data)
     assert len(prompts) + prompts.selection.overlong.count == 1319
     assert 0 < prompts.selection.overlong.count < 1319
-    assert all(len(prompt.tokens) <= 300 for prompt in prompts.first())
+    assert all(len(prompt.tokens) <= 300 for prompt in prompts.read_first())
     assert tokenizer.decode(list(prompts[0].tokens), skip_special_tokens=True) == prompts[0].text
 
 
@@ -154,7 +154,7 @@ def test_messages_go_through_the_chat_template_without_the_answer(
     longer = [*answered, {"role": "user", "content": "Say."}]
     prompts = PromptRows(
         talks(tmp_path, TALK, answered, longer), tokenizer, section(messages="talk", answer="")
-    ).first()
+    ).read_first()
     asked = "<system> Be brief.\n<user> What is 7?\n"
     assert [prompt.text for prompt in prompts] == [
         f"{asked}<reply>", f"{asked}<reply>", f"{asked}<assistant> A number.\n<user> Say.\n<reply>",

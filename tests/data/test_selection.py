@@ -15,7 +15,7 @@ from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.jsonl import JsonlIndex
 from lockstep.data.prompts import PromptRows
-from lockstep.data.templates import complaint
+from lockstep.data.templates import find_field_fault
 from lockstep.models.tokenizer import words_tokenizer
 
 LINES = [
@@ -62,9 +62,9 @@ def test_rows_are_skipped_counted_by_reason_and_named(
 ) -> None:
     for _ in ("first", "from the cache"):
         prompts = used(path, tokenizer)
-        assert [prompt.id for prompt in prompts.first()] == ["rows.jsonl:1", "rows.jsonl:6"]
-        assert prompts.selection.account == "4 bad rows, 1 over-long skipped"
-        assert prompts.selection.skipped == 5
+        assert [prompt.id for prompt in prompts.read_first()] == ["rows.jsonl:1", "rows.jsonl:6"]
+        assert prompts.selection.skipped_summary == "4 bad rows, 1 over-long skipped"
+        assert prompts.selection.skipped_count == 5
         said = capsys.readouterr().err
         for sentence in (
             "line 2: is invalid JSON",
@@ -84,7 +84,7 @@ KINDS = {"text": "", "number": 0.5, "boolean": False, "list": [], "object": {}}
 def test_a_field_has_the_type_it_should_have(kind: Any, given: str) -> None:
     value = {**KINDS, "null": None, "date": datetime.date(2026, 1, 1)}[given]
     fits = given == kind or (kind == "any" and given in KINDS)
-    assert (complaint({"field": value}, {"field": kind}) is None) == fits
+    assert (find_field_fault({"field": value}, {"field": kind}) is None) == fits
 
 
 def refused(*_: Any, **__: Any) -> Any:

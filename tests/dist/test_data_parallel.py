@@ -14,18 +14,18 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, over, ragged
 
 from lockstep.cluster.child_process import ChildProcess
-from lockstep.cluster.learner_group import MeshLearner, RankSender, launch
+from lockstep.cluster.learner_group import MeshLearner, RankSender, launch_learner
 from lockstep.cluster.sampler_pool import SamplerLost, SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.config import SamplerSection
-from lockstep.learners.base import hand_over, train
+from lockstep.learners.base import copy_weights, train
 from lockstep.losses.kto import KTOLoss
 from lockstep.objectives.kto import estimate_reference_point
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import TransferRoute
-from lockstep.weight_sync.fingerprints import fingerprint
-from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint, type_for
+from lockstep.weight_sync.fingerprints import fingerprint_tensor
+from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint, choose_sent_dtype
 
 pytestmark = pytest.mark.needs("gloo")
 LENGTHS = (7, 1, 19, 4, 33, 2, 12, 9)
@@ -38,7 +38,7 @@ def spec(models: Callable[..., Path]) -> LearnerSpec:
 
 @pytest.fixture(scope="module")
 def two(spec: LearnerSpec) -> Iterator[MeshLearner]:
-    learner = launch(over(spec, dp=2), timeout_s=400.0)
+    learner = launch_learner(over(spec, dp=2), timeout_s=400.0)
     yield learner
     learner.close()
 
@@ -113,7 +113,7 @@ def test_weights_are_handed_over_in_a_folder_of_the_run(
     folder.mkdir()
     (folder / "model-00001-of-00003.safetensors").write_bytes(b"half of it")
     train(two, ragged(LENGTHS), WeightedLogprob())
-    hand_over(two, one, folder)
+    copy_weights(two, one, folder)
     assert list(tmp_path.iterdir()) == []
     expected = dict(two.weights())
     assert all(torch.equal(tensor, expected[name]) for name, tensor in one.weights())
@@ -135,11 +135,11 @@ def test_ranks_send_their_weights_as_one_process_would(
             held = pool.load_weights(outgoing, version)
     finally:
         pool.close()
-    whole = {name: tensor.to(type_for(tensor, dtype)) for name, tensor in two.weights()}
-    assert outgoing.sent == {
-        name: SentFingerprint(fingerprint(tensor), None) for name, tensor in whole.items()
+    whole = {name: tensor.to(choose_sent_dtype(tensor, dtype)) for name, tensor in two.weights()}
+    assert outgoing.sent_fingerprints == {
+        name: SentFingerprint(fingerprint_tensor(tensor), None) for name, tensor in whole.items()
     }
-    expected = {name: fingerprint(tensor.float()) for name, tensor in whole.items()}
+    expected = {name: fingerprint_tensor(tensor.float()) for name, tensor in whole.items()}
     assert [dict(one.fingerprints) for one in held] == [expected, expected]
 
 
@@ -152,30 +152,30 @@ class Killing:
         self._sender, self._victim = sender, victim
         self.route: TransferRoute | None = None
         self.places, self.on_host, self.one_machine = (
-            sender.places,
+            sender.file_paths,
             sender.on_host,
             sender.one_machine,
         )
 
-    def stream(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._sender.stream(dtype)
+    def stream_weights(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._sender.stream_weights(dtype)
 
-    def join(self, route: TransferRoute) -> None:
-        self._sender.join(route)
+    def open_route(self, route: TransferRoute) -> None:
+        self._sender.open_route(route)
         self.route = route
 
-    def buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
-        for bucket in self._sender.buckets(stream, columns):
+    def fill_buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
+        for bucket in self._sender.fill_buckets(stream, columns):
             if self._victim:
                 kill(self._victim)
                 self._victim = ""
             yield bucket
 
-    def ship(self, bucket: WeightBucket) -> None:
-        self._sender.ship(bucket)
+    def ship_bucket(self, bucket: WeightBucket) -> None:
+        self._sender.ship_bucket(bucket)
 
-    def finish(self) -> None:
-        self._sender.finish()
+    def free_buckets(self) -> None:
+        self._sender.free_buckets()
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
@@ -186,16 +186,16 @@ def test_ranks_survive_an_engine_that_dies_while_they_send(
         {"replicas": 2, "transfer": transfer, "timeout_s": 60.0}
     )
     pool = SamplerPool(SamplerSpec(str(models("qwen3", seed=1)), section, SECTION))
-    expected = {name: fingerprint(tensor) for name, tensor in two.weights()}
+    expected = {name: fingerprint_tensor(tensor) for name, tensor in two.weights()}
     try:
-        pool.ready()
+        pool.wait_until_ready()
         with pytest.raises(SamplerLost):
             pool.load_weights(
                 OutgoingWeights(two.weights, torch.float32, Killing(two.sender, "sampler 2")), 1
             )
     finally:
         pool.close()
-    assert {name: fingerprint(tensor) for name, tensor in two.weights()} == expected
+    assert {name: fingerprint_tensor(tensor) for name, tensor in two.weights()} == expected
 
 
 def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
@@ -206,7 +206,7 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
         WorkerDied, match="worker logits learner rank 1 died in optim_step: killed by SIGKILL"
     ):
         two.optim_step()
-    assert not any(rank.alive() for rank in two.ranks)
+    assert not any(rank.is_alive() for rank in two.ranks)
     with pytest.raises(WorkerDied, match="died before"):
         two.logprobs(batch)
 
@@ -215,16 +215,16 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
 def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(
     spec: LearnerSpec, rank: int
 ) -> None:
-    learner = launch(over(spec, dp=2), timeout_s=400.0)
-    learner.sender.join(TransferRoute("shared_memory", learner.sender.places))
+    learner = launch_learner(over(spec, dp=2), timeout_s=400.0)
+    learner.sender.open_route(TransferRoute("shared_memory", learner.sender.file_paths))
     kill_soon(learner, rank)
     with pytest.raises(
         WorkerDied,
         match=f"worker logits learner rank {rank} died in begin_sending: killed by SIGKILL",
     ):
         list(
-            learner.sender.buckets(
+            learner.sender.fill_buckets(
                 OutgoingWeights(learner.weights, torch.float32, learner.sender), columns=True
             )
         )
-    assert not any(rank.alive() for rank in learner.ranks)
+    assert not any(rank.is_alive() for rank in learner.ranks)

@@ -92,7 +92,7 @@ def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor,
     given = (
         tokens,
         torch.arange(LENGTH)[None],
-        PackedLayout.of(Batch(tokens[0], torch.tensor([LENGTH]))),
+        PackedLayout.from_batch(Batch(tokens[0], torch.tensor([LENGTH]))),
     )
     linear_ce.patch_gpt_model_forward_for_linear_ce_fusion(chunk_size=3)
     linear_ce.patch_gpt_model_forward_for_linear_ce_fusion(chunk_size=chunk_size)

@@ -13,7 +13,7 @@ import torch
 from tiny_models import OPTIMIZER, SECTION, VOCABULARY, over, ragged, requests
 from twins import STEPS, Models, Twins, demonstrations, lengths, recorded, section, twins
 
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection, Parallel
 from lockstep.core.batch import Batch
@@ -245,7 +245,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
 ) -> None:
     spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
     one, steps = spec.build(), demonstrations(4)
-    writes = launch(replace(spec, section=first), timeout_s=400.0)
+    writes = launch_learner(replace(spec, section=first), timeout_s=400.0)
     for batch, loss in steps[:2]:
         train(writes, batch, loss)
     writes.save(tmp_path)
@@ -253,7 +253,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
     writes.close()
     one.load(tmp_path)
     expected = [train(one, *step).floats() for step in steps[2:]]
-    reads = launch(replace(spec, section=then), timeout_s=400.0)
+    reads = launch_learner(replace(spec, section=then), timeout_s=400.0)
     reads.load(tmp_path)
     assert [train(reads, *step).floats() for step in steps[2:]] == [
         pytest.approx(e, rel=1e-5) for e in expected
@@ -267,7 +267,7 @@ def test_ranks_that_never_held_the_model_hold_what_its_folder_says(
 ) -> None:
     spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
     expected = dict(spec.build().weights())
-    many = launch(over(spec, dp=2), timeout_s=400.0)
+    many = launch_learner(over(spec, dp=2), timeout_s=400.0)
     held = dict(many.weights())
     many.close()
     assert held.keys() == expected.keys()
@@ -290,7 +290,7 @@ def test_ways_to_save_memory_and_time_change_no_number(
     models: Models, ways: dict[str, object], tmp_path: Path
 ) -> None:
     section = SECTION.model_copy(update={"activation_checkpointing": True, **ways})
-    saving = launch(
+    saving = launch_learner(
         LearnerSpec(str(models("qwen3")), "logits", section, OPTIMIZER, seed=0), timeout_s=600.0
     )
     one = LearnerSpec(str(models("qwen3")), "logits", SECTION, OPTIMIZER, seed=0).build()

@@ -15,7 +15,7 @@ from tiny_models import OPTIMIZER, ragged
 from torch import Tensor
 from twins import section
 
-from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.learner_group import MeshLearner, launch_learner
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.cluster.turns import DeviceTurns
@@ -54,12 +54,12 @@ def count_bytes(learner: RankLearner) -> int:
     assert learner._optimizer is not None
     return sum(
         tensor.untyped_storage().nbytes()
-        for tensor in (*learner._weights, *learner._optimizer.tensors())
+        for tensor in (*learner._weights, *learner._optimizer.list_tensors())
     )
 
 
 def bytes_of(learner: MeshLearner) -> list[int]:
-    return learner.outcomes([rank.submit("count_bytes") for rank in learner.ranks])
+    return learner.wait_for_ranks([rank.submit("count_bytes") for rank in learner.ranks])
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -94,7 +94,7 @@ def started(
 ) -> Iterator[Started]:
     kind, how = LAYOUTS[request.param]
     first = tmp_path_factory.mktemp("first")
-    learner = launch(CountedSpec(str(models(kind)), "logits", how, OPTIMIZER, 0), timeout_s=400.0)
+    learner = launch_learner(CountedSpec(str(models(kind)), "logits", how, OPTIMIZER, 0), timeout_s=400.0)
     save(learner, first)
     yield Started(learner, first)
     learner.close()
@@ -140,10 +140,10 @@ def test_ranks_that_leave_between_their_verbs_learn_the_same(
 def test_an_engine_is_sent_the_weights_of_ranks_that_are_away(models: Models) -> None:
     folder, how = str(models("llama")), section("torch", dp=2)
     turns = DeviceTurns()
-    learner = launch(
-        CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, begin=turns.begin
+    learner = launch_learner(
+        CountedSpec(folder, "logits", how, OPTIMIZER, 0), timeout_s=400.0, begin=turns.begin_work
     )
-    turns.add(learner)
+    turns.add_learner(learner)
     pools = list[SamplerPool]()
 
     def start() -> SamplerPool:
@@ -151,7 +151,7 @@ def test_an_engine_is_sent_the_weights_of_ranks_that_are_away(models: Models) ->
         return pools[0]
 
     try:
-        session = SamplerSession(turns.start(start), learner)
+        session = SamplerSession(turns.start_engine(start), learner)
         for version in range(2):
             with session.at(version) as refitted:
                 session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))

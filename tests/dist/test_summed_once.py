@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep.algorithms.roles import Load
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.cluster.worker_proxy import RemoteError
 from lockstep.config import LearnerSection, LoRA, Parallel
@@ -31,7 +31,7 @@ from lockstep.core.metrics import Metrics
 from lockstep.distributed.ranks import RankMesh
 from lockstep.learners.base import train
 from lockstep.losses.base import Denominator, Outputs
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.plan.memory import ModelRank
 from lockstep.plan.sizes import ModelSizes
 
@@ -76,7 +76,7 @@ def test_ranks_in_bf16_step_as_one(
         WeightedLogprob() if head == "logits" else SquaredError(),
     )
     one = spec.build()
-    with closing(launch(over(spec, **parallel), timeout_s=400.0)) as many:
+    with closing(launch_learner(over(spec, **parallel), timeout_s=400.0)) as many:
         batch = ragged(LENGTHS)
         if head == "logits":
             assert torch.equal(many.logprobs(batch), one.logprobs(batch))
@@ -116,7 +116,7 @@ class Watch(TorchDispatchMode):
 
 def learn(layout: Layout, spec: LearnerSpec, passes: int) -> list[tuple[str, torch.dtype, int]]:
     """A step of one rank, in passes of one sequence each."""
-    learner = spec.build(RankMesh.of("cpu", spec.section.parallel.model_dump()))
+    learner = spec.build(RankMesh.from_sizes("cpu", spec.section.parallel.model_dump()))
     batch = ragged((9,) * passes, layout.rank)
     train(learner, batch, WeightedLogprob())  # the first step prepares FSDP
     with Watch() as watch:
@@ -158,17 +158,17 @@ def test_a_step_sends_what_was_planned(
     sums = [(kind, size) for name, kind, size in events if name == "_reduce_scatter_base_"]
     assert len(sums) == (passes if every else 1) * (LAYERS + 1)
     assert {kind for kind, _ in sums} == {torch.float32}
-    model = skeleton(read_config(spec.model), spec.model)
+    model = build_skeleton(read_config(spec.model), spec.model)
     rows = passes * spec.section.parallel.row_shares
     planned = ModelRank(
-        ModelSizes.of(model),
+        ModelSizes.from_model(model),
         spec.section.model_copy(update={"micro_batch_tokens": 9}),
         Load(9, 1, rows),
     )
-    gathered = passes * 2 * planned.sizes.layers * planned.gathered_layer + planned.root
+    gathered = passes * 2 * planned.sizes.layers * planned.gathered_layer + planned.root_bytes
     assert sum(size for _, size in gathers) == pytest.approx(gathered, rel=0.01)
     vectors = 4 * planned.sizes.layers * planned.sizes.norms if planned.gathers_half else 0
-    summed = (passes if every else 1) * (planned.learned - vectors)
+    summed = (passes if every else 1) * (planned.learned_bytes - vectors)
     assert sum(size for _, size in sums) == pytest.approx(summed, rel=0.01)
     norms = [size for name, _, size in events if name == "allreduce_" and size == vectors]
     assert len(norms) == int(narrow), "over all ranks at once"
@@ -194,7 +194,7 @@ class FailsLater:
 def test_an_interrupted_batch_leaves_nothing_behind(models: Models, tmp_path: Path) -> None:
     """A pass has left gradients that are not summed yet; loading a checkpoint drops them."""
     batch = ragged((9,) * 8)
-    with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
+    with closing(launch_learner(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
         many.save(tmp_path)
         assert many.poll_save(wait=True)
         expected = train(many, batch, WeightedLogprob()).floats()
@@ -207,7 +207,7 @@ def test_an_interrupted_batch_leaves_nothing_behind(models: Models, tmp_path: Pa
 
 def test_several_batches_before_a_step_are_summed_as_one(models: Models) -> None:
     one, batches = spec_of(models).build(), [ragged(LENGTHS, seed) for seed in range(3)]
-    with closing(launch(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
+    with closing(launch_learner(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
         for learner in (one, many):
             for batch in batches:
                 learner.forward_backward(batch, WeightedLogprob())
@@ -224,7 +224,7 @@ def test_a_critic_in_bf16_over_ranks_learns_as_one_in_fp32(models: Models, steps
         list[tuple[float, float]](),
     )
     plain = replace(spec, section=spec.section.model_copy(update={"dtype": "fp32"})).build()
-    with closing(launch(over(spec, dp=2), timeout_s=400.0)) as many:
+    with closing(launch_learner(over(spec, dp=2), timeout_s=400.0)) as many:
         for step in range(steps):
             batch = ragged(LENGTHS, step)
             noisy = batch.tokens.roll(1) / 32 - 1 + 0.3 * batch["return"]

@@ -44,7 +44,7 @@ def whole(lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
     and values.
     """
     q, k, v = (x.requires_grad_() for x in drawn(sum(lengths)))
-    out = PackedLayout.of(row(lengths)).attend(FUSED, 0, q, k, v, SCALING, window)[0]
+    out = PackedLayout.from_batch(row(lengths)).attend(FUSED, 0, q, k, v, SCALING, window)[0]
     return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), (q, k, v))]
 
 
@@ -53,7 +53,7 @@ def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     packing = Packing(bounds, sum(lengths), layout.cp)
     held = packing.positions(layout.cp_rank)
-    zigzag = ZigzagLayout.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
+    zigzag = ZigzagLayout.from_row(row(lengths), packing, layout.cp_rank, layout.cp_group)
     q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
     out = zigzag.attend(FUSED, 0, q, k, v, SCALING, window)[0]
     gradients = torch.autograd.grad((out * weights(sum(lengths))[held]).sum(), (q, k, v))
@@ -82,7 +82,7 @@ def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, boo
     packing = Packing(bounds, sum(lengths), layout.cp)
     held = packing.positions(layout.cp_rank)
     mine = row(lengths).row[held] == own
-    zigzag = ZigzagLayout.of(row(lengths), packing, layout.cp_rank, layout.cp_group)
+    zigzag = ZigzagLayout.from_row(row(lengths), packing, layout.cp_rank, layout.cp_group)
     q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
     others = zip((q, k, v), drawn(sum(lengths), seed=1), strict=True)
     other_q, other_k, other_v = (
@@ -103,5 +103,5 @@ def test_neighbours_in_a_row_do_not_see_each_other(ranks: Ranks) -> None:
 
 def test_ranks_have_the_same_work_to_do() -> None:
     packing = Packing(torch.tensor([0, 64]), 64, 4)
-    shares = [ZigzagLayout.of(row((64,)), packing, rank, None).chunks for rank in range(4)]
+    shares = [ZigzagLayout.from_row(row((64,)), packing, rank, None).chunks for rank in range(4)]
     assert len({sum(chunk.size * chunk.seen for chunk in chunks) for chunks in shares}) == 1

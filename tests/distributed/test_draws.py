@@ -10,7 +10,7 @@ from tiny_models import plain_filtered
 from torch import Tensor
 
 from lockstep.core.types import SamplingParams
-from lockstep.distributed.sampling import draw, token_scores
+from lockstep.distributed.sampling import draw_tokens, token_scores
 
 SAMPLINGS = {
     "plain": SamplingParams(1),
@@ -45,10 +45,10 @@ def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(
     name: str, columns: int, dtype: torch.dtype
 ) -> None:
     logits, uniform = make(13, columns).to(dtype), even_uniforms(13)[torch.randperm(13)]
-    token, logprob = draw(logits, uniform, SAMPLINGS[name], row_invariant=True)
+    token, logprob = draw_tokens(logits, uniform, SAMPLINGS[name], row_invariant=True)
     assert torch.equal(logprob, token_scores(logits, token, SAMPLINGS[name], row_invariant=True)[0])
     for some in ([5], [12, 0, 7]):
-        alone_token, alone = draw(logits[some], uniform[some], SAMPLINGS[name], row_invariant=True)
+        alone_token, alone = draw_tokens(logits[some], uniform[some], SAMPLINGS[name], row_invariant=True)
         assert torch.equal(alone_token, token[some])
         assert torch.equal(alone, logprob[some])
 
@@ -59,7 +59,7 @@ def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(
 def test_draws_follow_the_distribution_over_tiles(name: str, exact: bool, spread: float) -> None:
     draws, sampling = 1_000, SAMPLINGS[name]
     logits = spread * make(1, 5003, seed=1) / 0.5
-    token, logprob = draw(logits.expand(draws, -1), even_uniforms(draws), sampling, exact)
+    token, logprob = draw_tokens(logits.expand(draws, -1), even_uniforms(draws), sampling, exact)
     if sampling.greedy:
         assert (token == logits.argmax()).all()
         probability = logits.double().softmax(-1)[0]
@@ -80,9 +80,9 @@ def test_a_broken_row_says_so_and_leaves_the_others_as_they_are(
     name: str, exact: bool, value: float
 ) -> None:
     logits, uniform = make(5, 9000), even_uniforms(5)
-    whole, kept = draw(logits, uniform, SAMPLINGS[name], exact), torch.tensor([0, 1, 3, 4])
+    whole, kept = draw_tokens(logits, uniform, SAMPLINGS[name], exact), torch.tensor([0, 1, 3, 4])
     logits[2, 4321] = value
-    token, logprob = draw(logits, uniform, SAMPLINGS[name], exact)
+    token, logprob = draw_tokens(logits, uniform, SAMPLINGS[name], exact)
     assert (token < 9000).all()
     assert logprob.isfinite().tolist() == [True, True, False, True, True]
     assert torch.equal(token[kept], whole[0][kept])
@@ -94,5 +94,5 @@ def test_the_first_of_equally_likely_tokens_is_the_greedy_one(exact: bool) -> No
     logits = make(3, 9000).bfloat16()
     logits[0, [2047, 2048, 8999]] = logits[1, [5000, 5001]] = 50.0
     logits[2] = 0.0
-    token, _ = draw(logits, even_uniforms(3), SAMPLINGS["greedy"], exact)
+    token, _ = draw_tokens(logits, even_uniforms(3), SAMPLINGS["greedy"], exact)
     assert token.tolist() == [2047, 5000, 0]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.types import SamplingParams
-from lockstep.distributed.penalties import find_earlier, penalize
+from lockstep.distributed.penalties import find_earlier, apply_penalties
 from lockstep_logprobs.shard import Shard
 
 VOCABULARY = 7
@@ -62,7 +62,7 @@ def test_penalties_are_those_of_their_definition(sampling: SamplingParams) -> No
     batch = episodes()
     own_m = batch.mask_indices
     logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1))
-    penalized = penalize(logits, find_earlier(batch, own_m), sampling)
+    penalized = apply_penalties(logits, find_earlier(batch, own_m), sampling)
     torch.testing.assert_close(
         penalized.double(), by_hand(batch, logits, sampling), atol=1e-6, rtol=0.0
     )
@@ -73,9 +73,9 @@ def test_a_rank_with_some_places_and_some_columns_finds_its_part() -> None:
     batch = episodes()
     own_m = batch.mask_indices
     logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1))
-    whole = penalize(logits, find_earlier(batch, own_m), ALL)
+    whole = apply_penalties(logits, find_earlier(batch, own_m), ALL)
     share = torch.tensor([17, 3, 18, 0, 9])
-    found = penalize(
+    found = apply_penalties(
         logits[share][:, 2:5],
         find_earlier(batch, own_m[share]),
         ALL,
@@ -90,7 +90,7 @@ def test_the_gradient_is_that_of_the_penalized_logits() -> None:
     logits = torch.randn(
         len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1)
     ).requires_grad_()
-    (penalize(logits, find_earlier(batch, own_m), ALL) * weight).sum().backward()
+    (apply_penalties(logits, find_earlier(batch, own_m), ALL) * weight).sum().backward()
     assert logits.grad is not None
     wanted = torch.autograd.functional.jacobian(
         lambda z: (by_hand(batch, z, ALL) * weight).sum(), logits.detach().double()

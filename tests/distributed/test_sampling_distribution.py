@@ -6,7 +6,7 @@ from tiny_models import plain_filtered
 from torch import Tensor
 
 from lockstep.core.types import SamplingParams
-from lockstep.distributed.sampling import draw, token_scores
+from lockstep.distributed.sampling import draw_tokens, token_scores
 from lockstep_logprobs.logits_sampling_utils import apply_top_k_top_p
 
 LOGITS = 3 * torch.randn(32, 50, generator=torch.Generator().manual_seed(0))
@@ -65,7 +65,7 @@ def test_a_drawn_token_is_never_scored_as_impossible() -> None:
 )
 def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -> None:
     draws = 20_000
-    token, logprob = draw(LOGITS[:1].expand(draws, -1), even_uniforms(draws), sampling)
+    token, logprob = draw_tokens(LOGITS[:1].expand(draws, -1), even_uniforms(draws), sampling)
     probability = plain_filtered(LOGITS[:1].double(), sampling).softmax(-1)[0]
     counted = torch.bincount(token, minlength=50) / draws
     torch.testing.assert_close(counted.double(), probability, atol=1.5 / draws, rtol=0.0)
@@ -79,7 +79,7 @@ def test_a_large_vocabulary_of_any_shape_is_inverted_as_float64_would() -> None:
     uniform = torch.cat(
         [even_uniforms(5_000), torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)]
     )
-    token, _ = draw(logits.expand(len(uniform), -1), uniform, SamplingParams(1))
+    token, _ = draw_tokens(logits.expand(len(uniform), -1), uniform, SamplingParams(1))
     expected = torch.searchsorted(
         logits[0].double().softmax(-1).cumsum(-1), uniform[:-2], right=True
     )

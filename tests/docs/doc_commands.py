@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 
 ROOT = Path(__file__).parents[2]
 AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
@@ -166,7 +166,7 @@ def _bare(line: str) -> str:
 
 def warmed_up_shortly(recipe: str) -> list[str]:
     """What is trained first stops after two steps, too; neither makes more rows than they take."""
-    tree = load(recipe).dump()
+    tree = load_recipe(recipe).dump_options()
     task = tree["data"]["task"] or {"demonstrations": 0}
     few = ["data.task.demonstrations=2048"] if task["demonstrations"] else []
     first = tree["model"]["from_recipe"]

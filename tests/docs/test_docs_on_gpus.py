@@ -22,7 +22,7 @@ from lockstep.cli import main
 from lockstep.cluster.placement import ProcessCounts, choose_placement
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import SamplerSection
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.inference.eval_recipe import EvalJudgeRecipe, EvalRecipe
 from lockstep.inference.generate_recipe import GenerateRecipe
 
@@ -56,9 +56,9 @@ def may_use_gpus(command: Command) -> bool:
             return "learner.device=cpu" not in words
         case "train":
             with contextlib.chdir(EXAMPLE):  # where the guide of one's own algorithm is
-                return load(
+                return load_recipe(
                     words[2], [word for word in words[3:] if "=" in word]
-                ).training.learner.may_use_gpu
+                ).training_recipe.learner.may_use_gpu
         case _:
             return False
 
@@ -120,7 +120,7 @@ def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch
         else {"eval": "eval_gsm8k"}.get(program, program)
     )
     overrides = [word for word in words if "=" in word and not word.startswith("data.prompt")]
-    asked = load(recipe.replace("-", "_"), overrides).recipe
+    asked = load_recipe(recipe.replace("-", "_"), overrides).recipe
     match asked:
         case EvalRecipe() | GenerateRecipe():
             sampler = asked.sampler
@@ -129,7 +129,7 @@ def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch
         case _:
             raise AssertionError(f"{recipe} trains")
     require_sampler(sampler, asked.learner)
-    choose_placement(asked.cluster, asked.learner, ProcessCounts.of(asked.cluster, 0, sampler))
+    choose_placement(asked.cluster, asked.learner, ProcessCounts.from_sections(asked.cluster, 0, sampler))
 
 
 FILES = ("data.train=train.jsonl", "data.validation=test.jsonl")

@@ -25,7 +25,7 @@ def test_the_reference_of_the_site_has_every_option_metric_and_name(tmp_path: Pa
         page: set(re.findall(r"^\| `(.+?)` \|", (tmp_path / page).read_text(), re.MULTILINE))
         for page in TABLES
     }
-    for name, kind in registry.every():
+    for name, kind in registry.iterate_algorithms():
         assert f"### `algorithm: {name}`\n" in (tmp_path / "options.md").read_text()
         keys = {
             key.rpartition(".")[2] for key in list_options(RecipeShape(kind, {"algorithm": name}))

@@ -12,9 +12,9 @@ import pytest
 import lockstep.algorithms
 from lockstep.algorithms import Algorithm, Job, Setup
 from lockstep.config import Common
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples/custom_algorithm"
@@ -79,12 +79,12 @@ def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
         "run.save_every=1",
         "run.validate_every=0",
     ]
-    stopped = load("recipe.yaml", [*short, "run.folder=stopped"])
+    stopped = load_recipe("recipe.yaml", [*short, "run.folder=stopped"])
     with pytest.raises(RuntimeError, match="enough"):
-        train(stopped, on_step=stop)
+        train_recipe(stopped, on_step=stop)
     resumed, whole = (
-        read_metrics(train(run))
-        for run in (stopped, load("recipe.yaml", [*short, "run.folder=whole"]))
+        read_metrics(train_recipe(run))
+        for run in (stopped, load_recipe("recipe.yaml", [*short, "run.folder=whole"]))
     )
     assert resumed == whole
     first, second = (row["average"] for row in whole if "average" in row)

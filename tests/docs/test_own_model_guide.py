@@ -16,7 +16,7 @@ from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.algorithms.rows import data_files
 from lockstep.cli import main
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.models.source import scratch_tokenizer
 from lockstep.report.log import read_metrics
 
@@ -40,7 +40,7 @@ def made(in_tmp: Path) -> Path:
     (in_tmp / "modeling_sandwich.py").write_text(MODEL)
     (in_tmp / "rewards.py").write_text(REWARDS)
     (in_tmp / "first.yaml").write_text(yaml.safe_dump(RECIPE))
-    first = load("first.yaml").training
+    first = load_recipe("first.yaml").training_recipe
     scratch_tokenizer(
         first, data_files(first.data, in_tmp / "rows").demonstrations
     ).save_pretrained("tokenizer")

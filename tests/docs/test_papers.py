@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.config.recipe_files import find_shipped
 
 PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
@@ -33,7 +33,7 @@ LINES = [
 def test_a_line_makes_a_recipe(algorithm: str, words: list[str]) -> None:
     assert words
     recipe = RECIPES[algorithm]
-    loaded = load(recipe, [*(GIVEN if recipe.endswith("chat") else []), *words])
+    loaded = load_recipe(recipe, [*(GIVEN if recipe.endswith("chat") else []), *words])
     assert loaded.recipe
 
 

@@ -48,7 +48,7 @@ def test_a_pass_has_room_for_so_many_tokens(
     noting = Noting(folder)
     bench = Bench({"torch": noting}, HFBackend(folder), recipe.grid)
     cell = cells_of(recipe.grid)[0]
-    bench.draw(cell, requests_for(cell, PromptSource(recipe).prompts("real", 30), 8, seed=0))
+    bench.draw_samples(cell, requests_for(cell, PromptSource(recipe).read_prompts("real", 30), 8, seed=0))
     assert noting.rows == rows
 
 
@@ -59,7 +59,7 @@ def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., 
     silent.name = "silent"
     with show_progress("a table", stream=io.StringIO()) as shown:
         backends = {"hf": HFBackend(folder), "silent": silent, "torch": LearnerBackend(folder)}
-        what = Measurement(recipe, backends, shown).measure()
+        what = Measurement(recipe, backends, shown).measure_cells()
     assert {drawn.drawer for row in what.rows for drawn in row.drawn} == {"torch"}
     assert {pair: one.verdict for (_, pair), one in what.judged.items()} == {
         ("hf", "silent"): "FAIL",

@@ -92,8 +92,8 @@ def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
 
 def test_of_a_long_response_the_end_is_decoded_after_text() -> None:
     short, long = cells_of(DoctorGrid(lengths=(10, 100), decoded_tokens=30))[::24]
-    assert (short.beginning, short.decoded) == (0, 10)
-    assert (long.beginning, long.decoded, long.sampling.max_tokens) == (70, 30, 30)
+    assert (short.beginning, short.decoded_tokens) == (0, 10)
+    assert (long.beginning, long.decoded_tokens, long.sampling.max_tokens) == (70, 30, 30)
     plain = requests_for(long, PROMPTS, 3, seed=0)
     begun = put_text_before(plain, long, PROMPTS, 2)
     assert [request.key for request in begun] == [request.key for request in plain]
@@ -128,7 +128,7 @@ def test_draws_depend_on_seed_and_cell() -> None:
 
 def test_the_shipped_prompts_are_many_and_ragged(assets: Path) -> None:
     source = PromptSource(recipe(assets / "models/stories260K/hf"))
-    prompts = source.prompts("real", 400)
+    prompts = source.read_prompts("real", 400)
     assert len({prompt.tokens for prompt in prompts}) >= 60
     assert len({len(prompt.tokens) for prompt in prompts}) > 5
     assert max(len(prompt.tokens) for prompt in prompts) == 12
@@ -140,7 +140,7 @@ def test_the_shipped_prompts_are_many_and_ragged(assets: Path) -> None:
 def test_counting_goes_on_where_the_prompt_ends(assets: Path) -> None:
     source = PromptSource(recipe(assets / "models/stories260K/hf"))
     assert source.tokenizer is not None
-    prompts = source.prompts("counting", 400)
+    prompts = source.read_prompts("counting", 400)
     assert prompts[0].text == "1 2 3 4"
     assert prompts[0].tokens == tuple(source.tokenizer(prompts[0].text)["input_ids"][:12])
     assert len({prompt.tokens for prompt in prompts}) >= 32
@@ -148,7 +148,7 @@ def test_counting_goes_on_where_the_prompt_ends(assets: Path) -> None:
 
 @pytest.mark.parametrize("data", ["real", "counting"])
 def test_prompts_are_cut_to_the_room_there_is(assets: Path, data: str) -> None:
-    prompts = PromptSource(recipe(assets / "models/stories260K/hf")).prompts(data, 5)
+    prompts = PromptSource(recipe(assets / "models/stories260K/hf")).read_prompts(data, 5)
     assert max(len(prompt.tokens) for prompt in prompts) == 5
 
 
@@ -158,7 +158,7 @@ def test_a_file_of_prompts_is_read_as_the_recipe_says(assets: Path, tmp_path: Pa
         "".join(json.dumps({"text": text}) + "\n" for text in ("A dog", "A cat", "A cow"))
     )
     own = recipe(assets / "models/stories260K/hf", prompts=str(file), prompt="Say: {text}")
-    assert [prompt.text for prompt in PromptSource(own).prompts("real", 400)] == [
+    assert [prompt.text for prompt in PromptSource(own).read_prompts("real", 400)] == [
         "Say: A dog",
         "Say: A cat",
         "Say: A cow",
@@ -168,17 +168,17 @@ def test_a_file_of_prompts_is_read_as_the_recipe_says(assets: Path, tmp_path: Pa
 def test_a_model_without_tokenizer_gets_random_tokens(models: Callable[..., Path]) -> None:
     source = PromptSource(recipe(models("llama")))
     assert source.tokenizer is None
-    real, counting = source.prompts("real", 9), source.prompts("counting", 9)
+    real, counting = source.read_prompts("real", 9), source.read_prompts("counting", 9)
     assert real != counting
     assert {len(prompt.tokens) for prompt in real} == set(range(1, 10))
     tokens = torch.tensor([token for prompt in real for token in prompt.tokens])
     assert 0 <= int(tokens.min()) < 4
     assert 60 <= int(tokens.max()) < 64
-    assert PromptSource(source.recipe.model_copy(update={"seed": 1})).prompts("real", 9) != real
+    assert PromptSource(source.recipe.model_copy(update={"seed": 1})).read_prompts("real", 9) != real
 
 
 def test_an_empty_file_of_prompts_is_refused(assets: Path, tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("")
     own = recipe(assets / "models/stories260K/hf", prompts=str(tmp_path / "none.jsonl"))
     with pytest.raises(ValueError, match=r"none\.jsonl"):
-        PromptSource(own).prompts("real", 400)
+        PromptSource(own).read_prompts("real", 400)

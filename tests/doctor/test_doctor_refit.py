@@ -13,7 +13,7 @@ from tiny_models import CONTEXT, OPTIMIZER, SECTION, VOCABULARY
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import SamplerSection
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.progress import show_progress
 from lockstep.weight_sync.sync import random_probe
 from lockstep_doctor.commands.refit_check import (
@@ -120,7 +120,7 @@ def test_the_command_checks_a_real_model(
     assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = assets / "models" / "stories260K" / "hf"
-    loaded = load("doctor", [f"model.path={model}", "learner.device=cpu", f"run={tmp_path}"])
+    loaded = load_recipe("doctor", [f"model.path={model}", "learner.device=cpu", f"run={tmp_path}"])
     assert not any(stage.findings for stage in check_model(loaded)["torch"])
     written = json.loads((tmp_path / "refit.json").read_text())["engines"]["torch"]
     assert [(stage["name"], stage["tensors"], stage["findings"]) for stage in written] == [
@@ -132,4 +132,4 @@ def test_the_command_checks_a_real_model(
 def test_there_must_be_an_engine_that_takes_weights(assets: Path) -> None:
     model = assets / "models" / "stories260K" / "hf"
     with pytest.raises(ValueError, match="add torch or vllm"):
-        check_model(load("doctor", [f"model.path={model}", "backends=[torch,hf]"]))
+        check_model(load_recipe("doctor", [f"model.path={model}", "backends=[torch,hf]"]))

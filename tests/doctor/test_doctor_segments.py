@@ -19,7 +19,7 @@ from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.measure import Bench, make_independent
 from lockstep_doctor.table.options import DoctorGrid, Method
 from lockstep_doctor.table.plan import Cell
-from lockstep_doctor.table.report import markdown
+from lockstep_doctor.table.report import render_markdown
 
 Models = Callable[..., Path]
 
@@ -32,8 +32,8 @@ def both(models: Models) -> dict[str, Backend]:
 
 def test_the_engine_alone_draws_long_responses(both: dict[str, Backend]) -> None:
     bench = Bench(both, both["hf"], DoctorGrid(all_draw_to=100))
-    assert bench.drawers(Cell(100, "real", Method(), 1)) == ["hf", "torch"]
-    assert bench.drawers(Cell(101, "real", Method(), 1)) == ["torch"]
+    assert bench.list_drawers(Cell(100, "real", Method(), 1)) == ["hf", "torch"]
+    assert bench.list_drawers(Cell(101, "real", Method(), 1)) == ["torch"]
 
 
 def test_a_table_names_the_rows_that_are_judged_by_segments(
@@ -42,11 +42,11 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
     monkeypatch.setattr("lockstep_doctor.table.measure.SHORTEST_SEGMENT", 2)
     options = "grid.lengths=[24]", "grid.sequences=3", "grid.max_steps=60", "grid.repeats=1"
     few = found(asked(models("llama"), *options, "grid.batch_sizes=[1]"), both["hf"], both["torch"])
-    assert "bounds from segments of fewer than 8 long sequences" in markdown(few)
+    assert "bounds from segments of fewer than 8 long sequences" in render_markdown(few)
     many = found(
         asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1"), both["hf"], both["torch"]
     )
-    assert "judged by segments" not in markdown(many)
+    assert "judged by segments" not in render_markdown(many)
 
 
 def test_one_long_sequence_is_judged_by_its_segments() -> None:
@@ -54,7 +54,7 @@ def test_one_long_sequence_is_judged_by_its_segments() -> None:
     one = Compared(delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000))
     parts = one.in_segments(10, 50)
     assert parts.lengths.tolist() == [100] * 10
-    assert parts.totals(parts.delta).shape == (10, 2)
+    assert parts.sum_clusters(parts.delta).shape == (10, 2)
     assert one.in_segments(10, 101) is one, "they would be too short"
 
 
@@ -75,7 +75,7 @@ def test_a_budget_ends_the_table_by_the_time_that_cells_took(
     left.
     """
     now = 0.0
-    draw = Bench.draw
+    draw = Bench.draw_samples
 
     def draw_slowly(bench: Bench, *asked: Any) -> Any:
         nonlocal now

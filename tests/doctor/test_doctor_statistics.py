@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.report.sweeps import student
+from lockstep.report.sweeps import student_quantile
 from lockstep_doctor.columns import TokenColumns
-from lockstep_doctor.statistics import Compared, figures, pool
-from lockstep_doctor.table.bounds import bound, bound_rate, mean, standard_errors
+from lockstep_doctor.statistics import Compared, compute_figures, pool_comparisons
+from lockstep_doctor.table.bounds import bound_statistic, bound_rate, cluster_mean, standard_errors
 
 INF = math.inf
 logprobs = st.floats(-8, 0)
@@ -39,7 +39,7 @@ def compared(rows: list[list[tuple[float, float]]], cluster: list[int] | None = 
 
 @given(sequences)
 def test_every_figure_is_its_formula(rows: list[list[tuple[float, float]]]) -> None:
-    found = figures(compared(rows))
+    found = compute_figures(compared(rows))
     deltas = [[train - infer for train, infer in row] for row in rows]
     flat, n = [delta for row in deltas for delta in row], sum(map(len, deltas))
     ordered = sorted(map(abs, flat))
@@ -73,7 +73,7 @@ def test_tokens_without_a_probability_are_counted_and_hide_nothing() -> None:
         [(-1.0, -1.2), (math.nan, -0.5)],
         [(-3.0, -INF), (-INF, -INF)],
     ]
-    found = figures(compared(rows))
+    found = compute_figures(compared(rows))
     assert (found["support_violations_train"], found["support_violations_infer"]) == (3, 2)
     assert found["token_mult_prob_error"] == pytest.approx((math.exp(0.1) + math.exp(0.2)) / 2)
     assert found["capped_mult_prob_error"] == pytest.approx(
@@ -86,25 +86,25 @@ def test_tokens_without_a_probability_are_counted_and_hide_nothing() -> None:
 
 
 def test_enormous_differences_are_numbers() -> None:
-    found = figures(compared([[(-1.0, -900.0), (-1.0, -1.0)], [(-900.0, -1.0)]]))
+    found = compute_figures(compared([[(-1.0, -900.0), (-1.0, -1.0)], [(-900.0, -1.0)]]))
     assert all(math.isfinite(value) for value in found.values())
     assert found["max_abs"] == 899.0
 
 
 def test_nothing_to_compare_is_an_error() -> None:
     with pytest.raises(ValueError, match="no token to compare"):
-        figures(compared([[], []]))
+        compute_figures(compared([[], []]))
 
 
 def test_only_masked_tokens_are_compared() -> None:
     mask = torch.tensor([False, True, True, False, True])
     found = TokenColumns(
         -torch.arange(5.0), -torch.arange(5.0) - 1, mask, torch.tensor([0, 3, 5])
-    ).compare()
+    ).compare_sides()
     assert found.train.tolist() == [-1.0, -2.0, -4.0]
     assert found.delta.tolist() == [1.0, 1.0, 1.0]
     assert (found.lengths.tolist(), found.position.tolist()) == ([2, 1], [1, 2, 1])
-    assert (found.row.tolist(), found.index.tolist()) == ([0, 0, 1], [1, 2, 1])
+    assert (found.row_index.tolist(), found.token_index.tolist()) == ([0, 0, 1], [1, 2, 1])
 
 
 def test_pooled_cells_keep_their_clusters_apart() -> None:
@@ -112,8 +112,8 @@ def test_pooled_cells_keep_their_clusters_apart() -> None:
         compared([[(-1.0, -1.0)], [(-1.0, -1.0)]], cluster=[5, 5]),
         compared([[(-2.0, -1.0)] * 2]),
     )
-    both = pool([one, two])
-    assert both.totals(both.delta).tolist() == [[0.0, 2.0], [-2.0, 2.0]]
+    both = pool_comparisons([one, two])
+    assert both.sum_clusters(both.delta).tolist() == [[0.0, 2.0], [-2.0, 2.0]]
     assert both.lengths.tolist() == [1, 1, 2]
 
 
@@ -167,8 +167,8 @@ def test_hits_that_come_together_are_worth_less() -> None:
 def test_students_quantiles_are_those_of_the_tables(
     freedom: int, two_sided: float, t: float
 ) -> None:
-    assert student(two_sided / 2, freedom) == pytest.approx(t, rel=5e-5)
-    assert student(1 - two_sided / 2, freedom) == pytest.approx(-t, rel=5e-5)
+    assert student_quantile(two_sided / 2, freedom) == pytest.approx(t, rel=5e-5)
+    assert student_quantile(1 - two_sided / 2, freedom) == pytest.approx(-t, rel=5e-5)
 
 
 def test_a_bias_counts_in_standard_errors_beyond_what_is_allowed() -> None:
@@ -212,13 +212,13 @@ def test_bounds_cover_though_clusters_are_few_and_skewed(
     torch.manual_seed(0)
     many = draw(200_000).sum(0)
     truth, runs = float(many[0] / many[1]), 500
-    found = [bound(draw(clusters), mean, 0.01, 0.01) for _ in range(runs)]
+    found = [bound_statistic(draw(clusters), cluster_mean, 0.01, 0.01) for _ in range(runs)]
     assert sum(one.high < truth for one in found) / runs <= most
     assert sum(one.low > truth for one in found) / runs <= 0.025
 
 
 def test_one_cluster_says_nothing_and_equal_ones_all() -> None:
-    alone = bound(torch.tensor([[101.0, 100.0]], dtype=torch.float64), mean, 0.01, 0.01)
+    alone = bound_statistic(torch.tensor([[101.0, 100.0]], dtype=torch.float64), cluster_mean, 0.01, 0.01)
     assert (alone.low, alone.high) == (-INF, INF)
-    equal = bound(torch.tensor([[101.0, 100.0]] * 8, dtype=torch.float64), mean, 0.01, 0.01)
+    equal = bound_statistic(torch.tensor([[101.0, 100.0]] * 8, dtype=torch.float64), cluster_mean, 0.01, 0.01)
     assert (equal.low, equal.high) == (1.01, 1.01)

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from lockstep.cli import main
 from lockstep.config import DType, LearnerSection
-from lockstep.config.loading import describe, load
+from lockstep.config.loading import describe_recipe, load_recipe
 from lockstep.core import exit_codes
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
@@ -31,7 +31,7 @@ from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.commands.recipe import doctor_recipe
 from lockstep_doctor.table.base import USUAL, Conditions
 from lockstep_doctor.table.options import DoctorRecipe
-from lockstep_doctor.table.report import TableResult, markdown
+from lockstep_doctor.table.report import TableResult, render_markdown
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +180,8 @@ def test_a_disagreement_fails(models: Callable[..., Path]) -> None:
     what = found(asked(folder), HFBackend(str(folder)), dumb)
     assert what.verdict == "FAIL"
     assert set(verdicts(what).values()) == {"FAIL"}
-    assert "FAIL" in markdown(what)
-    assert "beyond the limit" in markdown(what)
+    assert "FAIL" in render_markdown(what)
+    assert "beyond the limit" in render_markdown(what)
 
 
 class Unshaped(LearnerBackend):
@@ -202,8 +202,8 @@ def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(
     folder = str(models("llama"))
     what = found(asked(models("llama")), HFBackend(folder), Unshaped(folder))
     drawn = {one.drawer: one for one in what.rows[1].drawn}
-    assert drawn["torch"].columns("hf", "torch") == ("shaped.hf", "decoded")
-    assert drawn["hf"].columns("hf", "torch") == ("plain.hf", "plain.torch")
+    assert drawn["torch"].column_names("hf", "torch") == ("shaped.hf", "decoded")
+    assert drawn["hf"].column_names("hf", "torch") == ("plain.hf", "plain.torch")
     assert torch.allclose(
         drawn["hf"].tensors["plain.hf"], drawn["hf"].tensors["plain.torch"], atol=1e-3
     )
@@ -260,7 +260,7 @@ def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
     monkeypatch.setattr("lockstep_doctor.backends.hf.CHUNK", 8)
     read: list[tuple[str, int]] = []
     for conditions in (Conditions(kernel="eager"), Conditions(kernel="sdpa")):
-        witness.model(conditions).register_forward_pre_hook(
+        witness.model_for(conditions).register_forward_pre_hook(
             note(read, str(conditions.kernel)), with_kwargs=True
         )
     assert torch.allclose(witness.score(batch, eager), at_once, atol=1e-5)
@@ -303,13 +303,13 @@ def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -
         HFBackend(folder),
         Restless(folder),
     )
-    own = [repeat for repeat in what.repeats if repeat.backend == "torch"]
+    own = [repeat for repeat in what.all_repeats if repeat.backend == "torch"]
     assert [(repeat.times, repeat.same_tokens, repeat.bitwise) for repeat in own] == [(3, 3, 1)] * 2
     # 1 and 2 millionths away from the first
     assert own[0].rms == pytest.approx((2.5e-12) ** 0.5, rel=0.2)
     assert (
         "torch, 12 real, greedy, batch 8: 1 of 3 bitwise equal, 3 of 3 with equal tokens"
-        in markdown(what)
+        in render_markdown(what)
     )
 
 
@@ -333,7 +333,7 @@ def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
         asked(models("llama"), "grid.lengths=[12]"), Wanderer(folder), LearnerBackend(folder)
     )
     sampled = next(
-        repeat for repeat in what.repeats if repeat.backend == "hf" and "T=0.7" in repeat.cell
+        repeat for repeat in what.all_repeats if repeat.backend == "hf" and "T=0.7" in repeat.cell
     )
     assert (sampled.times, sampled.same_tokens, sampled.bitwise) == (2, 1, 1)
 
@@ -347,7 +347,7 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: 
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1")
     rounded_learner = LearnerBackend(folder, LearnerSection(dtype=dtype))
     one = found(recipe, HFBackend(folder), rounded_learner)
-    drawn = one.rows[0].by("torch")
+    drawn = one.rows[0].find_samples("torch")
     assert drawn is not None
     witness = HFBackend(folder)
     exact, rounded = (
@@ -356,9 +356,9 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: 
     )
     assert torch.allclose(drawn.tensors[f"shaped.rounding.{dtype}"], (exact - rounded).abs())
     assert float(drawn.tensors["shaped.rounding.fp32"].max()) < 1e-4
-    both = found(recipe, HFBackend(folder, dtype), rounded_learner).rows[0].by("torch")
+    both = found(recipe, HFBackend(folder, dtype), rounded_learner).rows[0].find_samples("torch")
     assert both is not None
-    ratio = both.floor("hf", "torch") / both.tensors[f"shaped.rounding.{dtype}"].clamp(min=1e-9)
+    ratio = both.rounding_floor("hf", "torch") / both.tensors[f"shaped.rounding.{dtype}"].clamp(min=1e-9)
     assert torch.allclose(ratio, torch.full_like(ratio, 2**0.5), rtol=1e-3)
 
 
@@ -431,7 +431,7 @@ def test_a_run_says_how_it_computed(models: Callable[..., Path], in_tmp: Path) -
     Path("tiny.json").write_text(json.dumps(RECIPE))
     Path("tiny.yaml").write_text(Path("tiny.json").read_text())
     own = ["learner.dtype=bf16", "sampler=vllm", "sampler.max_batch_size=3"]
-    (run / "recipe.yaml").write_text(describe(load("tiny.yaml", own)))
+    (run / "recipe.yaml").write_text(describe_recipe(load_recipe("tiny.yaml", own)))
     loaded = doctor_recipe("run", ["seed=5", "grid.budget_s=7"], "doctor_quick", "out")
     recipe = loaded.recipe
     assert isinstance(recipe, DoctorRecipe)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.core.types import SamplingParams
 from lockstep_doctor.statistics import Compared
 from lockstep_doctor.table.options import DoctorLimits
-from lockstep_doctor.table.verdict import CellJudgement, judge, judge_tails
+from lockstep_doctor.table.verdict import CellJudgement, judge_cell, judge_tails
 
 LIMITS = DoctorLimits()
 GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)
@@ -53,7 +53,7 @@ def verdict(
 ) -> CellJudgement:
     torch.manual_seed(3)
     compared = drawn(sequences, 400, noise, shift)
-    return judge({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
+    return judge_cell({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
 
 
 def failed(judgement: CellJudgement) -> set[str]:
@@ -77,10 +77,10 @@ def test_more_than_the_floor_allows_fails_long_before_the_usual_limit() -> None:
 
 def test_the_usual_limit_holds_whatever_the_floor() -> None:
     compared = drawn(32, 400, 0.2)
-    found = judge({"infer": (compared, floor_of(compared, 0.2))}, LIMITS)
+    found = judge_cell({"infer": (compared, floor_of(compared, 0.2))}, LIMITS)
     assert "infer.mult_prob_error" in failed(found)
     assert found.clauses["infer.mismatch"].verdict == "PASS"
-    lax = judge(
+    lax = judge_cell(
         {"infer": (compared, floor_of(compared, 0.2))},
         LIMITS.model_copy(update={"max_mult_prob_error": 1.5}),
     )
@@ -116,7 +116,7 @@ def test_a_side_that_says_nothing_of_any_token_fails(
 
     torch.manual_seed(3)
     compared = drawn(32, 400, 0.02)
-    found = judge({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
+    found = judge_cell({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
     assert found.verdict == "FAIL"
     assert {"infer.support", "infer.outliers", "infer.sequence_ess"} <= failed(found)
     share = found.clauses["infer.sequence_ess"]
@@ -138,16 +138,16 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
     compared = drawn(64, 400, 0.02)
     drift = torch.randn(64, dtype=torch.float64).repeat_interleave(400) * 4 / 400
     assert "infer.sequence_ess" in failed(
-        judge(
+        judge_cell(
             {"infer": (replace(compared, train=compared.train + drift), floor_of(compared, 0.02))},
             LIMITS,
         )
     )
     long = drawn(64, 10_000, 0.02)
-    found = judge({"infer": (long, floor_of(long, 0.02))}, LIMITS)
+    found = judge_cell({"infer": (long, floor_of(long, 0.02))}, LIMITS)
     assert found.clauses["infer.sequence_ess"].value < 0.5
     assert found.verdict == "PASS", found.reasons
-    assert judge({"infer": (long, None)}, LIMITS).verdict == "PASS", (
+    assert judge_cell({"infer": (long, None)}, LIMITS).verdict == "PASS", (
         "without a floor it is unknown what length alone does"
     )
 
@@ -155,18 +155,18 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
 def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
     torch.manual_seed(0)
     cells = [drawn(32, 50, 0.02) for _ in range(8)]
-    alone = judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS)
+    alone = judge_cell({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS)
     assert alone.verdict == "INCONCLUSIVE"
     assert len(alone.reasons) == 1
     assert "not clearly within or beyond the limit 0.001" in alone.reasons[0]
     tails = judge_tails(cells, LIMITS)
     assert (
-        judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=tails).verdict
+        judge_cell({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=tails).verdict
         == "PASS"
     )
     few = judge_tails(cells[:1], LIMITS)
     assert (
-        judge({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=few).verdict
+        judge_cell({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS, tails=few).verdict
         == "INCONCLUSIVE"
     )
 
@@ -183,7 +183,7 @@ def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(
     )
     tails = judge_tails([bad, *(drawn(100, 400, 0.02) for _ in range(2))], LIMITS)
     assert tails.verdict == "PASS"
-    found = judge({"infer": (bad, None)}, LIMITS, cells=3, tails=tails).clauses["infer.outliers"]
+    found = judge_cell({"infer": (bad, None)}, LIMITS, cells=3, tails=tails).clauses["infer.outliers"]
     assert found.verdict == expected
     assert found.value == pytest.approx(tails.value if expected == "PASS" else 0.003)
 
@@ -193,11 +193,11 @@ def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
         (drawn(sequences, 400, 0.0), torch.zeros(400 * sequences)) for sequences in (7, 8)
     )
     assert (
-        judge({"infer": (few[0], few[1])}, LIMITS).clauses["infer.mismatch"].verdict
+        judge_cell({"infer": (few[0], few[1])}, LIMITS).clauses["infer.mismatch"].verdict
         == "INCONCLUSIVE"
     )
     assert (
-        judge({"infer": (enough[0], enough[1])}, LIMITS).clauses["infer.mismatch"].verdict == "PASS"
+        judge_cell({"infer": (enough[0], enough[1])}, LIMITS).clauses["infer.mismatch"].verdict == "PASS"
     )
     assert verdict(noise=0.3, sequences=7).verdict == "FAIL"
 
@@ -214,37 +214,37 @@ def test_both_directions_are_judged() -> None:
     healthy, broken = drawn(32, 400, 0.02), drawn(32, 400, 0.02)
     broken = replace(broken, train=broken.train + 0.1)
     floor = floor_of(healthy, 0.02)
-    found = judge(
-        {"infer": (healthy, floor), "train": (broken.swap(), floor_of(broken, 0.02))}, LIMITS
+    found = judge_cell(
+        {"infer": (healthy, floor), "train": (broken.swap_sides(), floor_of(broken, 0.02))}, LIMITS
     )
     assert failed(found) == {"train.mismatch", "train.bias", "train.ratio", "train.mult_prob_error"}
     assert "tokens of the training side" in found.reasons[0]
     noisy = drawn(32, 400, 0.3)
-    mirrored = judge({"infer": (noisy, 0 * floor), "train": (noisy.swap(), 0 * floor)}, LIMITS)
+    mirrored = judge_cell({"infer": (noisy, 0 * floor), "train": (noisy.swap_sides(), 0 * floor)}, LIMITS)
     assert not failed(mirrored) & {"infer.bias", "train.bias", "infer.ratio", "train.ratio"}
     with pytest.raises(ValueError, match=r"one \|Δ\| for each of the 12800 tokens"):
-        judge({"infer": (healthy, floor[1:])}, LIMITS)
+        judge_cell({"infer": (healthy, floor[1:])}, LIMITS)
 
 
 def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32() -> None:
     torch.manual_seed(0)
     healthy = drawn(32, 400, 1e-5)
     zero = torch.zeros(healthy.train.numel())
-    assert judge({"infer": (replace(healthy, train=healthy.infer), zero)}, LIMITS).verdict == "PASS"
-    assert judge({"infer": (healthy, zero)}, LIMITS).verdict == "PASS"
-    assert failed(judge({"infer": (drawn(32, 400, 1e-3), zero)}, LIMITS)) == {"infer.mismatch"}
+    assert judge_cell({"infer": (replace(healthy, train=healthy.infer), zero)}, LIMITS).verdict == "PASS"
+    assert judge_cell({"infer": (healthy, zero)}, LIMITS).verdict == "PASS"
+    assert failed(judge_cell({"infer": (drawn(32, 400, 1e-3), zero)}, LIMITS)) == {"infer.mismatch"}
 
 
 def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
     torch.manual_seed(5)
     compared = drawn(32, 400, 0.0545)
     one, many = (
-        judge({"infer": (compared, floor_of(compared, 0.02))}, LIMITS, cells) for cells in (1, 1000)
+        judge_cell({"infer": (compared, floor_of(compared, 0.02))}, LIMITS, cells) for cells in (1, 1000)
     )
     assert many.low < one.low < one.high == pytest.approx(many.high, rel=1e-3)
     limits = LIMITS.model_copy(update={"max_mult_prob_error": (one.low + many.low) / 2})
-    assert judge({"infer": (compared, None)}, limits).verdict == "FAIL"
-    assert judge({"infer": (compared, None)}, limits, 1000).verdict == "INCONCLUSIVE"
+    assert judge_cell({"infer": (compared, None)}, limits).verdict == "FAIL"
+    assert judge_cell({"infer": (compared, None)}, limits, 1000).verdict == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize(
@@ -263,5 +263,5 @@ def test_verdicts_are_seldom_wrong(noise: float, shift: float, wrong: str) -> No
     runs, mistakes = 60, 0
     for _ in range(runs):
         compared = drawn(32, 150, noise, shift)
-        mistakes += judge({"infer": (compared, floor_of(compared, 0.02))}, LIMITS).verdict == wrong
+        mistakes += judge_cell({"infer": (compared, floor_of(compared, 0.02))}, LIMITS).verdict == wrong
     assert mistakes <= 1

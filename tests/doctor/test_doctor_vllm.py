@@ -62,9 +62,9 @@ def forgetting(backend: VLLMBackend) -> Iterator[Callable[[str], object]]:
 
 
 def requests(count: int = 8, length: int = 12) -> list[Request]:
-    draws = keyed.uniforms(torch.arange(count), torch.arange(length))
+    draws = keyed.draw_uniforms(torch.arange(count), torch.arange(length))
     return [
-        Request(tuple((row * 500).long().tolist()), keyed.key("doctor", i))
+        Request(tuple((row * 500).long().tolist()), keyed.hash_key("doctor", i))
         for i, row in enumerate(draws)
     ]
 

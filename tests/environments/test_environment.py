@@ -15,9 +15,9 @@ import yaml
 from killing import started, wait_for
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -79,7 +79,7 @@ def run(in_tmp: Path) -> Run:
     (in_tmp / "grpo.yaml").write_text(yaml.safe_dump(GRPO))
     (in_tmp / "worlds.py").write_text(WORLDS)
     (in_tmp / "rewards.py").write_text(REWARDS)
-    return lambda recipe, *overrides: read_metrics(train(load(f"{recipe}.yaml", list(overrides))))
+    return lambda recipe, *overrides: read_metrics(train_recipe(load_recipe(f"{recipe}.yaml", list(overrides))))
 
 
 def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

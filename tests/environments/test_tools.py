@@ -15,12 +15,12 @@ import pytest
 from tool_worlds import HALF, OTHER, QWEN, SUM, WORLDS, hermes
 from transformers.utils.chat_template_utils import get_json_schema
 
-from lockstep.algorithms.episodes import observations
+from lockstep.algorithms.episodes import build_observation_encoder
 from lockstep.config import DataSection
 from lockstep.core.errors import InputError
 from lockstep.data.messages import render_prompt
 from lockstep.environments import environment
-from lockstep.environments.tools import MalformedCall, ToolCall, ToolSet, parse_calls, tool_messages
+from lockstep.environments.tools import MalformedCall, ToolCall, ToolSet, parse_calls, build_tool_messages
 from lockstep.models.source import ModelSource, open_source
 
 
@@ -137,17 +137,17 @@ def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> N
     assert tools.schemas == [get_json_schema(add)]
     given = {"type": "function", "function": {"name": "plus", "parameters": {}}}
     assert ToolSet([(given, add)]).schemas == [given]
-    assert tools.check(ToolCall("add", {"a": 1})) == ToolCall("add", {"a": 1})
+    assert tools.check_call(ToolCall("add", {"a": 1})) == ToolCall("add", {"a": 1})
     for call, why in (
         (ToolCall("sub", {}), "there is no tool sub; there are: add"),
         (ToolCall("add", {}), "add: missing a required argument: 'a'"),
         (ToolCall("add", {"a": 1, "c": 1}), "add: got an unexpected keyword argument 'c'"),
         (ToolCall("add", {"a": "1"}), "add: a: Input should be a valid integer"),
     ):
-        assert tools.check(call) == MalformedCall(why, call.name)
+        assert tools.check_call(call) == MalformedCall(why, call.name)
     # nothing is made of hints where a schema is given, nor of what is returned
     own = ToolSet([(given, untyped)])
-    assert own.check(ToolCall("plus", {"a": "1", "context": 2})) == ToolCall(
+    assert own.check_call(ToolCall("plus", {"a": "1", "context": 2})) == ToolCall(
         "plus", {"a": "1", "context": 2}
     )
     assert ToolSet([strange]).schemas == [get_json_schema(strange)]
@@ -261,9 +261,9 @@ def test_results_follow_a_reply_as_the_template_writes_them(
 ) -> None:
     source = talker(QWEN.replace("<|im_end|>", "{{ eos_token }}"))
     data, eos = DATA.with_tools(SCHEMAS), source.token_ids("</s>")[-1]
-    observed = observations(data, (), source, pytest.fail)
+    observed = build_observation_encoder(data, (), source, pytest.fail)
     calls = [ToolCall("add", {"a": 1}), MalformedCall("why", "sub")]
-    results = tool_messages([(calls[0], "3"), (calls[1], "Error: why")])
+    results = build_tool_messages([(calls[0], "3"), (calls[1], "Error: why")])
     asked = [{"role": "user", "content": "Who?"}]
     told = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
     said = {"role": "assistant", "content": "", "tool_calls": told}
@@ -302,7 +302,7 @@ def test_a_template_that_cannot_write_tools_is_refused(
     talker: Callable[[str], ModelSource], template: str, said: str
 ) -> None:
     with pytest.raises(InputError, match=rf"the chat template of .*talker {said}"):
-        observations(DATA.with_tools(SCHEMAS), (), talker(template), pytest.fail)
+        build_observation_encoder(DATA.with_tools(SCHEMAS), (), talker(template), pytest.fail)
 
 
 """The shape of Qwen's templates."""
@@ -331,7 +331,7 @@ def test_a_message_follows_a_reply_as_the_template_writes_it_after_any_token_tha
 ) -> None:
     source = talker(template)
     other, eos = source.stop_token_ids
-    observed = observations(DATA, (), source, pytest.fail)
+    observed = build_observation_encoder(DATA, (), source, pytest.fail)
     talk = [("user", "Who?"), ("assistant", "Ann."), ("user", "Colder.\n")]
     whole = render_prompt(
         [{"role": role, "content": said} for role, said in talk], source.tokenizer, {}

@@ -13,12 +13,12 @@ from tool_worlds import CALLS, QWEN, WORLDS
 
 import lockstep
 from lockstep.config import user_code
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 
 def unlearned(sample: dict[str, Any]) -> str:
@@ -70,7 +70,7 @@ def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(
     caller: Path, in_tmp: Path
 ) -> None:
     (in_tmp / "run.yaml").write_text(yaml.safe_dump(RUN))
-    rows = [row for row in read_metrics(train(load("run.yaml", []))) if "train/turns" in row]
+    rows = [row for row in read_metrics(train_recipe(load_recipe("run.yaml", []))) if "train/turns" in row]
     assert (
         sum(row["train/reward"] for row in rows[-3:])
         > sum(row["train/reward"] for row in rows[:3]) + 1
@@ -90,7 +90,7 @@ def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(
     }
     assert any("<tool_response>\n3\n</tool_response><tool_response>\n" in text for text in results)
 
-    loaded: Any = user_code.load("worlds.py:Sums", "environment.class_name", "class")
+    loaded: Any = user_code.load_object("worlds.py:Sums", "environment.class_name", "class")
     # as in a notebook: only this process has it
     sums = type("Sums", (loaded,), {"__module__": "__main__"})
     options = {name: value for name, value in RUN.items() if name != "algorithm"}

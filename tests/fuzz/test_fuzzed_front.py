@@ -20,7 +20,7 @@ from strategies import VALUES, corrupted, find_places, json_bytes, near, spoiled
 from workspace import furnish
 
 from lockstep.config import DataSection
-from lockstep.config.loading import describe, load
+from lockstep.config.loading import describe_recipe, load_recipe
 from lockstep.core.errors import LockstepError
 from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup, open_rows
@@ -132,7 +132,7 @@ def recipes(draw: st.DrawFn) -> bytes:
 def overrides(draw: st.DrawFn) -> list[str]:
     """A recipe, then options with values of all kinds, and what looks like some."""
     recipe = f"{draw(st.sampled_from(RECIPES))}.yaml"
-    tree, words = load(recipe).dump(), [recipe]
+    tree, words = load_recipe(recipe).dump_options(), [recipe]
     for _ in range(draw(st.integers(1, 4))):
         *above, key = draw(
             st.sampled_from([place for place in find_places(tree) if isinstance(place[-1], str)])
@@ -153,9 +153,9 @@ def overrides(draw: st.DrawFn) -> list[str]:
 
 def read_overrides(recipe: str, *words: str) -> None:
     """Reads a recipe with overrides; what is described of it has to be the same recipe."""
-    loaded = load(recipe, words)
-    Path("described.yaml").write_text(describe(loaded))
-    assert load("described.yaml").dump() == loaded.dump()
+    loaded = load_recipe(recipe, words)
+    Path("described.yaml").write_text(describe_recipe(loaded))
+    assert load_recipe("described.yaml").dump_options() == loaded.dump_options()
 
 
 @st.composite
@@ -177,7 +177,7 @@ def read_rows(content: bytes, name: str, kind: str, talk: str, options: dict[str
             read = DemonstrationRows(rows, tokenizer, DataSection.model_validate(fields), 64)
         case _:
             read = PromptRows(rows, tokenizer, DataSection.model_validate(fields))
-    read.first()
+    read.read_first()
 
 
 PLACES = st.sampled_from(

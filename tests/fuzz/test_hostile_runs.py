@@ -23,7 +23,7 @@ from lockstep.report.certificate import CERTIFICATE
 from lockstep.report.html import describe_runs
 from lockstep.report.log import ENVIRONMENT, METRICS, SAMPLES, TIMINGS
 from lockstep.report.samples import pack_samples
-from lockstep.report.summary import summary
+from lockstep.report.summary import summarize_run
 from lockstep.run.folder.logs import RunLogs
 
 _EARLY = (
@@ -89,8 +89,8 @@ def check_damage(run: Path, data: st.DataObject) -> None:
         said = [
             sentence_of(lambda: json.dumps(describe_runs([run]))),
             sentence_of(lambda: pack_samples(run, lambda number, block: None)),
-            sentence_of(lambda: summary(run)),
-            sentence_of(lambda: RunLogs(run).rewind(2)),
+            sentence_of(lambda: summarize_run(run)),
+            sentence_of(lambda: RunLogs(run).rewind_to(2)),
         ]
     assert all(name in sentence and "\n" not in sentence for sentence in said if sentence)
 

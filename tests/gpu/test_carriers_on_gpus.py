@@ -20,7 +20,7 @@ from lockstep.core.errors import InputError
 from lockstep.learners.rank import RankLearner
 from lockstep.weight_sync import buckets
 from lockstep.weight_sync.carriers import TransferRoute, open_carrier
-from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.fingerprints import fingerprint_tensor
 from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 from lockstep.weight_sync.sync import sync_weights
@@ -69,7 +69,7 @@ def test_a_changed_weight_is_seen(learner: RankLearner, pool: SamplerPool) -> No
     with torch.no_grad():
         next(learner.model.parameters()).view(-1)[3] += 1e-3
     differ = [
-        name for name, tensor in learner.weights() if held.fingerprints[name] != fingerprint(tensor)
+        name for name, tensor in learner.weights() if held.fingerprints[name] != fingerprint_tensor(tensor)
     ]
     assert len(differ) == 1
 
@@ -78,19 +78,19 @@ def test_fingerprints_are_those_of_the_host() -> None:
     for shape in ((5, 7), (3, 70_001), (260, 16 * 3067)):
         for kind in (torch.float32, torch.bfloat16):
             made = torch.randn(shape).to(kind)
-            assert fingerprint(made.cuda()) == fingerprint(made)
+            assert fingerprint_tensor(made.cuda()) == fingerprint_tensor(made)
 
 
 def test_weights_of_the_host_are_refused_by_name() -> None:
     sender = LocalSender()
-    sender.join(TransferRoute("cuda_ipc"))
+    sender.open_route(TransferRoute("cuda_ipc"))
     with pytest.raises(InputError, match=r"sampler\.transfer=cuda_ipc needs weights on a GPU"):
-        next(sender.buckets(OutgoingWeights.of([("one", torch.ones(3))]), columns=False))
+        next(sender.fill_buckets(OutgoingWeights.wrap_stream([("one", torch.ones(3))]), columns=False))
 
 
 def test_a_bucket_of_other_gpus_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="needs a learner rank on each engine's GPU"):
-        open_carrier(TransferRoute("cuda_ipc")).take(
+        open_carrier(TransferRoute("cuda_ipc")).receive_bytes(
             buckets.WeightBucket(0, 8, (), {"GPU-other": ""}), torch.device("cuda", 0)
         )
 
@@ -102,7 +102,7 @@ def test_nccl_carries_to_another_gpu(learner: RankLearner, models: Callable[...,
     from lockstep.cluster.placement import DeviceGrid, ProcessCounts, RunPlacement
     from lockstep.cluster.workers import WorkerPool
 
-    placement = RunPlacement.of(DeviceGrid(1, 2, on_gpu=True), ProcessCounts(1, 1, apart=True))
+    placement = RunPlacement.from_devices(DeviceGrid(1, 2, on_gpu=True), ProcessCounts(1, 1, apart=True))
     section = SamplerSection.model_validate({"transfer": "auto", "max_batch_size": 4})
     with WorkerPool(placement) as workers:
         assert workers.choose_route(section) == TransferRoute("process_group", backend="nccl")

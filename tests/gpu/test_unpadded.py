@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.models.attention import PackedLayout
-from lockstep.models.kernels import FUSED, VARLEN, AttentionKernel, attend
+from lockstep.models.kernels import FUSED, VARLEN, AttentionKernel, run_torch_attention
 
 pytestmark = pytest.mark.gpu
 LENGTHS = (700, 1, 333, 64, 128, 5, 1024)
@@ -26,7 +26,7 @@ def test_it_is_near_to_float64(heads: int, groups: int, size: int, window: int |
 
     def compute(kernel: AttentionKernel, device: str, dtype: torch.dtype) -> list[Tensor]:
         q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
-        packed = PackedLayout.of(batch).map(lambda x: x.to(device))
+        packed = PackedLayout.from_batch(batch).map_tensors(lambda x: x.to(device))
         out = packed.attend(kernel, 0, q, k, v, size**-0.5, window)
         found = [out, *torch.autograd.grad(out, (q, k, v), slope.to(device, dtype))]
         return [x.detach().cpu().double() for x in found]
@@ -45,8 +45,8 @@ def test_shared_heads_of_keys_in_fp32_keep_no_number_for_each_pair_of_tokens() -
     )
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    out = attend(q, k, v, None, size**-0.5)
+    out = run_torch_attention(q, k, v, None, size**-0.5)
     grown = torch.cuda.max_memory_allocated() - before
     assert grown < heads * tokens**2  # bytes; a fourth of a table in fp32
-    wanted = attend(q.double(), k.double(), v.double(), None, size**-0.5)
+    wanted = run_torch_attention(q.double(), k.double(), v.double(), None, size**-0.5)
     assert (out - wanted).abs().max() < 1e-4

@@ -30,7 +30,7 @@ TINY = Scale(
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return Trial.make(tmp_path_factory.mktemp("trial"), CPU, 0, TINY)
+    return Trial.create_in(tmp_path_factory.mktemp("trial"), CPU, 0, TINY)
 
 
 def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
@@ -75,10 +75,10 @@ def test_scores_are_compared_with_float64(
 
 
 def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path: Path) -> None:
-    other = Trial.make(tmp_path, CPU, 0, replace(trial.scale, layers=1))
-    sampler = SamplerSpec(str(other.folder), trial.sampler(), trial.computation("fp32")).open_here()
+    other = Trial.create_in(tmp_path, CPU, 0, replace(trial.scale, layers=1))
+    sampler = SamplerSpec(str(other.folder), trial.build_sampler_section(), trial.build_computation("fp32")).open_in_process()
     with pytest.raises(BrokenPromiseError, match="128 of 128 tokens"):
-        checks._agree(trial, sampler, trial.learner("fp32").build(), "fp32")
+        checks._measure_agreement(trial, sampler, trial.build_learner_spec("fp32").build(), "fp32")
 
 
 def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
@@ -114,10 +114,10 @@ def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
 def test_wrong_words_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="give a folder"):
-        cli.parse(["gpu-check", "--out", str(tmp_path / "file")]).command(
-            cli.parse(["gpu-check", "--out", str(tmp_path / "file")])
+        cli.parse_arguments(["gpu-check", "--out", str(tmp_path / "file")]).command(
+            cli.parse_arguments(["gpu-check", "--out", str(tmp_path / "file")])
         )
-    options = cli.parse(["gpu-check", "--device", "cuda", "--out", str(tmp_path / "out")])
+    options = cli.parse_arguments(["gpu-check", "--device", "cuda", "--out", str(tmp_path / "out")])
     with pytest.raises(InputError, match="torch sees no GPU"):
         options.command(options)
 
@@ -125,7 +125,7 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
 def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
     wanted = DeviceRates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
     seconds = sampling_seconds(
-        trial.rank("fp32"), EngineCounts(1, 1, trial.scale.rows), trial.scale.response, wanted
+        trial.build_plan_rank("fp32"), EngineCounts(1, 1, trial.scale.rows), trial.scale.response, wanted
     )
     measured: dict[str, Measured] = {
         "copy": {"from the host, GB/s": 2.0},

@@ -34,8 +34,8 @@ from lockstep.samplers.backend import find_backend
 from lockstep.samplers.cache_budget import CacheBudget
 from lockstep.samplers.vllm.backend import VLLMInference
 from lockstep.weight_sync import carriers
-from lockstep.weight_sync.buckets import WeightBucket, pack
-from lockstep.weight_sync.carriers import CudaIPC, GroupBroadcast, TransferRoute, unpack
+from lockstep.weight_sync.buckets import WeightBucket, pack_buckets
+from lockstep.weight_sync.carriers import CudaIPC, GroupBroadcast, TransferRoute, unpack_bucket
 from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 
@@ -216,20 +216,20 @@ def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Ten
     sent = tensors_of(0)
     with pretended.pretend_gpu():
         sender, receiver = LocalSender(), CudaIPC()
-        sender.join(TransferRoute("cuda_ipc"))
+        sender.open_route(TransferRoute("cuda_ipc"))
         there = {name: tensor.to("cuda") for name, tensor in sent.items()}
         for _ in range(2):
             held = dict[str, Tensor]()
-            for bucket in sender.buckets(OutgoingWeights.of(there.items()), columns=False):
+            for bucket in sender.fill_buckets(OutgoingWeights.wrap_stream(there.items()), columns=False):
                 assert bucket.handles.keys() == {"GPU 0"}
                 held |= {
-                    name: tensor.cpu() for name, tensor in unpack(receiver, bucket, pretended.GPU)
+                    name: tensor.cpu() for name, tensor in unpack_bucket(receiver, bucket, pretended.GPU)
                 }
             assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
-        sender.finish()
+        sender.free_buckets()
         assert len(ipc) == 1, "memory is exported once"
         with pytest.raises(InputError, match="needs weights on a GPU, but these are on cpu"):
-            list(sender.buckets(OutgoingWeights.of(sent.items()), columns=False))
+            list(sender.fill_buckets(OutgoingWeights.wrap_stream(sent.items()), columns=False))
 
 
 @pytest.mark.parametrize(("transfer", "exports"), [("shared_memory", 0), ("cuda_ipc", 2)])
@@ -241,7 +241,7 @@ def test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each(
         there = {name: tensor.to("cuda") for name, tensor in sent.items()}
         ranks = [Holder(number, there) for number in range(2)]
         route = TransferRoute(
-            transfer, ranks[0]._sender.places if transfer == "shared_memory" else ()
+            transfer, ranks[0]._local_sender.file_paths if transfer == "shared_memory" else ()
         )
         filled = [fill(rank, route)[0] for rank in ranks]
         for rank, bucket in zip(ranks, filled, strict=True):
@@ -249,7 +249,7 @@ def test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each(
             assert len(bucket.handles) == (transfer == "cuda_ipc")
         assert len(ipc) == exports, "by CUDA IPC, every rank exports memory of its own GPU"
         if transfer == "shared_memory":
-            held = dict(unpack(carriers.open_carrier(route), filled[0], torch.device("cpu")))
+            held = dict(unpack_bucket(carriers.open_carrier(route), filled[0], torch.device("cpu")))
             assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
 
 
@@ -257,32 +257,32 @@ def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.Mon
     """NCCL's route by gloo: buffers are on the tensors' device at both ends, and no copy is made
     before a broadcast.
     """
-    join = carriers._join
+    join = carriers._join_group
     monkeypatch.setattr(carriers, "_join", lambda meeting, backend: join(meeting, "gloo"))
     host, held = RendezvousHost("127.0.0.1", 2, 60.0), dict[str, Tensor]()
     sent, told = tensors_of(2), list[WeightBucket]()
     ready = threading.Event()
 
     def receive() -> None:
-        receiver = GroupBroadcast(host.meeting.of(1), "nccl")
+        receiver = GroupBroadcast(host.meeting.for_rank(1), "nccl")
         ready.wait(60.0)
         held.update(
             {
                 name: tensor.clone()
-                for name, tensor in unpack(receiver, told[0], torch.device("cpu"))
+                for name, tensor in unpack_bucket(receiver, told[0], torch.device("cpu"))
             }
         )
 
     thread = threading.Thread(target=receive)
     thread.start()
     sender = GroupBroadcast(host.meeting, "nccl")
-    flat = sender.memory(0, 2 * 192, torch.device("cpu"))
-    ((slots, _),) = pack((name, tensor, tensor.dtype) for name, tensor in sent.items())
+    flat = sender.bucket_memory(0, 2 * 192, torch.device("cpu"))
+    ((slots, _),) = pack_buckets((name, tensor, tensor.dtype) for name, tensor in sent.items())
     for slot, tensor in zip(slots, sent.values(), strict=True):
-        slot.of(flat).copy_(tensor)
-    told.append(sender.seal(0, slots))
+        slot.view_in(flat).copy_(tensor)
+    told.append(sender.seal_bucket(0, slots))
     ready.set()
-    sender.ship(told[0])
+    sender.ship_bucket(told[0])
     thread.join(60.0)
     assert sender._sent is sender._staged
     assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
@@ -315,9 +315,9 @@ def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(
     group = Stuck()
     monkeypatch.setattr(carriers, "_join", lambda *_: group)
     sender = GroupBroadcast(RendezvousAddress("127.0.0.1", 1, 0, 2, timeout_s=0.05), "nccl")
-    sender.memory(3, 64, torch.device("cpu"))
+    sender.bucket_memory(3, 64, torch.device("cpu"))
     with pytest.raises(RuntimeError, match=r"bucket 3 did not reach all engines within 0\.05 s"):
-        sender.ship(sender.seal(3, ()))
+        sender.ship_bucket(sender.seal_bucket(3, ()))
     assert group.aborted
 
 
@@ -365,7 +365,7 @@ def test_the_size_of_a_cache_is_chosen_without_starting_cuda(
     assert opened[0].kv_cache_gib == 2 * 10**9 / 2**30
     backend = find_backend(section)
     assert backend is not None
-    assert not backend.packs(learner)
+    assert not backend.packs_weights(learner)
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: object())
     backend.require_installed(section, on_gpu=True)
     with pytest.raises(InputError, match="uses the GPU if available"):
@@ -393,7 +393,7 @@ def test_offloaded_shards_are_pinned_for_a_gpu(monkeypatch: pytest.MonkeyPatch) 
         lm = torch.nn.Linear(2, 2)
         monkeypatch.setattr(module, "layers", lambda network: [network])
         with pytest.raises(StopHere):
-            module.parallelize(
+            module.parallelize_model(
                 lm,
                 cast(Any, lm),
                 cast(Any, ranks),

@@ -39,7 +39,7 @@ def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(
         hf, torch_ = (opened(recipe, name) for name in ("hf", "torch"))
         what = found(recipe, hf, torch_)
         for backend in (hf, torch_):
-            assert backend.settings()["device"] == "cuda"
+            assert backend.list_settings()["device"] == "cuda"
             assert backend.network is not None
             assert all(isinstance(p, OnGPU) for p in backend.network.parameters())
         assert record.count("slow copy") > 0

@@ -15,10 +15,10 @@ from tiny_recipe import GRPO, REWARDS
 
 from lockstep.cli import main
 from lockstep.config import Device
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 SENTENCE = "fp32 products: highest precision; TF32 is off"
 
@@ -64,7 +64,7 @@ def test_a_run_says_so_and_writes_it_down(in_tmp: Path, capsys: pytest.CaptureFi
     with pretend_gpu():
         assert main(["train", "tiny.yaml", "learner.device=cuda", "--dry-run"]) == 0
         assert SENTENCE in capsys.readouterr().out
-        folder = train(load("tiny.yaml", ["learner.device=cuda", "run.max_steps=1"]))
+        folder = train_recipe(load_recipe("tiny.yaml", ["learner.device=cuda", "run.max_steps=1"]))
     assert SENTENCE in "".join(capsys.readouterr())
     assert not uses_tf32()
     assert json.loads((folder / "environment.json").read_text())["precision"] == SENTENCE

@@ -7,7 +7,7 @@ import torch
 from pretend_gpu import pretend_gpu
 from torch.nn import functional as F
 
-from lockstep.models.kernels import attend
+from lockstep.models.kernels import run_torch_attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -16,7 +16,7 @@ def test_in_fp32_each_head_has_keys_of_its_own(
 ) -> None:
     """PyTorch's kernels that keep no table of all pairs take no shared heads in fp32."""
     q, k, v = (torch.randn(2, heads, 5, 4, dtype=dtype) for heads in (6, 2, 2))
-    wanted, given = attend(q, k, v, None, 0.5), list[int]()
+    wanted, given = run_torch_attention(q, k, v, None, 0.5), list[int]()
     compute = F.scaled_dot_product_attention
 
     def note(
@@ -27,6 +27,6 @@ def test_in_fp32_each_head_has_keys_of_its_own(
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", note)
     with pretend_gpu():
-        found = attend(q.cuda(), k.cuda(), v.cuda(), None, 0.5).cpu()
+        found = run_torch_attention(q.cuda(), k.cuda(), v.cuda(), None, 0.5).cpu()
     assert given == [6 if dtype == torch.float32 else 2]
     assert torch.allclose(found, wanted, atol=1e-6 if dtype == torch.float32 else 1e-2)

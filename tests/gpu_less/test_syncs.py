@@ -27,10 +27,10 @@ from lockstep.weight_sync import buckets
 from lockstep.weight_sync.carriers import TransferRoute
 from lockstep.weight_sync.fingerprints import (
     column_fingerprint,
-    fingerprint,
-    read,
-    take,
-    take_columns,
+    fingerprint_tensor,
+    read_fingerprints,
+    start_fingerprint,
+    start_column_fingerprint,
 )
 from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
@@ -163,12 +163,12 @@ def test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there(
     shape: tuple[int, ...], kind: torch.dtype
 ) -> None:
     made = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind)
-    expected = fingerprint(made), column_fingerprint(made)
+    expected = fingerprint_tensor(made), column_fingerprint(made)
     with pretend_gpu() as record:
         there = made.to("cuda")
-        found = fingerprint(there), column_fingerprint(there)
+        found = fingerprint_tensor(there), column_fingerprint(there)
         before = len(record.events)
-        assert read([take(there), take_columns(there)]) == list(found)
+        assert read_fingerprints([start_fingerprint(there), start_column_fingerprint(there)]) == list(found)
         assert [event.kind for event in record.events[before:]] == ["sync"], record.lines()
     assert found == expected
 
@@ -182,12 +182,12 @@ def test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once(
     folder = models("llama")
     with pretend_gpu() as record:
         learner, sender = build(folder, "logits"), LocalSender()
-        sender.join(TransferRoute("shared_memory", sender.places))
+        sender.open_route(TransferRoute("shared_memory", sender.file_paths))
 
         def send() -> tuple[int, list[str]]:
             before, outgoing = len(record.events), OutgoingWeights(learner.weights, dtype)
-            count = sum(1 for _ in sender.buckets(outgoing, columns=False))
-            assert outgoing.sent
+            count = sum(1 for _ in sender.fill_buckets(outgoing, columns=False))
+            assert outgoing.sent_fingerprints
             return count, [event.kind for event in record.events[before:]]
 
         send()  # tables of fingerprints stay where they are

@@ -61,7 +61,7 @@ def bytes_of(learner: RankLearner) -> int:
     """Bytes of a learner's weights and moments on the GPU."""
     tensors = [
         *learner.model.parameters(),
-        *(learner._optimizer.tensors() if learner._optimizer else ()),
+        *(learner._optimizer.list_tensors() if learner._optimizer else ()),
     ]
     storages = {
         StorageWeakRef(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors
@@ -108,7 +108,7 @@ class Watched(TorchSampler):
         super().sleep()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        own = sum(tensor.numel() * tensor.element_size() for _, tensor in self._tensors())
+        own = sum(tensor.numel() * tensor.element_size() for _, tensor in self._named_tensors())
         self.beside, self.held = (
             bytes_there() - own,
             [bytes_of(learner) for learner in self.learners],
@@ -126,7 +126,7 @@ def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
         turns, learners = DeviceTurns(), [build(folder) for _ in range(2)]
         stays = LearnerSpec(str(folder), "logits", ON_GPU, None, seed=0).build()
         for learner in learners:
-            turns.add(learner)
+            turns.add_learner(learner)
         stay = bytes_of(stays)
         engines = list[Watched]()
 
@@ -138,7 +138,7 @@ def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
             engines[0].learners = (*learners, stays)
             return engines[0]
 
-        session = SamplerSession(turns.start(start), learners[0])
+        session = SamplerSession(turns.start_engine(start), learners[0])
         for version in range(2):
             with session.at(version):
                 session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
@@ -153,11 +153,11 @@ def test_a_judge_is_awake_while_it_answers_and_no_learner_is_there(models: Model
     folder = models("llama")
     with pretend_gpu():
         turns, learner = DeviceTurns(), build(folder)
-        turns.add(learner)
+        turns.add_learner(learner)
         train(learner, ragged(LENGTHS), WeightedLogprob())
         engine = Watched(load_on_device(str(folder), ON_GPU), 4)
         engine.learners = [learner]
-        judge = AwakeWhenAsked(turns.start(lambda: engine))
+        judge = AwakeWhenAsked(turns.start_engine(lambda: engine))
         for _ in range(2):
             train(learner, ragged(LENGTHS), WeightedLogprob())
             assert bytes_of(learner) > 0
@@ -173,7 +173,7 @@ def test_a_sampler_of_the_policys_own_weights_keeps_no_more_than_these(models: M
     with pretend_gpu():
         turns, learners = DeviceTurns(), [build(folder) for _ in range(2)]
         for learner in learners:
-            turns.add(learner)
+            turns.add_learner(learner)
             train(learner, ragged(LENGTHS), WeightedLogprob())
         weights = sum(p.numel() * p.element_size() for p in learners[0].model.parameters())
         for place in (0, 1, 0, 1):
@@ -181,7 +181,7 @@ def test_a_sampler_of_the_policys_own_weights_keeps_no_more_than_these(models: M
             assert isinstance(model, LogitsHead)
             sampler = Watched(model.lm, 4)
             sampler.learners = learners
-            session = SamplerSession(turns.share(sampler, learners[place]), learners[place])
+            session = SamplerSession(turns.wrap_sampler(sampler, learners[place]), learners[place])
             with session.at() as refitted:
                 session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
             assert sampler.held == [weights * (place == other) for other in range(2)]

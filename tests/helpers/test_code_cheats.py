@@ -297,7 +297,7 @@ def sandbox() -> CodeSandbox:
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_no_cheat_passes(sandbox: CodeSandbox, cheat: str) -> None:
-    assert not sandbox.passes(*CHEATS[cheat])
+    assert not sandbox.passes_test(*CHEATS[cheat])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -310,7 +310,7 @@ def test_no_cheat_passes_as_an_ordinary_user() -> None:
 
     def run() -> list[str]:
         become_ordinary_user()
-        return [name for name, pair in asked.items() if own.passes(*pair)]
+        return [name for name, pair in asked.items() if own.passes_test(*pair)]
 
     with for_all_users():
         assert in_fork(run) == ["no cheat"]
@@ -318,7 +318,7 @@ def test_no_cheat_passes_as_an_ordinary_user() -> None:
 
 @pytest.mark.parametrize("honest", HONEST)
 def test_an_honest_program_passes(sandbox: CodeSandbox, honest: str) -> None:
-    assert sandbox.passes(*HONEST[honest])
+    assert sandbox.passes_test(*HONEST[honest])
 
 
 FORGED = (
@@ -350,7 +350,7 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(
         f"def double(x):\n    pipe.write({said.encode()!r} + b'\\n')\n    pipe.flush()\n    "
         "return 8"
     )
-    assert not sandbox.passes(find + write, "try:\n    double(4)\nexcept BaseException: pass")
+    assert not sandbox.passes_test(find + write, "try:\n    double(4)\nexcept BaseException: pass")
 
 
 @pytest.mark.parametrize(
@@ -368,4 +368,4 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(
 def test_a_test_that_raises_or_cannot_go_on_is_not_passed(
     sandbox: CodeSandbox, program: str, test: str
 ) -> None:
-    assert not sandbox.passes(program, test)
+    assert not sandbox.passes_test(program, test)

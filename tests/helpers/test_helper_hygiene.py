@@ -18,7 +18,7 @@ import pytest
 from lockstep.core.types import Prompt
 from lockstep.helpers import process
 from lockstep.rewards.base import RewardError
-from lockstep.rewards.build import build
+from lockstep.rewards.build import build_reward
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.python_reward import PythonReward
 from lockstep.system.printable import make_printable
@@ -158,12 +158,12 @@ def test_what_a_reward_starts_ends_with_a_killed_run() -> None:
 @pytest.mark.usefixtures("in_tmp")
 def test_code_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text("import os\nos.write(2, b'imported\\n')\ndef f(*given): return 1.0")
-    build(RewardSection(type="python", function="mine.py:f"))
+    build_reward(RewardSection(type="python", function="mine.py:f"))
     digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()[:16]
     assert capfd.readouterr().err.startswith(
         f"note: reward.function mine.py:f runs {Path('mine.py').resolve()} (sha256 {digest})\n"
     )
     Path("mine.py").write_text("raise ValueError")
     with pytest.raises(RewardError, match="cannot be imported"):
-        build(RewardSection(type="python", function="mine.py:f"))
+        build_reward(RewardSection(type="python", function="mine.py:f"))
     assert "runs" in capfd.readouterr().err

@@ -55,7 +55,7 @@ HOARDS = {
 
 @pytest.mark.parametrize("way", HOARDS)
 def test_memory_that_a_limit_does_not_count_is_refused(way: str) -> None:
-    assert SANDBOX.output(HOARDS[way], "") in (None, "-1\n")
+    assert SANDBOX.capture_output(HOARDS[way], "") in (None, "-1\n")
 
 
 TOGETHER = """
@@ -79,22 +79,22 @@ print('held')
 @pytest.mark.parametrize("orphans", [False, True], ids=["children", "orphans"])
 def test_all_processes_of_a_program_have_one_memory_limit(orphans: bool) -> None:
     program = f"ORPHANS = {orphans}\n{TOGETHER}"
-    assert SANDBOX.output(program.replace("SIZE", "1"), "") == "held\n"
-    assert SANDBOX.output(program.replace("SIZE", "80"), "") is None
+    assert SANDBOX.capture_output(program.replace("SIZE", "1"), "") == "held\n"
+    assert SANDBOX.capture_output(program.replace("SIZE", "80"), "") is None
 
 
 def test_a_program_s_memory_is_limited_while_its_test_waits() -> None:
     program = (
         "ORPHANS = False\ndef hold():" + TOGETHER.replace("\n", "\n    ") + "\n    return 'held'"
     )
-    assert SANDBOX.passes(program.replace("SIZE", "1"), "assert hold() == 'held'")
-    assert not SANDBOX.passes(program.replace("SIZE", "80"), "assert hold() == 'held'")
+    assert SANDBOX.passes_test(program.replace("SIZE", "1"), "assert hold() == 'held'")
+    assert not SANDBOX.passes_test(program.replace("SIZE", "80"), "assert hold() == 'held'")
 
 
 def test_without_bubblewrap_memory_is_limited_too() -> None:
     plain = replace(SANDBOX, is_isolated=False)
-    assert plain.output("ORPHANS = False\n" + TOGETHER.replace("SIZE", "1"), "") == "held\n"
-    assert plain.output("ORPHANS = False\n" + TOGETHER.replace("SIZE", "80"), "") is None
+    assert plain.capture_output("ORPHANS = False\n" + TOGETHER.replace("SIZE", "1"), "") == "held\n"
+    assert plain.capture_output("ORPHANS = False\n" + TOGETHER.replace("SIZE", "80"), "") is None
 
 
 REACHES = """
@@ -145,8 +145,8 @@ def escapes(folder: Path) -> Iterator[str]:
 
 def test_a_program_reaches_nothing_outside(tmp_path: Path) -> None:
     with escapes(tmp_path) as program:
-        assert SANDBOX.output(program, "") == "['own'] True\n"
-        reached = replace(SANDBOX, is_isolated=False).output(program, "")
+        assert SANDBOX.capture_output(program, "") == "['own'] True\n"
+        reached = replace(SANDBOX, is_isolated=False).capture_output(program, "")
         assert reached is not None
         assert "os.kill" in reached
         assert "os.chmod" in reached
@@ -160,12 +160,12 @@ def test_an_ordinary_user_s_programs_are_held_as_those_of_root(tmp_path: Path) -
             become_ordinary_user()
             together = "ORPHANS = True\n" + TOGETHER
             return {
-                "reached": SANDBOX.output(program, ""),
+                "reached": SANDBOX.capture_output(program, ""),
                 "hoarded": [
-                    way for way in HOARDS if SANDBOX.output(HOARDS[way], "") not in (None, "-1\n")
+                    way for way in HOARDS if SANDBOX.capture_output(HOARDS[way], "") not in (None, "-1\n")
                 ],
                 "held": [
-                    SANDBOX.output(together.replace("SIZE", size), "") for size in ("1", "80")
+                    SANDBOX.capture_output(together.replace("SIZE", size), "") for size in ("1", "80")
                 ],
             }
 

@@ -30,7 +30,7 @@ def sandbox() -> CodeSandbox:
 
 
 def printed(sandbox: CodeSandbox, *lines: str, given: str = "") -> str | None:
-    return sandbox.output("\n".join(lines), given)
+    return sandbox.capture_output("\n".join(lines), given)
 
 
 def test_a_program_reads_and_prints(sandbox: CodeSandbox) -> None:
@@ -217,15 +217,15 @@ def test_without_bubblewrap_time_memory_and_files_are_limited(
         "print('deep')",
     )
     assert printed(plain, *deep) == "deep\n"
-    assert plain.passes("def double(x): return 2 * x", "assert double(4) == 8")
-    assert not plain.passes("def double(x): return 2 * x", "assert double(4) == 9")
+    assert plain.passes_test("def double(x): return 2 * x", "assert double(4) == 8")
+    assert not plain.passes_test("def double(x): return 2 * x", "assert double(4) == 9")
     assert list(tmp_path.iterdir()) == []
-    assert plain.strength().startswith("without isolation: ")
+    assert plain.describe_strength().startswith("without isolation: ")
 
 
 def test_a_test_that_ends_its_process_has_not_passed(sandbox: CodeSandbox) -> None:
-    assert not sandbox.passes("x = 1", "import os\nos._exit(0)")
-    assert sandbox.passes("x = 1", "assert x == 1")
+    assert not sandbox.passes_test("x = 1", "import os\nos._exit(0)")
+    assert sandbox.passes_test("x = 1", "assert x == 1")
 
 
 def test_test_code_sees_what_the_program_defines(sandbox: CodeSandbox) -> None:
@@ -233,12 +233,12 @@ def test_test_code_sees_what_the_program_defines(sandbox: CodeSandbox) -> None:
         "from __future__ import annotations\nimport math\n_half = 0.5\ndef area(r): return "
         "math.pi * r * r"
     )
-    assert sandbox.passes(program, "assert area(1) == math.pi and __name__ == 'solution'")
-    assert not sandbox.passes(program, "assert _half == 0.5")
-    assert not sandbox.passes(program, "assert area(1) == 3")
-    assert not sandbox.passes(program, "while True: pass")
-    assert sandbox.passes("if __name__ == '__main__':\n    value = input()", "pass  # unfinished")
-    assert sandbox.passes("value = 1", "def check(value):\n    assert value == 1\ncheck(value)")
+    assert sandbox.passes_test(program, "assert area(1) == math.pi and __name__ == 'solution'")
+    assert not sandbox.passes_test(program, "assert _half == 0.5")
+    assert not sandbox.passes_test(program, "assert area(1) == 3")
+    assert not sandbox.passes_test(program, "while True: pass")
+    assert sandbox.passes_test("if __name__ == '__main__':\n    value = input()", "pass  # unfinished")
+    assert sandbox.passes_test("value = 1", "def check(value):\n    assert value == 1\ncheck(value)")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_test_code_sees_what_the_program_defines(sandbox: CodeSandbox) -> None:
 def test_a_program_that_ends_before_its_test_has_not_passed(
     sandbox: CodeSandbox, program: str
 ) -> None:
-    assert not sandbox.passes(program, "pass")
+    assert not sandbox.passes_test(program, "pass")
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,10 @@ def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(
 class Batched(TorchSampler):
     """Says another log-probability where it samples fewer than three side by side."""
 
-    def _logits(
+    def _compute_logits(
         self, token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
     ) -> Tensor:
-        return super()._logits(token_N, position_N, layout, keep_M) * (
+        return super()._compute_logits(token_N, position_N, layout, keep_M) * (
             1.0 if self._max_batch_size > 3 else 1.0 + 1e-6
         )
 

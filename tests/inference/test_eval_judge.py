@@ -21,7 +21,7 @@ from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate_judge import evaluate_judge
 from lockstep.run.stop import StoppedRun
 from lockstep.samplers.openai.client import ServerError
-from lockstep.system.whole_files import append
+from lockstep.system.whole_files import append_lines
 
 KEY_NAME, KEY = "LOCKSTEP_TEST_KEY", "sesame-77d0"
 ASKED = [
@@ -274,7 +274,7 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
     plain = ask("plain")
 
     def interrupted(log: Path, lines: bytes) -> None:
-        append(log, lines + b'{"torn')
+        append_lines(log, lines + b'{"torn')
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:

@@ -14,16 +14,16 @@ import pytest
 import yaml
 
 from lockstep.cli import main
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
 from lockstep.models import digests
 from lockstep.objectives.estimates import share
 from lockstep.report.evaluation import results_table
 from lockstep.report.log import read_metrics
-from lockstep.report.summary import summary
+from lockstep.report.summary import summarize_run
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -246,8 +246,8 @@ def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(
         figures(folder, "sampled")["reward"]
         == [row for row in rows if "validation/reward" in row][-1]["validation/reward"]
     )
-    assert loaded.dump()["sampling"]["temperature"] == 0.8
-    assert {name: value for name, value in loaded.dump()["greedy"].items() if value} == {
+    assert loaded.dump_options()["sampling"]["temperature"] == 0.8
+    assert {name: value for name, value in loaded.dump_options()["greedy"].items() if value} == {
         "max_tokens": 12,
         "stop": ["3", "7"],
         "repetition_penalty": 1.1,
@@ -312,7 +312,7 @@ def test_accuracy_has_its_interval_wherever_a_run_shows_it(
         )
     last = shown[-1]
     ends = f"[{last['validation/accuracy_low']:.3f}, {last['validation/accuracy_high']:.3f}]"
-    assert f"→ {last['validation/accuracy']:.3f} {ends}" in summary(Path("run"))
+    assert f"→ {last['validation/accuracy']:.3f} {ends}" in summarize_run(Path("run"))
     assert "|   best | " in Path("run/final/README.md").read_text()
 
 
@@ -339,7 +339,7 @@ SFT = {
 
 def tuned(*overrides: str) -> list[dict[str, float]]:
     Path("sft.yaml").write_text(yaml.safe_dump(SFT))
-    rows = read_metrics(train(load("sft.yaml", list(overrides))))
+    rows = read_metrics(train_recipe(load_recipe("sft.yaml", list(overrides))))
     return [row for row in rows if "validation/loss" in row]
 
 
@@ -353,7 +353,7 @@ def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
     )
     assert tuned("run.folder=few", "data.max_validation_samples=2")[0] != rows[0]
     assert [row["step"] for row in tuned("run.folder=rare", "run.validate_every=0")] == [0, 3]
-    assert "held-out loss" in summary(Path("sft"))
+    assert "held-out loss" in summarize_run(Path("sft"))
 
 
 def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:

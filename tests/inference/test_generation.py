@@ -20,7 +20,7 @@ import pytest
 from killing import meanwhile, sampler_process, wait_for
 from tiers import full
 
-from lockstep.algorithms.rows import files_of, open_prompts
+from lockstep.algorithms.rows import group_files, open_prompts
 from lockstep.cli import main
 from lockstep.cluster.sampler_pool import RequestBlock
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
@@ -32,7 +32,7 @@ from lockstep.inference.generate import generate
 from lockstep.inference.generate_recipe import GenerateRecipe, generate_recipe
 from lockstep.models.source import open_source
 from lockstep.report.progress import RunProgress
-from lockstep.rollouts.rollout import requests_of
+from lockstep.rollouts.rollout import build_requests
 from lockstep.samplers.base import gather_pieces
 
 Go = Callable[..., Path]
@@ -67,7 +67,7 @@ class Here:
     ) -> None:
         self._sampler = spec.build()
 
-    def blocks(
+    def generate_blocks(
         self, blocks: Iterable[RequestBlock], sampling: SamplingParams
     ) -> Iterator[tuple[int, Batch]]:
         """Each block twice as late as it could be, so that they come in another order."""
@@ -168,10 +168,10 @@ def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
     recipe = generate_recipe("model", "rows.jsonl", [*SMALL, *shaped]).recipe
     assert isinstance(recipe, GenerateRecipe)
     source, section = open_source("model"), LearnerSection(device="cpu").compute_exactly()
-    prompts = open_prompts(files_of("rows.jsonl"), recipe.data.in_order, source.tokenizer).first()
+    prompts = open_prompts(group_files("rows.jsonl"), recipe.data.in_order, source.tokenizer).read_first()
     sampler, requests = (
         SamplerSpec("model", SamplerSection(), section).build(),
-        requests_of(prompts, 0, 2, 0, "generation"),
+        build_requests(prompts, 0, 2, 0, "generation"),
     )
     batch = gather_pieces(sampler.pieces(requests, source.sampling(recipe.sampling)))
     scored = batch.with_columns(
@@ -276,7 +276,7 @@ def test_what_a_kill_leaves_is_used_or_cleared(
 def test_a_run_says_how_its_model_is_asked(run: Callable[..., Any], in_tmp: Path) -> None:
     run("sampling.temperature=0.7", "seed=3", "sampler.max_batch_size=5")
     loaded = generate_recipe("run", "run/data/validation.jsonl", ["data.max_prompts=3"])
-    tree = loaded.dump()
+    tree = loaded.dump_options()
     assert (tree["model"]["path"], tree["data"]["prompt"], tree["data"]["max_prompt_tokens"]) == (
         "run/final", "{question}\n", 64,
     )  # fmt: skip

@@ -9,8 +9,8 @@ import torch
 
 from lockstep.core.batch import Batch
 from lockstep.core.types import Prompt, SamplingParams
-from lockstep.data.jsonl import parse
-from lockstep.inference.generate import account, lines_of
+from lockstep.data.jsonl import parse_row
+from lockstep.inference.generate import count_totals, format_lines
 
 STOP = 9
 ROW = '{"q": "a\\nb", "n": 3.10, "zip": "007", "list": [1e5, {"x": -0}]}'
@@ -46,10 +46,10 @@ def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
     """The stop token counts and is no text."""
     talk = ({"role": "user", "content": "Hi"},)
     prompts = [
-        Prompt("rows.jsonl:3", "a\nb", (7, 7), parse(ROW.encode())),
+        Prompt("rows.jsonl:3", "a\nb", (7, 7), parse_row(ROW.encode())),
         Prompt("rows.jsonl:4", "Hi", (7, 7), {}, messages=talk),
     ]
-    first, second = lines_of(prompts, batch(), letters, logprobs=False)
+    first, second = format_lines(prompts, batch(), letters, logprobs=False)
     assert first == (
         '{"id": "rows.jsonl:3", "prompt": "a\\nb", "responses": ["bc", "dj"], "num_tokens": [3, '
         "2], "
@@ -59,8 +59,8 @@ def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
         "id": "rows.jsonl:4", "prompt": "Hi", "messages": [*talk],
         "responses": ["e", "e"], "num_tokens": [1, 1], "finish_reasons": ["stop", "stop"], "metadata": {},
     }  # fmt: skip
-    logged, _ = lines_of(prompts, batch(), letters, logprobs=True)
+    logged, _ = format_lines(prompts, batch(), letters, logprobs=True)
     assert json.loads(logged)["logprobs"] == [[-1.0, -2.0, -3.0], [-4.0, -5.0]]
-    assert account([json.loads(first), json.loads(second)]) == {
+    assert count_totals([json.loads(first), json.loads(second)]) == {
         "prompts": 2, "responses": 4, "unfinished_responses": 1, "tokens": 7,
     }  # fmt: skip

@@ -32,7 +32,7 @@ from lockstep.judge.judge import (
 )
 from lockstep.judge.options import AskedSection, ComparisonSection, JudgeSection
 from lockstep.judge.templates import (
-    as_text,
+    format_conversation,
 )
 
 CHAT = (
@@ -133,7 +133,7 @@ def test_each_case_is_asked_as_often_as_wanted_and_the_score_is_the_mean() -> No
     judged = asks(CASES)
     assert len(sampler.asked) == 15
     for number, one in enumerate(judged):
-        expected = [float(keyed.key(3, "judge", 1, number, draw) % 6) for draw in range(3)]
+        expected = [float(keyed.hash_key(3, "judge", 1, number, draw) % 6) for draw in range(3)]
         assert one.values == expected
         mean = math.fsum(expected) / 3
         assert mean_score(one) == pytest.approx(mean)
@@ -226,7 +226,7 @@ def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     assert isinstance(tokenizer.backend_tokenizer, Tokenizer)
     tokenizer.backend_tokenizer.post_processor = around
     firsts = [
-        ConversationEncoder(tokenizer, chat, 99).tokens([ASKED])[0][0] for chat in (True, False)
+        ConversationEncoder(tokenizer, chat, 99).encode_conversations([ASKED])[0][0] for chat in (True, False)
     ]
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
 
@@ -238,9 +238,9 @@ def test_earlier_turns_are_plain_text() -> None:
         {"role": "tool", "content": "4"},
     ]  # fmt: skip
     assert (
-        as_text(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
+        format_conversation(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
     )
-    assert as_text(talk[1:2]) == "Hi"
+    assert format_conversation(talk[1:2]) == "Hi"
 
 
 def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:

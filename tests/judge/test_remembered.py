@@ -29,13 +29,13 @@ class Flaky:
     def __init__(self, silent: Sequence[str]) -> None:
         self.silent, self.asked = set(silent), list[str]()
 
-    def escape(self, text: str) -> str:
+    def escape_controls(self, text: str) -> str:
         return text
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return [0] * len(conversations)
 
-    def answers(
+    def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         texts = [str(conversation[0]["content"]) for conversation in conversations]
@@ -48,7 +48,7 @@ class Flaky:
 def test_only_what_had_no_reply_is_asked_again(tmp_path: Path) -> None:
     file, server = tmp_path / "replies.jsonl", Flaky("c")
     remembered = RememberedAnswers(server, file, "judge")
-    assert remembered.answers(QUESTIONS, [0, 0, 0]) == [
+    assert remembered.answer_conversations(QUESTIONS, [0, 0, 0]) == [
         ModelAnswer("said a", True),
         ModelAnswer("said b", True),
         None,
@@ -57,7 +57,7 @@ def test_only_what_had_no_reply_is_asked_again(tmp_path: Path) -> None:
     server.silent = set()
     resumed = RememberedAnswers(server, file, "judge")
     said = [ModelAnswer(f"said {text}", True) for text in "abc"]
-    assert resumed.answers([*QUESTIONS, *QUESTIONS], [0] * 6) == [*said, *said]
+    assert resumed.answer_conversations([*QUESTIONS, *QUESTIONS], [0] * 6) == [*said, *said]
     assert server.asked == ["a", "b", "c", "c"]
 
 
@@ -65,6 +65,6 @@ def test_a_reply_loses_its_stop_token_and_keeps_what_completes_a_stop_string(ass
     reader = ConversationEncoder(load_tokenizer(assets / "models/stories260K/hf"), False, 64)
     sampled = SamplerAnswers(Silent().generate, reader, SamplingParams(8, stop_token_ids=(2,)))
     said = reader.tokenizer("Score: 5")["input_ids"][1:]
-    texts = [sampled._answer((1,), drawn, False).text for drawn in (said, [*said, 2])]
+    texts = [sampled._build_answer((1,), drawn, False).text for drawn in (said, [*said, 2])]
     assert texts == [texts[0]] * 2
     assert texts[0].endswith("5")

@@ -30,7 +30,7 @@ def write(folder: Path, parts: int, dim: int, missing: int | None = None) -> Non
             save_file(
                 dict(file.tensors),
                 folder / f"model-{rank + 1:05}-of-{parts:05}.safetensors",
-                file.header,
+                file.file_metadata,
             )
 
 
@@ -50,19 +50,19 @@ def test_any_box_is_read_from_any_boxes(
     (top, bottom), (left, right) = (sorted(side) for side in box)
     with BoxReader(find_written(folder, "model")) as saved:
         assert torch.equal(
-            saved.read("matrix", (top, left), (bottom - top, right - left)),
+            saved.read_box("matrix", (top, left), (bottom - top, right - left)),
             WHOLE[top:bottom, left:right],
         )
-        assert torch.equal(saved.whole("matrix"), WHOLE)
-        assert saved.read("step", (), ()) == 3.0
-        assert saved.names() == ["matrix", "step"]
+        assert torch.equal(saved.read_tensor("matrix"), WHOLE)
+        assert saved.read_box("step", (), ()) == 3.0
+        assert saved.list_names() == ["matrix", "step"]
 
 
 def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
     write(tmp_path, 3, 0, missing=1)
     with BoxReader(find_written(tmp_path, "model")) as saved:
-        assert torch.equal(saved.read("matrix", (0, 0), (2, 5)), WHOLE[:2])
+        assert torch.equal(saved.read_box("matrix", (0, 0), (2, 5)), WHOLE[:2])
         with pytest.raises(
             ValueError, match="matrix is incomplete: files of some ranks are missing"
         ):
-            saved.read("matrix", (0, 0), (7, 5))
+            saved.read_box("matrix", (0, 0), (7, 5))

@@ -23,7 +23,7 @@ from tiny_models import (
 )
 from torch import Tensor
 
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
 from lockstep.core.batch import Batch
@@ -87,7 +87,7 @@ def test_gradients_are_those_in_float64_however_small_the_loss(
     named = dict(model.named_parameters())
     right = [named[piece.name.removeprefix("lm.")].grad for piece in learner.pieces]
     learner.forward_backward(batch, WeightedLogprob(size))
-    assert is_near([piece.gradient() / learner._factor for piece in learner.pieces], right)
+    assert is_near([piece.read_gradient() / learner._loss_factor for piece in learner.pieces], right)
 
 
 def test_a_scaled_step_is_that_of_an_unscaled_loss(spec: LearnerSpec) -> None:
@@ -108,7 +108,7 @@ def learner(request: pytest.FixtureRequest, spec: LearnerSpec) -> Iterator[Learn
     if request.param == "in process":
         yield build(spec)
         return
-    ranks = launch(over(spec, dp=2), timeout_s=400.0)
+    ranks = launch_learner(over(spec, dp=2), timeout_s=400.0)
     yield ranks
     ranks.close()
 
@@ -140,19 +140,19 @@ def test_an_overflow_skips_the_update_and_a_resumed_learner_goes_on_bit_for_bit(
 def test_the_scale_doubles_after_2000_updates_and_ends_the_run_below_1() -> None:
     scale = LossScale()
     for _ in range(2000):
-        assert scale.keep().floats()["loss_scale"] == 2.0**16
-    assert scale.keep().floats()["loss_scale"] == 2.0**17
-    scale.begin(count=100.0)
+        assert scale.count_update().floats()["loss_scale"] == 2.0**16
+    assert scale.count_update().floats()["loss_scale"] == 2.0**17
+    scale.set_factor(count=100.0)
     assert scale.factor == 2.0**17 / 64
     for halvings in range(17):
-        assert scale.halve().floats() == {
+        assert scale.halve_after_overflow().floats() == {
             "updates_overflowed": 1.0,
             "loss_scale": 2.0 ** (17 - halvings),
         }
     with pytest.raises(
         FloatingPointError, match=r"at a loss scale of 1; .*; set learner\.dtype=bf16$"
     ):
-        scale.halve()
+        scale.halve_after_overflow()
 
 
 @pytest.mark.parametrize("head", ["logits", "value"])

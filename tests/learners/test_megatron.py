@@ -17,10 +17,10 @@ from tiers import full
 from tiny_recipe import KTO, ONLINE_DPO, ORPO, RECIPE, REWARDS, SIMPO
 from workspace import furnish
 
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import RecipeError, load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 pytestmark = [pytest.mark.needs("megatron"), pytest.mark.usefixtures("megatron")]
 
@@ -72,10 +72,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
 def test_a_run_begun_by_torch_goes_on_by_megatron(run: Run, in_tmp: Path) -> None:
     whole = run(TWO_LAYERS, "run.folder=whole", "run.max_steps=4")
     run(TWO_LAYERS, "run.folder=moved", "run.max_steps=2")
-    moved = load(
+    moved = load_recipe(
         "tiny.yaml", [TWO_LAYERS, "run.folder=moved", "run.max_steps=4", "learner=megatron"]
     )
-    rows = read_metrics(train(moved, allow_changes=True))
+    rows = read_metrics(train_recipe(moved, allow_changes=True))
     for one, other in zip(trained(rows), trained(whole), strict=True):
         assert one["policy/loss"] == pytest.approx(other["policy/loss"], rel=1e-4, abs=1e-7)
 
@@ -103,7 +103,7 @@ def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: s
     for backend in ("torch", "megatron"):
         options = [f"learner={backend}", f"run.folder={backend}", "run.max_steps=2"]
         options += ["judge.max_no_verdict_rate=1"] if recipe == "judged.yaml" else []
-        rows[backend] = read_metrics(train(load(recipe, options)))
+        rows[backend] = read_metrics(train_recipe(load_recipe(recipe, options)))
     assert rows["megatron"]
     for ours, theirs in zip(rows["megatron"], rows["torch"], strict=True):
         shared = {name for name in theirs if "loss" in name or "grad_norm" in name}
@@ -138,7 +138,7 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
             f"run.folder={backend}",
             "run.max_steps=2",
         ]
-        train(load("tiny.yaml", own))
+        train_recipe(load_recipe("tiny.yaml", own))
     ours, theirs = (
         load_file(f"{backend}/final/model.safetensors") for backend in ("megatron", "torch")
     )
@@ -163,7 +163,7 @@ def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
 ) -> None:
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
     with pytest.raises(RecipeError, match=said):
-        load("tiny.yaml", list(options))
+        load_recipe("tiny.yaml", list(options))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from tiny_models import OPTIMIZER, SquaredError, WeightedLogprob, ragged
 from twins import section
 
-from lockstep.cluster.learner_group import MeshLearner, launch
+from lockstep.cluster.learner_group import MeshLearner, launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.core.types import HeadKind
 from lockstep.learners.base import train
@@ -36,7 +36,7 @@ def lifted(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def started(model: Path, head: HeadKind, **parallel: int) -> Iterator[MeshLearner]:
     chosen = section("megatron", **parallel).model_copy(update={"dtype": "bf16"})
-    learner = launch(LearnerSpec(str(model), head, chosen, OPTIMIZER, seed=0), timeout_s=400.0)
+    learner = launch_learner(LearnerSpec(str(model), head, chosen, OPTIMIZER, seed=0), timeout_s=400.0)
     with ExitStack() as stack:
         stack.callback(learner.close)
         yield learner

@@ -45,7 +45,7 @@ def bytes_of(learner: RankLearner) -> int:
     """Bytes of the weights and moments that are on the device."""
     tensors = [
         *learner.model.parameters(),
-        *(learner._optimizer.tensors() if learner._optimizer else ()),
+        *(learner._optimizer.list_tensors() if learner._optimizer else ()),
     ]
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
     return sum(storage.nbytes() for storage in storages.values())
@@ -114,7 +114,7 @@ def test_the_optimizer_may_begin_anew_while_its_moments_are_away(models: Models)
     leaves.offload()
     tensors = [
         *leaves.model.parameters(),
-        *(leaves._optimizer.tensors() if leaves._optimizer else ()),
+        *(leaves._optimizer.list_tensors() if leaves._optimizer else ()),
     ]
     assert len(leaves._host._places) == len(tensors), "no room is kept for moments of before"
     assert_same(snapshot(stays), snapshot(leaves))
@@ -128,16 +128,16 @@ def test_every_alias_of_a_memory_leaves_and_comes_back_with_it(
     part, other = nn.Parameter(whole[100:300].view(10, 20)), torch.arange(5)
     expected, memory = whole.clone(), HostMemory(CPU)
     for _ in range(2):
-        memory.offload([part, other, part.detach()])
+        memory.offload_tensors([part, other, part.detach()])
         assert whole.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
-        with memory.lend([whole]):
+        with memory.lend_tensors([whole]):
             assert torch.equal(whole, expected)
             assert other.untyped_storage().nbytes() == 0
         assert whole.untyped_storage().nbytes() == 0
-        memory.reload([part])
+        memory.reload_tensors([part])
         assert torch.equal(whole, expected)
         assert other.untyped_storage().nbytes() == 0
-        memory.reload()
+        memory.reload_tensors()
         assert other.tolist() == [0, 1, 2, 3, 4]
         expected.add_(1)
         whole.add_(1)

@@ -16,7 +16,7 @@ from lockstep.config.optimizer import OptimizerName
 from lockstep.core.errors import InputError
 from lockstep.learners.boxes import BoxReader, find_written
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
-from lockstep.learners.pieces import ParameterPiece, norm
+from lockstep.learners.pieces import ParameterPiece, compute_norm
 from lockstep.learners.torch.pieces import TorchPiece
 
 
@@ -42,7 +42,7 @@ def test_cosine_decay() -> None:
 
 
 def pieces(model: nn.Module) -> list[ParameterPiece]:
-    return [TorchPiece.of(name, parameter) for name, parameter in model.named_parameters()]
+    return [TorchPiece.from_parameter(name, parameter) for name, parameter in model.named_parameters()]
 
 
 def step(
@@ -50,8 +50,8 @@ def step(
 ) -> None:
     inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
     model(inputs).square().sum().backward()
-    gradients = [piece.gradient() for piece in held]
-    optimizer.step(gradients, norm(gradients, gradients[0].device), lr=0.1)
+    gradients = [piece.read_gradient() for piece in held]
+    optimizer.step(gradients, compute_norm(gradients, gradients[0].device), lr=0.1)
     model.zero_grad()
 
 
@@ -64,7 +64,7 @@ def linear() -> nn.Linear:
 def written_moments(
     optimizer: TorchOptimizer, held: list[ParameterPiece], folder: Path
 ) -> BoxReader:
-    tensors = {name: tensor.clone() for name, tensor, _ in optimizer.moments(held)}
+    tensors = {name: tensor.clone() for name, tensor, _ in optimizer.list_moments(held)}
     save_file(tensors, folder / "optimizer.safetensors")
     return BoxReader(find_written(folder, "optimizer"))
 
@@ -79,7 +79,7 @@ def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(name: str, tmp_p
     settings = build(name)
     model, twin, copy = linear(), linear(), linear()
     optimizer, held = TorchOptimizer(pieces(model), settings), pieces(model)
-    theirs = getattr(torch.optim, name)(twin.parameters(), lr=0.1, **settings.arguments)
+    theirs = getattr(torch.optim, name)(twin.parameters(), lr=0.1, **settings.torch_arguments)
     for seed in (1, 2):
         step(model, optimizer, held, seed)
         twin(
@@ -89,13 +89,13 @@ def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(name: str, tmp_p
         theirs.step()
         theirs.zero_grad()
     torch.testing.assert_close(model.weight, twin.weight, rtol=0.0, atol=1e-6)
-    assert len(optimizer.tensors()) == 2 * (1 + len(settings.torch_class.state)), (
+    assert len(optimizer.list_tensors()) == 2 * (1 + len(settings.torch_class.state)), (
         "as the plan counts"
     )
     copy.load_state_dict(model.state_dict())
     restored = TorchOptimizer(pieces(copy), settings)
     with written_moments(optimizer, held, tmp_path) as saved:
-        restored.restore(saved)
+        restored.restore_moments(saved)
     step(model, optimizer, held, 3)
     step(copy, restored, pieces(copy), 3)
     assert torch.equal(model.weight, copy.weight)
@@ -134,4 +134,4 @@ def test_moments_of_another_optimizer_are_refused(tmp_path: Path) -> None:
         written_moments(optimizer, held, tmp_path) as saved,
         pytest.raises(InputError, match="keeps exp_avg"),
     ):
-        TorchOptimizer(held, build("AdamW")).restore(saved)
+        TorchOptimizer(held, build("AdamW")).restore_moments(saved)

@@ -24,7 +24,7 @@ from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.findings import describe_examination
 from lockstep_doctor.hf import open_hf
 from lockstep_doctor.locate import pick_logprobs
-from lockstep_doctor.measures import measure
+from lockstep_doctor.measures import describe_difference
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
 
@@ -116,7 +116,7 @@ def test_a_fault_is_measured(folder: Path, fault: Fault, end: str, measured: str
     found = find(folder, fault)
     assert {stage.removesuffix(".1") for stage in ends(found.location)} == {end}
     assert measured in "; ".join(found.measured[0])
-    assert found.location.places[0].wrong == ["other"]
+    assert found.location.places[0].wrong_engines == ["other"]
 
 
 def test_two_faults_are_two_places(folder: Path) -> None:
@@ -128,10 +128,10 @@ def test_two_faults_are_two_places(folder: Path) -> None:
 
 def test_the_side_that_is_wrong_is_said(folder: Path) -> None:
     found = find(folder, in_reference=scale_down)
-    assert found.location.places[0].wrong == ["one"]
+    assert found.location.places[0].wrong_engines == ["one"]
     assert "it is 1.05 times what it should be" in found.measured[0][0]
     both = find(folder, hook(O, lambda x: 1.1 * x), in_reference=hook(O, lambda x: 1.2 * x))
-    assert both.location.places[0].wrong == ["one", "other"]
+    assert both.location.places[0].wrong_engines == ["one", "other"]
     assert "  one and other are both wrong" in "\n".join(describe_examination(both))
 
 
@@ -210,7 +210,7 @@ def _run(script: Path) -> int:
 def test_a_tensor_is_measured(change: Callable[[Tensor], Tensor], said: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(24, 16)
-    assert said in "; ".join(measure(x, change(x), 5e-5))
+    assert said in "; ".join(describe_difference(x, change(x), 5e-5))
 
 
 class _Delivers(ModuleTap):
@@ -261,6 +261,6 @@ def test_a_side_that_gives_no_numbers_is_wrong_where_it_begins(
     found = find(folder, in_reference=fault) if in_reference else find(folder, fault)
     (place,) = found.location.places
     assert ends(found.location) == {"down"}
-    assert place.wrong == ["one" if in_reference else "other"]
+    assert place.wrong_engines == ["one" if in_reference else "other"]
     assert found.location.removed > 0.99
     assert not found.location.noisy

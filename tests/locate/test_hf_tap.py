@@ -36,7 +36,7 @@ def test_decoding_computes_what_prefill_does(
         open_hf(folder, EngineOptions(prompt=prompt)) as decoding,
     ):
         found = locate(prefill, decoding, TOKENS)
-        assert not found.segments
+        assert not found.all_segments
         assert found.gap < 1e-5
         seen = prefill.run(TOKENS, {}).seen
         assert seen.keys() == decoding.run(TOKENS, {}).seen.keys()
@@ -95,9 +95,9 @@ def test_a_tap_leaves_no_hook_and_no_profiler_behind(located_model: Callable[[st
 def test_further_outputs_of_modules_with_dotted_names_have_addresses() -> None:
     layer = nn.ModuleDict({one: nn.ModuleDict({"router": nn.Linear(2, 2)}) for one in ("a", "b")})
     tap = ModuleTap(nn.ModuleDict({"layers": nn.ModuleList([layer])}), "two routers")
-    assert tap.address(CutPoint("a.router", 0)) == "layers.0.a.router|out|0"
-    assert tap.address(CutPoint("a.router.1", 0)) == "layers.0.a.router|out|1"
-    assert tap.address(CutPoint("router.1", 0)) is None
+    assert tap.find_address(CutPoint("a.router", 0)) == "layers.0.a.router|out|0"
+    assert tap.find_address(CutPoint("a.router.1", 0)) == "layers.0.a.router|out|1"
+    assert tap.find_address(CutPoint("router.1", 0)) is None
 
 
 def test_a_cache_in_bf16_is_found_where_keys_are_kept(
@@ -131,7 +131,7 @@ def test_a_position_that_is_off_in_decoding_alone_is_found_at_the_angles(
         monkeypatch.setattr(rotary, "forward", turn)
         found = locate(prefill, decoding, TOKENS)
     assert ends(found) == {"rotary_emb", "rotary_emb.1"}
-    assert {segment.first for segment in found.segments} == {5}
+    assert {segment.first for segment in found.all_segments} == {5}
     assert "turn" in functions(found)[0]
 
 

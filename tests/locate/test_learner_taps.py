@@ -65,7 +65,7 @@ def test_a_learner_computes_what_transformers_does(
     ):
         right, own = reference.run(TOKENS, {}), learner.run(TOKENS, {})
         assert {
-            str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)
+            str(cut) for cut in right.seen if cut not in own.seen and not own.is_hidden(cut)
         } == set()
         assert all(
             own.seen[cut].numel() == value.numel()
@@ -77,7 +77,7 @@ def test_a_learner_computes_what_transformers_does(
         torch.testing.assert_close(own.column, column, atol=1e-5, rtol=0)
         # `transformers` leaves the cap of attention out
         tight = TIGHT if family != "gemma2" else 2e-5
-        assert not locate(reference, learner, TOKENS, tolerance=tight).segments
+        assert not locate(reference, learner, TOKENS, tolerance=tight).all_segments
         assert_forced(learner, own.seen[CutPoint("attn", 1)])
 
 
@@ -108,7 +108,7 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
         open_learner(folder, EngineOptions(parallel=parallel), backend, attach) as learner,
     ):
         found = locate(reference, learner, TOKENS, witness)
-        assert found.places[0].errors["hf"] < 1e-6 < 1e-3 < found.places[0].errors[learner.name]
+        assert found.places[0].engine_errors["hf"] < 1e-6 < 1e-3 < found.places[0].engine_errors[learner.name]
         return found
 
 

@@ -91,19 +91,19 @@ def find(fault: Fault) -> tuple[Location, ModuleTap]:
 )
 def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) -> None:
     found, _ = find(fault)
-    assert {segment.end for segment in found.segments} == ends
+    assert {segment.end for segment in found.all_segments} == ends
     assert found.removed > 0.99
     assert function in [
         frame.function
         for suspect in found.places[0].suspects
         for frame in suspect.operator.stack[:2]
     ]
-    assert found.places[0].errors["right"] < 1e-6 < 1e-3 < found.places[0].errors["wrong"]
+    assert found.places[0].engine_errors["right"] < 1e-6 < 1e-3 < found.places[0].engine_errors["wrong"]
 
 
 def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> None:
     found, _ = find(change_norms)
-    assert {segment.end.stage for segment in found.segments} <= {
+    assert {segment.end.stage for segment in found.all_segments} <= {
         "attn_norm",
         "mlp_norm",
         "final_norm",
@@ -117,7 +117,7 @@ def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
         model.model.layers = model.model.layers[:2]
 
     found, _ = find(drop)
-    assert found.segments[0].missing[0] == CutPoint("resid_in", 2)
+    assert found.all_segments[0].missing[0] == CutPoint("resid_in", 2)
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 

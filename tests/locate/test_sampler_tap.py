@@ -37,7 +37,7 @@ def test_the_sampler_computes_what_transformers_does(
     ):
         right, own = reference.run(TOKENS, {}), sampler.run(TOKENS, {})
         assert {
-            str(cut) for cut in right.seen if cut not in own.seen and not own.hides(cut)
+            str(cut) for cut in right.seen if cut not in own.seen and not own.is_hidden(cut)
         } == set()
         assert all(
             own.seen[cut].numel() == value.numel()
@@ -48,8 +48,8 @@ def test_the_sampler_computes_what_transformers_does(
             column = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
             assert own.column is not None
             torch.testing.assert_close(own.column, column, atol=1e-5, rtol=0)
-        assert not locate(reference, sampler, TOKENS, tolerance=TIGHT).segments
-        assert not locate(sampler, reference, TOKENS, tolerance=TIGHT).segments
+        assert not locate(reference, sampler, TOKENS, tolerance=TIGHT).all_segments
+        assert not locate(sampler, reference, TOKENS, tolerance=TIGHT).all_segments
 
 
 def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
@@ -75,7 +75,7 @@ def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
         monkeypatch.setattr(DecodeRows, "attend", keep_rounded)
         found = locate(prefill, decoding, TOKENS)
     assert ends(found) == {"attn"}
-    assert {segment.first for segment in found.segments} == {9}
+    assert {segment.first for segment in found.all_segments} == {9}
     assert found.removed > 0.99
     assert "keep_rounded" in functions(found)[0]
 
@@ -89,7 +89,7 @@ def test_a_weight_is_found_at_its_own_segment(located_model: Models) -> None:
         with torch.no_grad():
             sampler.model.get_parameter("model.layers.1.self_attn.k_proj.weight")[3] += 0.3
         found = locate(reference, sampler, TOKENS)
-    assert [str(segment.end) for segment in found.segments] == ["layers.1.k"]
+    assert [str(segment.end) for segment in found.all_segments] == ["layers.1.k"]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_rows_with_damage_are_found_and_said(
     damage: Callable[[Tensor, Tensor], Tensor], kind: str, said: str
 ) -> None:
     clean = make_pair(0)
-    found = examine_columns(replace(clean, infer=damage(clean.infer, clean.row)))
+    found = examine_columns(replace(clean, infer=damage(clean.infer, clean.row_index)))
     assert found[0].kind == kind
     assert said in found[0].what
     assert found[0].where.startswith("rows 5 to 19, each 7th of 20")
@@ -101,8 +101,8 @@ def test_a_floor_is_found_by_the_other_side() -> None:
 
 def test_two_damages_are_two_findings() -> None:
     clean = make_pair(2)
-    infer = torch.where(clean.position == LENGTH - 1, 0.0, clean.infer)
-    infer = torch.where(clean.row == 3, infer - 1, infer)
+    infer = torch.where(clean.token_position == LENGTH - 1, 0.0, clean.infer)
+    infer = torch.where(clean.row_index == 3, infer - 1, infer)
     found = examine_columns(replace(clean, infer=infer))
     assert [one.kind for one in found] == ["exactly 0", "offset"]
     assert found[0].where.endswith("position 89 of 90")
@@ -115,7 +115,7 @@ def test_values_that_nothing_explains_are_off() -> None:
         clean.infer.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     (found,) = examine_columns(
-        replace(clean, infer=torch.where(clean.position >= 60, clean.infer + noise, clean.infer))
+        replace(clean, infer=torch.where(clean.token_position >= 60, clean.infer + noise, clean.infer))
     )
     assert found.kind == "off"
     assert "positions 60 to 89 of 90" in found.where

@@ -138,7 +138,7 @@ def test_norms_of_heads_that_lie_first_are_turned(vllm: None, tmp_path: Path) ->
     torch.manual_seed(0)
     Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, pad_token_id=None)).save_pretrained(tmp_path)
     with opened(tmp_path) as tap:
-        assert not find(tmp_path, tap).segments
+        assert not find(tmp_path, tap).all_segments
 
 
 def test_what_is_forced_is_computed_with(llama: Path) -> None:
@@ -228,22 +228,22 @@ def test_a_fault_in_vllm_has_its_line(llama: Path, subtests: pytest.Subtests) ->
                 found = find(llama, tap)
                 assert found.removed > 0.99
                 assert (
-                    stage in {segment.end.stage for segment in found.segments}
+                    stage in {segment.end.stage for segment in found.all_segments}
                     or stage == "resid_mid"
                 )
                 assert found.places[0].suspects[0].engine == "vllm"
                 assert function in [
                     frame.function for frame in found.places[0].suspects[0].operator.stack[:2]
                 ]
-                assert found.places[0].errors["hf"] < 1e-6 < 1e-3 < found.places[0].errors["vllm"]
-        assert not find(llama, tap).segments
+                assert found.places[0].engine_errors["hf"] < 1e-6 < 1e-3 < found.places[0].engine_errors["vllm"]
+        assert not find(llama, tap).all_segments
 
 
 def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path) -> None:
     with opened(llama) as tap:
         model_of(tap).model.start_layer = 1
         found = find(llama, tap)
-    assert found.segments[0].missing
+    assert found.all_segments[0].missing
     assert found.places[0].suspects[0].engine == "vllm"
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 

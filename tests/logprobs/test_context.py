@@ -8,7 +8,7 @@ from ranks import Collectives, HostWaits, Layout, Ranks
 from torch import Tensor
 
 from lockstep_logprobs.collectives import GradientMode
-from lockstep_logprobs.context import gather, take, zigzag
+from lockstep_logprobs.context import gather, take, zigzag_positions
 
 
 def shares(x: Tensor, size: int, dim: int) -> list[Tensor]:
@@ -43,7 +43,7 @@ def there_and_back(
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_early_and_late_chunks_are_dealt_in_pairs(size: int) -> None:
-    held = zigzag(24, size)
+    held = zigzag_positions(24, size)
     assert [row.tolist() for row in held] == [
         share.tolist() for share in shares(torch.arange(24), size, 0)
     ]

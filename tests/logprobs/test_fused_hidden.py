@@ -91,10 +91,10 @@ def test_a_rows_bits_depend_on_no_other_row(dtype: torch.dtype) -> None:
         random(300, 40, scale=1.0).to(DEVICE, dtype),
     )
     token = random_tokens(70, 1, vocabulary=300).to(DEVICE)
-    together = hidden.score(states, head, token, Scoring(entropy=True))
+    together = hidden.score_hidden(states, head, token, Scoring(entropy=True))
     assert together.entropy is not None
     for rows in (slice(0, 1), slice(69, 70), slice(3, 68)):
-        part = hidden.score(states[rows], head, token[rows], Scoring(entropy=True))
+        part = hidden.score_hidden(states[rows], head, token[rows], Scoring(entropy=True))
         assert torch.equal(part.logprob, together.logprob[rows])
         assert part.entropy is not None
         assert torch.equal(part.entropy, together.entropy[rows])

@@ -97,12 +97,12 @@ def test_values_and_gradients_are_those_of_float64(example: Any) -> None:
 )
 def test_partial_sums_of_shards_make_those_of_the_row(bounds: tuple[int, ...]) -> None:
     logits, token = random(3, 9001).to(DEVICE), random_tokens(3, 2, vocabulary=9001).to(DEVICE)
-    merged, picked = RowSums.zeros(3, True, logits.device), torch.zeros(3, 2, device=DEVICE)
+    merged, picked = RowSums.build_empty(3, True, logits.device), torch.zeros(3, 2, device=DEVICE)
     for start, end in itertools.pairwise(bounds):
         sums, own = fused.row_sums(
             logits[:, start:end], token, None, start, TEMPERATURE, True, None, False
         )
-        merged, picked = merged.merge(RowSums.from_rows(sums), TEMPERATURE), picked + own
+        merged, picked = merged.merge_columns(RowSums.from_rows(sums), TEMPERATURE), picked + own
     assert merged.weighted is not None
     d = (logits - logits.amax(1, keepdim=True)).double() / TEMPERATURE
     close(merged.total, d.exp().sum(1), rtol=2e-6, atol=0.0)
@@ -122,11 +122,11 @@ def test_a_rows_bits_depend_on_no_other_row_and_on_no_address(
         random_tokens(6, 1, vocabulary=columns).to(DEVICE),
     )
     scoring = Scoring(entropy=True)
-    together = vocab.score(logits, token, scoring)
+    together = vocab.score_vocab(logits, token, scoring)
     shifted = torch.empty(6, columns + 3, dtype=dtype, device=DEVICE)[:, 3:].copy_(logits)
     for row in range(6):
         for one in (logits[row : row + 1].clone(), logits[row : row + 1], shifted[row : row + 1]):
-            alone = vocab.score(one, token[row : row + 1], scoring)
+            alone = vocab.score_vocab(one, token[row : row + 1], scoring)
             assert torch.equal(alone.logprob[0], together.logprob[row])
             assert alone.entropy is not None
             assert together.entropy is not None

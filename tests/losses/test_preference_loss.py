@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.types import PreferenceLoss
-from lockstep.losses.base import Loss, Outputs, active
+from lockstep.losses.base import Loss, Outputs, count_active
 from lockstep.losses.preference import Preference
 
 NAN = float("nan")
@@ -116,7 +116,7 @@ def test_a_pair_without_an_answer_neither_learns_nor_counts(kind: PreferenceLoss
     assert metrics == pytest.approx(whole.floats())
     assert gradient[:7].isfinite().all()
     assert gradient[7:].tolist() == [0.0] * 5
-    assert active(without(batch, row), loss.denominator).item() == 1
+    assert count_active(without(batch, row), loss.denominator).item() == 1
 
 
 def test_pairs_of_judgements_are_learned_from_alike_and_told_apart() -> None:

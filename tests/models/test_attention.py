@@ -16,7 +16,7 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.models.attention import PackedLayout, SideBySide
 from lockstep.models.kernels import FUSED
 from lockstep.models.load import load_causal_lm
-from lockstep.models.miniature import miniature, plain_logits
+from lockstep.models.miniature import build_miniature, plain_logits
 from lockstep.samplers.torch.sampler import TorchSampler
 
 HEADS, GROUPS, SIZE = 4, 2, 8
@@ -42,7 +42,7 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tens
 def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> None:
     batch = ragged((5, 1, 9, 3, 8, 4))
     query, key, value = projections(batch, 0)
-    out = PackedLayout.of(batch).attend(FUSED, 0, query, key, value, 0.3, window)[0]
+    out = PackedLayout.from_batch(batch).attend(FUSED, 0, query, key, value, 0.3, window)[0]
     pieces = [x[0].split(batch.lengths.tolist(), dim=1) for x in (query, key, value)]
     expected = torch.cat([alone(q, k, v, window) for q, k, v in zip(*pieces, strict=True)])
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=0.0)
@@ -60,7 +60,7 @@ def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architect
     embedded = lm.get_input_embeddings()(batch.tokens)[None].detach().requires_grad_()
 
     def logits(vectors: Tensor) -> Tensor:
-        layout = PackedLayout.of(batch)
+        layout = PackedLayout.from_batch(batch)
         return lm(
             inputs_embeds=vectors, position_ids=batch.position[None], use_cache=False, layout=layout
         ).logits[0]
@@ -112,14 +112,14 @@ CONFIG = {
     ("kind", "more"), [("gemma2", {"attn_logit_softcapping": 0.5}), ("gpt_oss", {})]
 )
 def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, float]) -> None:
-    model = miniature(AutoConfig.for_model(kind, **CONFIG, **more, pad_token_id=None))
+    model = build_miniature(AutoConfig.for_model(kind, **CONFIG, **more, pad_token_id=None))
     batch = Batch(torch.arange(11) % 16, torch.tensor([4, 7]))
     inputs = {
         "input_ids": batch.tokens[None],
         "position_ids": batch.position[None],
         "use_cache": False,
     }
-    logits = model(**inputs, layout=PackedLayout.of(batch)).logits[0]
+    logits = model(**inputs, layout=PackedLayout.from_batch(batch)).logits[0]
     expected = torch.cat([plain_logits(model, tokens) for tokens in batch.sequences()])
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0.0)
     with pytest.raises(

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from benchmarks.families import FAMILIES
 from lockstep.core.batch import Batch
 from lockstep.models.heads import LogitsHead
-from lockstep.models.miniature import miniature
-from lockstep.models.parallelize import find_vectors, layers
+from lockstep.models.miniature import build_miniature
+from lockstep.models.parallelize import find_vectors, list_layers
 
 LENGTHS = (5, 1, 9, 13)
 DAILY = ("qwen3", "gpt_neox", "deepseek_v3", "qwen3_5_text")
@@ -58,10 +58,10 @@ def cast(layer: nn.Module, whole: set[nn.Parameter]) -> None:
     ],
 )
 def test_weights_that_come_in_bf16_change_no_bit(family: str) -> None:
-    lm = miniature(AutoConfig.for_model(family, **FAMILIES[family]))
+    lm = build_miniature(AutoConfig.for_model(family, **FAMILIES[family]))
     head = LogitsHead(lm)
     expected, gradients = compute(head)
-    narrow = [(layer, whole) for layer in layers(lm) if (whole := find_vectors(layer)) is not None]
+    narrow = [(layer, whole) for layer in list_layers(lm) if (whole := find_vectors(layer)) is not None]
     assert bool(narrow) != (family in IN_FP32)
     for layer, whole in narrow:
         cast(layer, whole)

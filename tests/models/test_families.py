@@ -14,8 +14,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from lockstep.models import families
 from lockstep.models.families.base import ModelFamily
 from lockstep.models.families.registry import FAMILIES
-from lockstep.models.folder import skeleton
-from lockstep.models.megatron import places
+from lockstep.models.folder import build_skeleton
+from lockstep.models.megatron import list_slices
 
 MACHINERY = {"__init__", "base", "known", "own_code", "registry"}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
@@ -26,7 +26,7 @@ def config_of(family: ModelFamily) -> PreTrainedConfig:
 
 
 def model_of(family: ModelFamily) -> PreTrainedModel:
-    return skeleton(config_of(family), family.model_type)
+    return build_skeleton(config_of(family), family.model_type)
 
 
 def test_every_file_is_registered() -> None:
@@ -55,7 +55,7 @@ def test_each_tensor_of_a_model_has_one_place_in_megatron(family: ModelFamily) -
         for parameter in family.megatron.tensors
         for layer in range(_layers(parameter))
     ]
-    there = [place.name for parameter in parameters for place in places(parameter, config)]
+    there = [place.name for parameter in parameters for place in list_slices(parameter, config)]
     assert sorted(there) == sorted(
         name.removeprefix("model.") for name, _ in model.named_parameters()
     )

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from lockstep.models import grouped_experts
 from lockstep.models.exact.experts import EXPERTS
-from lockstep.models.miniature import miniature
+from lockstep.models.miniature import build_miniature
 
 SIZES = {
     "vocab_size": 16,
@@ -36,7 +36,7 @@ MORE = {
     ],
 )
 def test_fp32_weights_compute_in_bf16_and_learn_in_fp32(kind: str, count: str) -> None:
-    lm = miniature(AutoConfig.for_model(kind, **SIZES, **MORE, **{count: 4}))
+    lm = build_miniature(AutoConfig.for_model(kind, **SIZES, **MORE, **{count: 4}))
     layer = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
     assert lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS, (
         "or it would never be chosen"

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.models.load import ModelError, build_causal_lm, load_backbone, load_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.models.weight_files import check_weights
@@ -70,7 +70,7 @@ def test_names_that_transformers_changes_are_known(
     """
     config = AutoConfig.for_model(**{**SHAPE, **fields, "tie_word_embeddings": tied})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    check_weights(tmp_path, skeleton(read_config(tmp_path), "here"))
+    check_weights(tmp_path, build_skeleton(read_config(tmp_path), "here"))
     experts = [name for name in load_file(tmp_path / "model.safetensors") if ".experts.3." in name]
     if experts:
         alter(
@@ -82,4 +82,4 @@ def test_names_that_transformers_changes_are_known(
         with pytest.raises(
             ModelError, match=r"do not belong to the model in config.json: .*layers\.7"
         ):
-            check_weights(tmp_path, skeleton(read_config(tmp_path), "here"))
+            check_weights(tmp_path, build_skeleton(read_config(tmp_path), "here"))

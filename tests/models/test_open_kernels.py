@@ -22,7 +22,7 @@ from lockstep.models.heads import LogitsHead
 from lockstep.models.kernels import FUSED, VARLEN
 from lockstep.models.load import load_causal_lm
 from lockstep.models.open_kernels import describe_attention, explain_padding, open_kernels
-from lockstep.models.parallelize import layers
+from lockstep.models.parallelize import list_layers
 
 LENGTHS = (5, 1, 9, 3, 8, 4)
 GPU = torch.device("cuda", 0)
@@ -43,7 +43,7 @@ def projections(tokens: int, size: int = 8, values: int = 8) -> tuple[Tensor, Te
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
     batch = ragged(LENGTHS)
-    packed, given = PackedLayout.of(batch), projections(batch.tokens.numel())
+    packed, given = PackedLayout.from_batch(batch), projections(batch.tokens.numel())
     found = list[list[Tensor]]()
     for kernel in (FUSED, VARLEN):
         out = packed.attend(kernel, 0, *given, 0.3, window)
@@ -55,7 +55,7 @@ def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
 @pytest.mark.parametrize(("size", "values"), [(12, 12), (264, 264), (16, 8)])
 def test_heads_that_flash_attention_does_not_take_are_padded(size: int, values: int) -> None:
     batch = ragged(LENGTHS)
-    packed, given = PackedLayout.of(batch), projections(batch.tokens.numel(), size, values)
+    packed, given = PackedLayout.from_batch(batch), projections(batch.tokens.numel(), size, values)
     assert torch.equal(*(packed.attend(kernel, 0, *given, 0.3, None) for kernel in (FUSED, VARLEN)))
 
 
@@ -71,7 +71,7 @@ def test_a_model_computes_the_same_and_compiles_once(
     unpadded = copy.deepcopy(plain)
     unpadded.set_attn_implementation(UNPADDED)
     compiled = copy.deepcopy(unpadded)
-    for layer in layers(compiled):
+    for layer in list_layers(compiled):
         layer.forward = torch.compile(
             layer.forward, dynamic=True, fullgraph=True, backend="aot_eager"
         )

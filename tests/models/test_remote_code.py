@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.config.trust import UntrustedCode, trust
 from lockstep.core.errors import InputError
-from lockstep.models.folder import ModelError, read_config, skeleton
+from lockstep.models.folder import ModelError, read_config, build_skeleton
 from lockstep.system.guarded_imports import TRUSTED
 
 EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"
@@ -33,7 +33,7 @@ def test_code_of_a_model_is_not_run_and_no_question_is_asked(
     (in_tmp / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     with pytest.raises(error):
-        skeleton(read_config(in_tmp), str(in_tmp))
+        build_skeleton(read_config(in_tmp), str(in_tmp))
     said = capsys.readouterr()
     assert "y/N" not in said.out + said.err
     assert not (in_tmp / "ran").exists()

@@ -12,7 +12,7 @@ import pytest
 from ladder_recipes import rung
 
 from lockstep.algorithms.rows import data_files
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.models.source import scratch_tokenizer
 
 VOCABULARIES = {
@@ -37,7 +37,7 @@ SLOW = {"sft_letters": pytest.mark.full, "sft_letters_meta": pytest.mark.proof}
 def test_a_toy_task_has_the_vocabulary_that_it_always_had(
     recipe: str, size: int, digest: str, tmp_path: Path
 ) -> None:
-    training = load(rung(recipe) if "letters" in recipe else recipe).training
+    training = load_recipe(rung(recipe) if "letters" in recipe else recipe).training_recipe
     found = scratch_tokenizer(
         training, data_files(training.data, tmp_path).demonstrations
     ).get_vocab()

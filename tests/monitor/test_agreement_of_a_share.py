@@ -39,7 +39,7 @@ def sampled(place: PPOWorkers, rule: PPOSettings) -> Batch:
 
 
 def scored(place: PPOWorkers, batch: Batch, step: int = 0) -> Batch:
-    return agreement_of(place).score(batch, 0, step)
+    return agreement_of(place).score_recomputed(batch, 0, step)
 
 
 def moved(batch: Batch, rows: Tensor, move: Callable[[Tensor], Tensor]) -> Batch:
@@ -115,14 +115,14 @@ def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_lea
     batch = sampled(place, rule)
     share = scored(place, batch)["recomputed"]
     off = moved(batch, ~share, lambda said: said - 0.1)
-    before = agreement.dump()
+    before = agreement.dump_state()
     prepared, metrics = prepare_batch(0, 0, off, place, rule)
     assert metrics.floats()["agreement/mismatches"] == 0
     prepared = prepared.with_columns({"advantage": torch.ones_like(prepared["old_logprob"])})
     with pytest.raises(DisagreementError, match="nothing of this step was trained on") as caught:
         train_policy(0, 0, 0, prepared.select(range(32)), place, rule)
     assert caught.value.metrics.floats()["agreement/breach"] == 1
-    assert agreement.dump() == before
+    assert agreement.dump_state() == before
     assert torch.equal(place.policy.logits, torch.zeros_like(place.policy.logits))
 
 

@@ -24,7 +24,7 @@ Healthy = Callable[[np.random.Generator, int, int], np.ndarray]
 def after(test: DriftTest, values: Iterable[float], state: DriftState | None = None) -> DriftState:
     state = state or DriftState()
     for value in values:
-        state = test.after(state, float(value))
+        state = test.advance_state(state, float(value))
     return state
 
 
@@ -32,7 +32,7 @@ def alarm(test: DriftTest, values: Iterable[float], state: DriftState | None = N
     """Steps until the alarm."""
     state = state or DriftState()
     for step, value in enumerate(values, start=1):
-        state = test.after(state, float(value))
+        state = test.advance_state(state, float(value))
         if state.alarm:
             return step
     return None
@@ -80,7 +80,7 @@ def test_the_evidence_is_a_martingale_where_the_mean_is_the_bound() -> None:
         state = start
         for high in path:
             bets += state.guess > 0.5
-            state = NEVER.after(state, 2.0 if high else 0.0)
+            state = NEVER.advance_state(state, 2.0 if high else 0.0)
         total += math.prod(chance if high else 1 - chance for high in path) * state.e_value
     assert bets > 10_000
     assert total == pytest.approx(1.0, abs=1e-12)

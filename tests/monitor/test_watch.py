@@ -31,7 +31,7 @@ from lockstep.samplers.base import ResponsePiece
 from lockstep.samplers.torch import stateful
 from lockstep.samplers.torch.continuous import ContinuousLayout
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.system.command_line import command
+from lockstep.system.command_line import format_command
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -58,7 +58,7 @@ class StaleDecoding(Separate):
 
     captured: PreTrainedModel | None = None
 
-    def _logits(
+    def _compute_logits(
         self, token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
     ) -> Tensor:
         if self.captured is None and (self.version or 0) >= SOUND:
@@ -77,7 +77,7 @@ class Buffered(Separate):
         super().__init__(lm, *options)
         self.buffer = copy.deepcopy(self._lm)
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         return chain(self.buffer.named_parameters(), self.buffer.named_buffers())
 
     def take_over(self, names: Iterable[str]) -> None:
@@ -89,13 +89,13 @@ class Buffered(Separate):
 class LateRefit(Buffered):
     """Computes with what came the time before: buffers are swapped too early."""
 
-    def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+    def _copy_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         names = self.buffer.state_dict().keys()
         if (self.version_to_come or 0) > SOUND:
             self.take_over(names)
-            super()._take(stream)
+            super()._copy_weights(stream)
             return
-        super()._take(stream)
+        super()._copy_weights(stream)
         self.take_over(names)
 
     version_to_come: int | None = None
@@ -112,8 +112,8 @@ class LostTensors(LateRefit):
         late = (self.version_to_come or 0) > SOUND
         super().take_over(name for name in names if not (late and "mlp" in name))
 
-    def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        Buffered._take(self, stream)
+    def _copy_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        Buffered._copy_weights(self, stream)
         self.take_over(self.buffer.state_dict().keys())
 
 
@@ -177,7 +177,7 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     )
     assert "the bound is 1.001 (agreement.max_mult_prob_error)" in told
     assert (
-        f"`{command('doctor', 'quick', 'run/initial')} backends=[hf,torch] learner.dtype=fp32`"
+        f"`{format_command('doctor', 'quick', 'run/initial')} backends=[hf,torch] learner.dtype=fp32`"
         in told
     )
     assert told.endswith("the run was saved after step 0; rerun the command to resume")

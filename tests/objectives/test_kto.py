@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.objectives.kto import estimate_reference_point, kto
+from lockstep.objectives.kto import estimate_reference_point, kto_loss
 
 ratios = st.floats(-20.0, 20.0)
 
@@ -27,7 +27,7 @@ def sigmoid(x: float) -> float:
 def test_it_is_its_formula(
     ratio: float, point: float, beta: float, desired: float, undesired: float
 ) -> None:
-    found = kto(
+    found = kto_loss(
         number(ratio, ratio), torch.tensor([True, False]), beta, point, (desired, undesired)
     )
     expected = [

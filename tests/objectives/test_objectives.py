@@ -17,7 +17,7 @@ from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_whiten, sequence_sum
 from lockstep.objectives.mismatch import (
-    agreement,
+    measure_agreement,
     icepop,
     sequence_mismatch,
     sequence_tis,
@@ -179,7 +179,7 @@ def test_sequence_mismatch_by_hand() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    figures = agreement(LEARNER, SAMPLER, MASK, LENGTHS).floats()
+    figures = measure_agreement(LEARNER, SAMPLER, MASK, LENGTHS).floats()
     assert figures["token_mult_prob_error"] == pytest.approx((2 + 4 + 2) / 3)
     assert figures["sampler_kl_k1"] == pytest.approx(-2 * LN2 / 3)  # −ΣΔ / 3
     # Σ(e^Δ − 1 − Δ) / 3
@@ -194,7 +194,7 @@ def test_the_gap_is_measured_by_position_in_the_sequence() -> None:
     for place, gap in ((10, 0.5), (65, 1.0), (70 + 63, -1.5), (70 + 64, 2.0), (70 + 256, -4.0)):
         learner[place], mask[place] = gap, True
     learner[20] = 9.0  # a token that the policy did not choose
-    figures = agreement(learner, torch.zeros(370), mask, torch.tensor([70, 300])).floats()
+    figures = measure_agreement(learner, torch.zeros(370), mask, torch.tensor([70, 300])).floats()
     gaps = {name: value for name, value in figures.items() if name.startswith("gap_from_")}
     assert gaps == {"gap_from_0": 1.0, "gap_from_64": 1.5, "gap_from_256": 4.0}
 
@@ -205,10 +205,10 @@ def test_agreement_merges_exactly_whatever_the_weights() -> None:
     mask[::4] = True
     mask[8:12] = False  # one sequence has nothing
     lengths = torch.full((10,), 4)
-    whole = agreement(learner, sampler, mask, lengths).floats()
+    whole = measure_agreement(learner, sampler, mask, lengths).floats()
     parts = [slice(0, 8), slice(8, 12), slice(12, 40)]
     split = merge_metrics(
-        agreement(learner[p], sampler[p], mask[p], lengths[: (p.stop - p.start) // 4])
+        measure_agreement(learner[p], sampler[p], mask[p], lengths[: (p.stop - p.start) // 4])
         for p in parts
     ).floats()
     assert split == pytest.approx(whole, rel=1e-4)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.objectives.pairing import AnswerPair, PairCandidate, balance, choose
+from lockstep.objectives.pairing import AnswerPair, PairCandidate, balance_classes, choose_pair
 
 
 def answer(
@@ -44,7 +44,7 @@ def several(*scores: float | None) -> list[PairCandidate]:
     ],
 )
 def test_without_length_control(answers: list[PairCandidate], pair: AnswerPair) -> None:
-    assert choose(answers, 0.0) == pair
+    assert choose_pair(answers, 0.0) == pair
 
 
 scores = st.lists(
@@ -60,7 +60,7 @@ def test_it_is_the_rule_of_the_paper(
         PairCandidate((place, *range(length)), done, score, 0.0)
         for place, (score, length, done) in enumerate(rows)
     ]
-    pair = choose(answers, rho)
+    pair = choose_pair(answers, rho)
     usable = [one for one in answers if one.finished and one.score is not None]
     values = [one.score for one in usable if one.score is not None]
     if len(usable) < 2 or min(values) == max(values):
@@ -115,4 +115,4 @@ def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(
 def test_no_class_is_more_than_its_share(
     classes: list[int], room: int, share: float, taken: list[int]
 ) -> None:
-    assert balance(classes, room, share) == taken
+    assert balance_classes(classes, room, share) == taken

@@ -15,16 +15,16 @@ from torch.distributions import Bernoulli, kl_divergence
 
 from lockstep.objectives.preference import (
     conservative_dpo,
-    dpo,
+    dpo_loss,
     dpo_scaled_by_scores,
-    ipo,
+    ipo_loss,
     log_odds,
     odds_ratio,
     robust_dpo,
     rpo_backward_kl,
     rpo_forward_kl,
     rpo_squared,
-    simpo,
+    simpo_loss,
 )
 
 gaps = st.floats(-30.0, 30.0)
@@ -39,8 +39,8 @@ def number(x: float) -> Tensor:
 def test_losses_are_their_formulas(gap: float, beta: float, scores: float) -> None:
     p = 1 / (1 + math.exp(-beta * gap))
     formulas = [
-        (dpo(number(gap), beta), -math.log(p)),
-        (ipo(number(gap), beta), (gap - 0.5 / beta) ** 2),
+        (dpo_loss(number(gap), beta), -math.log(p)),
+        (ipo_loss(number(gap), beta), (gap - 0.5 / beta) ** 2),
         (dpo_scaled_by_scores(number(gap), beta, number(scores)), -abs(scores) * math.log(p)),
         (rpo_squared(number(gap), beta, number(scores)), (beta * gap - scores) ** 2),
     ]
@@ -81,7 +81,7 @@ means = st.floats(-12.0, -1e-3)
 def test_losses_of_means_are_their_formulas(
     chosen: float, rejected: float, beta: float, margin: float
 ) -> None:
-    gap = simpo(number(chosen - rejected), beta, margin)
+    gap = simpo_loss(number(chosen - rejected), beta, margin)
     assert gap.item() == pytest.approx(
         math.log1p(math.exp(margin - beta * (chosen - rejected))), rel=1e-9
     )

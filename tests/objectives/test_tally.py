@@ -17,7 +17,7 @@ FP32, BF16 = 1.001, 1.05
 
 def tally(delta_N: Tensor, lengths: list[int]) -> MismatchTally:
     everything = torch.ones_like(delta_N, dtype=torch.bool)
-    return MismatchTally.of(delta_N, torch.zeros_like(delta_N), everything, torch.tensor(lengths))
+    return MismatchTally.from_logprobs(delta_N, torch.zeros_like(delta_N), everything, torch.tensor(lengths))
 
 
 def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:
@@ -38,7 +38,7 @@ def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:
     ("ratio", "broken"), [(1.01, True), (1.0011, True), (1.0009, False), (1.0, False)]
 )
 def test_every_token_off_by_a_ratio_breaks_the_bound_of_fp32(ratio: float, broken: bool) -> None:
-    assert tally(torch.full((40,), math.log(ratio)), [10] * 4).breaks(FP32) is broken
+    assert tally(torch.full((40,), math.log(ratio)), [10] * 4).exceeds_bound(FP32) is broken
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -47,17 +47,17 @@ def test_what_is_not_finite_breaks_any_bound(value: float) -> None:
     delta[7] = value
     found = tally(delta, [10_000])
     assert found.unknown == 1
-    assert found.breaks(1e9)
+    assert found.exceeds_bound(1e9)
 
 
 def test_only_masked_tokens_count() -> None:
     mask = torch.tensor([False, True, True, False])
-    found = MismatchTally.of(
+    found = MismatchTally.from_logprobs(
         torch.tensor([math.nan, 0.0, 0.0, 9.0]), torch.zeros(4), mask, torch.tensor([3, 1])
     )
     assert (found.responses, found.tokens, found.unknown, found.mean) == (1, 2, 0, 1.0)
-    nothing = MismatchTally.of(
+    nothing = MismatchTally.from_logprobs(
         torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool), torch.tensor([2])
     )
     assert nothing == MismatchTally()
-    assert not nothing.breaks(FP32)
+    assert not nothing.exceeds_bound(FP32)

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.roles import Load
 from lockstep.config import DType, LearnerSection, LoRA, Parallel
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.models.lora import adapt
-from lockstep.plan.command import plan
+from lockstep.models.lora import add_adapters
+from lockstep.plan.command import plan_recipe
 from lockstep.plan.memory import HeadKind, ModelRank
 from lockstep.plan.page import PlanPage
 from lockstep.plan.sizes import ModelSizes
@@ -39,17 +39,17 @@ def full(lengths: list[int]) -> Batch:
 
 
 def sizes(folder: Path, lora: LoRA | None = None) -> ModelSizes:
-    return ModelSizes.of(skeleton(read_config(folder), str(folder)), lora)
+    return ModelSizes.from_model(build_skeleton(read_config(folder), str(folder)), lora)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: str) -> None:
     sampler = TorchSampler(load_causal_lm(models(architecture)), 8)
-    scheduler = sampler._open()
+    scheduler = sampler._open_scheduler()
     for key in range(8):
         scheduler.submit(Request(tuple([3] * (CONTEXT - 3)), key), SamplingParams(max_tokens=3))
     scheduler.step()
-    held = (layer for arena in scheduler._extents.arenas for layer in arena.layers.values())
+    held = (layer for arena in scheduler._extents.occupied_arenas for layer in arena.layers.values())
     assert (
         sum(keys.nbytes + values.nbytes for keys, values in held)
         == 4 * sizes(models(architecture)).cache * 8 * CONTEXT
@@ -100,7 +100,7 @@ def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(
     folder, section = models(architecture), LoRA(rank=4)
     lm = load_causal_lm(folder)
     model = LogitsHead(lm, products=True)
-    adapt(lm, section)
+    add_adapters(lm, section)
     learner = LearnerSection(device="cpu", dtype=dtype, micro_batch_tokens=48, lora=section)
     foretold = ModelRank(sizes(folder, section), learner, Load(24, 1, 2)).saved_tensors
     assert kept_by(model, dtype) == pytest.approx(foretold, rel=0.05)
@@ -131,8 +131,8 @@ def test_sizes_are_those_of_the_configuration(models: Models) -> None:
         V * D,
         D,
     )
-    assert found.policy == LAYERS * (LAYER + NORMS) + 2 * V * D + D
-    assert found.critic == found.policy - V * D + D + 1
+    assert found.policy_parameters == LAYERS * (LAYER + NORMS) + 2 * V * D + D
+    assert found.critic_parameters == found.policy_parameters - V * D + D + 1
     assert found.cache == 2 * LAYERS * K
     assert sizes(models("qwen2 tied")).head == 0
     assert sizes(models("qwen3")).normed == Q + K
@@ -141,26 +141,26 @@ def test_sizes_are_those_of_the_configuration(models: Models) -> None:
 def test_what_a_rank_holds(models: Models) -> None:
     folder = models("llama")
     whole = 4 * (LAYERS * (LAYER + NORMS) + 2 * V * D + D)
-    assert rank(folder).held == whole
-    assert rank(folder).resident == 3 * whole, "weights and two moments"
-    assert rank(folder, parallel={"dp": 2, "cp": 2}).held == whole // 4
+    assert rank(folder).held_bytes == whole
+    assert rank(folder).resident_bytes == 3 * whole, "weights and two moments"
+    assert rank(folder, parallel={"dp": 2, "cp": 2}).held_bytes == whole // 4
     cut = 4 * (LAYERS * (LAYER // 2 + NORMS) + V * D + D)
-    assert rank(folder, parallel={"tp": 2}).held == cut, "norms are whole on every rank"
+    assert rank(folder, parallel={"tp": 2}).held_bytes == cut, "norms are whole on every rank"
     offloaded = rank(folder, parallel={"dp": 2}, cpu_offload=True)
-    assert (offloaded.resident, offloaded.on_host) == (0, 2 * whole), "and the gradient"
-    update = rank(folder).moments()[-1]
-    assert (update.name, update.size) == ("end of the backward pass", 4 * whole)
+    assert (offloaded.resident_bytes, offloaded.on_host) == (0, 2 * whole), "and the gradient"
+    update = rank(folder).list_moments()[-1]
+    assert (update.name, update.total_bytes) == ("end of the backward pass", 4 * whole)
 
 
 def test_what_a_rank_with_adapters_holds(models: Models) -> None:
     folder, section = models("llama"), LoRA(rank=4, target_modules=("q_proj", "down_proj"))
-    whole, adapters = 4 * sizes(folder).policy, 4 * LAYERS * 4 * (D + Q + F + D)
+    whole, adapters = 4 * sizes(folder).policy_parameters, 4 * LAYERS * 4 * (D + Q + F + D)
     learner = LearnerSection(device="cpu", micro_batch_tokens=48, lora=section)
     found = ModelRank(sizes(folder, section), learner, Load(24, 1, 2))
-    assert found.resident == whole + 3 * adapters
-    assert found.moments()[-1].size == whole + 4 * adapters
+    assert found.resident_bytes == whole + 3 * adapters
+    assert found.list_moments()[-1].total_bytes == whole + 4 * adapters
     two = replace(found, learner=learner.model_copy(update={"parallel": Parallel(dp=2)}))
-    assert two.resident == (whole + 3 * adapters) // 2
+    assert two.resident_bytes == (whole + 3 * adapters) // 2
 
 
 def test_what_a_layer_keeps(models: Models) -> None:
@@ -168,17 +168,17 @@ def test_what_a_layer_keeps(models: Models) -> None:
     gives, twice, …
     """
     folder, n = models("llama"), 48
-    assert rank(folder).activation() == 4 * n * (4 * D + 2 + 2 * D + 3 * Q + 4 + 2 * K + 4 * F)
+    assert rank(folder).layer_activation_bytes() == 4 * n * (4 * D + 2 + 2 * D + 3 * Q + 4 + 2 * K + 4 * F)
     shared = 4 * n * (2 * D + 1 + 2 * D + 3 * Q // 2 + 2 + K + 2 * F)
-    assert rank(folder, parallel={"tp": 2}).activation() == shared, "the gathered inputs are whole"
+    assert rank(folder, parallel={"tp": 2}).layer_activation_bytes() == shared, "the gathered inputs are whole"
     # Chunks of 6 tokens: the fullest of two ranks sees 24 and 6 keys of each sequence, and has
     # masks of 6 × 30.
     keys, masks = 2 * 30, 2 * 6 * 30
-    assert rank(folder, parallel={"cp": 2}).activation() == 4 * (
+    assert rank(folder, parallel={"cp": 2}).layer_activation_bytes() == 4 * (
         n // 2 * (4 * D + 2 + 2 * D + 3 * Q + 4 + 4 * F) + keys * 2 * K + masks
     )
     again = rank(folder, activation_checkpointing=True)
-    assert again.activations == LAYERS * 4 * n * D + again.activation()
+    assert again.activation_bytes == LAYERS * 4 * n * D + again.layer_activation_bytes()
 
 
 @pytest.mark.parametrize(("dtype", "item"), [("fp32", 4), ("bf16", 2)])
@@ -194,7 +194,7 @@ def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, i
 
 
 def planned(models: Models, gpus: int, memory: str, *overrides: str) -> PlanPage:
-    return plan(load("sft_chat", [f"model.path={models('llama')}", *overrides]), gpus, memory)
+    return plan_recipe(load_recipe("sft_chat", [f"model.path={models('llama')}", *overrides]), gpus, memory)
 
 
 def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
@@ -215,7 +215,7 @@ def test_a_model_that_is_not_here_is_asked_for_by_its_configuration() -> None:
     with pytest.raises(
         ValueError, match=r"needs only a folder with config\.json: model\.path=FOLDER"
     ):
-        plan(load("sft_chat"), 8, "80GB")
+        plan_recipe(load_recipe("sft_chat"), 8, "80GB")
 
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/plan.md").read_text()
@@ -236,7 +236,7 @@ def test_the_guide_shows_what_is_said(
     Path("llama_7b").mkdir()
     Path("llama_7b/config.json").write_text(SEVEN)
     assert (
-        plan(load(recipe, ["model.path=llama_7b", *overrides.split()]), int(gpus), memory).text
+        plan_recipe(load_recipe(recipe, ["model.path=llama_7b", *overrides.split()]), int(gpus), memory).text
         == page
     )
 
@@ -262,8 +262,8 @@ def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, me
     recipe, *overrides = pasted(planned(models, 4, memory, *said).text)
     assert set(overrides) >= {*said[:3], f"model.path={models('llama')}"}
     assert len(overrides) == len({override.partition("=")[0] for override in overrides})
-    again = load(recipe, overrides)
-    assert "It fits: " in (page := plan(again, again.training.learner.parallel.ranks, memory).text)
+    again = load_recipe(recipe, overrides)
+    assert "It fits: " in (page := plan_recipe(again, again.training_recipe.learner.parallel.ranks, memory).text)
     assert pasted(page) == [recipe, *overrides]
 
 
@@ -278,7 +278,7 @@ def seven(tmp_path: Path) -> Callable[..., str]:
     """The page of PPO with 7 billion parameters on eight GPUs, with overrides."""
     (tmp_path / "config.json").write_text(SEVEN)
     said = [f"model.path={tmp_path}", *PPO_7B]
-    return lambda *overrides: plan(load("ppo_gsm8k", [*said, *overrides]), 8, "83.2GB").text
+    return lambda *overrides: plan_recipe(load_recipe("ppo_gsm8k", [*said, *overrides]), 8, "83.2GB").text
 
 
 def blocks(page: str) -> dict[str, str]:

@@ -18,8 +18,8 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.roles import Inference, Load
 from lockstep.cli import main
 from lockstep.cluster.specs import LearnerSpec
-from lockstep.config.loading import load
-from lockstep.models.folder import read_config, skeleton
+from lockstep.config.loading import load_recipe
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.plan.memory import ModelRank
 from lockstep.plan.sizes import ModelSizes
 from lockstep.plan.time import DeviceRates, EngineCounts, StepTime, count_learning
@@ -32,12 +32,12 @@ LOAD = Load(sequence=64, group=1, rows=8, updates=2, scored=16, generated=64)
 @pytest.fixture
 def rank(models: Callable[..., Path]) -> ModelRank:
     folder = models("llama")
-    return ModelRank(ModelSizes.of(skeleton(read_config(folder), str(folder))), SECTION, LOAD)
+    return ModelRank(ModelSizes.from_model(build_skeleton(read_config(folder), str(folder))), SECTION, LOAD)
 
 
 @pytest.fixture
 def inference() -> Inference:
-    found = load("ppo_arithmetic", ["sampling.max_tokens=32"]).expect(Algorithm).inference
+    found = load_recipe("ppo_arithmetic", ["sampling.max_tokens=32"]).expect_recipe(Algorithm).inference
     assert found is not None
     return found
 
@@ -69,18 +69,18 @@ def test_products_of_a_pass_that_learns_are_those_that_torch_counts(
 
 def test_phases_are_what_the_rates_make_of_them(rank: ModelRank, inference: Inference) -> None:
     ranks = {"policy": rank, "reference": replace(rank, trained=False)}
-    sent = 4 * rank.sizes.policy
-    time = StepTime.of(ranks, inference, ENGINES, RATES, sent, copied=10**9)
-    assert time.total == pytest.approx(
+    sent = 4 * rank.sizes.policy_parameters
+    time = StepTime.from_ranks(ranks, inference, ENGINES, RATES, sent, copied=10**9)
+    assert time.total_seconds == pytest.approx(
         time.generate + time.refit + time.turns + time.score + time.learn
     )
-    assert time.refit == pytest.approx(4 * rank.sizes.policy / 1e9)
+    assert time.refit == pytest.approx(4 * rank.sizes.policy_parameters / 1e9)
     assert time.turns == pytest.approx(0.5)
     assert time.learn == pytest.approx(count_learning(rank) / 0.5e12)
     assert time.score == pytest.approx(time.learn / 3 * (1 + 1 / 8)), (
         "the exact policy scores one response of eight again"
     )
-    fast = StepTime.of(ranks, inference, ENGINES, replace(RATES, memory=1e15, products=1e20))
+    fast = StepTime.from_ranks(ranks, inference, ENGINES, replace(RATES, memory=1e15, products=1e20))
     assert fast.generate == pytest.approx(2 * 32 * rank.sizes.layers * 1e-3, rel=1e-3), (
         "two waves of eight rows"
     )

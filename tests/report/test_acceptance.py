@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.config import Bound
-from lockstep.report.acceptance import check
+from lockstep.report.acceptance import check_bound
 
 ROWS: list[dict[str, float]] = [
     {"step": 0, "validation/accuracy": 0.2},
@@ -68,11 +68,11 @@ def test_a_bound_is_kept_broken_or_not_there(
     options: dict[str, Any], passed: bool, sentence: str
 ) -> None:
     rows = [*ROWS, {"step": 1, "x": 0.0}, {"step": 2, "x": math.nan}]
-    found = check(Bound(**options), rows)
+    found = check_bound(Bound(**options), rows)
     assert found[0] == passed
     assert sentence in found[1]
 
 
 def test_the_last_row_of_a_step_counts() -> None:
     rows = [{"step": 1, "x": 0.0}, {"step": 1, "y": 5.0}, {"step": 1, "x": 1.0}]
-    assert check(Bound(metric="x", steps=(1, 1), min=1.0), rows)[0]
+    assert check_bound(Bound(metric="x", steps=(1, 1), min=1.0), rows)[0]

@@ -139,7 +139,7 @@ def listen(values: list[dict[str, float]]) -> list[str]:
     notes: list[str] = []
     alarms = LiveAlarms(notes.append)
     for step, own in enumerate(values, 1):
-        alarms.add(step, own)
+        alarms.add_step(step, own)
     return notes
 
 

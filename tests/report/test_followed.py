@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from lockstep.report.live import LiveServer
-from lockstep.report.overview import overview
+from lockstep.report.overview import read_overview
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.folder.logs import RunLogs
 
@@ -30,28 +30,28 @@ def begin(folder: Path) -> RunLogs:
     (folder / "recipe.yaml").write_text(
         yaml.safe_dump({"algorithm": "ppo", "run": {"max_steps": 9}})
     )
-    logs.metrics(1, {"train/reward": 0.1})
-    logs.timings(1, {"generate": 2.0, "policy": 1.0, "beside/generate": 50.0})
+    logs.add_metrics(1, {"train/reward": 0.1})
+    logs.add_timings(1, {"generate": 2.0, "policy": 1.0, "beside/generate": 50.0})
     return logs
 
 
 def test_a_run_is_shown_in_its_states(tmp_path: Path) -> None:
     begin(tmp_path)
-    assert overview(tmp_path)["state"] == "not finished"
+    assert read_overview(tmp_path)["state"] == "not finished"
     with lock_folder(tmp_path):
-        shown = overview(tmp_path)
+        shown = read_overview(tmp_path)
         assert (shown["state"], shown["step"], shown["planned"]) == ("running", 1, 9)
-    assert overview(tmp_path)["state"] == "stopped"
+    assert read_overview(tmp_path)["state"] == "stopped"
     crash = (
         "time  now\n\nTraceback (most recent call last):\n  File x\nOSError: no disk\nphase: save\n"
     )
     (tmp_path / "crash.txt").write_text(crash)
-    assert (overview(tmp_path)["state"], overview(tmp_path)["about_state"]) == (
+    assert (read_overview(tmp_path)["state"], read_overview(tmp_path)["about_state"]) == (
         "died",
         "OSError: no disk",
     )
     (tmp_path / "final").mkdir()
-    assert overview(tmp_path)["state"] == "finished"
+    assert read_overview(tmp_path)["state"] == "finished"
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def test_the_watched_page_changes_with_its_run_alone(tmp_path: Path) -> None:
         _, first, page = ask(url)
         assert b"connect-src 'self'" in page
         assert ask(url, "HEAD") == (200, first, b"")
-        logs.metrics(2, {"train/reward": 0.2})
+        logs.add_metrics(2, {"train/reward": 0.2})
         _, second, newer = ask(url)
         assert second != first
         assert newer != page

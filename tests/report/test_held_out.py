@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.report.card import card
-from lockstep.report.held_out import best, figures, headlines
-from lockstep.report.summary import summary
+from lockstep.report.card import render_card
+from lockstep.report.held_out import find_best, list_figures, list_headlines
+from lockstep.report.summary import summarize_run
 from lockstep.run.folder.logs import RunLogs
 
 ACCURACY = "validation/accuracy"
@@ -38,14 +38,14 @@ def run_folder(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
     versions = {"recipe": "tiny", "lockstep": "0", "torch": "0", "transformers": "0"}
     (folder / "environment.json").write_text(json.dumps(versions))
     for row in rows:
-        logs.metrics(
+        logs.add_metrics(
             int(row["step"]), {name: value for name, value in row.items() if name != "step"}
         )
     return folder
 
 
 def test_the_summary_has_the_interval_and_the_best_step(tmp_path: Path) -> None:
-    first, second = summary(run_folder(tmp_path / "run", ROWS)).splitlines()[:2]
+    first, second = summarize_run(run_folder(tmp_path / "run", ROWS)).splitlines()[:2]
     assert first.split("  ")[0] == "held-out accuracy"
     assert first.endswith("0.250 [0.150, 0.300] → 0.500 [0.400, 0.550]")
     assert second.startswith("  best")
@@ -57,14 +57,14 @@ def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
         {"step": step, "validation/loss": loss}
         for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))
     ]
-    assert best(figures(rows, "validation/loss"), "lower").step == 4
-    assert headlines(rows) == [("held-out loss", "3.000 → 2.000"), ("  best", "1.000 at step 4")]
-    assert "1.000 at step 4" in summary(run_folder(tmp_path / "run", rows))
+    assert find_best(list_figures(rows, "validation/loss"), "lower").step == 4
+    assert list_headlines(rows) == [("held-out loss", "3.000 → 2.000"), ("  best", "1.000 at step 4")]
+    assert "1.000 at step 4" in summarize_run(run_folder(tmp_path / "run", rows))
 
 
 def test_the_card_has_intervals_and_the_best_step_up_to_its_own(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", ROWS)
-    last, before = (card(folder, "ppo", "base", step) for step in (20, 10))
+    last, before = (render_card(folder, "ppo", "base", step) for step in (20, 10))
     assert "| held-out accuracy | 0.250 [0.150, 0.300] → 0.500 [0.400, 0.550] |" in last
     assert "| held-out accuracy | 0.250 [0.150, 0.300] → 0.750 [0.650, 0.800] |" in before
     assert "|   best | 0.750 [0.650, 0.800] at step 10 |" in last

@@ -63,7 +63,7 @@ def test_elsewhere_there_is_a_line_for_each_tenth_of_the_steps_and_for_the_first
     with show_progress("run", 1600, out, clock) as shown:
         for step in range(1, 1601):
             clock.now += 0.125
-            shown.step(step, {}, 10)
+            shown.end_step(step, {}, 10)
     assert steps_told(out) == ["1/1600", *(f"{step}/1600" for step in range(160, 1601, 160))]
 
 
@@ -71,9 +71,9 @@ def test_time_left_follows_the_newest_steps_and_continues_from_a_checkpoint(cloc
     with show_progress("run", 1000, io.StringIO(), clock) as shown:
         for step in range(500, 520):
             clock.now += 100 if step < 510 else 1
-            shown.step(step + 1, {}, 1)
+            shown.end_step(step + 1, {}, 1)
         assert shown.left_s == 480
-        assert shown.parts[-1] == "8:00 left"
+        assert shown.bar_parts[-1] == "8:00 left"
 
 
 def on_a_terminal(
@@ -101,8 +101,8 @@ def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def use(shown: RunProgress) -> None:
-        shown.note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
-        shown.step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
+        shown.show_note("tensorboard: tensorboard --logdir runs/ppo_arithmetic-0123456789")
+        shown.end_step(1, {"train/reward": 0.5, "policy/loss": -0.25, "critic/loss": 0.125}, 100)
 
     lines = on_a_terminal(columns, 4, use, monkeypatch).splitlines()
     assert any(
@@ -117,9 +117,9 @@ def test_on_a_terminal_the_bar_shows_phase_headlines_and_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def use(shown: RunProgress) -> None:
-        shown.total(4, "2 prompts → 2 responses")
+        shown.set_total(4, "2 prompts → 2 responses")
         for step in (1, 2):
-            shown.step(step, {"train/reward": 0.5}, 100)
+            shown.end_step(step, {"train/reward": 0.5}, 100)
         with shown.phase("generate"):
             time.sleep(0.5)
 

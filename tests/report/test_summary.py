@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.report.summary import summary
+from lockstep.report.summary import summarize_run
 from lockstep.run.folder.logs import RunLogs
 
 COMPARED = {
@@ -23,8 +23,8 @@ def summarize(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
     logs = RunLogs(folder)
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"algorithm": "ppo", "agreement": {}}))
     for step, row in enumerate(rows):
-        logs.metrics(step, row)
-    return summary(folder).splitlines()
+        logs.add_metrics(step, row)
+    return summarize_run(folder).splitlines()
 
 
 def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: Path) -> None:

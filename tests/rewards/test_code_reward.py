@@ -21,7 +21,7 @@ from lockstep.core.types import Prompt
 from lockstep.helpers.sandbox import seccomp
 from lockstep.helpers.sandbox.sandbox import SandboxError
 from lockstep.rewards import code_reward
-from lockstep.rewards.build import build
+from lockstep.rewards.build import build_reward
 from lockstep.rewards.code_reward import CodeReward, extract_code_block
 from lockstep.rewards.options import CodeSection, RewardSection
 from lockstep.rewards.row_rules import find_fault_in_list
@@ -115,7 +115,7 @@ def test_the_program_stands_in_the_last_block(response: str, program: str | None
     ],
 )
 def test_tests_that_are_none_are_told_when_rows_are_read(tests: Any, wrong: str | None) -> None:
-    said = find_fault_in_list({"tests": tests}, "tests", "test", code_reward.fault)
+    said = find_fault_in_list({"tests": tests}, "tests", "test", code_reward.describe_test_fault)
     assert said is None if wrong is None else said is not None and wrong in said
 
 
@@ -201,7 +201,7 @@ def build_text(isolation: str) -> str:
     """What the user reads of a code reward that is built."""
     lines: list[str] = []
     try:
-        build(RewardSection(type="code", code=section(isolation=isolation)), lines.append)
+        build_reward(RewardSection(type="code", code=section(isolation=isolation)), lines.append)
     except SandboxError as error:
         return str(error)
     return lines[0]
@@ -292,7 +292,7 @@ def fusion(path: str, body: dict[str, Any]) -> Any:
 
 def test_a_server_runs_programs() -> None:
     with serving(fusion) as url:
-        reward = build(RewardSection(type="code", code=section(url=f"{url}/run_code")))
+        reward = build_reward(RewardSection(type="code", code=section(url=f"{url}/run_code")))
         asked = [prompt(TESTS), prompt(TESTS), prompt(["assert 1", "import os\nos._exit(0)"])]
         assert reward(asked, [DOUBLE, "no program", "```\npass\n```"], [""] * 3) == [
             pytest.approx(2 / 3),
@@ -303,7 +303,7 @@ def test_a_server_runs_programs() -> None:
 
 def test_a_server_that_cannot_run_a_program_gives_no_reward() -> None:
     with serving(lambda path, body: {"status": "SandboxError", "message": "no room"}) as url:
-        reward = build(RewardSection(type="code", code=section(url=f"{url}/run_code")))
+        reward = build_reward(RewardSection(type="code", code=section(url=f"{url}/run_code")))
         with pytest.raises(ServerError, match=r"it could not run a program \(no room\)"):
             reward([prompt(TESTS[:1])], [DOUBLE], [""])
 

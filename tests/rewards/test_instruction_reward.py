@@ -115,7 +115,7 @@ def test_a_kind_means_what_it_says(
     name: str, arguments: dict[str, Any], followed: list[str], not_followed: list[str]
 ) -> None:
     asked = {"id": name, **arguments}
-    assert instruction_reward.fault(asked) is None
+    assert instruction_reward.describe_instruction_fault(asked) is None
     assert [response for response in followed if score(response, asked) != 1.0] == []
     assert [response for response in not_followed if score(response, asked) != 0.0] == []
 

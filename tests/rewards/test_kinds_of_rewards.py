@@ -15,8 +15,8 @@ from scoring_server import serving
 from lockstep.config.trust import list_references
 from lockstep.core.errors import LockstepError
 from lockstep.core.types import Prompt
-from lockstep.rewards.base import RewardError, judge
-from lockstep.rewards.build import build
+from lockstep.rewards.base import RewardError, compute_reward_results
+from lockstep.rewards.build import build_reward
 from lockstep.rewards.combined_rewards import WeightedPart, WeightedSum
 from lockstep.rewards.options import RewardSection
 from lockstep.system.fault_policy import POLICY
@@ -94,7 +94,7 @@ def functions(in_tmp: Path) -> None:
 
 def reward_of(name: str, **options: Any) -> list[float | None]:
     section = RewardSection(type="python", function=f"mine.py:{name}", **options)
-    return build(section)(PROMPTS, RESPONSES, ANSWERS)
+    return build_reward(section)(PROMPTS, RESPONSES, ANSWERS)
 
 
 PARTS = {
@@ -107,7 +107,7 @@ PARTS = {
 def test_a_sum_weighs_its_parts_and_has_a_verdict_where_all_that_count_have_one() -> None:
     section = RewardSection.model_validate({"type": "sum", "parts": PARTS})
     prompts, answers = PROMPTS[:4], ["1"] * 4
-    found = judge(build(section), prompts, RESPONSES[:4], answers)
+    found = compute_reward_results(build_reward(section), prompts, RESPONSES[:4], answers)
     assert found.rewards == [None, 0.1 - 2.0, None, 3 * 0.1 - 2.0]
     assert found.parts == {
         "value": [0.0, 1.0, 2.0, 3.0],
@@ -158,7 +158,7 @@ def served(reply: Callable[[dict[str, Any]], Any], **options: Any) -> list[float
         section = RewardSection.model_validate(
             {"type": "server", "server": {"url": f"{url}/score", **options}}
         )
-        return build(section)(PROMPTS, RESPONSES, ANSWERS)
+        return build_reward(section)(PROMPTS, RESPONSES, ANSWERS)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone
     with serving(lambda path, body: replies.pop(0), seen) as url:
         server = {"url": f"{url}/score", "api_key_env": "MY_KEY"}
         section = RewardSection.model_validate({"type": "server", "server": server})
-        assert build(section, told.append)(PROMPTS, RESPONSES, ANSWERS) == [1.0] * 6
+        assert build_reward(section, told.append)(PROMPTS, RESPONSES, ANSWERS) == [1.0] * 6
     assert seen == [("/score", "Bearer sk-very-secret")] * 2
     assert "returns 503" in told[0]
     assert "asking again" in told[0]
@@ -226,5 +226,5 @@ def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone
         section = RewardSection.model_validate(
             {"type": "server", "server": {"url": f"{url}/score"}}
         )
-        build(section)(PROMPTS, RESPONSES, ANSWERS)
+        build_reward(section)(PROMPTS, RESPONSES, ANSWERS)
     assert seen == [("/score", None)], "no key, no header"

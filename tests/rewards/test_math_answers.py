@@ -13,7 +13,7 @@ from lockstep.core.types import Prompt
 from lockstep.rewards.math_answer import find_answer, find_boxes, find_marked, find_right_answer
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
-from lockstep.rewards.row_rules import rule_of
+from lockstep.rewards.row_rules import build_row_rule
 
 PAIRS = [
     json.loads(line)
@@ -65,13 +65,13 @@ def score(
 def test_a_right_answer_that_cannot_be_read_whole_is_refused_when_rows_are_read(
     answer: str,
 ) -> None:
-    rule = rule_of(RewardSection(type="math"))
+    rule = build_row_rule(RewardSection(type="math"))
     assert "cannot read the right answer" in str(rule.answer_fault({}, answer))
     assert rule.answer_fault({}, "5x") is None
 
 
 def test_only_rows_of_mathematics_need_a_right_answer_that_can_be_read() -> None:
-    rule = rule_of(
+    rule = build_row_rule(
         RewardSection(type="by_row", verifier="by", function="mine.py:right", pass_score=1.0)
     )
     assert rule.answer_fault({"by": "python"}, "many") is None

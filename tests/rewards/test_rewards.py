@@ -12,7 +12,7 @@ from lockstep.data.jsonl import JsonlIndex
 from lockstep.helpers.process import HelperProcess
 from lockstep.rewards import math_verifier
 from lockstep.rewards.base import Reward, RewardError
-from lockstep.rewards.build import build
+from lockstep.rewards.build import build_reward
 from lockstep.rewards.code_reward import CodeReward
 from lockstep.rewards.combined_rewards import ByRow
 from lockstep.rewards.instruction_reward import InstructionReward
@@ -31,7 +31,7 @@ def score(reward: Reward, response: str, answer: str = "#### 18") -> float | Non
 
 def test_every_answer_of_gsm8k_is_readable_and_equals_itself(assets: Path) -> None:
     index = JsonlIndex(assets / "data/gsm8k/test.jsonl")
-    answers = [row["answer"] for row in index.rows(range(len(index)))]
+    answers = [row["answer"] for row in index.read_rows(range(len(index)))]
     assert len(answers) == 1319
     assert MathReward("####")([PROMPT] * 1319, answers, answers) == [1.0] * 1319
 
@@ -45,11 +45,11 @@ def test_an_answer_that_takes_for_ever_is_no_verdict_and_the_next_one_is_judged(
 
 def test_a_verifier_that_was_killed_between_questions_is_started_again() -> None:
     child = HelperProcess(math_verifier.__name__)
-    assert math_verifier.ask(child, "5", "5") is True
+    assert math_verifier.ask_verifier(child, "5", "5") is True
     assert child._running is not None
     child._running.process.kill()
     child._running.process.wait()
-    assert math_verifier.ask(child, "5", "6") is False
+    assert math_verifier.ask_verifier(child, "5", "6") is False
 
 
 FUNCTIONS = """
@@ -114,7 +114,7 @@ def mine(name: str, timeout_s: float = 60.0) -> PythonReward:
 
 @pytest.mark.usefixtures("functions")
 def test_a_function_in_a_file_is_called_with_everything() -> None:
-    reward = build(RewardSection(type="python", function="mine.py:graded"))
+    reward = build_reward(RewardSection(type="python", function="mine.py:graded"))
     assert reward([PROMPT, PROMPT], ["four", "four"], ["18", "19"]) == [5.5, None]
 
 
@@ -160,12 +160,12 @@ def row(by: Any, **fields: Any) -> Prompt:
 
 @pytest.mark.usefixtures("sandboxes", "functions")
 def test_the_recipe_chooses() -> None:
-    assert build(RewardSection(type="math", marker="####")) == MathReward("####")
-    assert build(
+    assert build_reward(RewardSection(type="math", marker="####")) == MathReward("####")
+    assert build_reward(
         RewardSection(type="instructions", instructions=INSTRUCTIONS)
     ) == InstructionReward(INSTRUCTIONS)
-    assert build(RewardSection(type="code", code=CODE)) == CodeReward(CODE)
-    by_row = build(
+    assert build_reward(RewardSection(type="code", code=CODE)) == CodeReward(CODE)
+    by_row = build_reward(
         RewardSection(type="by_row", verifier="by", function="mine.py:right", timeout_s=5.0)
     )
     assert by_row == ByRow("by", {"math": MathReward(None), "python": mine("right", 5.0)})
@@ -173,7 +173,7 @@ def test_the_recipe_chooses() -> None:
 
 @pytest.mark.usefixtures("sandboxes")
 def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
-    reward = build(MIXED)
+    reward = build_reward(MIXED)
     assert isinstance(reward, ByRow)
     rows = [
         row("judge"),

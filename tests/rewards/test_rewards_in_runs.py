@@ -14,12 +14,12 @@ import yaml
 from judge_server import JudgeServer, serve_judge
 from tiny_recipe import GRPO, RECIPE, REWARDS, SELF_REWARDING
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def files(in_tmp: Path) -> None:
 def run(recipe: dict[str, Any], reward: dict[str, Any], *overrides: str) -> list[dict[str, Any]]:
     """Runs a small recipe with a reward; returns the rows of metrics.jsonl."""
     Path("tiny.yaml").write_text(yaml.safe_dump(recipe | {"reward": reward}))
-    return read_metrics(train(load("tiny.yaml", list(overrides))))
+    return read_metrics(train_recipe(load_recipe("tiny.yaml", list(overrides))))
 
 
 def python(name: str, **options: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_the_initial_model_can_judge_and_equal_answers_are_judged_alike() -> Non
     part = {"type": "judge", "judge": judge, "weight": 3.0}
     reward = {"type": "sum", "parts": {"judge": part, "parity": python("parity")}}
     Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"reward": reward}))
-    report = dry_run(load("tiny.yaml"))
+    report = dry_run(load_recipe("tiny.yaml"))
     assert "reward.parts.judge.judge  the initial model judges 2 times" in report
     rows = run(
         RECIPE, reward, "run.max_steps=1", "sampling.max_tokens=1", "run.num_logged_samples=16"

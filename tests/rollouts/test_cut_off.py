@@ -52,7 +52,7 @@ class Speaker:
 class Rows:
     """The same prompt at every place; implements `PromptStream`."""
 
-    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+    def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
         return [
             Prompt(f"rows.jsonl:{place}", "?", (3,), {"place": place}) for place in range(count)
         ]
@@ -72,7 +72,7 @@ def collect(
 ) -> Any:
     episodes = None
     if kind is not None:
-        name = kind if isinstance(kind, str) else user_code.refer(kind)
+        name = kind if isinstance(kind, str) else user_code.make_reference(kind)
         section = {"class_name": name, "max_tokens": 12, "max_turns": 3, **options}
         environment = EnvironmentSection.model_validate(section)
         episodes = EpisodeRunner(
@@ -135,7 +135,7 @@ def test_tools_that_loop_are_cut_off() -> None:
             return [({"type": "function", "function": {"name": "look"}}, lambda: "again")]
 
     section = EnvironmentSection(
-        class_name=user_code.refer(Looping), max_tokens=12, max_turns=3, tool_format="llama3_json"
+        class_name=user_code.make_reference(Looping), max_tokens=12, max_turns=3, tool_format="llama3_json"
     )
     episodes = EpisodeRunner(
         section,
@@ -144,8 +144,8 @@ def test_tools_that_loop_are_cut_off() -> None:
         lambda tools: lambda text, last: [5],
         lambda text: None,
     )
-    prompts, requests = Rows().at(0, 1, 0), [Request((3,), 0)]
-    batch = episodes.play(cast(SamplerSession, SAY), prompts, requests, SAMPLING)
+    prompts, requests = Rows().read_at(0, 1, 0), [Request((3,), 0)]
+    batch = episodes.run_episodes(cast(SamplerSession, SAY), prompts, requests, SAMPLING)
     assert (batch["tool_calls"].item(), batch["environment_reward"].item()) == (3, -1.0)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_models import model_folder
 
-from lockstep.algorithms.episodes import observations
+from lockstep.algorithms.episodes import build_observation_encoder
 from lockstep.config import DataSection
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
@@ -159,9 +159,9 @@ def played(
     episodes = EpisodeRunner(section, STOPS, decode, lambda tools: observed, notes.append)
     engine = SamplerSession(sampler)
     prompts = [Prompt(f"rows.jsonl:{i}", "", (3 + i, 4), row) for i, row in enumerate(rows)]
-    requests = [Request(prompt.tokens, keyed.key(0, i)) for i, prompt in enumerate(prompts)]
+    requests = [Request(prompt.tokens, keyed.hash_key(0, i)) for i, prompt in enumerate(prompts)]
     with engine.at():
-        return episodes.play(engine, prompts, requests, SAMPLING, group_size)
+        return episodes.run_episodes(engine, prompts, requests, SAMPLING, group_size)
 
 
 def test_a_group_shares_its_seed_unless_each_episode_has_its_own(
@@ -196,7 +196,7 @@ def test_tokens_are_those_drawn_and_those_observed_and_scored_where_they_stand(
     for i, (tokens, mask) in enumerate(
         zip(batch.sequences(), batch.sequences("mask"), strict=True)
     ):
-        turns, seed = 1 + i % 3, keyed.key(0, i) % 7
+        turns, seed = 1 + i % 3, keyed.hash_key(0, i) % 7
         assert tokens[:2].tolist() == [3 + i, 4]
         assert list(runs(mask)) == [False, *[True, False] * (turns - 1), True]
         heard = tokens[2:][~mask[2:]].tolist()
@@ -341,7 +341,7 @@ def test_a_turn_that_a_stop_string_ended_goes_on_inside_the_message_and_argument
     )
     talker.tokenizer.chat_template = CHAT + "{{ mood }}"
     stop, last = talker.token_ids("\n")[-1], talker.token_ids("end")[-1]
-    observed = observations(data, (stop,), talker, pytest.fail)
+    observed = build_observation_encoder(data, (stop,), talker, pytest.fail)
     eos = talker.stop_token_ids[-1]
     for inside in (stop, last):
         assert talker.tokenizer.decode(list(observed("No, Lily.", inside))) == "No, Lily."

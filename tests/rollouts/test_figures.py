@@ -28,7 +28,7 @@ def test_figures_are_means_over_questions() -> None:
     samples = question(0, (1.0, "18"), (0.0, "7"), (0.0, "7")) + question(
         1, (1.0, "2"), (1.0, "2"), (1.0, "2")
     )
-    figures = MATH.figures(samples, (1, 3))
+    figures = MATH.compute_figures(samples, (1, 3))
     assert {name: figure.value for name, figure in figures.items()} == pytest.approx(
         {"pass@1": (1 / 3 + 1) / 2, "pass@3": 1.0, "maj@3": 0.5}
     )
@@ -43,28 +43,28 @@ def test_votes_for_equal_answers_count_together_and_silence_does_not() -> None:
     samples = question(
         0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, None), (0.0, None), (0.0, None)
     )
-    assert MATH.figures(samples, (6,))["maj@6"].value == 1.0
+    assert MATH.compute_figures(samples, (6,))["maj@6"].value == 1.0
     split = question(0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, "7"), (0.0, "8"), (0.0, "9"))
-    assert MATH.figures(split, (6,))["maj@6"].value == 0.5
+    assert MATH.compute_figures(split, (6,))["maj@6"].value == 0.5
 
 
 def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
     samples = question(0, (1.0, "18"), (None, None)) + question(1, (None, None), (None, None))
     samples += question(2, (0.0, "7"), (0.0, "7"))
-    figures = MATH.figures(samples, (1, 2))
+    figures = MATH.compute_figures(samples, (1, 2))
     assert (figures["pass@1"].value, figures["pass@1"].questions) == (0.5, 2)
     assert (figures["pass@2"].value, figures["pass@2"].questions) == (0.0, 1)
     assert (figures["maj@2"].value, figures["maj@2"].questions) == (0.0, 1)
-    metrics = MATH.metrics(samples, (1, 2)).floats()
+    metrics = MATH.compute_metrics(samples, (1, 2)).floats()
     assert metrics["no_verdict"] == 3
     assert metrics["accuracy"] == metrics["pass@1"] == 0.5
 
 
 def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
     samples = question(0, (0.5, None), (2.5, None)) + question(1, (-1.0, None), (None, None))
-    plain = grading(RewardSection(type="python", function="a.py:b")).figures(samples, (1, 2))
+    plain = grading(RewardSection(type="python", function="a.py:b")).compute_figures(samples, (1, 2))
     assert {name: figure.value for name, figure in plain.items()} == {"reward": 0.25}
-    passing = grading(RewardSection(type="python", function="a.py:b", pass_score=2.0)).figures(
+    passing = grading(RewardSection(type="python", function="a.py:b", pass_score=2.0)).compute_figures(
         samples, (1, 2)
     )
     assert {name: figure.value for name, figure in passing.items()} == {

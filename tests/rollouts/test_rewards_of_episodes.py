@@ -35,7 +35,7 @@ class World:
 class Rows:
     """Prompts that are numbered by their position."""
 
-    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+    def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
         return [
             Prompt(f"rows:{i}", "", (3 + i % 7, 4), {"number": i})
             for i in range(position, position + count)

@@ -44,9 +44,9 @@ def save(
     state: dict[str, Any],
     score: float | None = None,
 ) -> None:
-    aside = checkpoints.begin(step)
+    aside = checkpoints.begin_checkpoint(step)
     write(aside)
-    checkpoints.seal(aside, step, state, score)
+    checkpoints.seal_checkpoint(aside, step, state, score)
 
 
 def nothing(text: str) -> None:
@@ -59,7 +59,7 @@ def checkpoints(tmp_path: Path) -> CheckpointStore:
 
 
 def newest(checkpoints: CheckpointStore) -> VerifiedCheckpoint:
-    found = checkpoints.latest()
+    found = checkpoints.read_latest()
     assert found is not None
     return found
 
@@ -123,7 +123,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
     save(checkpoints, 20, weights(2), {"position": 2})
     damage(checkpoints.folder / "step_000020" / file)
     told: list[str] = []
-    found = replace(checkpoints, note=told.append).latest()
+    found = replace(checkpoints, note=told.append).read_latest()
     assert found is not None
     assert found.state == {"position": 1}
     assert len(told) == 1
@@ -132,7 +132,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
     with pytest.raises(
         CheckpointError, match=rf"no valid checkpoint of step 20 .*{re.escape(Path(file).name)}"
     ):
-        checkpoints.at(20)
+        checkpoints.read_step(20)
 
 
 def fail(
@@ -169,7 +169,7 @@ def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
         for step in (10, 20, 30):
             save(replace(checkpoints, note=told.append), step, weights(step), {"position": step})
     assert newest(checkpoints).state == {"position": 30}
-    assert checkpoints.at(20).state == {"position": 20}
+    assert checkpoints.read_step(20).state == {"position": 20}
     assert all((folder / "held.json").exists() for folder in left)
     assert (
         f"{left[0]} cannot be removed (Permission denied); it uses disk space until it is" in told
@@ -195,7 +195,7 @@ def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpo
     (checkpoints.folder / "step_000010").rename(checkpoints.folder / "step_000011")
     told: list[str] = []
     with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
-        replace(checkpoints, note=told.append).latest()
+        replace(checkpoints, note=told.append).read_latest()
     assert "extra.json" in told[0]
     assert "for step 10" in told[1]
 
@@ -234,12 +234,12 @@ class Filling(Checkpointable):
     writer: StateWriter = field(default_factory=StateWriter)
 
     def save(self, folder: Path) -> None:
-        self.writer.begin(
+        self.writer.begin_save(
             folder, {"model.safetensors": FileContents({"w": self.weights})}, {"updates": 1}
         )
 
     def poll_save(self, wait: bool) -> bool:
-        return self.writer.poll(wait)
+        return self.writer.poll_writing(wait)
 
     def load(self, folder: Path) -> None:
         self.weights = load_file(folder / "model.safetensors")["w"]
@@ -247,7 +247,7 @@ class Filling(Checkpointable):
 
 def begun_and_ended(saver: CheckpointSaver, step: int) -> None:
     with saver:
-        saver.begin(step, {})
+        saver.begin_checkpoint(step, {})
 
 
 def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path) -> None:
@@ -287,10 +287,10 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
     learner = Filling(torch.zeros(1 << 22))
     with CheckpointSaver(checkpoints, {"policy": learner}) as saver:
         for step in (1, 2):
-            saver.begin(step, {})
+            saver.begin_checkpoint(step, {})
             learner.weights += 1.0
     saved = [
-        load_file(checkpoints.at(step).folder / "policy/model.safetensors")["w"] for step in (1, 2)
+        load_file(checkpoints.read_step(step).folder / "policy/model.safetensors")["w"] for step in (1, 2)
     ]
     assert [(w.min().item(), w.max().item()) for w in saved] == [(0.0, 0.0), (1.0, 1.0)]
 
@@ -298,7 +298,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
 def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: CheckpointStore) -> None:
     def fails_after_saving() -> None:
         with CheckpointSaver(checkpoints, {"policy": Filling(torch.ones(4))}) as saver:
-            saver.begin(10, {})
+            saver.begin_checkpoint(10, {})
             raise ValueError("a step failed")
 
     with pytest.raises(ValueError, match="a step failed"):
@@ -314,6 +314,6 @@ def test_whatever_the_writing_thread_meets_is_told(
 
     monkeypatch.setattr(saving, "save_file", fails)
     writer = StateWriter()
-    writer.begin(tmp_path, {"model.safetensors": FileContents({"w": torch.ones(2)})}, {})
+    writer.begin_save(tmp_path, {"model.safetensors": FileContents({"w": torch.ones(2)})}, {})
     with pytest.raises(NotSavedError, match="no memory to write with"):
-        writer.poll(wait=True)
+        writer.poll_writing(wait=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 from tiny_recipe import RECIPE, REWARDS
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 
 def test_a_run_pays_what_the_recipe_declares(in_tmp: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_run_pays_what_the_recipe_declares(in_tmp: Path) -> None:
     )
     (row,) = [
         row
-        for row in read_metrics(train(load("recipe.yaml", ["reward.cut_off=-2"])))
+        for row in read_metrics(train_recipe(load_recipe("recipe.yaml", ["reward.cut_off=-2"])))
         if "train/reward" in row
     ]
     assert row["train/truncated"] > 0

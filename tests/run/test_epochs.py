@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from tiny_recipe import DPO
 
 from lockstep.algorithms.job import RunLength
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 EPOCH = ("run.max_steps=-1", "optimizer.lr=1e-12", "data.shuffle=false")
 
@@ -27,7 +27,7 @@ def write(name: str, recipe: dict[str, Any]) -> None:
 
 
 def learn(name: str, *overrides: str) -> list[dict[str, Any]]:
-    return read_metrics(train(load(f"{name}.yaml", list(overrides))))
+    return read_metrics(train_recipe(load_recipe(f"{name}.yaml", list(overrides))))
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_a_run_takes_every_row_or_counts_the_rest(
 ) -> None:
     length = RunLength(99, rows, size, trains_rest)
     taken, position = list[int](), 0
-    while not length.over(len(taken), position):
+    while not length.is_over(len(taken), position):
         taken.append(length.count_rows(position))
         position += taken[-1]
     assert taken == counts
-    assert rows - position == (0 if trains_rest else length.rest)
-    assert (length.describe_rest() is None) == (length.rest == 0)
+    assert rows - position == (0 if trains_rest else length.rest_row_count)
+    assert (length.describe_rest() is None) == (length.rest_row_count == 0)
 
 
 def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits(
@@ -60,7 +60,7 @@ def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits
 ) -> None:
     write("dpo", DPO)
     options = (*scored(in_tmp, 7), *EPOCH, "dpo.global_batch_size=4", "dpo.preference_loss=rpo_sq")
-    told = dry_run(load("dpo.yaml", list(options)))
+    told = dry_run(load_recipe("dpo.yaml", list(options)))
     assert "steps: 2;" in told
     assert "note: the last 3 of 7 rows make a smaller last step, since a step takes 4" in told
     whole = learn("dpo", *options, "run.folder=whole")

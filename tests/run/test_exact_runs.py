@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from lockstep.algorithms import exactness
 from lockstep.cli import main
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core.types import Request, SamplingParams
 from lockstep.monitor.agreement import AgreementPromise, ExactnessCertificate
 from lockstep.objectives.tally import MismatchTally
@@ -219,17 +219,17 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(
         "note: agreement.exact: learner.compile generates different kernels, so sampler and "
         "learner agree within"
     )
-    compiled = dry_run(load("ppo.yaml", ["learner.compile=true"]))
+    compiled = dry_run(load_recipe("ppo.yaml", ["learner.compile=true"]))
     assert reason in compiled
     assert will not in compiled
     for options, exact in (["agreement.exact=false"], False), (["learner.lora={}"], True):
-        told = dry_run(load("ppo.yaml", options))
+        told = dry_run(load_recipe("ppo.yaml", options))
         assert "agreement.exact" not in told
         assert (will in told) is exact
     monkeypatch.setattr(exactness, "resolve_device", lambda device: torch.device("cuda"))
     assert (
         "note: agreement.exact: learner.device is a GPU, whose slower exact kernels are used"
-        in dry_run(load("grpo.yaml", []))
+        in dry_run(load_recipe("grpo.yaml", []))
     )
 
 
@@ -249,7 +249,7 @@ def test_a_level_rests_on_what_was_compared(
 ) -> None:
     total = MismatchTally(tokens=tokens, mismatches=mismatches)
     assert (
-        ExactnessCertificate.of(
+        ExactnessCertificate.from_tally(
             total, AgreementPromise(1.05, stops, "lockstep doctor", exact)
         ).level
         == level

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from lockstep.cli import main
-from lockstep.config.loading import load
-from lockstep.run.checkpoint.export import export
-from lockstep.run.train import train
+from lockstep.config.loading import load_recipe
+from lockstep.run.checkpoint.export import export_checkpoint
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 # transformers refuses to write it: it does not sample
@@ -63,7 +63,7 @@ def test_an_earlier_step_can_be_exported(finished: Path) -> None:
 
 
 def test_all_else_goes_along_byte_for_byte(finished: Path) -> None:
-    export(finished, Path("out"))
+    export_checkpoint(finished, Path("out"))
     for name in (
         "tokenizer.json",
         "tokenizer_config.json",
@@ -94,6 +94,6 @@ def test_a_warm_started_run_exports_too(run: Run, in_tmp: Path) -> None:
     assert Path("second/initial/config.json").is_file()
     assert not list(Path("second/initial").glob("*.safetensors"))
     assert logits("second/final").isfinite().all()
-    assert train(
-        load("tiny.yaml", ["run.folder=second", "model.scratch=null", "model.path=first/final"])
+    assert train_recipe(
+        load_recipe("tiny.yaml", ["run.folder=second", "model.scratch=null", "model.path=first/final"])
     )

@@ -23,7 +23,7 @@ def named(option: str, reference: str) -> str:
 def test_an_algorithm_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(FAILS)
     with pytest.raises(ValueError, match="cannot be imported"):
-        registry.find("mine.py:Mine")
+        registry.find_algorithm("mine.py:Mine")
     assert capfd.readouterr().err == named("algorithm", "mine.py:Mine")
-    registry.find("ppo")
+    registry.find_algorithm("ppo")
     assert capfd.readouterr().err == ""

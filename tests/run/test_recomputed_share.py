@@ -155,8 +155,8 @@ class Slipped(TorchSampler):
 
 def first_unshared(step: int) -> int:
     """A response that is not recomputed, and is not the last, in the first minibatch of a step."""
-    share = keyed.sample(16, 4, 0, "recomputed", step)
-    order = keyed.permutation(16, 0, "minibatches", step, 0)[:8].tolist()
+    share = keyed.draw_sample(16, 4, 0, "recomputed", step)
+    order = keyed.draw_permutation(16, 0, "minibatches", step, 0)[:8].tolist()
     return next(row for row in order if row not in share and row != 15)
 
 

@@ -21,13 +21,13 @@ from safetensors.torch import load_file
 from tiers import full
 
 from lockstep.cli import main
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core import exit_codes
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint import checkpoints
-from lockstep.run.folder.identity import ChangedError, differences, identity, inputs
+from lockstep.run.folder.identity import ChangedError, list_differences, collect_identity, collect_inputs
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 from lockstep.system import disk
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -214,7 +214,7 @@ def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
         "run.folder=run",
     ]
     with pytest.raises(StoppedRun, match="stopped after step 1"):
-        train(load("ppo_arithmetic", first))
+        train_recipe(load_recipe("ppo_arithmetic", first))
     assert not Path("run/checkpoints").exists()
 
 
@@ -259,8 +259,8 @@ def test_other_data_is_said_and_refused_unless_allowed(
         unfinished()
     assert len([line for line in str(refused.value).splitlines() if line.startswith("  ")]) == 1
     assert "--allow-changes" in str(refused.value)
-    same_recipe = load("tiny.yaml", ["data.task=null", "data.train=train.jsonl", "run.max_steps=4"])
-    train(same_recipe, allow_changes=True)
+    same_recipe = load_recipe("tiny.yaml", ["data.task=null", "data.train=train.jsonl", "run.max_steps=4"])
+    train_recipe(same_recipe, allow_changes=True)
     assert "resumes although data.train was" in capsys.readouterr().err
 
 
@@ -270,7 +270,7 @@ def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfini
     told = [line.strip() for line in str(refused.value).splitlines()[1:-1]]
     assert told == ["recipe.policy.lr was 0.001, is 0.0001", "recipe.ppo.clip was 0.2, is 0.1"]
     changed = ["data.task=null", "data.train=train.jsonl", "run.max_steps=4", "ppo.clip=0.1"]
-    train(load("tiny.yaml", changed), allow_changes=True)
+    train_recipe(load_recipe("tiny.yaml", changed), allow_changes=True)
     assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
 
 
@@ -287,7 +287,7 @@ def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(
 ) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     run("run.max_steps=2")
-    train(load("tiny.yaml", ["run.max_steps=4"]), allow_changes=True)
+    train_recipe(load_recipe("tiny.yaml", ["run.max_steps=4"]), allow_changes=True)
     rewards = [row["train/reward"] for row in read_metrics(Path("run")) if "train/reward" in row]
     assert rewards == [row["train/reward"] for row in whole if "train/reward" in row]
 
@@ -323,7 +323,7 @@ def test_a_half_written_checkpoint_never_has_a_name(
 ) -> None:
     """The order of things: all bytes are on the disk before the name is."""
     order: list[str] = []
-    sync, rename = checkpoints.sync, Path.rename
+    sync, rename = checkpoints.sync_path, Path.rename
     for module in (checkpoints, disk):
         monkeypatch.setattr(
             module, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path))
@@ -352,7 +352,7 @@ def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
     with pytest.raises(
         ChangedError, match=r"holds a run of a different recipe:\n  recipe\.model\."
     ):
-        train(load("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
+        train_recipe(load_recipe("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
 
 
 def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_run(
@@ -362,8 +362,8 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
     monkeypatch.syspath_prepend(in_tmp)
     Path("judges").mkdir()
     Path("judges/even.py").write_text("one")
-    loaded = load("tiny.yaml", ["reward.function=judges.even:parity"])
-    before = identity(loaded, {"train": "1"}, Path("run/initial"))
+    loaded = load_recipe("tiny.yaml", ["reward.function=judges.even:parity"])
+    before = collect_identity(loaded, {"train": "1"}, Path("run/initial"))
     assert {
         "code.torch",
         "code.transformers",
@@ -374,7 +374,7 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
     alter(Path("run/initial/model.safetensors"))
     names = [
         line.split(" was ")[0]
-        for line in differences(before, identity(loaded, {"train": "2"}, Path("run/initial")))
+        for line in list_differences(before, collect_identity(loaded, {"train": "2"}, Path("run/initial")))
     ]
     assert sorted(names) == ["code.reward.function", "data.train", "model.model.safetensors"]
 
@@ -384,11 +384,11 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
     [("self_rewarding", "judge"), ("self_rewarding_meta_llama3_8b", "meta_judge")],
 )
 def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) -> None:
-    loaded = load(recipe, [f"{option}.path={tmp_path}"])
+    loaded = load_recipe(recipe, [f"{option}.path={tmp_path}"])
     (tmp_path / "weights").write_bytes(b"1")
-    before = inputs(loaded, {}, None)
+    before = collect_inputs(loaded, {}, None)
     (tmp_path / "weights").write_bytes(b"2")
-    assert [line.split()[0] for line in differences(before, inputs(loaded, {}, None))] == [
+    assert [line.split()[0] for line in list_differences(before, collect_inputs(loaded, {}, None))] == [
         f"{option}.weights"
     ]
 
@@ -409,5 +409,5 @@ def test_a_log_that_was_altered_between_two_sessions_is_named(
     with pytest.raises(ChangedError, match=f"run/{name} is missing"):
         run("run.max_steps=3")
     capsys.readouterr()
-    train(load("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
+    train_recipe(load_recipe("tiny.yaml", ["run.max_steps=3"]), allow_changes=True)
     assert f"resumes although run/{name} is missing" in capsys.readouterr().err

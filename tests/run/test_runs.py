@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.folder.identity import ChangedError
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -66,7 +66,7 @@ def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
         f"data.validation={assets}/data/gsm8k/test.jsonl",
     )
     model = f"model.path={assets}/models/stories260K/hf"
-    rows = read_metrics(train(load("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"])))
+    rows = read_metrics(train_recipe(load_recipe("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"])))
     steps = [row for row in rows if "train/reward" in row]
     assert len(steps) == 3
     assert all(0.0 <= row["train/reward"] <= 1.0 for row in steps)

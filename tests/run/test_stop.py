@@ -11,7 +11,7 @@ def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> i
     now = [0.0]
     stop = StopRequests(deadline_s, lambda: now[0])
     now[0] += start_up_s
-    stop.begin()
+    stop.start_timing()
     for done, length in enumerate(lengths, 1):
         now[0] += length
         why = stop.check_after_step()
@@ -37,5 +37,5 @@ def test_what_came_before_the_first_step_is_no_step() -> None:
 def test_who_asks_is_told_why() -> None:
     stop = StopRequests(None)
     assert stop.check_after_step() is None
-    stop.ask("SIGTERM was received", 143)
+    stop.ask_to_stop("SIGTERM was received", 143)
     assert stop.check_after_step() == ("SIGTERM was received", 143)

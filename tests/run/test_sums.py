@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.errors import InputError
 from lockstep.report.log import METRICS
 from lockstep.run.folder.logs import RunLogs
@@ -18,7 +18,7 @@ from lockstep.system.sums import (
     FileDigest,
     find_altered,
     find_altered_beginnings,
-    finish,
+    finish_run,
     require_unaltered,
 )
 
@@ -39,7 +39,7 @@ def export(folder: Path) -> None:
 
 def end(run: Path, logs: RunLogs) -> list[str]:
     shutil.rmtree(run / "final", ignore_errors=True)
-    return finish(run, logs.sums(), export)
+    return finish_run(run, logs.list_digests(), export)
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def run(tmp_path: Path) -> Path:
         path.write_bytes(name.encode() * 100)
     (tmp_path / "recipe.yaml").touch()
     logs = RunLogs(tmp_path)
-    logs.metrics(1, {"train/reward": 0.5})
-    logs.samples(1, [{"response": "one"}])
+    logs.add_metrics(1, {"train/reward": 0.5})
+    logs.add_samples(1, [{"response": "one"}])
     assert end(tmp_path, logs) == []
     return tmp_path
 
@@ -68,11 +68,11 @@ def test_a_flipped_bit_is_named(run: Path, name: str) -> None:
         require_unaltered(run)
     if name.startswith("final/"):
         with pytest.raises(InputError, match=f"{name} differs"):
-            weights_of(run)
+            find_weights_folder(run)
         with pytest.raises(InputError, match=f"{name} differs"):
-            weights_of(run / "final")
+            find_weights_folder(run / "final")
     else:
-        assert weights_of(run) == run / "final"
+        assert find_weights_folder(run) == run / "final"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -93,9 +93,9 @@ def test_a_model_appears_with_its_digests_or_not_at_all(run: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finish(run, {}, die)
+        finish_run(run, {}, die)
     assert not (run / "final").exists()
-    assert finish(run, {}, export) == []
+    assert finish_run(run, {}, export) == []
     assert sorted(path.name for path in run.iterdir() if path.name.startswith(".")) == []
 
 
@@ -103,9 +103,9 @@ def test_a_model_appears_with_its_digests_or_not_at_all(run: Path) -> None:
 def test_logs_have_to_begin_as_a_checkpoint_noted_them(name: str, tmp_path: Path) -> None:
     logs, noted = RunLogs(tmp_path), list[dict[str, FileDigest]]()
     for step in (1, 2):
-        logs.metrics(step, {"train/reward": 0.5})
-        logs.samples(step, [{"response": "one"}])
-        noted.append(logs.sums())
+        logs.add_metrics(step, {"train/reward": 0.5})
+        logs.add_samples(step, [{"response": "one"}])
+        noted.append(logs.list_digests())
     content = (tmp_path / name).read_bytes()
     assert list(find_altered_beginnings(tmp_path, noted[0])) == []
     end = len(content) // 2

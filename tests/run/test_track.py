@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.core.errors import RunError
-from lockstep.report.log import encode, read_metrics
-from lockstep.run.folder.logs import RunLogs, append
+from lockstep.report.log import encode_line, read_metrics
+from lockstep.run.folder.logs import RunLogs, append_lines
 
 
 def steps(folder: Path, name: str) -> list[int]:
@@ -22,14 +22,14 @@ def steps(folder: Path, name: str) -> list[int]:
 
 def run(tracker: RunLogs, start: int, stop: int) -> None:
     for step in range(start, stop):
-        tracker.metrics(step, {"train/reward": step / 10})
-        tracker.timings(step, {"generate": 0.5})
-        tracker.samples(step, [{"prompt": "a\n\u2028b", "parts": {"x": math.nan}}, {"prompt": "c"}])
+        tracker.add_metrics(step, {"train/reward": step / 10})
+        tracker.add_timings(step, {"generate": 0.5})
+        tracker.add_samples(step, [{"prompt": "a\n\u2028b", "parts": {"x": math.nan}}, {"prompt": "c"}])
 
 
 @given(st.floats())
 def test_every_number_comes_back_and_every_line_is_strict_json(value: float) -> None:
-    line = encode(1, {"x": value})
+    line = encode_line(1, {"x": value})
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
@@ -40,7 +40,7 @@ def test_every_number_comes_back_and_every_line_is_strict_json(value: float) -> 
 
 @pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, -0.0, math.inf, -math.inf, math.nan])
 def test_numbers_read_back_as_the_same_bits(tmp_path: Path, value: float) -> None:
-    RunLogs(tmp_path).metrics(0, {"x": value})
+    RunLogs(tmp_path).add_metrics(0, {"x": value})
     assert read_metrics(tmp_path)[0]["x"].hex() == value.hex()
 
 
@@ -48,7 +48,7 @@ def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> Non
     tracker = RunLogs(tmp_path)
     run(tracker, 0, 8)
     before = (tmp_path / "samples.jsonl").read_text()
-    tracker.rewind(4)
+    tracker.rewind_to(4)
     assert steps(tmp_path, "metrics.jsonl") == [0, 1, 2, 3, 4]
     run(tracker, 5, 8)
     assert steps(tmp_path, "metrics.jsonl") == steps(tmp_path, "timings.jsonl") == list(range(8))
@@ -61,18 +61,18 @@ def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "train/rew')
     assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
-    tracker.rewind(5)
+    tracker.rewind_to(5)
     run(tracker, 3, 4)
     assert steps(tmp_path, "metrics.jsonl") == [0, 1, 2, 3]
 
 
 def test_a_line_that_does_not_fit_is_an_error_and_leaves_none_of_itself(tmp_path: Path) -> None:
     path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
-    append(path, b"whole\n")
+    append_lines(path, b"whole\n")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(RunError, match="free space"):
-            append(path, b"x" * 2000 + b"\n")
+            append_lines(path, b"x" * 2000 + b"\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"whole\n"

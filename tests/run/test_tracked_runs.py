@@ -23,7 +23,7 @@ from read_trackers import (
     wandb_series,
 )
 
-from lockstep.report.log import METRICS, SAMPLES, TIMINGS, lines
+from lockstep.report.log import METRICS, SAMPLES, TIMINGS, read_lines
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_as_one_run_in_every_tracker(
     run: Run, killed: tuple[str, ...]
 ) -> None:
     rows, folder = run(*killed), Path("run")
-    seconds = logged([row for row, _ in lines(folder / TIMINGS)])
+    seconds = logged([row for row, _ in read_lines(folder / TIMINGS)])
     truth = logged(rows) | {f"timings/{phase}": points for phase, points in seconds.items()}
     for name in ("train/reward", "timings/log"):
         assert [step for step, _ in truth[name]] == [1, 2, 3, 4]

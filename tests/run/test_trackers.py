@@ -23,7 +23,7 @@ from read_trackers import (
 from lockstep.config import TensorBoard, Trackers, WandB
 from lockstep.run.folder.logs import RunLogs
 from lockstep.run.stop import StoppedRun
-from lockstep.run.trackers.follow import LogTracker, track_run, views_of
+from lockstep.run.trackers.follow import LogTracker, track_run, build_views
 from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView
 
 ROWS = [
@@ -42,16 +42,16 @@ def facts(in_tmp: Path) -> RunFacts:
 
 def steps(tracker: LogTracker, start: int, stop: int, worth: float = 1.0) -> None:
     for step in range(start, stop):
-        tracker.logs.metrics(step, {"train/reward": step * worth})
-        tracker.logs.samples(step, ROWS)
-        tracker.logs.timings(step, {"generate": 0.5})
+        tracker.logs.add_metrics(step, {"train/reward": step * worth})
+        tracker.logs.add_samples(step, ROWS)
+        tracker.logs.add_timings(step, {"generate": 0.5})
         tracker.catch_up()
 
 
 def process(facts: RunFacts, recipe: Trackers, kept: int, stop: int, worth: float = 1.0) -> None:
     """One process of a run: from the newest checkpoint to its end."""
-    with track_run(RunLogs(facts.folder), views_of(recipe, facts), print) as tracker:
-        tracker.rewind(kept)
+    with track_run(RunLogs(facts.folder), build_views(recipe, facts), print) as tracker:
+        tracker.rewind_to(kept)
         steps(tracker, kept + 1, stop, worth)
 
 
@@ -98,7 +98,7 @@ def test_wandb_online_without_a_key_is_refused_before_anything_is_done(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(facts.folder / "netrc"))
     with pytest.raises(ValueError, match="you are not logged in to W&B; run `wandb login`"):
-        views_of(Trackers(wandb=WandB(mode="online")), facts)
+        build_views(Trackers(wandb=WandB(mode="online")), facts)
 
 
 @dataclass
@@ -110,35 +110,35 @@ class Told(TrackerView):
     broken: Exception | None = None
 
     @property
-    def where(self) -> str:
+    def run_location(self) -> str:
         return "in memory"
 
-    def open(self, step: int) -> int:
+    def open_view(self, step: int) -> int:
         return self.newest
 
-    def send(
+    def send_step(
         self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
     ) -> None:
         if self.broken is not None:
             raise self.broken
         self.rows.append((step, {**values, **samples}))
 
-    def close(self, outcome: RunOutcome) -> None:
+    def close_view(self, outcome: RunOutcome) -> None:
         self.rows.append((-1, outcome))
 
 
 def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) -> None:
     logs, early, late = RunLogs(tmp_path), Told(), Told(newest=1)
     tracker = LogTracker(logs, {"early": early}, print)
-    tracker.rewind(-1)
-    logs.metrics(0, {"validation/accuracy": math.inf})
+    tracker.rewind_to(-1)
+    logs.add_metrics(0, {"validation/accuracy": math.inf})
     tracker.catch_up()
     for step in (1, 2):
-        logs.metrics(step, {"train/reward": 0.5})
-        logs.metrics(step, {"validation/accuracy": 0.25})
-        logs.samples(step, [{"prompt": "a"}, {"prompt": "b"}])
-        logs.samples(step, [{"held_out": True, "prompt": "c"}])
-        logs.timings(step, {"generate": 1.5})
+        logs.add_metrics(step, {"train/reward": 0.5})
+        logs.add_metrics(step, {"validation/accuracy": 0.25})
+        logs.add_samples(step, [{"prompt": "a"}, {"prompt": "b"}])
+        logs.add_samples(step, [{"held_out": True, "prompt": "c"}])
+        logs.add_timings(step, {"generate": 1.5})
         tracker.catch_up()
     whole = {
         "train/reward": 0.5,
@@ -148,20 +148,20 @@ def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) ->
         "validation_samples": [{"held_out": True, "prompt": "c"}],
     }
     assert early.rows == [(0, {"validation/accuracy": math.inf}), (1, whole), (2, whole)]
-    LogTracker(logs, {"late": late}, print).rewind(2)  # it has had step 1
+    LogTracker(logs, {"late": late}, print).rewind_to(2)  # it has had step 1
     assert late.rows == [(2, whole)]
 
 
 def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_path: Path) -> None:
     logs, failing, healthy, notes = RunLogs(tmp_path), Told(), Told(), list[str]()
     tracker = LogTracker(logs, {"failing": failing, "healthy": healthy}, notes.append)
-    tracker.rewind(-1)
+    tracker.rewind_to(-1)
     assert notes == ["failing: in memory", "healthy: in memory"]
     failing.broken = OSError("no route to https://ada:secret@server/api")
     for step in range(3):
-        logs.metrics(step, {})
+        logs.add_metrics(step, {})
         tracker.catch_up()
-    tracker.close("finished")
+    tracker.close_views("finished")
     assert notes[2:] == [
         "failing failed: no route to https://server/api; the run continues without it, and its "
         "own files have everything"
@@ -187,7 +187,7 @@ def test_views_are_told_how_the_run_ended(
         suppress(StoppedRun, KeyboardInterrupt, ValueError),
         track_run(RunLogs(tmp_path), {"told": view}, print) as tracker,
     ):
-        tracker.rewind(-1)
+        tracker.rewind_to(-1)
         if ending is not None:
             raise ending
     assert view.rows == [(-1, outcome)]

@@ -18,10 +18,10 @@ from tiny_recipe import RECIPE
 
 from lockstep.cli import main
 from lockstep.config import trust
-from lockstep.config.loading import load
-from lockstep.config.user_code import load as load_code
+from lockstep.config.loading import load_recipe
+from lockstep.config.user_code import load_object as load_code
 from lockstep.core.errors import InputError
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 from lockstep.system import guarded_imports
 
 MINE = """
@@ -62,7 +62,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("rows.jsonl").write_text('{"question": "2 + 3?", "answer": "5"}\n')
         tree = {**RECIPE, "reward": {"type": "python", "function": "mine.py:score", "marker": None}}
         Path("tiny.yaml").write_text(yaml.safe_dump(tree))
-        train(load("tiny.yaml", ["run.max_steps=1", "run.folder=run"]))
+        train_recipe(load_recipe("tiny.yaml", ["run.max_steps=1", "run.folder=run"]))
     return folder
 
 

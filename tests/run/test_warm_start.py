@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from workspace import furnish
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.run.folder.files import FolderInUseError, lock_folder
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 pytestmark = pytest.mark.full
 
@@ -29,5 +29,5 @@ def test_a_run_whose_warm_start_another_process_trains_is_refused(here: Path) ->
         lock_folder(Path("run")),
         pytest.raises(FolderInUseError, match="run is in use by another process; wait"),
     ):
-        train(load("later.yaml", ["run.folder=a"]))
+        train_recipe(load_recipe("later.yaml", ["run.folder=a"]))
     assert not Path("a").exists()

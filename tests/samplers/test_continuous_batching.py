@@ -53,7 +53,7 @@ def prompts(count: int, seed: int = 0, most: int = 40) -> list[tuple[int, ...]]:
 
 
 def requests(each: Sequence[tuple[int, ...]], generations: int = 1) -> list[Request]:
-    return [Request(p, keyed.key(i, n)) for i, p in enumerate(each) for n in range(generations)]
+    return [Request(p, keyed.hash_key(i, n)) for i, p in enumerate(each) for n in range(generations)]
 
 
 def assert_same(one: Batch, other: Batch) -> None:
@@ -135,7 +135,7 @@ def test_what_is_known_changes_no_bit(lm: PreTrainedModel, seed: int) -> None:
             for _ in range(5)
         ]
         wanted = [
-            Request(p[:60], keyed.key(turn, i), continues=draw.random() < 0.7)
+            Request(p[:60], keyed.hash_key(turn, i), continues=draw.random() < 0.7)
             for i, p in enumerate(each)
         ]
         sampling = SamplingParams(max_tokens=draw.choice([1, 4, 20]), stop_token_ids=STOPS)
@@ -183,7 +183,7 @@ def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
     numbers = [
         scheduler.submit(request, samplings[i % 3]) for i, request in enumerate(requests(each))
     ]
-    while scheduler.busy:
+    while scheduler.is_busy:
         scheduler.step()
     for i, (number, request) in enumerate(zip(numbers, requests(each), strict=True)):
         alone = generate_uncached(lm, [request], samplings[i % 3])
@@ -197,7 +197,7 @@ def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedMo
     scheduler.step()
     for number in (numbers[0], numbers[9]):  # one runs, one waits
         scheduler.abort(number)
-    while scheduler.busy:
+    while scheduler.is_busy:
         scheduler.step()
     assert set(scheduler.finished) == set(numbers[1:9])
     whole = generate_uncached(lm, wanted, PLAIN)
@@ -210,4 +210,4 @@ def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedMo
 
 def open_scheduler(lm: PreTrainedModel) -> BatchScheduler:
     sampler = TorchSampler(lm, 4)
-    return sampler._open()
+    return sampler._open_scheduler()

@@ -191,4 +191,4 @@ def test_what_a_server_lacks_is_refused_by_name(script: Script) -> None:
         ValueError,
         match=r"^a server called 'somebody' is not known to support top_k; leave it at",
     ):
-        script.client().require(SamplingParams(4, top_k=3))
+        script.client().require_supported(SamplingParams(4, top_k=3))

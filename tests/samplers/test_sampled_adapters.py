@@ -22,8 +22,8 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep.models.attention import NAME
 from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
-from lockstep.models.lora import adapt, is_adapter
-from lockstep.models.precision import autocast
+from lockstep.models.lora import add_adapters, is_adapter
+from lockstep.models.precision import open_autocast
 from lockstep.samplers.torch.sampler import TorchSampler
 
 SHAPE = {
@@ -45,7 +45,7 @@ def adapted(kind: str, section: LoRA) -> PreTrainedModel:
     for name, parameter in lm.named_parameters():
         if name.endswith("bias"):
             parameter.data.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(len(name)))
-    adapt(lm, section)
+    add_adapters(lm, section)
     with torch.no_grad():
         for name, tensor in draw_adapters(lm, 0).items():
             lm.get_parameter(name).copy_(tensor)
@@ -64,7 +64,7 @@ def requests(count: int = 12, seed: int = 0) -> list[Request]:
     prompts = [
         tuple(draw.randrange(4, 30) for _ in range(draw.randrange(1, 40))) for _ in range(count)
     ]
-    return [Request(prompt, keyed.key(seed, i)) for i, prompt in enumerate(prompts)]
+    return [Request(prompt, keyed.hash_key(seed, i)) for i, prompt in enumerate(prompts)]
 
 
 def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType) -> Batch:
@@ -75,7 +75,7 @@ def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType)
     whole = generate_uncached(sampler._lm, wanted, PLAIN, dtype)
     assert torch.equal(batch.tokens, whole.tokens)
     assert torch.equal(batch["sampler_logprob"], whole["sampler_logprob"])
-    with autocast(torch.device("cpu"), dtype):
+    with open_autocast(torch.device("cpu"), dtype):
         scored = LogitsHead(sampler._lm)(batch).logprob
     assert scored is not None
     assert torch.equal(scored.detach()[batch.mask], batch["sampler_logprob"][batch.mask])

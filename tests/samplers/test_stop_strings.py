@@ -43,5 +43,5 @@ def test_a_window_that_begins_inside_a_character_loses_nothing(
     folder = str(assets / "models/stories260K/hf")
     tokens = load_tokenizer(folder).encode(text, add_special_tokens=False)
     stops = StopStrings(folder, (string,))
-    ends = (end for end in range(1, len(tokens) + 1) if string in stops._read(tokens[:end]))
+    ends = (end for end in range(1, len(tokens) + 1) if string in stops._decode_text(tokens[:end]))
     assert stops.find_end(tokens) == next(ends, None)

@@ -52,19 +52,19 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
 
 def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
     budget = CacheBudget(wanted=2 * 10**9, least=10**9, beside=3 * 10**9)
-    assert budget.choose(10 * 10**9) == 2 * 10**9
-    assert budget.choose(45 * 10**8) == 15 * 10**8
+    assert budget.choose_bytes(10 * 10**9) == 2 * 10**9
+    assert budget.choose_bytes(45 * 10**8) == 15 * 10**8
     gpu = int(45 * 10**8 / USABLE)
-    told = budget.apply(section(), gpu).kv_cache_gib
+    told = budget.apply_to_section(section(), gpu).kv_cache_gib
     assert told is not None
-    assert int(told * 2**30) == budget.choose(int(USABLE * gpu)), (
+    assert int(told * 2**30) == budget.choose_bytes(int(USABLE * gpu)), (
         "the plan and the engine have the same number"
     )
     with pytest.raises(
         InputError,
         match=r"of which 3 GB are already planned, which leaves no room for keys and values \(1 GB",
     ):
-        budget.apply(section(), 4 * 10**9)
+        budget.apply_to_section(section(), 4 * 10**9)
 
 
 @pytest.mark.full

@@ -69,7 +69,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("flashinfer")
 @pytest.mark.parametrize("backend", ["FLASHINFER_CUTLASS", "FLASHINFER_TRTLLM"])
 def test_reordered_experts_are_read_in_the_loaded_order(backend: str) -> None:
-    from lockstep.samplers.vllm.experts import find_packing, in_loaded_order
+    from lockstep.samplers.vllm.experts import find_packing, restore_loaded_order
 
     layer, loaded = layer_with(backend), matrices()
     pack = find_packing(layer, "w13_weight")
@@ -78,12 +78,12 @@ def test_reordered_experts_are_read_in_the_loaded_order(backend: str) -> None:
     assert held["w13_weight"].shape == loaded["w13_weight"].shape
     assert not torch.equal(held["w13_weight"], loaded["w13_weight"])
     for name, tensor in loaded.items():
-        assert torch.equal(in_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor), (
+        assert torch.equal(restore_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor), (
             name
         )
         held[name].view(-1)[5] += 1.0
         assert not torch.equal(
-            in_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor
+            restore_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor
         ), name
 
 

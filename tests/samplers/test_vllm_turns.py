@@ -57,11 +57,11 @@ class Resting(VLLMSampler):
         )
         self.asked = engine.asked
 
-    def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
+    def _call_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
         self.asked.append(verb)
         return [json.dumps(HELD)]
 
-    def _probe(self) -> Any:
+    def _sample_probe(self) -> Any:
         assert not self._without_cache, (
             "nothing can be generated without memory for keys and values"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.core.errors import InputError
-from lockstep.sweeps.grid import combine, split_words
+from lockstep.sweeps.grid import combine_values, split_words
 
 
 def test_ranges_and_lists_are_in_the_grid_and_all_else_is_as_it_was() -> None:
@@ -32,15 +32,15 @@ def test_ranges_and_lists_are_in_the_grid_and_all_else_is_as_it_was() -> None:
 
 
 def test_every_combination_once_with_a_name_of_its_own() -> None:
-    found = combine(split_words(["seed=-1..0", "data.prompt='{a}/','{a}!'"])[1])
+    found = combine_values(split_words(["seed=-1..0", "data.prompt='{a}/','{a}!'"])[1])
     assert [run.values for run in found] == [
         {"seed": seed, "data.prompt": prompt} for seed in (-1, 0) for prompt in ("{a}/", "{a}!")
     ]
     names = {run.name for run in found}
     assert len(names) == 4
-    more = combine(split_words(["seed=-2..0", "data.prompt='{b}','{a}!','{a}/'"])[1])
+    more = combine_values(split_words(["seed=-2..0", "data.prompt='{b}','{a}!','{a}/'"])[1])
     assert names < {run.name for run in more}  # names stay as values join
-    assert combine(split_words(["seed=-1..0"])[1])[0].name == "seed=-1"
+    assert combine_values(split_words(["seed=-1..0"])[1])[0].name == "seed=-1"
     assert found[0].overrides == ["seed=-1", "data.prompt={a}/"]
 
 
@@ -54,4 +54,4 @@ def test_every_combination_once_with_a_name_of_its_own() -> None:
 )
 def test_what_is_no_sweep_is_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        combine(split_words(words)[1])
+        combine_values(split_words(words)[1])

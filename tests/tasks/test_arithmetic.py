@@ -26,7 +26,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
 def rows(path: Path | None) -> list[dict[str, str]]:
     assert path is not None
     index = JsonlIndex(path)
-    return index.rows(range(len(index)))
+    return index.read_rows(range(len(index)))
 
 
 def solved(question: str) -> list[str]:

@@ -13,7 +13,7 @@ import yaml
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cli import main
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics, read_recipe
 
 MY_TASK = '''
@@ -86,6 +86,6 @@ def test_what_it_shares_is_handed_to_the_recipe_that_is_trained_first(here: Path
         "data.task.highest=30",
         "data.task.seed=5",
     ]
-    first = load("own.yaml", options).warm_start
+    first = load_recipe("own.yaml", options).warm_start
     assert first is not None
-    assert first.dump()["data"]["task"] == {"name": "my_task.py:Doubles", "highest": 30, "seed": 5}
+    assert first.dump_options()["data"]["task"] == {"name": "my_task.py:Doubles", "highest": 30, "seed": 5}

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.ladder.tasks.letters import Letters
 from lockstep.config import Task
 from lockstep.config.help import explain_options
-from lockstep.config.loading import RecipeError, describe, load
-from lockstep.config.task import find
+from lockstep.config.loading import RecipeError, describe_recipe, load_recipe
+from lockstep.config.task import find_task
 from lockstep.tasks import base
 from lockstep.tasks.arithmetic import Arithmetic
 
@@ -32,18 +32,18 @@ LETTERS = (
 
 def refusal(*overrides: str, recipe: str = RECIPE) -> str:
     with pytest.raises(RecipeError) as caught:
-        load(recipe, overrides)
+        load_recipe(recipe, overrides)
     return str(caught.value)
 
 
 def task(*overrides: str, recipe: str = RECIPE) -> Task | None:
-    return load(recipe, overrides).training.data.task
+    return load_recipe(recipe, overrides).training_recipe.data.task
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: str) -> None:
-    assert issubclass(find({"name": name}), Task)
-    assert set(find({"name": name}).shared) <= find({"name": name}).model_fields.keys()
+    assert issubclass(find_task({"name": name}), Task)
+    assert set(find_task({"name": name}).shared) <= find_task({"name": name}).model_fields.keys()
     code = (
         f"import sys; from lockstep.config.task import find; find({{'name': '{name}'}}); "
         "print('torch' in sys.modules)"
@@ -93,23 +93,23 @@ def test_another_task_takes_back_the_options_of_the_one_before() -> None:
 
 
 def test_options_of_a_task_are_in_the_recipe_and_explained(tmp_path: Path) -> None:
-    loaded = load(RECIPE, ["data.task.seed=3"])
-    (tmp_path / "again.yaml").write_text(describe(loaded))
-    assert load(str(tmp_path / "again.yaml")).digest == loaded.digest != load(RECIPE).digest
+    loaded = load_recipe(RECIPE, ["data.task.seed=3"])
+    (tmp_path / "again.yaml").write_text(describe_recipe(loaded))
+    assert load_recipe(str(tmp_path / "again.yaml")).digest == loaded.digest != load_recipe(RECIPE).digest
     assert explain_options(loaded, ["data.task.seed"]).startswith("data:\n  task:")
     assert "    demonstrations: " in explain_options(loaded, ["data.task"])
-    assert "    judge_share: " in explain_options(load(RECIPE, LETTERS), ["data.task"])
+    assert "    judge_share: " in explain_options(load_recipe(RECIPE, LETTERS), ["data.task"])
     with pytest.raises(RecipeError, match=r"did you mean data\.task\.seed"):
         explain_options(loaded, ["data.task.seeds"])
 
 
 def test_what_is_trained_first_holds_out_the_same_rows() -> None:
-    first = load(RECIPE, ["data.task.train_questions=50", "data.task.seed=7"]).warm_start
+    first = load_recipe(RECIPE, ["data.task.train_questions=50", "data.task.seed=7"]).warm_start
     assert first is not None
-    made = first.training.data.task
+    made = first.training_recipe.data.task
     assert isinstance(made, Arithmetic)
     assert (made.train_questions, made.validation_questions, made.seed) == (50, 400, 7)
     assert made.demonstrations == 102400, "which is of its own"
-    other = load(RECIPE, LETTERS).warm_start
+    other = load_recipe(RECIPE, LETTERS).warm_start
     assert other is not None
-    assert other.training.data.task == load("sft_arithmetic").training.data.task
+    assert other.training_recipe.data.task == load_recipe("sft_arithmetic").training_recipe.data.task

@@ -12,7 +12,7 @@ import torch
 from lockstep.models.load import load_causal_lm
 from lockstep.samplers.torch.sampler import TorchSampler
 from lockstep.weight_sync.carriers import TransferRoute
-from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.fingerprints import fingerprint_tensor
 from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
 
@@ -25,12 +25,12 @@ def test_what_is_written_after_it_came_shows(models: Callable[..., Path]) -> Non
         for name, tensor in load_causal_lm(models("llama", seed=1)).named_parameters()
     }
     sampler, sender = TorchSampler(load_causal_lm(models("llama")), 2), LocalSender()
-    route = TransferRoute("shared_memory", sender.places)
-    sender.join(route)
+    route = TransferRoute("shared_memory", sender.file_paths)
+    sender.open_route(route)
     sampler.join(route)
-    for bucket in sender.buckets(OutgoingWeights.of(weights.items()), columns=False):
+    for bucket in sender.fill_buckets(OutgoingWeights.wrap_stream(weights.items()), columns=False):
         sampler.receive(bucket)
-    expected = {name: fingerprint(tensor) for name, tensor in weights.items()}
+    expected = {name: fingerprint_tensor(tensor) for name, tensor in weights.items()}
     held = sampler.attest(1).fingerprints
     assert {name: held[name] for name in expected} == expected
     with torch.no_grad():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.weight_sync.fingerprints import fingerprint
+from lockstep.weight_sync.fingerprints import fingerprint_tensor
 
 WEIGHT = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -43,20 +43,20 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_of_a_refit_shows(fault: str) -> None:
-    assert fingerprint(FAULTS[fault](WEIGHT)) != fingerprint(WEIGHT)
+    assert fingerprint_tensor(FAULTS[fault](WEIGHT)) != fingerprint_tensor(WEIGHT)
 
 
 def test_it_is_of_the_content_not_the_storage() -> None:
-    assert fingerprint(WEIGHT.clone()) == fingerprint(WEIGHT)
-    assert fingerprint(WEIGHT.T.contiguous().T) == fingerprint(WEIGHT)
-    assert fingerprint(WEIGHT.requires_grad_()) == fingerprint(WEIGHT)
+    assert fingerprint_tensor(WEIGHT.clone()) == fingerprint_tensor(WEIGHT)
+    assert fingerprint_tensor(WEIGHT.T.contiguous().T) == fingerprint_tensor(WEIGHT)
+    assert fingerprint_tensor(WEIGHT.requires_grad_()) == fingerprint_tensor(WEIGHT)
 
 
 def test_zeros_tell_their_shape_and_type() -> None:
     shapes = [(4, 1), (2, 2), (1, 4), (4,), (5,), (0,), ()]
     kinds = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
     assert (
-        len({fingerprint(torch.zeros(shape, dtype=kind)) for shape in shapes for kind in kinds})
+        len({fingerprint_tensor(torch.zeros(shape, dtype=kind)) for shape in shapes for kind in kinds})
         == 28
     )
 
@@ -68,7 +68,7 @@ def test_any_change_of_one_number_shows(numbers: list[float], data: st.DataObjec
     place = data.draw(st.integers(0, len(numbers) - 1))
     changed[place] = data.draw(st.floats(width=32))
     same = torch.equal(tensor.view(torch.int32), changed.view(torch.int32))
-    assert (fingerprint(tensor) == fingerprint(changed)) == same
+    assert (fingerprint_tensor(tensor) == fingerprint_tensor(changed)) == same
 
 
 def test_tensors_of_many_rows_of_words_show_every_place() -> None:
@@ -78,7 +78,7 @@ def test_tensors_of_many_rows_of_words_show_every_place() -> None:
     for place in (0, row - 1, row, 4 * row + 7, 5 * row, len(large) - 1):
         faults.append(large.clone())
         faults[-1][place] += 0.5
-    assert len({fingerprint(tensor) for tensor in (large, *faults)}) == len(faults) + 1
+    assert len({fingerprint_tensor(tensor) for tensor in (large, *faults)}) == len(faults) + 1
 
 
 HADAMARD = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, -1.0]])
@@ -89,4 +89,4 @@ def test_rows_that_differ_in_signs_alone_show_when_they_are_swapped(kind: torch.
     """A sum modulo 2⁶⁴ of 64-bit words times odd numbers does not see it: only the words' highest
     bits differ.
     """
-    assert fingerprint(HADAMARD.to(kind)) != fingerprint(HADAMARD.flip(0).to(kind))
+    assert fingerprint_tensor(HADAMARD.to(kind)) != fingerprint_tensor(HADAMARD.flip(0).to(kind))

@@ -24,7 +24,7 @@ the reference.
 def nearness(folder: Path) -> float:
     """−KL(π ‖ π*), the mean over prompts, from the probabilities of all answers."""
     loaded = load_run(folder)
-    task = loaded.dump()["data"]["task"]
+    task = loaded.dump_options()["data"]["task"]
     first = loaded.warm_start
     assert first is not None
     spec = Preferences.model_validate(task)

@@ -22,16 +22,16 @@ from lockstep.algorithms.opening import (
     open_held_out,
     validate_figures,
 )
-from lockstep.algorithms.policy_gradient.step import minibatches
+from lockstep.algorithms.policy_gradient.step import split_minibatches
 from lockstep.algorithms.rows import open_demonstrations, open_prompts
 from lockstep.algorithms.setup import Setup
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_logprobs
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import PhaseTimer
-from lockstep.data.answers import batch_of
+from lockstep.data.answers import build_answer_batch
 from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.prompts import PromptRows
 from lockstep.learners.base import Learner, train
@@ -67,20 +67,20 @@ class DistillStep:
 
     def __call__(self, step: int, position: int) -> StepResult:
         count = self.run_length.count_rows(position)
-        batch, metrics, samples = self._take(step, position, count)
+        batch, metrics, samples = self._take_sequences(step, position, count)
         batch = self.add_teacher_logprobs(batch)
-        for minibatch in minibatches(batch, self.options.global_batch_size, self.seed, step):
+        for minibatch in split_minibatches(batch, self.options.global_batch_size, self.seed, step):
             with self.phase("policy"):
                 metrics += train(self.policy, minibatch, self.loss).with_prefix("policy")
         return StepResult(metrics, position + count, batch.tokens.numel(), samples)
 
-    def _take(
+    def _take_sequences(
         self, step: int, position: int, count: int
     ) -> tuple[Batch, Metrics, list[dict[str, Any]]]:
         """Takes sequences: samples y ~ π(·|x) with agreement metrics, or rows of the data."""
         if isinstance(self.source, DemonstrationRows):
             with self.phase("data"):
-                return batch_of(self.source.at(position, count, self.seed)), Metrics(), []
+                return build_answer_batch(self.source.read_at(position, count, self.seed)), Metrics(), []
         rollouts, batch, compared = self.source(step, position, count)
         shown = batch.with_columns(sample={"shaped_score": batch["score"].nan_to_num(0.0)})
         samples = sample_rows(rollouts, shown, self.source.collector, self.num_logged_samples)
@@ -167,7 +167,7 @@ def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
             f"distill.top_k={count}, but the student has {vocabulary} tokens; leave top_k out to "
             "compare all tokens"
         )
-    folder = weights_of(recipe.teacher.path)
+    folder = find_weights_folder(recipe.teacher.path)
     rows = int(read_config(folder).get_text_config().vocab_size)
     if rows != vocabulary:
         raise InputError(

@@ -54,20 +54,20 @@ class DistillSection(Section):
     )
 
     @property
-    def responses(self) -> int:
+    def response_count(self) -> int:
         """Number of responses per step."""
         return self.num_prompts_per_step * self.num_generations
 
     @property
-    def updates(self) -> int:
+    def update_count(self) -> int:
         """Number of optimizer steps per step."""
-        return self.responses // self.global_batch_size
+        return self.response_count // self.global_batch_size
 
     @rule
     def _batches_divide(self) -> None:
-        if self.responses % self.global_batch_size:
+        if self.response_count % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.responses} is not a multiple of "
+                f"num_prompts_per_step × num_generations = {self.response_count} is not a multiple of "
                 f"global_batch_size = {self.global_batch_size}"
             )
 
@@ -147,8 +147,8 @@ class DistillRecipe(SampledRecipe):
             its.max_tokens or generated,
             1,
             its.global_batch_size,
-            its.updates,
-            its.responses,
+            its.update_count,
+            its.response_count,
             generated,
         )
 

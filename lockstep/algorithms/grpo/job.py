@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from lockstep.algorithms.grpo.options import PolicyGradient
-from lockstep.algorithms.grpo.step import learn
+from lockstep.algorithms.grpo.step import train_on_rollouts
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, build_settings
@@ -16,9 +16,9 @@ def open_grpo(recipe: PolicyGradient, setup: Setup) -> Job:
     """Opens the models and data of GRPO."""
     settings = build_settings(recipe, recipe.grpo, setup.source.stop_token_ids)
 
-    def program(workers: PolicyGradientWorkers) -> AlgorithmParts:
+    def build_parts(workers: PolicyGradientWorkers) -> AlgorithmParts:
         return AlgorithmParts(
-            settings, learn=partial(learn, workers=workers, settings=settings, recipe=recipe)
+            settings, learn=partial(train_on_rollouts, workers=workers, settings=settings, recipe=recipe)
         )
 
-    return open_policy_gradient(recipe, setup, program)
+    return open_policy_gradient(recipe, setup, build_parts)

@@ -15,7 +15,7 @@ from lockstep.algorithms.policy_gradient.step import (
     SampledStep,
     adapt_kl,
     measure_advantages,
-    minibatches,
+    split_minibatches,
     prepare_batch,
     require_credit,
     train_policy,
@@ -27,7 +27,7 @@ from lockstep.objectives.masks import masked_whiten
 from lockstep.rollouts.samples import sample_rows
 
 
-def learn(
+def train_on_rollouts(
     step: int,
     sampled: SampledStep,
     workers: PolicyGradientWorkers,
@@ -41,7 +41,7 @@ def learn(
     metrics = sampled.metrics + preparation + credit
     for epoch in range(settings.options.ppo_epochs):
         improved = Metrics()
-        order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
+        order = split_minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
         for place, minibatch in enumerate(order):
             improved += train_policy(step, epoch, place, minibatch, workers, settings)
         metrics += improved

@@ -26,10 +26,10 @@ from lockstep.algorithms.opening import (
 from lockstep.algorithms.rows import open_demonstrations
 from lockstep.algorithms.setup import Setup
 from lockstep.core.batch import Batch
-from lockstep.core.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten_text
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import PhaseTimer
-from lockstep.data.answers import AnsweredRow, batch_of
+from lockstep.data.answers import AnsweredRow, build_answer_batch
 from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup
 from lockstep.data.rows import DataRow
@@ -39,7 +39,7 @@ from lockstep.learners.base import Learner, compute_logprobs, train
 from lockstep.losses.base import Outputs
 from lockstep.losses.kto import KTOLoss
 from lockstep.objectives.kto import estimate_reference_point
-from lockstep.objectives.masks import trainable
+from lockstep.objectives.masks import zero_outside_mask
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,16 @@ class KTOStep:
         end = position + self.run_length.count_rows(position)
         size = self.run_length.rows_per_step
         with self.phase("data"):
-            rows = self.rows.at(end - size, size, self.seed)  # x, y, good or bad
+            rows = self.rows.read_at(end - size, size, self.seed)  # x, y, good or bad
         with self.phase("reference"):
-            scored = self.score(rows, position - end)  # log π_ref(y | x), log π_ref(y' | x)
+            scored = self.score_rows(rows, position - end)  # log π_ref(y | x), log π_ref(y' | x)
         with self.phase("kl"):
             loss = self.with_reference_point(scored.mismatched)
         with self.phase("policy"):
             metrics = train(self.policy, scored.own, loss)
         return StepResult(metrics.with_prefix("train"), end, scored.own.tokens.numel())
 
-    def score(self, rows: Sequence[AnsweredRow], first: int = 0) -> ScoredRows:
+    def score_rows(self, rows: Sequence[AnsweredRow], first: int = 0) -> ScoredRows:
         """Builds the batches of rows and scores them by the frozen reference policy.
 
         Args:
@@ -98,8 +98,8 @@ class KTOStep:
         """
         labeled = rows[first:]
         label_B = torch.tensor([read_field(row.prompt.row, self.label) for row in labeled])
-        own = batch_of(labeled).with_columns(sample={"desirable": label_B})
-        mismatched = batch_of(mismatch(rows, self.max_tokens))
+        own = build_answer_batch(labeled).with_columns(sample={"desirable": label_B})
+        mismatched = build_answer_batch(mismatch_completions(rows, self.max_tokens))
         return ScoredRows(
             with_reference(own, self.reference), with_reference(mismatched, self.reference)
         )
@@ -107,10 +107,10 @@ class KTOStep:
     def with_reference_point(self, mismatched: Batch) -> KTOLoss:
         """Builds the loss with the current policy's z0, estimated over all mismatched rows."""
         logprob_N = compute_logprobs(self.policy, mismatched, "the policy")
-        ratio_N = trainable(logprob_N - mismatched["ref_logprob"], mismatched.mask)
+        ratio_N = zero_outside_mask(logprob_N - mismatched["ref_logprob"], mismatched.mask)
         return replace(self.loss, point=estimate_reference_point(mismatched.per_sample(ratio_N)))
 
-    def measure(self, scored: ScoredRows) -> Metrics:
+    def measure_held_out(self, scored: ScoredRows) -> Metrics:
         """Training metrics on held-out rows with their own reference point; no gradients."""
         loss = self.with_reference_point(scored.mismatched)
         _, metrics = loss(
@@ -119,7 +119,7 @@ class KTOStep:
         return metrics
 
 
-def mismatch(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
+def mismatch_completions(rows: Sequence[AnsweredRow], max_tokens: int) -> list[AnsweredRow]:
     """Gives each prompt the completion of the next row (cyclically) with a different prompt.
 
     A completion is truncated if its sequence would exceed `max_tokens`.
@@ -154,8 +154,8 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     if files.validation is None:
         held_out = None
     else:
-        held_out = _open(files.validation, recipe, setup)
-    rows = _open(files.train, recipe, setup)
+        held_out = _open_labeled_rows(files.validation, recipe, setup)
+    rows = _open_labeled_rows(files.train, recipe, setup)
     loss = KTOLoss(
         options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight)
     )
@@ -168,38 +168,38 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
         step=step,
         run_length=run_length,
         state={"policy": policy},
-        validate=None if held_out is None else _validate(recipe, held_out, step),
+        validate=None if held_out is None else _build_validation(recipe, held_out, step),
         data=describe(rows, "rows"),
         held_out=None if held_out is None else describe(held_out, "rows"),
     )
 
 
-def _open(files: FileGroup, recipe: KTORecipe, setup: Setup) -> DemonstrationRows:
+def _open_labeled_rows(files: FileGroup, recipe: KTORecipe, setup: Setup) -> DemonstrationRows:
     field = recipe.data.label
 
-    def fault(row: DataRow) -> str | None:
+    def describe_label_fault(row: DataRow) -> str | None:
         label = read_field(row, field)
         if label is None:
             return f"lacks the field {field!r} set in data.label"
         if isinstance(label, bool):
             return None
-        return f"field {field!r} is {shorten(str(label))}, expected true or false"
+        return f"field {field!r} is {shorten_text(str(label))}, expected true or false"
 
-    rule = RowRule(fault, ("label", field))
+    rule = RowRule(describe_label_fault, ("label", field))
     return open_demonstrations(
         files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", rule
     )
 
 
-def _validate(
+def _build_validation(
     recipe: KTORecipe, held_out: DemonstrationRows, step: KTOStep
 ) -> ValidationFunction | None:
-    rows = held_out.first(recipe.data.max_validation_samples)
+    rows = held_out.read_first(recipe.data.max_validation_samples)
     # raises early, before the first validation, if all prompts are equal
-    mismatch(rows, recipe.kto.max_tokens)
+    mismatch_completions(rows, recipe.kto.max_tokens)
 
     @cache
-    def score() -> ScoredRows:
-        return step.score(rows)
+    def score_held_out() -> ScoredRows:
+        return step.score_rows(rows)
 
-    return validate_figures(lambda _: step.measure(score()).with_prefix("validation"))
+    return validate_figures(lambda _: step.measure_held_out(score_held_out()).with_prefix("validation"))

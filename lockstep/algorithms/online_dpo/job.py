@@ -25,7 +25,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics, Sum
 from lockstep.learners.base import Learner, train
 from lockstep.losses.preference import Preference
-from lockstep.objectives.pairing import PairCandidate, PairStatus, choose
+from lockstep.objectives.pairing import PairCandidate, PairStatus, choose_pair
 from lockstep.rollouts.samples import sample_rows
 
 
@@ -49,11 +49,11 @@ class OnlineDPOStep:
         rollouts, answers, compared = self.sample(step, position, count)  # y_1 … y_G ~ π(·|x)
         metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + compared
         pairs, counts = pair_answers(answers, self.sample.num_generations)  # y_w ≻ y_l
-        metrics += counts.with_prefix("train") + self._learn(pairs).with_prefix("policy")
+        metrics += counts.with_prefix("train") + self._train_on_pairs(pairs).with_prefix("policy")
         samples = sample_rows(rollouts, answers, self.sample.collector, self.num_logged_samples)
         return StepResult(metrics, position + count, answers.tokens.numel(), samples)
 
-    def _learn(self, pairs: Batch) -> Metrics:
+    def _train_on_pairs(self, pairs: Batch) -> Metrics:
         """Makes one optimizer step on the pairs, if any."""
         if not len(pairs):
             return Metrics(updates_skipped=Sum(1.0))
@@ -77,7 +77,7 @@ def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
     groups = [
         candidates[first : first + generations] for first in range(0, len(candidates), generations)
     ]
-    pairs = [choose(group, 0.0) for group in groups]
+    pairs = [choose_pair(group, 0.0) for group in groups]
     counts = Counter(pair.status for pair in pairs)
     statuses: tuple[PairStatus, ...] = ("ok", "tie", "unscored", "identical")
     metrics = Metrics({status: Mean(counts[status], len(pairs)) for status in statuses})

@@ -31,7 +31,7 @@ class OnlineDPOSection(PreferenceSection):
     )
 
     @property
-    def responses(self) -> int:
+    def response_count(self) -> int:
         """Number of answers per step."""
         return self.num_prompts_per_step * self.num_generations
 
@@ -61,7 +61,7 @@ class OnlineDPORecipe(RewardedRecipe):
             longest,
             2,
             its.num_prompts_per_step,
-            scored=-(-its.responses // 2),
+            scored=-(-its.response_count // 2),
             generated=longest,
             sampling=self.sampling.params(),
         )

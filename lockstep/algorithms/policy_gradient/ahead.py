@@ -25,7 +25,7 @@ from lockstep.algorithms.policy_gradient.step import (
     AnyPolicySettings,
     PolicyGradientWorkers,
     SampledStep,
-    draw,
+    draw_rollouts,
 )
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import PhaseTimer
@@ -76,9 +76,9 @@ class OneStepAhead:
         """
         sampled = self._take_rollouts(step, position)
         try:
-            compared = self._begin(step, sampled)
+            compared = self._begin_sampling(step, sampled)
             result = self.learn(step, replace(sampled, metrics=sampled.metrics + compared))
-            self._settle()
+            self._wait_for_sampler()
         except BaseException:
             if self._begun is not None:
                 self.abandon()
@@ -93,7 +93,7 @@ class OneStepAhead:
             _WEIGHTS: self._snapshot.tensors,
             _PROBE: {"logprob": self._snapshot.probe_logprob},
         }
-        self._writer.begin(
+        self._writer.begin_save(
             folder,
             {name: FileContents(tensors) for name, tensors in files.items()},
             {"version": self._snapshot.version},
@@ -101,7 +101,7 @@ class OneStepAhead:
         )
 
     def poll_save(self, wait: bool) -> bool:
-        return self._writer.poll(wait)
+        return self._writer.poll_writing(wait)
 
     def load(self, folder: Path) -> None:
         """Restores those weights; see `Learner.load`.
@@ -126,11 +126,11 @@ class OneStepAhead:
             self.workers.phase("generate"),
             self.workers.collector.engine.at(snapshot.version, snapshot) as refitted,
         ):
-            sampled = self._draw(position, refitted)
+            sampled = self._draw_rollouts(position, refitted)
         self._snapshot = snapshot
         return sampled
 
-    def _begin(self, step: int, sampled: SampledStep) -> Metrics:
+    def _begin_sampling(self, step: int, sampled: SampledStep) -> Metrics:
         """Compares the rollouts, syncs the current weights and starts sampling for the next step.
 
         The current weights replace the ones that sampled for this step only after the sync: if the
@@ -145,27 +145,27 @@ class OneStepAhead:
             compared = self.agreement.compare(
                 step + 1, snapshot.version, sampled.rollouts.batch, snapshot, sampled.read_N
             )
-        if not self.run_length.over(step + 1, sampled.position):
+        if not self.run_length.is_over(step + 1, sampled.position):
             bracket = ExitStack()
             refitted = bracket.enter_context(
                 self.workers.collector.engine.at(snapshot.version, snapshot)
             )
             self._begun = run_in_background(
-                lambda: self._draw_beside(sampled.position, refitted, bracket)
+                lambda: self._draw_in_background(sampled.position, refitted, bracket)
             )
         self._snapshot = snapshot
         return compared
 
-    def _draw_beside(self, position: int, refitted: Metrics, bracket: ExitStack) -> SampledStep:
+    def _draw_in_background(self, position: int, refitted: Metrics, bracket: ExitStack) -> SampledStep:
         with bracket, self.beside("generate"):
-            return self._draw(position, refitted)
+            return self._draw_rollouts(position, refitted)
 
-    def _draw(self, position: int, refitted: Metrics) -> SampledStep:
+    def _draw_rollouts(self, position: int, refitted: Metrics) -> SampledStep:
         """Samples a step's rollouts, then has the sampler rescore some with the same weights."""
-        sampled = draw(position, refitted, self.workers, self.settings)
-        return replace(sampled, read_N=self.agreement.read(sampled.rollouts.batch))
+        sampled = draw_rollouts(position, refitted, self.workers, self.settings)
+        return replace(sampled, read_N=self.agreement.read_back(sampled.rollouts.batch))
 
-    def _settle(self) -> None:
+    def _wait_for_sampler(self) -> None:
         """Waits for the sampler. The next step raises its error, since this step is done."""
         if self._begun is not None:
             with self.workers.phase("wait for rollouts"):
@@ -177,4 +177,4 @@ class OneStepAhead:
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot
         with self.workers.phase("refit"):
-            return self.workers.collector.engine.snapshot(version)
+            return self.workers.collector.engine.take_snapshot(version)

@@ -53,12 +53,12 @@ def open_policy_gradient(
         reference = None
     else:
         reference = setup.learner(recipe.reference_role)
-    episodes = setup.episodes(recipe.environment, recipe.episode_judge)
+    episodes = setup.start_environment(recipe.environment, recipe.episode_judge)
     if episodes is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.with_tools(episodes.tools)})
     abandon: Callable[[], None] | None = None
     if options.one_step_ahead:
-        sampler, abandon = setup.sampler_beside()
+        sampler, abandon = setup.concurrent_sampler()
     else:
         sampler = setup.sampler(policy)
     parts = open_sampling(
@@ -106,7 +106,7 @@ def open_policy_gradient(
         its.learn,
         its.version,
         job.run_length,
-        setup.beside,
+        setup.background_phase,
         abandon,
     )
     return replace(job, step=ahead, state={**job.state, "ahead": ahead})

@@ -163,14 +163,14 @@ class PolicyGradientSection(Section):
     )
 
     @property
-    def responses(self) -> int:
+    def response_count(self) -> int:
         """Number of responses per step."""
         return self.num_prompts_per_step * self.num_generations
 
     @property
-    def updates(self) -> int:
+    def update_count(self) -> int:
         """Number of optimizer steps per step."""
-        return self.responses // self.global_batch_size * self.ppo_epochs
+        return self.response_count // self.global_batch_size * self.ppo_epochs
 
     @property
     def has_reference(self) -> bool:
@@ -192,9 +192,9 @@ class PolicyGradientSection(Section):
 
     @rule
     def _batches_divide(self) -> None:
-        if self.responses % self.global_batch_size:
+        if self.response_count % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.responses} responses is not a "
+                f"num_prompts_per_step × num_generations = {self.response_count} responses is not a "
                 f"multiple of global_batch_size = {self.global_batch_size}"
             )
 
@@ -275,8 +275,8 @@ class PolicyGradientRecipe(RewardedRecipe):
             longest,
             1,
             self.options.global_batch_size,
-            updates=self.options.updates,
-            scored=self.options.responses,
+            updates=self.options.update_count,
+            scored=self.options.response_count,
             generated=longest,
             sampling=self.sampling.params(),
         )

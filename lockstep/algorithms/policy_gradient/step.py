@@ -28,9 +28,9 @@ from lockstep.losses.policy import ComparedLoss, KLPenalizedLoss
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.divergence import k1
-from lockstep.objectives.masks import trainable
+from lockstep.objectives.masks import zero_outside_mask
 from lockstep.objectives.mismatch import (
-    agreement,
+    measure_agreement,
     icepop,
     sequence_mismatch,
     sequence_tis,
@@ -57,7 +57,7 @@ class KLCoefficient:
     value: float
     adaptive: AdaptiveKL | None
 
-    def follow(self, kl: float) -> None:
+    def adapt_to_kl(self, kl: float) -> None:
         """Sets β of the next step.
 
         Args:
@@ -148,10 +148,10 @@ def sample_step(
 ) -> SampledStep:
     """Samples responses from the current policy."""
     with workers.phase("generate"), workers.collector.engine.at(version) as refitted:
-        return draw(position, refitted, workers, settings)
+        return draw_rollouts(position, refitted, workers, settings)
 
 
-def draw(
+def draw_rollouts(
     position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: AnyPolicySettings
 ) -> SampledStep:
     """Samples responses; dynamic sampling keeps only prompts whose rewards differ."""
@@ -197,7 +197,7 @@ def prepare_batch(
     age_B = version - batch["version"]
     metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     if bool(age_B.any()):
-        stale = agreement(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
+        stale = measure_agreement(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
         metrics += stale.with_prefix("staleness")
     if workers.agreement is not None:
         with workers.phase("watch"):
@@ -226,25 +226,25 @@ def train_policy(
     if agreement is None or epoch or place or bool(batch["recomputed"].all()):
         with workers.phase("policy"):
             metrics = train(workers.policy, batch, loss)
-        return of_epoch(metrics.with_prefix("policy"), epoch, settings)
+        return add_epoch_metrics(metrics.with_prefix("policy"), epoch, settings)
 
-    def compare(metrics: Metrics) -> None:
+    def compare_trained_tokens(metrics: Metrics) -> None:
         tally = metrics.pop("compared", MismatchTally())
         assert isinstance(tally, MismatchTally), "which the loss counts"
         compared.update(agreement.compare_trained(step + 1, tally))
 
     with workers.phase("policy"):
-        metrics = train(workers.policy, batch, ComparedLoss(loss), compare)
-    return of_epoch(metrics.with_prefix("policy"), epoch, settings) + compared
+        metrics = train(workers.policy, batch, ComparedLoss(loss), compare_trained_tokens)
+    return add_epoch_metrics(metrics.with_prefix("policy"), epoch, settings) + compared
 
 
-def minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
+def split_minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
     """Shuffles a step's sequences by seed and `when`, and splits them into minibatches."""
-    order = keyed.permutation(len(batch), seed, "minibatches", *when)
+    order = keyed.draw_permutation(len(batch), seed, "minibatches", *when)
     return (batch.select(rows) for rows in order.split(size))
 
 
-def of_epoch(metrics: Metrics, epoch: int, settings: AnyPolicySettings) -> Metrics:
+def add_epoch_metrics(metrics: Metrics, epoch: int, settings: AnyPolicySettings) -> Metrics:
     """Metrics of an epoch; with several epochs, also under the epoch's own name."""
     if settings.options.ppo_epochs == 1:
         return metrics
@@ -277,7 +277,7 @@ def _add_old_logprobs(
     """Adds log π_old(y_t | x, y_<t)."""
     if workers.agreement is None:
         return batch.with_columns({"old_logprob": workers.policy.logprobs(batch)})
-    return workers.agreement.score(batch, settings.seed, step)
+    return workers.agreement.score_recomputed(batch, settings.seed, step)
 
 
 def _shape_scores(batch: Batch, settings: AnyPolicySettings) -> Batch:
@@ -297,7 +297,7 @@ def _shape_scores(batch: Batch, settings: AnyPolicySettings) -> Batch:
         score_B = score_B - overlong_penalty(length_B, limit, overlong.buffer, overlong.penalty)
     score_B = score_B - options.truncation_penalty * batch["truncated"].to(score_B)
     batch = batch.with_columns(sample={"shaped_score": score_B.nan_to_num(0.0)})
-    return _keeping(batch, keep_B)
+    return _mask_other_sequences(batch, keep_B)
 
 
 def _correct_mismatch(batch: Batch, settings: AnyPolicySettings) -> tuple[Batch, Metrics]:
@@ -308,7 +308,7 @@ def _correct_mismatch(batch: Batch, settings: AnyPolicySettings) -> tuple[Batch,
             batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
         )
         keep_B = error_B <= settings.options.max_sequence_mismatch
-        batch = _keeping(batch, keep_B)
+        batch = _mask_other_sequences(batch, keep_B)
         metrics += Metrics({"agreement/sequences_masked": Sum((~keep_B).sum())})
     weight_N = torch.ones_like(batch["old_logprob"])
     if settings.options.correction is not None:
@@ -328,7 +328,7 @@ def _with_reference(
     with workers.phase("reference"):
         # log π_ref(y_t | x, y_<t)
         ref_logprob_N = compute_logprobs(workers.reference, batch, "the reference policy")
-    kl_N = trainable(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
+    kl_N = zero_outside_mask(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
     columns = {"ref_logprob": ref_logprob_N, "kl": kl_N}
     if not section.in_loss:
         columns["kl_penalty"] = coef.value * kl_N
@@ -367,10 +367,10 @@ def policy_loss(settings: AnyPolicySettings) -> Loss:
 def adapt_kl(batch: Batch, settings: AnyPolicySettings) -> None:
     """Adapts the KL coefficient to its target, at the end of a step."""
     if settings.kl is not None and settings.kl.adaptive is not None and batch.mask.any():
-        settings.kl.follow(float(batch["kl"].sum() / batch.mask.sum()))
+        settings.kl.adapt_to_kl(float(batch["kl"].sum() / batch.mask.sum()))
 
 
-def _keeping(batch: Batch, keep_B: Tensor) -> Batch:
+def _mask_other_sequences(batch: Batch, keep_B: Tensor) -> Batch:
     """Masks all other sequences; they stay in the batch, so minibatches keep their sizes."""
     return batch.with_columns({"mask": batch.mask & keep_B[batch.row]})
 

@@ -8,7 +8,7 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, learn, policy_version
+from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, train_on_rollouts, policy_version
 from lockstep.algorithms.setup import Setup
 from lockstep.core.errors import InputError
 from lockstep.rollouts.episodes import EpisodeRunner
@@ -19,18 +19,18 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     critic = setup.learner(recipe.critic_role)
     options = build_settings(recipe, setup.source.stop_token_ids)
 
-    def program(shared: PolicyGradientWorkers) -> AlgorithmParts:
+    def build_parts(shared: PolicyGradientWorkers) -> AlgorithmParts:
         if recipe.ppo.bootstrap_truncated and recipe.episode_judge is None:
-            setup.attempt(partial(_require_rewards_so_far, shared.collector.environment), None)
+            setup.try_build(partial(_require_rewards_so_far, shared.collector.environment), None)
         workers = PPOWorkers(**vars(shared), critic=critic)
         return AlgorithmParts(
             options,
-            learn=partial(learn, workers=workers, settings=options),
+            learn=partial(train_on_rollouts, workers=workers, settings=options),
             version=partial(policy_version, ppo=recipe.ppo),
             state={"critic": critic},
         )
 
-    return open_policy_gradient(recipe, setup, program)
+    return open_policy_gradient(recipe, setup, build_parts)
 
 
 def _require_rewards_so_far(episodes: EpisodeRunner | None) -> None:

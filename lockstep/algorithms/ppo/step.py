@@ -19,8 +19,8 @@ from lockstep.algorithms.policy_gradient.step import (
     SampledStep,
     adapt_kl,
     measure_advantages,
-    minibatches,
-    of_epoch,
+    split_minibatches,
+    add_epoch_metrics,
     prepare_batch,
     require_credit,
     train_policy,
@@ -47,7 +47,7 @@ class PPOWorkers(PolicyGradientWorkers):
 PPOSettings = PolicyGradientSettings[PPOSection]
 
 
-def learn(
+def train_on_rollouts(
     step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings
 ) -> StepResult:
     """Trains on sampled rollouts: values, advantages, then critic and policy updates."""
@@ -88,7 +88,7 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
     if ppo.bootstrap_truncated:
         final_value_B = torch.where(batch["truncated"], batch["final_value"], final_value_B)
 
-    def estimate(lam: float | Tensor) -> Tensor:
+    def estimate_advantages(lam: float | Tensor) -> Tensor:
         value_N = batch["old_value"]
         return gae(
             reward_N,
@@ -109,8 +109,8 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
     )
     if ppo.length_adaptive_alpha:
         lam_policy = length_adaptive_lambda(batch.mask, batch.lengths, ppo.length_adaptive_alpha)
-    return_N = (estimate(lam_value) + batch["old_value"]) * batch.mask
-    advantage_N = estimate(lam_policy)
+    return_N = (estimate_advantages(lam_value) + batch["old_value"]) * batch.mask
+    advantage_N = estimate_advantages(lam_policy)
     metrics = measure_advantages(batch, advantage_N)
     if ppo.whiten_advantages:
         advantage_N = masked_whiten(advantage_N, batch.mask)
@@ -124,13 +124,13 @@ def _train_epoch(
 ) -> Metrics:
     """Trains one epoch, policy first, since its comparison with the sampler may reject the step."""
     metrics = Metrics()
-    order = minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
+    order = split_minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
     for place, minibatch in enumerate(order):
         if step >= settings.options.critic_warmup_steps:
             metrics += train_policy(step, epoch, place, minibatch, workers, settings)
         with workers.phase("critic"):
             improved = train(workers.critic, minibatch, ClippedValue(settings.options.value_clip))
-        metrics += of_epoch(improved.with_prefix("critic"), epoch, settings)
+        metrics += add_epoch_metrics(improved.with_prefix("critic"), epoch, settings)
     return metrics
 
 

@@ -14,7 +14,7 @@ from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics, StandardDeviation
 from lockstep.judge.build import response_case
 from lockstep.judge.judge import CaseJudgments, LLMJudge, mean_score, score_variance
-from lockstep.objectives.pairing import AnswerPair, PairCandidate, PairStatus, choose
+from lockstep.objectives.pairing import AnswerPair, PairCandidate, PairStatus, choose_pair
 from lockstep.rollouts.rollout import Rollouts
 
 
@@ -46,27 +46,27 @@ class RankedAnswers:
     pairs: Sequence[AnswerPair]
 
     @property
-    def group(self) -> int:
+    def group_size(self) -> int:
         """Number of answers per prompt."""
         return len(self.judged) // len(self.pairs)
 
     @property
-    def usable(self) -> int:
+    def usable_pair_count(self) -> int:
         """Number of pairs to train on."""
         return sum(pair.status == "ok" for pair in self.pairs)
 
-    def batch(self) -> Batch:
+    def build_pair_batch(self) -> Batch:
         """The pairs to train on."""
-        return select_pairs(self.rollouts.batch, self.pairs, self.group)
+        return select_pairs(self.rollouts.batch, self.pairs, self.group_size)
 
     def sample_rows(self, count: int) -> list[dict[str, Any]]:
         """The first prompts with their pairs, as rows of JSON types."""
         return [self._sample_row(prompt, pair) for prompt, pair in enumerate(self.pairs[:count])]
 
     def _sample_row(self, prompt: int, pair: AnswerPair) -> dict[str, Any]:
-        first = prompt * self.group
+        first = prompt * self.group_size
         asked = self.rollouts.prompts[first]
-        scores = [mean_score(one) for one in self.judged[first:][: self.group]]
+        scores = [mean_score(one) for one in self.judged[first:][: self.group_size]]
         row: dict[str, Any] = {
             "id": asked.id,
             "prompt": asked.text,
@@ -94,7 +94,7 @@ def choose_pairs(
         for own, unfinished, one in zip(list_answers(rollouts.batch), cut, judged, strict=True)
     ]
     pairs = [
-        choose(answers[start : start + group], length_control)
+        choose_pair(answers[start : start + group], length_control)
         for start in range(0, len(answers), group)
     ]
     score_B = torch.tensor(

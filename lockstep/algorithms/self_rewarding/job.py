@@ -26,7 +26,7 @@ from lockstep.algorithms.self_rewarding.step import (
     SelfRewardingWorkers,
     self_rewarding_step,
 )
-from lockstep.algorithms.self_rewarding.validation import measure_judges, open_twins, read_known
+from lockstep.algorithms.self_rewarding.validation import measure_judges, build_pair_validation, read_known
 from lockstep.algorithms.setup import PolicyJudge, Setup
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics
@@ -52,12 +52,12 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         build_engine(setup, learner, setup.sampler(learner)) for learner in (policy, reference)
     )
 
-    def answering(section: AskedSection, name: str) -> JudgeModel:
-        return setup.answering(section, PolicyJudge(actor.generate, setup.source), name)
+    def open_judge(section: AskedSection, name: str) -> JudgeModel:
+        return setup.open_judge(section, PolicyJudge(actor.generate, setup.source), name)
 
-    judge = score_judge(recipe.judge, answering(recipe.judge, "judge"), recipe.seed)
-    meta = setup.attempt(lambda: _open_meta_judge(recipe, answering), None)
-    known = setup.attempt(lambda: read_known(recipe, setup.files), ([], []))
+    judge = score_judge(recipe.judge, open_judge(recipe.judge, "judge"), recipe.seed)
+    meta = setup.try_build(lambda: _open_meta_judge(recipe, open_judge), None)
+    known = setup.try_build(lambda: read_known(recipe, setup.files), ([], []))
     prompts = open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, NO_ANSWERS)
     settings = _build_settings(recipe, len(prompts), setup)
     if options.first_iteration_sft:
@@ -72,7 +72,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
         judge=judge,
         meta=meta,
         phase=setup.phase,
-        skill=MetaJudgeSkill(setup.note),
+        skill=MetaJudgeSkill(setup.show_note),
         shared_folder=setup.folder / "handed_over",
         new_prompts=open_new_prompts(
             recipe, prompts, settings.rows, actor, setup.source, setup.folder / "prompts"
@@ -92,9 +92,9 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
             "policy": policy,
             "reference": reference,
         },
-        validate=_together(
-            open_twins(recipe, held_out, workers, settings),
-            _true_worth(recipe, by_current_weights, setup),
+        validate=_combine_validations(
+            build_pair_validation(recipe, held_out, workers, settings),
+            _build_reward_validation(recipe, by_current_weights, setup),
             validate_figures(measure_judges(known, judge, meta, actor, engine)),
         ),
         data=describe(prompts, "prompts"),
@@ -128,7 +128,7 @@ def _build_settings(
     """
     options = recipe.self_rewarding
     run = recipe.run
-    rows = _count_rows(recipe, prompts, setup.note)
+    rows = _count_rows(recipe, prompts, setup.show_note)
     sampling = setup.source.sampling(recipe.sampling)
     settings = SelfRewardingSettings(
         options, sampling, rows, run.max_epochs, run.num_logged_samples
@@ -141,7 +141,7 @@ def _build_settings(
             "self_rewarding.global_batch_size or raise run.max_epochs"
         )
     if total % size:
-        setup.note(
+        setup.show_note(
             f"{total % size} of the {total} prompts of an iteration will not be used, since a "
             f"step takes {size}; use a self_rewarding.global_batch_size that divides them"
         )
@@ -170,7 +170,7 @@ def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str],
             assert_never(recipe.self_rewarding.prompt_source)
 
 
-def _together(*measures: ValidationFunction | None) -> ValidationFunction | None:
+def _combine_validations(*measures: ValidationFunction | None) -> ValidationFunction | None:
     """Combines validations into one; None if there are none."""
     present = [measure for measure in measures if measure is not None]
     if present:
@@ -178,7 +178,7 @@ def _together(*measures: ValidationFunction | None) -> ValidationFunction | None
     return None
 
 
-def _true_worth(
+def _build_reward_validation(
     recipe: SelfRewardingRecipe, collector: RolloutCollector, setup: Setup
 ) -> ValidationFunction | None:
     """Builds the validation of held-out answers by a reward instead of the policy's judgment."""

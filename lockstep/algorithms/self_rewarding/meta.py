@@ -30,7 +30,7 @@ from lockstep.judge.judge import CaseJudgments, JudgeCase, LLMJudge, judge_metri
 from lockstep.judge.verdicts import PairWinner
 from lockstep.objectives.battles import BattleResults, bradley_terry
 from lockstep.objectives.order_consistency import ComparisonCounts, count_comparisons
-from lockstep.objectives.pairing import balance
+from lockstep.objectives.pairing import balance_classes
 
 _SPARE = 2
 """Number of answers to compare per wanted pair, since not every answer gives a pair."""
@@ -89,7 +89,7 @@ class DisputedResponse:
     judgements: Sequence[ScoredJudgment]
 
     @property
-    def orders(self) -> list[tuple[int, int]]:
+    def battle_orders(self) -> list[tuple[int, int]]:
         """Indices of the first and second judgment of each battle."""
         return list(permutations(range(len(self.judgements)), 2))
 
@@ -115,17 +115,17 @@ def judge_pairs(
     ranked: RankedAnswers, room: int, meta: MetaJudging, step: int
 ) -> tuple[list[JudgePair], Metrics, ComparisonCounts]:
     """Builds at most `room` pairs of judgments; returns metrics and counts of battles."""
-    varied = _pick_doubted(ranked, meta.reasons)
-    fitting = [one for one in varied if meta.judge.fits(_cases(one, step))]
+    varied = _pick_disputed_responses(ranked, meta.reasons)
+    fitting = [one for one in varied if meta.judge.are_within_limit(_build_battle_cases(one, step))]
     doubted = fitting[: _SPARE * room]
-    judged = meta.judge([case for one in doubted for case in _cases(one, step)])
+    judged = meta.judge([case for one in doubted for case in _build_battle_cases(one, step)])
     fought = iter(judged)
     battles: list[BattleResults] = [
-        {order: next(iter(next(fought).values), None) for order in one.orders} for one in doubted
+        {order: next(iter(next(fought).values), None) for order in one.battle_orders} for one in doubted
     ]
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
-    places = balance([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
+    places = balance_classes([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
     fought_both_ways = count_comparisons(battles)
     metrics = judge_metrics(judged) + _measure_battles(battles, fought_both_ways, found)
     metrics += Metrics(too_long=Sum(len(varied) - len(fitting)))
@@ -139,7 +139,7 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
     point apart.
     """
     batch = build_batch(
-        [_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
+        [_read_judgment_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
     )
     sample = {
         "score": torch.tensor([1.0, 0.0]).repeat(len(pairs)),
@@ -150,7 +150,7 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
 
 def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """A pair of judgments as a row of JSON types."""
-    prompt, _ = _tokens(pair.chosen.answer)
+    prompt, _ = _read_judgment_tokens(pair.chosen.answer)
     row: dict[str, Any] = {
         "id": f"{pair.doubted.prompt.id}, judged",
         "prompt": decode(prompt),
@@ -162,7 +162,7 @@ def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> d
     return row
 
 
-def _tokens(answer: ModelAnswer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _read_judgment_tokens(answer: ModelAnswer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tokens of the question and of the reply."""
     prompt = answer.prompt_tokens
     reply = answer.tokens
@@ -171,7 +171,7 @@ def _tokens(answer: ModelAnswer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return prompt, reply
 
 
-def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[DisputedResponse]:
+def _pick_disputed_responses(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[DisputedResponse]:
     """Picks each prompt's finished answer with the most varied verdicts, most varied first.
 
     Answers with equal verdicts, or shortened for the judge, are not picked.
@@ -184,12 +184,12 @@ def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[
         for i, one in enumerate(judged)
     ]
     groups = (
-        range(start, start + ranked.group) for start in range(0, len(variances), ranked.group)
+        range(start, start + ranked.group_size) for start in range(0, len(variances), ranked.group_size)
     )
     places = [max(group, key=variances.__getitem__) for group in groups]
     found = [
         DisputedResponse(
-            at, rollouts.prompts[at], rollouts.responses[at], _differing(judged[at], reasons)
+            at, rollouts.prompts[at], rollouts.responses[at], _select_distinct(judged[at], reasons)
         )
         for at in sorted(places, key=variances.__getitem__, reverse=True)
         if variances[at] > 0
@@ -197,7 +197,7 @@ def _pick_doubted(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[
     return [one for one in found if len(one.judgements) > 1]
 
 
-def _differing(judged: CaseJudgments[float], reasons: Callable[[str], str]) -> list[ScoredJudgment]:
+def _select_distinct(judged: CaseJudgments[float], reasons: Callable[[str], str]) -> list[ScoredJudgment]:
     """Finished judgments without duplicate reasons."""
     found: dict[str, ScoredJudgment] = {}
     for one in judged.judgements:
@@ -207,7 +207,7 @@ def _differing(judged: CaseJudgments[float], reasons: Callable[[str], str]) -> l
     return list(found.values())
 
 
-def _cases(doubted: DisputedResponse, step: int) -> list[JudgeCase]:
+def _build_battle_cases(doubted: DisputedResponse, step: int) -> list[JudgeCase]:
     """Builds all battles: prompt, response, and the reasons of two judgments in one order."""
     prompt = doubted.prompt
     texts = [one.reasons for one in doubted.judgements]
@@ -221,7 +221,7 @@ def _cases(doubted: DisputedResponse, step: int) -> list[JudgeCase]:
             (step, *place, i, j),
             prompt.text,
         )
-        for i, j in doubted.orders
+        for i, j in doubted.battle_orders
     ]
 
 
@@ -236,7 +236,7 @@ def _best_and_worst(
         return None
     chosen = doubted.judgements[order[0]]
     rejected = doubted.judgements[order[-1]]
-    _, reply = _tokens(chosen.answer)
+    _, reply = _read_judgment_tokens(chosen.answer)
     too_long = meta.max_judgement_tokens is not None and len(reply) > meta.max_judgement_tokens
     if too_long or chosen.score == rejected.score:
         return None
@@ -274,7 +274,7 @@ class MetaJudgeSkill:
         self._note = note
         self._iteration, self._seen = 0, ComparisonCounts()
 
-    def show(self, iteration: int, found: ComparisonCounts) -> bool:
+    def add_comparisons(self, iteration: int, found: ComparisonCounts) -> bool:
         """True if the iteration's comparisons, including the newest, show skill."""
         if iteration != self._iteration:
             self._iteration, self._seen = iteration, ComparisonCounts()
@@ -290,9 +290,9 @@ class MetaJudgeSkill:
             )
         return self._seen.show_skill
 
-    def metrics(self) -> Metrics:
+    def compute_metrics(self) -> Metrics:
         """Metrics of the iteration so far."""
-        told = Metrics(luck=LastValue(self._seen.luck))
+        told = Metrics(luck=LastValue(self._seen.luck_probability))
         if self._seen.total:
             return told + Metrics(consistent_by_chance=LastValue(self._seen.by_chance))
         return told

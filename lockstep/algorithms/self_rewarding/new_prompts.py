@@ -23,7 +23,7 @@ from lockstep.core.errors import InputError, RunError
 from lockstep.core.metrics import Metrics, Sum
 from lockstep.data.files import FileGroup
 from lockstep.data.prompts import PromptRows, is_chat
-from lockstep.data.templates import fields
+from lockstep.data.templates import list_fields
 from lockstep.data.text_field import TextField, text_field
 from lockstep.data.thoughts import drop_thought
 from lockstep.judge.asking import (
@@ -100,17 +100,17 @@ class PromptWriter:
         while len(found) < count and outcomes.total() < limit:
             start = outcomes.total()
             attempts = range(start, min(start + count - len(found), limit))
-            answers = self._ask(iteration, attempts)
+            answers = self._sample_replies(iteration, attempts)
             outcomes["request_too_long"] += len(attempts) - len(answers)
             for answer in answers:
                 if answer is None:
                     text = ""
                 else:
-                    text = self.answering.escape(drop_thought(answer.text).strip())
-                outcome = self._check(answer, text, found)
+                    text = self.answering.escape_controls(drop_thought(answer.text).strip())
+                outcome = self._classify_outcome(answer, text, found)
                 outcomes[outcome] += 1
                 if outcome == "made":
-                    found[_mark(text)] = text
+                    found[_hash_text(text)] = text
         if len(found) < count:
             causes = ", ".join(
                 f"{number} {one}"
@@ -123,44 +123,44 @@ class PromptWriter:
                 "raise new_prompts.max_attempts"
             )
         counts = {outcome: Sum(outcomes[outcome]) for outcome in get_args(PromptOutcome)}
-        return [self.field.row(text) for text in found.values()], Metrics(
+        return [self.field.build_row(text) for text in found.values()], Metrics(
             attempts=Sum(outcomes.total()), **counts
         )
 
-    def _ask(self, iteration: int, attempts: range) -> list[ModelAnswer | None]:
+    def _sample_replies(self, iteration: int, attempts: range) -> list[ModelAnswer | None]:
         """Samples replies to the requests that are not too long."""
-        requests = [self._request(iteration, number) for number in attempts]
-        keys = [keyed.key(self.seed, "new prompts", iteration, number) for number in attempts]
+        requests = [self._build_request(iteration, number) for number in attempts]
+        keys = [keyed.hash_key(self.seed, "new prompts", iteration, number) for number in attempts]
         fitting = [
-            place for place, excess in enumerate(self.answering.excesses(requests)) if not excess
+            place for place, excess in enumerate(self.answering.count_excess_tokens(requests)) if not excess
         ]
-        return self.answering.answers([requests[i] for i in fitting], [keys[i] for i in fitting])
+        return self.answering.answer_conversations([requests[i] for i in fitting], [keys[i] for i in fitting])
 
-    def _request(self, iteration: int, number: int) -> ChatConversation:
+    def _build_request(self, iteration: int, number: int) -> ChatConversation:
         """Builds a request, with examples sampled for this attempt."""
         names = self.template.fields
-        places = keyed.sample(
+        places = keyed.draw_sample(
             len(self.prompts), len(names), self.seed, "examples", iteration, number
         )
         texts = [
-            self.answering.escape(self.field.text(row)) for row in self.prompts.contents(places)
+            self.answering.escape_controls(self.field.read_text(row)) for row in self.prompts.read_contents(places)
         ]
         return (
-            {"role": "user", "content": self.template.fill(dict(zip(names, texts, strict=True)))},
+            {"role": "user", "content": self.template.fill_case(dict(zip(names, texts, strict=True)))},
         )
 
-    def _check(
+    def _classify_outcome(
         self, answer: ModelAnswer | None, text: str, found: Mapping[int, str]
     ) -> PromptOutcome:
         if answer is None or not answer.finished:
             return "unfinished"
         if not text:
             return "empty"
-        if not self.prompts.short_enough([self.field.row(text)])[0]:
+        if not self.prompts.short_enough([self.field.build_row(text)])[0]:
             return "too_long"
-        if _mark(text) in self._data_marks:
+        if _hash_text(text) in self._data_marks:
             return "known"
-        if _mark(text) in found:
+        if _hash_text(text) in found:
             return "repeated"
         return "made"
 
@@ -172,15 +172,15 @@ class PromptWriter:
             for start in range(0, len(self.prompts), _BLOCK)
         )
         return {
-            _mark(self.field.text(row))
+            _hash_text(self.field.read_text(row))
             for places in blocks
-            for row in self.prompts.contents(places)
+            for row in self.prompts.read_contents(places)
         }
 
 
-def _mark(text: str) -> int:
+def _hash_text(text: str) -> int:
     """A hash that ignores white space and case."""
-    return keyed.key(" ".join(text.split()).casefold())
+    return keyed.hash_key(" ".join(text.split()).casefold())
 
 
 NewPrompts = Callable[[int, int], tuple[PromptRows, Metrics]]
@@ -225,7 +225,7 @@ def open_new_prompts(
     without_answers = data.model_copy(update={"answer": ""})
 
     @lru_cache(maxsize=1)
-    def write(iteration: int, version: int) -> tuple[PromptRows, Metrics]:
+    def write_new_prompts(iteration: int, version: int) -> tuple[PromptRows, Metrics]:
         with engine.at(version):
             rows, metrics = writer(iteration, count)
         folder.mkdir(exist_ok=True)
@@ -235,13 +235,13 @@ def open_new_prompts(
             FileGroup((path,)), without_answers, source.tokenizer
         ), metrics.with_prefix("prompts")
 
-    return write
+    return write_new_prompts
 
 
 def _open_template(section: NewPromptsSection, prompts: int) -> JudgeTemplate:
     """Opens the request template, whose fields are {example_1}, {example_2} and so on."""
     text = WRITE if section.template is None else section.template
-    count = max(1, len(set(fields(text))))
+    count = max(1, len(set(list_fields(text))))
     template = JudgeTemplate(
         text, tuple(f"example_{number}" for number in range(1, count + 1)), "new_prompts.template"
     )

@@ -85,15 +85,15 @@ class SelfRewardingSection(PreferenceSection):
 
     def length_control_of(self, iteration: int) -> float:
         """ρ of an iteration, counted from 0."""
-        return _of(self.length_control, iteration)
+        return _select_iteration_value(self.length_control, iteration)
 
     def beta_of(self, iteration: int) -> float:
         """β of an iteration, counted from 0."""
-        return _of(self.ref_policy_kl_penalty, iteration)
+        return _select_iteration_value(self.ref_policy_kl_penalty, iteration)
 
     def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
         """Maximum number of judgment pairs for a number of answer pairs."""
-        share = _of(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+        share = _select_iteration_value(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
         return int(share / (1 - share) * answer_pairs + 1e-9)
 
     @rule
@@ -285,7 +285,7 @@ class SelfRewardingRecipe(SampledRecipe):
     @rule
     def _one_judge_judges(self) -> None:
         section = self.validation_reward
-        for key, leaf in section.leaves("validation_reward") if section is not None else ():
+        for key, leaf in section.leaf_sections("validation_reward") if section is not None else ():
             if leaf.judge is not None:
                 raise ValueError(
                     f"{key}.judge: the section judge already judges; use a different reward for "
@@ -304,7 +304,7 @@ class SelfRewardingRecipe(SampledRecipe):
         return Load(longest, 2, rows, scored=rows, generated=max([answer, *judged]))
 
 
-def _of(values: float | tuple[float, ...], iteration: int) -> float:
+def _select_iteration_value(values: float | tuple[float, ...], iteration: int) -> float:
     if isinstance(values, tuple):
         return values[iteration]
     return values

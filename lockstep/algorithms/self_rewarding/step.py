@@ -34,11 +34,11 @@ from lockstep.algorithms.self_rewarding.meta import (
 )
 from lockstep.algorithms.self_rewarding.new_prompts import NewPrompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.core.batch import Batch, concat
+from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.metrics import LastValue, Mean, Metrics, Sum
 from lockstep.core.types import PhaseTimer, SamplingParams
 from lockstep.judge.judge import LLMJudge, judge_metrics
-from lockstep.learners.base import Learner, hand_over, train
+from lockstep.learners.base import Learner, copy_weights, train
 from lockstep.losses.preference import Preference
 from lockstep.monitor.agreement import Agreement
 from lockstep.rollouts.rollout import RolloutCollector
@@ -90,20 +90,20 @@ class SelfRewardingSettings:
         """Optimizer steps per iteration; prompts that do not fill a step are skipped."""
         return self.rows * self.epochs // self.options.global_batch_size
 
-    def position(self, step: int) -> int:
+    def find_first_row(self, step: int) -> int:
         """Row of the run at which a step begins; iterations do not share rows."""
         iteration, within = divmod(step, self.steps_per_iteration)
         return iteration * self.rows * self.epochs + within * self.options.global_batch_size
 
-    def epoch(self, step: int) -> int:
+    def count_passes(self, step: int) -> int:
         """Number of passes that an iteration has made over its prompts before a step."""
         return step % self.steps_per_iteration * self.options.global_batch_size // self.rows
 
-    def beginning(self, step: int) -> int:
+    def find_first_step(self, step: int) -> int:
         """The first step of the iteration that contains a step."""
         return step - step % self.steps_per_iteration
 
-    def loss(self, iteration: int) -> Preference:
+    def build_loss(self, iteration: int) -> Preference:
         """The pair loss of an iteration."""
         return build_preference_loss(self.options, self.options.beta_of(iteration))
 
@@ -113,9 +113,9 @@ def self_rewarding_step(
 ) -> StepResult:
     """Runs one optimizer step; a new iteration first copies the policy to the reference."""
     iteration = step // settings.steps_per_iteration
-    if iteration and step == settings.beginning(step):
+    if iteration and step == settings.find_first_step(step):
         with workers.phase("reference"):
-            hand_over(workers.policy, workers.reference, workers.shared_folder)  # π_ref ← π
+            copy_weights(workers.policy, workers.reference, workers.shared_folder)  # π_ref ← π
             workers.policy.reset_optimizer()
     if iteration == 0 and workers.first_iteration is not None:
         result = workers.first_iteration(step, position)
@@ -124,10 +124,10 @@ def self_rewarding_step(
     done = Metrics(
         {
             "train/iteration": LastValue(float(iteration)),
-            "train/epoch": LastValue(float(settings.epoch(step))),
+            "train/epoch": LastValue(float(settings.count_passes(step))),
         }
     )
-    return replace(result, metrics=result.metrics + done, position=settings.position(step + 1))
+    return replace(result, metrics=result.metrics + done, position=settings.find_first_row(step + 1))
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,13 @@ class JudgedAnswers:
     judgements: list[JudgePair]
     metrics: Metrics
 
-    def batch(self) -> Batch:
+    def build_pair_batch(self) -> Batch:
         """All training pairs; `judge_pair` marks judgment pairs if there are both kinds."""
-        batch = self.answers.batch()
+        batch = self.answers.build_pair_batch()
         if not self.judgements:
             return batch
         told_apart = batch.with_columns(sample={"judge_pair": torch.zeros(len(batch)).bool()})
-        return concat([told_apart, judge_batch(self.judgements)])
+        return concat_batches([told_apart, judge_batch(self.judgements)])
 
 
 def answer_and_judge(
@@ -191,15 +191,15 @@ def _learn_from_own_judgement(
     """Runs one step: answer, judge, choose, learn."""
     rows = range(position, position + settings.options.global_batch_size)
     iteration = step // settings.steps_per_iteration
-    version = settings.beginning(step)
-    collector, told = _asking(step, workers, settings)
+    version = settings.find_first_step(step)
+    collector, told = _find_collector(step, workers, settings)
     with collector.engine.at(version) as refitted:
         found = answer_and_judge(rows, iteration, step, collector, workers, settings)
     batch = found.answers.rollouts.batch
     metrics = found.metrics + told + refitted
     with workers.phase("watch"):
         metrics += workers.agreement.compare(step + 1, version, batch)
-    metrics += _train_on_pairs(found.batch(), workers, settings, iteration)
+    metrics += _train_on_pairs(found.build_pair_batch(), workers, settings, iteration)
     samples = found.answers.sample_rows(settings.num_logged_samples)
     samples += [
         judge_pair_row(pair, collector.decode)
@@ -208,13 +208,13 @@ def _learn_from_own_judgement(
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)
 
 
-def _asking(
+def _find_collector(
     step: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> tuple[RolloutCollector, Metrics]:
     """Returns the collector of a step's iteration; at its start, with new-prompt metrics."""
     if workers.new_prompts is None:
         return workers.collector, Metrics()
-    began = settings.beginning(step)
+    began = settings.find_first_step(step)
     with workers.phase("prompts"):
         prompts, metrics = workers.new_prompts(step // settings.steps_per_iteration, began)
     return replace(workers.collector, prompts=prompts), metrics if step == began else Metrics()
@@ -228,14 +228,14 @@ def _judge_judgements(
     options: SelfRewardingSection,
 ) -> tuple[list[JudgePair], Metrics]:
     """Builds judgment pairs up to a limit; none until the meta-judge shows skill."""
-    room = options.room_for_judge_pairs(iteration, answers.usable)
+    room = options.room_for_judge_pairs(iteration, answers.usable_pair_count)
     if workers.meta is None or not room:
         return [], Metrics()
     with workers.phase("meta_judge"):  # π_ref decides which of two judgments of y_n is better
         found, metrics, compared = judge_pairs(answers, room, workers.meta, key)
-    kept = found if workers.skill.show(iteration, compared) else []
-    metrics += workers.skill.metrics() + Metrics(left_out=Sum(len(found) - len(kept)))
-    total = answers.usable + len(kept)
+    kept = found if workers.skill.add_comparisons(iteration, compared) else []
+    metrics += workers.skill.compute_metrics() + Metrics(left_out=Sum(len(found) - len(kept)))
+    total = answers.usable_pair_count + len(kept)
     return kept, metrics.with_prefix("meta_judge") + Metrics(
         {"train/judge_pair_share": Mean(len(kept), total)}
     )
@@ -250,4 +250,4 @@ def _train_on_pairs(
     with workers.phase("logprobs"):
         batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
     with workers.phase("policy"):
-        return train(workers.policy, batch, settings.loss(iteration)).with_prefix("train")
+        return train(workers.policy, batch, settings.build_loss(iteration)).with_prefix("train")

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from lockstep.algorithms.job import Validation, ValidationFunction
 from lockstep.algorithms.opening import with_reference
-from lockstep.algorithms.rows import DataFiles, files_of
+from lockstep.algorithms.rows import DataFiles, group_files
 from lockstep.algorithms.self_rewarding.meta import MetaJudgeSkill, MetaJudging, judge_pair_row
 from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.algorithms.self_rewarding.step import (
@@ -35,7 +35,7 @@ from lockstep.judge.known import (
 from lockstep.judge.verdicts import PairWinner, V
 from lockstep.learners.base import compute_logprobs
 from lockstep.losses.base import Outputs
-from lockstep.losses.preference import interval_of_acc
+from lockstep.losses.preference import measure_acc_interval
 from lockstep.rollouts.sampler_session import SamplerSession
 
 
@@ -46,12 +46,12 @@ class HeldOut:
     prompts: Sequence[Prompt]
     answer: Callable[[Prompt], str]
 
-    def at(self, position: int, count: int, seed: int) -> list[Prompt]:
+    def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
         """Prompts `position` … `position + count − 1`, fewer at the end, for any seed."""
         return list(self.prompts[position : position + count])
 
 
-def open_twins(
+def build_pair_validation(
     recipe: SelfRewardingRecipe,
     prompts: PromptRows | None,
     workers: SelfRewardingWorkers,
@@ -65,7 +65,7 @@ def open_twins(
     """
     if prompts is None:
         return None
-    held_out = HeldOut(prompts.first(recipe.data.max_validation_samples), prompts.answer)
+    held_out = HeldOut(prompts.read_first(recipe.data.max_validation_samples), prompts.answer)
     collector = replace(workers.collector, prompts=held_out)
     count = len(held_out.prompts)
     size = settings.options.global_batch_size
@@ -81,16 +81,16 @@ def open_twins(
             rows = range(start, min(start + size, count))
             with collector.engine.at(iteration * settings.steps_per_iteration):
                 found.append(answer_and_judge(rows, iteration, 0, collector, own, settings))
-            batch = found[-1].batch()
+            batch = found[-1].build_pair_batch()
             batches += [with_reference(batch, workers.reference)] if len(batch) else []
         return found, batches
 
-    def measure(step: int) -> Validation:
+    def measure_pairs(step: int) -> Validation:
         iteration = max(step - 1, 0) // settings.steps_per_iteration
         if iteration == 0 and workers.first_iteration is not None:
             return Validation(Metrics())
         found, batches = make_pairs(iteration)
-        loss = settings.loss(iteration)
+        loss = settings.build_loss(iteration)
         metrics = merge_metrics(one.metrics for one in found)
         metrics = Metrics({name.removeprefix("train/"): metric for name, metric in metrics.items()})
         if batches:
@@ -99,14 +99,14 @@ def open_twins(
                 for batch in batches
             ]
             learned = merge_metrics(loss(*one)[1] for one in scored)
-            metrics += learned + interval_of_acc(learned)
+            metrics += learned + measure_acc_interval(learned)
         rows = [row for one in found for row in one.answers.sample_rows(size)][:shown]
         rows += [
             judge_pair_row(pair, collector.decode) for one in found for pair in one.judgements
         ][:shown]
         return Validation(metrics.with_prefix("val"), [{"held_out": True, **row} for row in rows])
 
-    return measure
+    return measure_pairs
 
 
 def _rebind_judge(judge: LLMJudge[V], actor: SamplerSession, policy: SamplerSession) -> LLMJudge[V]:
@@ -137,7 +137,7 @@ def measure_judges(
     if not (scores or winners):
         return None
 
-    def measure(version: int) -> Metrics:
+    def measure_accuracy(version: int) -> Metrics:
         found = Metrics()
         with engine.at(version):
             if scores:
@@ -146,7 +146,7 @@ def measure_judges(
                 found += measure_winners(winners, _rebind_judge(meta.judge, actor, engine))
         return found.with_prefix("validation")
 
-    return measure
+    return measure_accuracy
 
 
 def read_known(
@@ -162,11 +162,11 @@ def read_known(
     if section.judgements is None:
         judgements = files.judgements
     else:
-        judgements = files_of(section.judgements)
+        judgements = group_files(section.judgements)
     if section.comparisons is None:
         comparisons = files.comparisons
     else:
-        comparisons = files_of(section.comparisons)
+        comparisons = group_files(section.comparisons)
     scores: list[LabeledCase[float]] = []
     if judgements is not None:
         scores = read_scores(

@@ -11,7 +11,7 @@ from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
-from lockstep.data.answers import batch_of
+from lockstep.data.answers import build_answer_batch
 from lockstep.learners.base import Learner, compute_logprobs
 
 
@@ -35,7 +35,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     rows = open_answers(setup, files.demonstrations, data, longest, "sft.max_tokens")
     measure = None
     if held_out is not None:
-        batch = batch_of(held_out.first(data.max_validation_samples))
+        batch = build_answer_batch(held_out.read_first(data.max_validation_samples))
         measure = validate_figures(
             lambda step: measure_held_out_loss(policy, batch).with_prefix("validation")
         )

@@ -26,7 +26,7 @@ _INSTALL = (
 )
 
 
-def wrap(readable: Mapping[str, str], tmp_mb: int, filtered: int, status: int) -> list[str]:
+def build_prefix(readable: Mapping[str, str], tmp_mb: int, filtered: int, status: int) -> list[str]:
     """Returns the prefix for a confined command, whose working folder is /tmp.
 
     Args:

@@ -14,7 +14,7 @@ from lockstep.helpers.descendants import find_descendants
 _TMP_FILES = 1024
 
 
-def exceeds(process: int, limit_mb: int) -> bool:
+def exceeds_limits(process: int, limit_mb: int) -> bool:
     """True if a process and its descendants exceed the limits on memory or files in /tmp."""
     found = [process, *find_descendants(process)]
     return sum(map(_count_kb, found)) > limit_mb << 10 or any(map(_has_many_files, found))

@@ -28,7 +28,7 @@ class NoPlainValue(Exception):
     """A value or message that cannot be converted to a plain value."""
 
 
-def loads(line: bytes) -> Any:
+def parse_line(line: bytes) -> Any:
     """Reads a line of JSON.
 
     Raises:
@@ -40,12 +40,12 @@ def loads(line: bytes) -> Any:
         raise NoPlainValue from None
 
 
-def dumps(value: Any) -> bytes:
+def format_line(value: Any) -> bytes:
     """Writes a line of JSON."""
     return json.dumps(value).encode() + b"\n"
 
 
-def encode(value: Any, refer: ReferenceEncoder) -> Any:
+def encode_value(value: Any, refer: ReferenceEncoder) -> Any:
     """Encodes a value for `dumps`.
 
     Args:
@@ -63,13 +63,13 @@ def encode(value: Any, refer: ReferenceEncoder) -> Any:
     if kind in (bytes, bytearray):
         return [kind.__name__, value.hex()]
     if kind in _SERIES.values():
-        return [kind.__name__, [encode(item, refer) for item in value]]
+        return [kind.__name__, [encode_value(item, refer) for item in value]]
     if kind is dict or (kind.__module__ == "collections" and kind.__name__ in _TABLES):
-        return ["dict", [[encode(key, refer), encode(held, refer)] for key, held in value.items()]]
+        return ["dict", [[encode_value(key, refer), encode_value(held, refer)] for key, held in value.items()]]
     return refer(value)
 
 
-def decode(item: Any, resolve: ReferenceDecoder) -> Any:
+def decode_value(item: Any, resolve: ReferenceDecoder) -> Any:
     """Decodes a value from `encode` or from an attacker.
 
     Args:
@@ -86,16 +86,16 @@ def decode(item: Any, resolve: ReferenceDecoder) -> Any:
         case [str(kind), str(text)] if kind in _WRITTEN:
             return _WRITTEN[kind](text)
         case [str(kind), list(items)] if kind in _SERIES:
-            return _SERIES[kind]([decode(one, resolve) for one in items])
+            return _SERIES[kind]([decode_value(one, resolve) for one in items])
         case ["dict", list(pairs)]:
-            return {decode(key, resolve): decode(held, resolve) for key, held in pairs}
+            return {decode_value(key, resolve): decode_value(held, resolve) for key, held in pairs}
         case list():
             return resolve(item)
         case _:
             raise NoPlainValue
 
 
-def base_of(value: Any) -> Any:
+def convert_to_base(value: Any) -> Any:
     """The plain value of an instance of a derived class, such as a named tuple.
 
     Raises:

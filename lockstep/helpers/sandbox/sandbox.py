@@ -16,7 +16,7 @@ from types import ModuleType
 
 from lockstep.core.errors import InputError
 from lockstep.helpers.sandbox import memory, solution_side, tester_side
-from lockstep.helpers.sandbox.bubblewrap import ALLOW, find_obstacle, wrap
+from lockstep.helpers.sandbox.bubblewrap import ALLOW, find_obstacle, build_prefix
 from lockstep.helpers.sandbox.seccomp import build_filter
 
 PROCESSES = 8
@@ -84,7 +84,7 @@ class CodeSandbox:
         try:
             why = find_obstacle() if self.is_isolated else None
             if why is None:
-                printed, errors = self._run("print(input())", "works")
+                printed, errors = self._run_program("print(input())", "works")
                 if printed == "works\n":
                     why = None
                 else:
@@ -94,7 +94,7 @@ class CodeSandbox:
         if why is not None:
             raise SandboxError(f"cannot run programs in a sandbox here ({why})")
 
-    def strength(self) -> str:
+    def describe_strength(self) -> str:
         """Describes in one sentence what the sandbox blocks and allows."""
         if not self.is_isolated:
             return "without isolation: they can access the network and everything you can access"
@@ -103,59 +103,59 @@ class CodeSandbox:
             f"{self.limits.memory_mb} MB each"
         )
 
-    def output(self, program: str, given: str) -> str | None:
+    def capture_output(self, program: str, given: str) -> str | None:
         """Returns a program's output for the input `given`; None if it fails or reaches a limit.
 
         Raises:
             SandboxError: The program could not be started.
         """
-        return self._run(program, given)[0]
+        return self._run_program(program, given)[0]
 
-    def _run(self, program: str, given: str) -> tuple[str | None, str]:
+    def _run_program(self, program: str, given: str) -> tuple[str | None, str]:
         """Returns a program's `output` and the end of its standard error."""
         with _OpenFiles() as files:
-            stdin = files.add(given)
-            stdout = files.add()
-            source = files.add(program)
-            running = self._start(files, solution_side, "run_program", (stdin, stdout), source)
-            code = running.wait(time.monotonic() + self.limits.wall_s)
-            return files.read(stdout) if code == 0 else None, running.read_errors()
+            stdin = files.add_file(given)
+            stdout = files.add_file()
+            source = files.add_file(program)
+            running = self._start_side(files, solution_side, "run_program", (stdin, stdout), source)
+            code = running.wait_for_exit(time.monotonic() + self.limits.wall_s)
+            return files.read_file(stdout) if code == 0 else None, running.read_errors()
 
-    def passes(self, program: str, test: str) -> bool:
+    def passes_test(self, program: str, test: str) -> bool:
         """True if test code, in a separate process from the program, passes; errors as `output`."""
         with _OpenFiles() as files:
             with _OpenFiles() as pipes:
                 (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()
-                tester = self._start(files, tester_side, "run_test", (told, asks), files.add(test))
-                solution = self._start(
-                    files, solution_side, "serve", (asked, tells), files.add(program)
+                tester = self._start_side(files, tester_side, "run_test", (told, asks), files.add_file(test))
+                solution = self._start_side(
+                    files, solution_side, "serve", (asked, tells), files.add_file(program)
                 )
             return (
-                tester.wait(time.monotonic() + self.limits.wall_s, solution) == tester_side.PASSED
+                tester.wait_for_exit(time.monotonic() + self.limits.wall_s, solution) == tester_side.PASSED
             )
 
-    def _start(
+    def _start_side(
         self, files: _OpenFiles, side: ModuleType, begin: str, streams: tuple[int, int], file: int
     ) -> _RunningProgram:
         """Starts a function of a side's module with the descriptor of a file."""
-        errors = files.add()
-        status = files.add()
+        errors = files.add_file()
+        status = files.add_file()
         passed = [file]
         command = list(_FIRST_TO_DIE)
         if self.is_isolated:
             folder = "/"
             root = _INSIDE
-            filtered = files.add(build_filter())
+            filtered = files.add_file(build_filter())
             passed += [filtered, status]
             python = str(Path(self.interpreter).parents[1])
-            command += wrap(
+            command += build_prefix(
                 {python: python, f"{_INSIDE}/{_SIDES}": _OWN}, _TMP_MB, filtered, status
             )
         else:
             folder = root = files.add_folder()
         call = _BEGIN.format(root, side.__name__.rpartition(".")[2], begin, file)
         process = subprocess.Popen(
-            [*command, *self._limit(), self.interpreter, "-I", "-S", "-X", "utf8", "-c", call],
+            [*command, *self._limit_command(), self.interpreter, "-I", "-S", "-X", "utf8", "-c", call],
             stdin=streams[0],
             stdout=streams[1],
             stderr=errors,
@@ -167,10 +167,10 @@ class CodeSandbox:
         running = _RunningProgram(
             process, self.limits.memory_mb, status if self.is_isolated else None, errors
         )
-        files.callback(running.end)
+        files.callback(running.kill_group)
         return running
 
-    def _limit(self) -> list[str]:
+    def _limit_command(self) -> list[str]:
         limits = self.limits
         bounds = {
             "cpu": limits.cpu_s,
@@ -189,7 +189,7 @@ class CodeSandbox:
 class _OpenFiles(contextlib.ExitStack):
     """Descriptors that are closed at the end of the block."""
 
-    def add(self, content: str | bytes = "") -> int:
+    def add_file(self, content: str | bytes = "") -> int:
         """Creates an anonymous file in memory."""
         file = os.memfd_create("program")
         self.callback(os.close, file)
@@ -214,7 +214,7 @@ class _OpenFiles(contextlib.ExitStack):
         (Path(folder) / _SIDES).symlink_to(_OWN)
         return folder
 
-    def read(self, file: int) -> str:
+    def read_file(self, file: int) -> str:
         """Reads a file from the start."""
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
@@ -236,7 +236,7 @@ class _RunningProgram:
     status: int | None
     errors: int
 
-    def wait(self, deadline: float, *others: _RunningProgram) -> int | None:
+    def wait_for_exit(self, deadline: float, *others: _RunningProgram) -> int | None:
         """Returns the exit code; None if the program or one of `others` reached a limit.
 
         Args:
@@ -252,9 +252,9 @@ class _RunningProgram:
                 [ended], [], [], min(_WATCH_S, max(0.0, deadline - time.monotonic()))
             )[0]:
                 if time.monotonic() >= deadline or any(
-                    memory.exceeds(one.process.pid, one.memory_mb) for one in watched
+                    memory.exceeds_limits(one.process.pid, one.memory_mb) for one in watched
                 ):
-                    self.end()
+                    self.kill_group()
                     return None
         code = self.process.wait()
         if (
@@ -272,7 +272,7 @@ class _RunningProgram:
         start = max(0, os.fstat(self.errors).st_size - _SHOWN)
         return " ".join(os.pread(self.errors, _SHOWN, start).decode(errors="replace").split())
 
-    def end(self) -> None:
+    def kill_group(self) -> None:
         """Kills remaining processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -78,16 +78,16 @@ def build_filter() -> bytes:
     library.seccomp_init.restype = ctypes.c_void_p
     rules = ctypes.c_void_p(library.seccomp_init(_ALLOW))
 
-    def refuse(name: str, error: int, *comparisons: _ArgumentComparison) -> None:
+    def refuse_call(name: str, error: int, *comparisons: _ArgumentComparison) -> None:
         number = library.seccomp_syscall_resolve_name(name.encode())
         given = (_ArgumentComparison * len(comparisons))(*comparisons)
         library.seccomp_rule_add_array(rules, _REFUSE | error, number, len(comparisons), given)
 
     for name in _REFUSED:
-        refuse(name, errno.EPERM)
+        refuse_call(name, errno.EPERM)
     for name, *comparison in _PARTLY_REFUSED:
-        refuse(name, errno.EPERM, _ArgumentComparison(*comparison))
-    refuse("clone3", errno.ENOSYS)  # its flags are unreadable; the C library falls back to `clone`
+        refuse_call(name, errno.EPERM, _ArgumentComparison(*comparison))
+    refuse_call("clone3", errno.ENOSYS)  # its flags are unreadable; the C library falls back to `clone`
     file = os.memfd_create("filter")
     try:
         library.seccomp_export_bpf(rules, file)

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from lockstep.helpers.sandbox.plain_values import base_of, decode, dumps, encode, loads
+from lockstep.helpers.sandbox.plain_values import convert_to_base, decode_value, format_line, encode_value, parse_line
 
 
 def read_source(file: int) -> bytes:
@@ -46,7 +46,7 @@ def serve(file: int) -> NoReturn:
     """Answers questions about the program in a file over standard input and output."""
     program = _ProgramSide(*take_pipes(), file)
     while line := program.questions.readline():
-        program.answer(*loads(line))
+        program.answer_question(*parse_line(line))
     os._exit(0)
 
 
@@ -62,7 +62,7 @@ class _ProgramSide:
         self._numbers: dict[int, int] = {}
         self._functions: dict[int, int] = {}
         self._verbs = {
-            "import": self._import,
+            "import": self._import_program,
             "name": vars(self._module).__getitem__,
             "get": getattr,
             "set": setattr,
@@ -75,21 +75,21 @@ class _ProgramSide:
             "str": str,
             "repr": repr,
             "bool": bool,
-            "plain": base_of,
+            "plain": convert_to_base,
         }
 
-    def answer(self, verb: str, given: Any) -> None:
+    def answer_question(self, verb: str, given: Any) -> None:
         """Answers a question."""
-        arguments, named = decode(given, self._resolve)
+        arguments, named = decode_value(given, self._resolve_reference)
         try:
             value = self._verbs[verb](*arguments, **named)
-            changed = self._encode((arguments, named))
-            answer = ["result", self._encode(value), None if changed == given else changed]
+            changed = self._encode_value((arguments, named))
+            answer = ["result", self._encode_value(value), None if changed == given else changed]
         except BaseException as error:
-            answer = ["raised", [kind.__name__ for kind in type(error).__mro__], _text(error)]
-        self._say(answer)
+            answer = ["raised", [kind.__name__ for kind in type(error).__mro__], _format_error(error)]
+        self._send_message(answer)
 
-    def _import(self) -> list[str]:
+    def _import_program(self) -> list[str]:
         """Imports the program as the module `solution`; returns the names that it defines."""
         sys.modules["solution"] = self._module
         exec(
@@ -98,10 +98,10 @@ class _ProgramSide:
         )
         return list(vars(self._module))
 
-    def _encode(self, value: Any) -> Any:
-        return encode(value, self._refer)
+    def _encode_value(self, value: Any) -> Any:
+        return encode_value(value, self._make_reference)
 
-    def _refer(self, value: Any) -> list[Any]:
+    def _make_reference(self, value: Any) -> list[Any]:
         if id(value) in self._functions:
             return ["callback", self._functions[id(value)]]
         number = self._numbers.setdefault(id(value), len(self._objects))
@@ -109,37 +109,37 @@ class _ProgramSide:
             self._objects.append(value)
         return ["thing", number]
 
-    def _resolve(self, item: list[Any]) -> Any:
+    def _resolve_reference(self, item: list[Any]) -> Any:
         kind, number = item
         if kind == "thing":
             return self._objects[number]
 
-        def function(*arguments: Any, **named: Any) -> Any:
+        def call_test_function(*arguments: Any, **named: Any) -> Any:
             return self._call_back(number, (arguments, named))
 
-        self._functions[id(function)] = number
-        self._objects.append(function)  # so that no other object reuses its id
-        return function
+        self._functions[id(call_test_function)] = number
+        self._objects.append(call_test_function)  # so that no other object reuses its id
+        return call_test_function
 
     def _call_back(self, number: int, call: Any) -> Any:
         """Calls a function of the test, which may ask questions in between."""
-        self._say(["callback", number, self._encode(call)])
+        self._send_message(["callback", number, self._encode_value(call)])
         while line := self.questions.readline():
-            verb, *given = loads(line)
+            verb, *given = parse_line(line)
             if verb == "returned":
-                return decode(given[0], self._resolve)
+                return decode_value(given[0], self._resolve_reference)
             if verb == "raised":
                 kind, text = given
                 raise vars(builtins).get(kind, RuntimeError)(text)
-            self.answer(verb, *given)
+            self.answer_question(verb, *given)
         os._exit(0)
 
-    def _say(self, content: Any) -> None:
-        self._answers.write(dumps(content))
+    def _send_message(self, content: Any) -> None:
+        self._answers.write(format_line(content))
         self._answers.flush()
 
 
-def _text(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from symtable import SymbolTable, symtable
 from typing import Any, NoReturn
 
-from lockstep.helpers.sandbox.plain_values import NoPlainValue, decode, dumps, encode, loads
+from lockstep.helpers.sandbox.plain_values import NoPlainValue, decode_value, format_line, encode_value, parse_line
 from lockstep.helpers.sandbox.solution_side import read_source, take_pipes
 
 PASSED = 42
@@ -30,7 +30,7 @@ class FailedTest(BaseException):
 def run_test(file: int) -> NoReturn:
     """Runs the test in a file over its standard input and output."""
     side = _TesterSide(*take_pipes())
-    os._exit(PASSED if side.passes(read_source(file).decode()) else 1)
+    os._exit(PASSED if side.passes_test(read_source(file).decode()) else 1)
 
 
 class _TesterSide:
@@ -43,7 +43,7 @@ class _TesterSide:
         self._functions: list[Any] = []
         self._failed = False
 
-    def passes(self, test: str) -> bool:
+    def passes_test(self, test: str) -> bool:
         """True if a test completes."""
         try:
             names = _TestNames(self, test)
@@ -53,59 +53,59 @@ class _TesterSide:
             return False
         return not self._failed
 
-    def ask(self, verb: str, *arguments: Any, **named: Any) -> Any:
+    def ask_program(self, verb: str, *arguments: Any, **named: Any) -> Any:
         """Asks the program for an operation; returns a plain value or a `ProgramObject`."""
         if self._failed:
             raise FailedTest
-        self._say([verb, encode((arguments, named), self._refer)])
+        self._send_message([verb, encode_value((arguments, named), self._make_reference)])
         while True:
-            match self._read():
+            match self._read_message():
                 case ["callback", int(function), call] if 0 <= function < len(self._functions):
-                    self._call(self._functions[function], *self._decode_call(call))
+                    self._call_function(self._functions[function], *self._decode_call(call))
                 case ["result", item, changed]:
                     if changed is not None:
                         _replace_all(arguments, named, *self._decode_call(changed))
-                    return self._decode(item)
+                    return self._decode_value(item)
                 case ["raised", list(kinds), str(text)]:
-                    raise _error(verb, kinds, text)
+                    raise _build_error(verb, kinds, text)
                 case _:
-                    raise self._fail()
+                    raise self._fail_test()
 
-    def _fail(self) -> FailedTest:
+    def _fail_test(self) -> FailedTest:
         """Returns an exception that fails the test even if caught."""
         self._failed = True
         return FailedTest()
 
-    def _call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _call_function(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Calls a function of the test for the program."""
         try:
-            said = ["returned", encode(function(*arguments, **named), self._refer)]
+            said = ["returned", encode_value(function(*arguments, **named), self._make_reference)]
         except Exception as error:
             said = ["raised", type(error).__name__, str(error)]
-        self._say(said)
+        self._send_message(said)
 
     def _decode_call(self, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        match self._decode(item):
+        match self._decode_value(item):
             case (tuple(arguments), dict(named)):
                 return arguments, named
             case _:
-                raise self._fail()
+                raise self._fail_test()
 
-    def _decode(self, item: Any) -> Any:
+    def _decode_value(self, item: Any) -> Any:
         try:
-            return decode(item, self._resolve)
+            return decode_value(item, self._resolve_reference)
         except Exception:
-            raise self._fail() from None
+            raise self._fail_test() from None
 
-    def _refer(self, value: Any) -> list[Any]:
+    def _make_reference(self, value: Any) -> list[Any]:
         if isinstance(value, ProgramObject):
             return ["thing", hash(value)]
         if not callable(value):
-            raise self._fail()
+            raise self._fail_test()
         self._functions.append(value)
         return ["callback", len(self._functions) - 1]
 
-    def _resolve(self, item: list[Any]) -> Any:
+    def _resolve_reference(self, item: list[Any]) -> Any:
         match item:
             case ["thing", int(number)]:
                 return self._things.setdefault(number, ProgramObject(self, number))
@@ -114,18 +114,18 @@ class _TesterSide:
             case _:
                 raise NoPlainValue
 
-    def _say(self, content: Any) -> None:
+    def _send_message(self, content: Any) -> None:
         try:
-            self._questions.write(dumps(content))
+            self._questions.write(format_line(content))
             self._questions.flush()
         except OSError:
-            raise self._fail() from None
+            raise self._fail_test() from None
 
-    def _read(self) -> Any:
+    def _read_message(self) -> Any:
         try:
-            return loads(self._answers.readline())
+            return parse_line(self._answers.readline())
         except NoPlainValue:
-            raise self._fail() from None
+            raise self._fail_test() from None
 
 
 class ProgramObject:
@@ -145,10 +145,10 @@ class ProgramObject:
         # Python itself asks for these, and they change the meaning of others
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._side.ask("get", self, name)
+        return self._side.ask_program("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._side.ask("set", self, name, value)
+        self._side.ask_program("set", self, name, value)
 
     def __hash__(self) -> int:
         """The number of this thing on both sides."""
@@ -157,20 +157,20 @@ class ProgramObject:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ProgramObject):
             return self is other
-        return self._side.ask("plain", self) == other
+        return self._side.ask_program("plain", self) == other
 
 
-def _define(method: str, verb: str) -> None:
+def _define_method(method: str, verb: str) -> None:
     """Defines a method of `ProgramObject` that asks the program."""
 
-    def ask(self: ProgramObject, *arguments: Any, **named: Any) -> Any:
-        return self._side.ask(verb, self, *arguments, **named)
+    def ask_side(self: ProgramObject, *arguments: Any, **named: Any) -> Any:
+        return self._side.ask_program(verb, self, *arguments, **named)
 
-    setattr(ProgramObject, method, ask)
+    setattr(ProgramObject, method, ask_side)
 
 
 for _verb in ("call", "getitem", "setitem", "iter", "next", "len", "str", "repr", "bool"):
-    _define(f"__{_verb}__", _verb)
+    _define_method(f"__{_verb}__", _verb)
 
 
 class _TestNames(dict):
@@ -192,7 +192,7 @@ class _TestNames(dict):
             for symbol in table.get_symbols()
             if symbol.is_assigned() or symbol.is_imported()
         }
-        self._defined = frozenset(side.ask("import"))
+        self._defined = frozenset(side.ask_program("import"))
         if not set(_find_globals(table)) - own <= vars(builtins).keys():
             self._defined -= vars(builtins).keys()
 
@@ -204,7 +204,7 @@ class _TestNames(dict):
             module = __import__(name)
             if all(hasattr(module, attribute) for attribute in attributes):
                 return module
-        return self._side.ask("name", name)
+        return self._side.ask_program("name", name)
 
 
 def _find_globals(table: SymbolTable) -> Iterator[str]:
@@ -227,7 +227,7 @@ class _SolutionModule:
             raise AttributeError(name) from None
 
 
-def _error(verb: str, kinds: list[Any], text: str) -> Exception:
+def _build_error(verb: str, kinds: list[Any], text: str) -> Exception:
     """The program's error as a built-in class; RuntimeError for one that would end a loop."""
     known = (vars(builtins).get(kind) for kind in kinds if type(kind) is str)
     found = next(

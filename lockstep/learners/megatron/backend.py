@@ -28,7 +28,7 @@ class MegatronTraining(TrainingBackend):
         return False
 
     def refuse_options(self, section: LearnerSection) -> None:
-        if section.overflows:
+        if section.needs_loss_scale:
             raise ValueError(
                 "learner.backend=megatron does not support fp16; set learner.dtype=bf16"
             )
@@ -50,7 +50,7 @@ class MegatronTraining(TrainingBackend):
 
     def require_model(self, config: PreTrainedConfig, section: LearnerSection) -> None:
         from lockstep.models.device import resolve_device
-        from lockstep.models.megatron import require_known, stages
+        from lockstep.models.megatron import require_known, split_stages
 
         if importlib.util.find_spec("megatron") is None:
             raise InputError(
@@ -62,9 +62,9 @@ class MegatronTraining(TrainingBackend):
                 "learner.backend=megatron supports bf16 only on GPUs; use learner.dtype=fp32"
             )
         require_known(config)
-        stages(int(config.num_hidden_layers), section.parallel.pp, section.layout_key)
+        split_stages(int(config.num_hidden_layers), section.parallel.pp, section.layout_key)
 
-    def build(
+    def build_learner(
         self,
         folder: str,
         head: HeadKind,

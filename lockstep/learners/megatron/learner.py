@@ -20,7 +20,7 @@ from lockstep.learners.megatron.model import PipelineStage
 from lockstep.learners.megatron.pieces import MegatronPiece
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.losses.base import Loss, Outputs
-from lockstep.models.heads import canonical
+from lockstep.models.heads import canonical_name
 from lockstep.models.laid_out import LaidOut
 
 
@@ -49,7 +49,7 @@ class MegatronLearner(RankLearner):
         self._stage = stage
         self._own = pieces
         self._base = base
-        self._announced = _of_all_stages(pieces, ranks)
+        self._announced = _gather_stage_names(pieces, ranks)
         self._copy_embedding()
 
     def optim_step(self) -> Metrics:
@@ -65,7 +65,7 @@ class MegatronLearner(RankLearner):
         """Yields weights by stage; a stage gathers each tensor, then sends it to other stages."""
         group = self._ranks.group("pp")
         here = self._ranks.index("pp")
-        own = (found for piece in self._own for found in self._gather(piece, dtype))
+        own = (found for piece in self._own for found in self._gather_piece(piece, dtype))
         for stage, names in enumerate(self._announced):
             for name, shape in names:
                 if stage == here:
@@ -76,7 +76,7 @@ class MegatronLearner(RankLearner):
                     dist.broadcast(tensor, dist.get_global_rank(group, stage), group=group)
                 yield name, tensor
         for name, buffer in self._stage.named_buffers():
-            yield canonical(f"{self._base}{name}"), buffer
+            yield canonical_name(f"{self._base}{name}"), buffer
 
     def _lay_out(self, batch: Batch) -> LaidOut:
         return self._stage.lay_out(batch)
@@ -90,29 +90,29 @@ class MegatronLearner(RankLearner):
 
         return self._run_passes(micros, compute_loss, forward_only=False)
 
-    def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
-        def keep(
+    def _compute_outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
+        def keep_outputs(
             rows: list[int], batch: Any, outputs: Outputs, non_loss_data: bool = True
         ) -> Outputs:
             return outputs
 
-        return iter(self._run_passes(micros, keep, forward_only=True))
+        return iter(self._run_passes(micros, keep_outputs, forward_only=True))
 
     def _run_passes(
         self, micros: MicroBatches, finish: Callable[..., Any], forward_only: bool
     ) -> list[Any]:
         """Runs the passes; on the last stage, returns `finish(rows, batch, outputs)` of each."""
 
-        def step(waiting: Iterator[Any], stage: PipelineStage) -> tuple[Any, Callable[..., Any]]:
+        def forward_step(waiting: Iterator[Any], stage: PipelineStage) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)
-            with self._computation():
+            with self._open_autocast():
                 outputs = stage(batch)
             return outputs, lambda found, **options: finish(rows, batch, found, **options)
 
         if not len(micros):
             return []
         return get_forward_backward_func()(
-            forward_step_func=step,
+            forward_step_func=forward_step,
             data_iterator=iter(micros),
             model=[self._stage],
             num_microbatches=len(micros),
@@ -122,8 +122,8 @@ class MegatronLearner(RankLearner):
             collect_non_loss_data=forward_only,
         )
 
-    def _gradients(self) -> list[Tensor]:
-        gradients = [piece.gradient() for piece in self._own]
+    def _reduce_gradients(self) -> list[Tensor]:
+        gradients = [piece.read_gradient() for piece in self._own]
         self._add_gradient_of_head(gradients)
         for name in ("dp", "cp"):
             all_reduce_sum(gradients, self._ranks.group(name))
@@ -164,11 +164,11 @@ class MegatronLearner(RankLearner):
             stage.head_weight.detach()[: stage.own_rows].copy_(table)
 
 
-def _of_all_stages(
+def _gather_stage_names(
     pieces: list[MegatronPiece], ranks: RankMesh
 ) -> list[list[tuple[str, tuple[int, ...]]]]:
     """Gathers names and shapes of each stage's tensors."""
-    own = [(canonical(box.name), box.whole) for piece in pieces for box in piece.boxes]
+    own = [(canonical_name(box.name), box.whole) for piece in pieces for box in piece.boxes]
     found: list[Any] = [own] * ranks.size("pp")
     if ranks.size("pp") > 1:
         dist.all_gather_object(found, own, group=ranks.group("pp"))

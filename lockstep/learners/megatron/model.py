@@ -32,7 +32,7 @@ from lockstep.models.heads import (
 )
 from lockstep.models.kernels import FUSED
 from lockstep.models.laid_out import LaidOut, read_masked, read_values
-from lockstep.models.megatron import layers_of, stages
+from lockstep.models.megatron import find_megatron_layers, split_stages
 from lockstep_logprobs.shard import Shard
 
 
@@ -89,7 +89,7 @@ class PipelineStage(nn.Module):
         config = network.config
         self._head: HeadKind = head
         self._ranks = ranks
-        family = layers_of(config)
+        family = find_megatron_layers(config)
         self.config = _megatron_config(config, family, sent, ranks)
         here = ranks.index("pp")
         last = ranks.size("pp") - 1
@@ -98,7 +98,7 @@ class PipelineStage(nn.Module):
         rows = -(-self.vocabulary // ranks.size("tp"))
         self.gpt = GPTModel(
             self.config,
-            _layers(family),
+            _build_layer_spec(family),
             vocab_size=rows * ranks.size("tp"),
             max_sequence_length=int(config.max_position_embeddings),
             pre_process=here == 0,
@@ -109,10 +109,10 @@ class PipelineStage(nn.Module):
             pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
         self.model_type = self.gpt.model_type
-        self.first_layer = sum(stages(self.config.num_layers, last + 1)[:here])
+        self.first_layer = sum(split_stages(self.config.num_layers, last + 1)[:here])
         self.first_row = min(rows * ranks.index("tp"), self.vocabulary)
         self.own_rows = min(rows, self.vocabulary - self.first_row)
-        self.rotary_emb = _rotary(network)
+        self.rotary_emb = _build_rotary(network)
         if not scores_tokens(head) and here == last:
             del self.gpt.output_layer
             self.value = value_unit(self.config.hidden_size, head)
@@ -128,7 +128,7 @@ class PipelineStage(nn.Module):
 
     def lay_out(self, batch: Batch) -> LaidOut:
         """Lays out a batch on the CPU, so that the model need not sync with its device."""
-        return LaidOut.of(
+        return LaidOut.from_batch(
             batch, self._ranks, read_masked if scores_tokens(self._head) else read_values
         )
 
@@ -184,7 +184,7 @@ def join_groups(ranks: RankMesh) -> None:
         )
 
 
-def _layers(family: MegatronLayers) -> ModuleSpec:
+def _build_layer_spec(family: MegatronLayers) -> ModuleSpec:
     spec: Any = get_gpt_layer_local_spec(qk_layernorm=family.qk_norm, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = LayoutAttention
     return spec
@@ -193,7 +193,7 @@ def _layers(family: MegatronLayers) -> ModuleSpec:
 def _megatron_config(
     config: PreTrainedConfig, family: MegatronLayers, sent: torch.dtype, ranks: RankMesh
 ) -> TransformerConfig:
-    split = stages(int(config.num_hidden_layers), ranks.size("pp"))
+    split = split_stages(int(config.num_hidden_layers), ranks.size("pp"))
     return TransformerConfig(
         num_layers=int(config.num_hidden_layers),
         hidden_size=int(config.hidden_size),
@@ -223,7 +223,7 @@ def _megatron_config(
     )
 
 
-def _rotary(network: PreTrainedModel) -> nn.Module:
+def _build_rotary(network: PreTrainedModel) -> nn.Module:
     """Frequencies of rotary positions, as `transformers` computes them."""
     made: Any = type(network.base_model.get_submodule("rotary_emb"))(network.config)
     if made.attention_scaling != 1.0:

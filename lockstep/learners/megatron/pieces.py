@@ -17,9 +17,9 @@ from transformers import PreTrainedConfig
 from lockstep.distributed.ranks import RankMesh
 from lockstep.learners.megatron.model import PipelineStage
 from lockstep.learners.pieces import ParameterPiece, TensorBox
-from lockstep.models.heads import canonical
-from lockstep.models.megatron import ParameterSlice, itself, places
-from lockstep.weight_sync.outgoing import type_for
+from lockstep.models.heads import canonical_name
+from lockstep.models.megatron import ParameterSlice, view_unchanged, list_slices
+from lockstep.weight_sync.outgoing import choose_sent_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,18 +41,18 @@ class MegatronPiece(ParameterPiece):
     def cut_over(self) -> frozenset[str]:
         return frozenset(("pp",) if self.dim is None else ("pp", "tp"))
 
-    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def gather_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         for box in self.boxes:
-            own = box.read(self.local)
-            yield canonical(box.name), self._whole(box, own.to(type_for(own, dtype)))
+            own = box.read_box(self.local)
+            yield canonical_name(box.name), self._gather_full(box, own.to(choose_sent_dtype(own, dtype)))
 
-    def gradient(self) -> Tensor:
+    def read_gradient(self) -> Tensor:
         gradient = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)
         return gradient[: len(self.local)]
 
-    def _whole(self, box: TensorBox, own: Tensor) -> Tensor:
+    def _gather_full(self, box: TensorBox, own: Tensor) -> Tensor:
         group = self.ranks.group("tp")
         shares = self.ranks.size("tp")
         if self.dim is None or group is None:
@@ -66,7 +66,7 @@ class MegatronPiece(ParameterPiece):
         return torch.cat(parts, self.dim).narrow(self.dim, 0, box.whole[self.dim])
 
 
-def pieces_of(
+def list_pieces(
     stage: PipelineStage, config: PreTrainedConfig, base: str, ranks: RankMesh
 ) -> Iterator[MegatronPiece]:
     """Yields the pieces of all parameters of a stage, except a tied head's copy of the embedding.
@@ -80,11 +80,11 @@ def pieces_of(
     for name, parameter in stage.named_parameters():
         own = name.removeprefix("gpt.")
         if own == name:  # of a value head
-            found: tuple[ParameterSlice, ...] = (ParameterSlice(name, None, itself),)
+            found: tuple[ParameterSlice, ...] = (ParameterSlice(name, None, view_unchanged),)
         elif own == "output_layer.weight" and stage.tied:
             found = ()
         else:
-            known = places(own, config, stage.first_layer)
+            known = list_slices(own, config, stage.first_layer)
             above = "lm." if own == "output_layer.weight" else base
             found = tuple(
                 ParameterSlice(f"{above}{place.name}", place.dim, place.view) for place in known
@@ -95,7 +95,7 @@ def pieces_of(
                 local = parameter.detach()[: stage.own_rows]
             else:
                 local = parameter.detach()
-            boxes = tuple(_box(place, local, ranks) for place in found)
+            boxes = tuple(_build_box(place, local, ranks) for place in found)
             if of_vocabulary:
                 boxes = tuple(
                     replace(
@@ -107,7 +107,7 @@ def pieces_of(
             yield MegatronPiece(name, parameter, local, boxes, found[0].dim, partial, ranks)
 
 
-def _box(place: ParameterSlice, local: Tensor, ranks: RankMesh) -> TensorBox:
+def _build_box(place: ParameterSlice, local: Tensor, ranks: RankMesh) -> TensorBox:
     rest = tuple(local.shape[1:])
     shape = (place.view(local).numel() // prod(rest), *rest)
     whole = list(shape)

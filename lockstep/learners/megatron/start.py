@@ -15,10 +15,10 @@ from lockstep.learners.boxes import BoxReader
 from lockstep.learners.megatron.learner import MegatronLearner
 from lockstep.learners.megatron.model import PipelineStage, join_groups
 from lockstep.learners.megatron.on_cpu import compute_on_cpu
-from lockstep.learners.megatron.pieces import pieces_of
+from lockstep.learners.megatron.pieces import list_pieces
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import read_config, skeleton
-from lockstep.models.heads import in_folder, scores_tokens
+from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.heads import name_in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
@@ -45,7 +45,7 @@ def start_learner(
     # required by Megatron's overlapping reductions
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = resolve_device(section.device)
-    network = skeleton(read_config(folder, headless=not scores_tokens(head)), folder)
+    network = build_skeleton(read_config(folder, headless=not scores_tokens(head)), folder)
     check_weights(folder, network, headless=not scores_tokens(head))
     if device.type == "cpu":
         compute_on_cpu()
@@ -56,10 +56,10 @@ def start_learner(
         checkpoint_layers(stage.gpt.decoder.layers)
     backbone = network.base_model_prefix
     base = f"lm.{backbone}." if scores_tokens(head) else "backbone."
-    pieces = list(pieces_of(stage, network.config, base, ranks))
+    pieces = list(list_pieces(stage, network.config, base, ranks))
     with BoxReader(weight_files(Path(folder))) as saved, torch.no_grad():
         for piece in pieces:
-            if not piece.name.startswith("value.") or in_folder(backbone, piece.name) in saved:
-                saved.fill(piece.local, piece, partial(in_folder, backbone))
+            if not piece.name.startswith("value.") or name_in_folder(backbone, piece.name) in saved:
+                saved.fill_piece(piece.local, piece, partial(name_in_folder, backbone))
                 require_finite_tensor(folder, piece.name, piece.local)
     return MegatronLearner(stage, pieces, base, section, optimizer, ranks)

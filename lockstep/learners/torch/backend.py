@@ -28,7 +28,7 @@ class TorchTraining(TrainingBackend):
         if section.parallel.pp > 1:
             raise ValueError("parallel.pp requires learner.backend=megatron; leave it at 1")
 
-    def build(
+    def build_learner(
         self,
         folder: str,
         head: HeadKind,

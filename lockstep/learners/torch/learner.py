@@ -17,9 +17,9 @@ from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.losses.base import Loss, Outputs
-from lockstep.models.heads import LogitsHead, ValueHead, canonical
+from lockstep.models.heads import LogitsHead, ValueHead, canonical_name
 from lockstep.models.laid_out import LaidOut
-from lockstep.models.lora import is_adapter, learns, merging
+from lockstep.models.lora import is_adapter, is_trained, build_merges
 from lockstep.models.parallelize import abandon_pass
 
 
@@ -43,12 +43,12 @@ class TorchLearner(RankLearner):
     ) -> None:
         self._head = model
         self._merges = section.lora is not None and section.adapters_apart is None
-        adapted = merging(model) if self._merges else {}
+        adapted = build_merges(model) if self._merges else {}
         self._held = [
-            TorchPiece.of(name, held, adapted.get(name)) for name, held in model.named_parameters()
+            TorchPiece.from_parameter(name, held, adapted.get(name)) for name, held in model.named_parameters()
         ]
         self._learned = [
-            piece for piece in self._held if section.lora is None or learns(piece.name)
+            piece for piece in self._held if section.lora is None or is_trained(piece.name)
         ]
         super().__init__(model, self._learned, section, optimizer, ranks)
         for piece in set(self._held) - set(self._learned):
@@ -57,23 +57,23 @@ class TorchLearner(RankLearner):
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yields weights, see `SendsWeights`; merges adapters into copies, or yields only them."""
         adapters = [piece.local for piece in self._held if self._merges and is_adapter(piece.name)]
-        with self._host.lend(adapters):
+        with self._host.lend_tensors(adapters):
             for piece in self._held:
                 if not (self._merges and is_adapter(piece.name)):
-                    yield from self._gather(piece, dtype)
+                    yield from self._gather_piece(piece, dtype)
         for name, buffer in self.model.named_buffers():
-            yield canonical(name), buffer
+            yield canonical_name(name), buffer
 
     def load(self, folder: Path) -> None:
         abandon_pass(self.model)
         super().load(folder)
 
-    def _constants(self) -> dict[str, Tensor]:
+    def _list_constants(self) -> dict[str, Tensor]:
         if self.section.lora is not None:  # a checkpoint of adapters has nothing else
             return {}
         kept = self.model.state_dict().keys()
         return {
-            canonical(name): buffer for name, buffer in self.model.named_buffers() if name in kept
+            canonical_name(name): buffer for name, buffer in self.model.named_buffers() if name in kept
         }
 
     def _lay_out(self, batch: Batch) -> LaidOut:
@@ -83,10 +83,10 @@ class TorchLearner(RankLearner):
         parts: list[Metrics] = []
         for number, (rows, micro) in enumerate(micros, 1):
             self._begin_pass(last=number == len(micros))
-            with self._computation():
+            with self._open_autocast():
                 outputs = self.model(micro)
             total, metrics = self._compute_loss(loss, outputs, rows, micro)
-            total.backward(torch.full_like(total, self._factor))
+            total.backward(torch.full_like(total, self._loss_factor))
             parts.append(metrics)
         return parts
 
@@ -99,17 +99,17 @@ class TorchLearner(RankLearner):
             self.model.set_requires_gradient_sync(last or self.section.sync_every_pass)
             self.model.set_reshard_after_backward(last, recurse=False)
 
-    def _gradients(self) -> list[Tensor]:
-        gradients = super()._gradients()
+    def _reduce_gradients(self) -> list[Tensor]:
+        gradients = super()._reduce_gradients()
         if isinstance(self.model, FSDPModule):
             pairs = zip(self._learned, gradients, strict=True)
             whole = [gradient for piece, gradient in pairs if not piece.is_cut_by_fsdp]
             all_reduce_sum(whole, self._ranks.joint_group("dp_replicate", "dp", "cp"))
         return gradients
 
-    def _outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
+    def _compute_outputs(self, micros: MicroBatches) -> Iterator[Outputs]:
         for _, micro in micros:
-            with self._computation(), torch.no_grad():
+            with self._open_autocast(), torch.no_grad():
                 outputs = self.model(micro)
             yield outputs
         self._forget_gathered()

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lockstep.learners.pieces import ParameterPiece, TensorBox
-from lockstep.models.heads import canonical
+from lockstep.models.heads import canonical_name
 from lockstep.models.parallelize import CUT
-from lockstep.weight_sync.outgoing import type_for
+from lockstep.weight_sync.outgoing import choose_sent_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class TorchPiece(ParameterPiece):
     merged: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
-    def of(
+    def from_parameter(
         cls, name: str, parameter: nn.Parameter, merged: Callable[[Tensor], Tensor] | None = None
     ) -> TorchPiece:
         held = parameter.detach()
@@ -40,14 +40,14 @@ class TorchPiece(ParameterPiece):
                 name,
                 parameter,
                 held,
-                (TensorBox(name, whole, (0,) * len(whole), whole, _itself),),
+                (TensorBox(name, whole, (0,) * len(whole), whole, _view_unchanged),),
                 None,
                 merged,
             )
         mesh = held.device_mesh
         local = held.to_local()
         _, offset = compute_local_shape_and_global_offset(held.shape, mesh, held.placements)
-        box = TensorBox(name, whole, tuple(offset), tuple(local.shape), _itself)
+        box = TensorBox(name, whole, tuple(offset), tuple(local.shape), _view_unchanged)
         return cls(name, parameter, local, (box,), mesh, merged)
 
     @property
@@ -69,13 +69,13 @@ class TorchPiece(ParameterPiece):
         """
         return self.mesh is not None and CUT in (self.mesh.mesh_dim_names or ())
 
-    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def gather_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         held = self.parameter.detach()
         weight = held if self.merged is None else self.merged(held)
-        weight = weight.to(type_for(weight, dtype))
-        yield canonical(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
+        weight = weight.to(choose_sent_dtype(weight, dtype))
+        yield canonical_name(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
 
-    def gradient(self) -> Tensor:
+    def read_gradient(self) -> Tensor:
         """Gradient, summed over ranks with the same piece unless FSDP ignores the parameter."""
         gradient = self.parameter.grad
         if gradient is None:
@@ -86,5 +86,5 @@ class TorchPiece(ParameterPiece):
         return gradient.redistribute(placements=self.parameter.placements).to_local()
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _view_unchanged(tensor: Tensor) -> Tensor:
     return tensor

@@ -16,11 +16,11 @@ from lockstep.distributed.ranks import RankMesh
 from lockstep.learners.boxes import BoxReader
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models import lora
-from lockstep.models.families.registry import family_of
-from lockstep.models.folder import read_config, skeleton
-from lockstep.models.heads import LogitsHead, ValueHead, in_folder, scores_tokens
+from lockstep.models.families.registry import find_family
+from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.heads import LogitsHead, ValueHead, name_in_folder, scores_tokens
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.models.parallelize import checkpoint_layers, compile_layers, layers, parallelize
+from lockstep.models.parallelize import checkpoint_layers, compile_layers, list_layers, parallelize_model
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
 
 
@@ -46,7 +46,7 @@ def build_model(
         device: Device of the computation.
     """
     config = read_config(folder, headless=not scores_tokens(head))
-    if ranks.mesh is None or not family_of(config).reads_boxes:
+    if ranks.mesh is None or not find_family(config).reads_boxes:
         if scores_tokens(head):
             network = load_causal_lm(folder)
         else:
@@ -58,12 +58,12 @@ def build_model(
         if isinstance(model, ValueHead):
             _load_value_unit(model, network, folder)
         if section.lora is not None:
-            lora.adapt(network, section.lora)
+            lora.add_adapters(network, section.lora)
             model.load_state_dict(lora.first_weights(model, seed), strict=False)
         model.to(device)
-        _shard(model, network, section, ranks)
+        _shard_model(model, network, section, ranks)
         return model
-    whole = skeleton(config, folder)
+    whole = build_skeleton(config, folder)
     check_weights(folder, whole, headless=not scores_tokens(head))
     network = whole if scores_tokens(head) else whole.base_model
     assert isinstance(network, PreTrainedModel), (
@@ -75,21 +75,21 @@ def build_model(
         else:
             model = ValueHead(network, seed, ranks, head)
         if section.lora is not None:
-            lora.adapt(network, section.lora)
-    _shard(model, network, section, ranks)
+            lora.add_adapters(network, section.lora)
+    _shard_model(model, network, section, ranks)
     model.to_empty(device="cpu" if section.cpu_offload else device)
-    _fill(model, network, folder, lora.first_weights(model, seed))
+    _fill_weights(model, network, folder, lora.first_weights(model, seed))
     return model
 
 
-def _shard(
+def _shard_model(
     model: nn.Module, network: PreTrainedModel, section: LearnerSection, ranks: RankMesh
 ) -> None:
     if section.compile:
         compile_layers(network)
     if section.activation_checkpointing:
-        checkpoint_layers(layers(network))
-    parallelize(model, network, ranks, section)
+        checkpoint_layers(list_layers(network))
+    parallelize_model(model, network, ranks, section)
 
 
 @torch.no_grad()
@@ -97,12 +97,12 @@ def _load_value_unit(model: ValueHead, network: PreTrainedModel, folder: str) ->
     """Loads the unit of a value head from a folder, if it has one, such as a reward model's."""
     with BoxReader(weight_files(Path(folder))) as saved:
         for name in model.first_weights():
-            if (there := in_folder(network.base_model_prefix, name)) in saved:
-                model.get_parameter(name).copy_(saved.whole(there))
+            if (there := name_in_folder(network.base_model_prefix, name)) in saved:
+                model.get_parameter(name).copy_(saved.read_tensor(there))
 
 
 @torch.no_grad()
-def _fill(
+def _fill_weights(
     model: LogitsHead | ValueHead,
     network: PreTrainedModel,
     folder: str,
@@ -116,11 +116,11 @@ def _fill(
     made = {**adapters, **(model.first_weights() if isinstance(model, ValueHead) else {})}
     with BoxReader(weight_files(Path(folder))) as saved:
         for name, parameter in model.named_parameters():
-            piece = TorchPiece.of(name, parameter)
-            if name in made and in_folder(network.base_model_prefix, name) not in saved:
+            piece = TorchPiece.from_parameter(name, parameter)
+            if name in made and name_in_folder(network.base_model_prefix, name) not in saved:
                 (box,) = piece.boxes
                 place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
                 piece.local.copy_(made[name][place])
             else:
-                saved.fill(piece.local, piece, partial(in_folder, network.base_model_prefix))
+                saved.fill_piece(piece.local, piece, partial(name_in_folder, network.base_model_prefix))
                 require_finite_tensor(folder, name, piece.local)

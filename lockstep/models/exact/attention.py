@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import pad
+from lockstep.models.exact.linear import pad_rows
 from lockstep.models.kernels import FUSED, AttentionKernel
 from lockstep_logprobs.kernel import runs_fused
 
@@ -54,7 +54,7 @@ class BlockwiseKernel(AttentionKernel):
     softcap: float | None = None
     sinks: Tensor | None = None
 
-    def causal(
+    def attend_causally(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         if self._is_fused(query):
@@ -65,38 +65,38 @@ class BlockwiseKernel(AttentionKernel):
         heads = key.shape[1]
         width = query.shape[2]
         with _no_autocast(query.device):
-            query, key, value = (pad(x.float(), KEYS) for x in (query, key, value))
-            q, groups = _fold(query * scaling, heads)
+            query, key, value = (pad_rows(x.float(), KEYS) for x in (query, key, value))
+            q, groups = _fold_queries(query * scaling, heads)
             how = window, self.softcap, groups
             out = _CausalAttention.apply(
-                q, key.flatten(0, 1), value.flatten(0, 1), self._sinks(query, heads), *how
+                q, key.flatten(0, 1), value.flatten(0, 1), self._repeat_sinks(query, heads), *how
             )
-            return _unfold(out, heads, groups)[:, :width].flatten(0, 1)
+            return _unfold_output(out, heads, groups)[:, :width].flatten(0, 1)
 
-    def mask(self, seen: Tensor) -> Tensor:
+    def build_mask(self, seen: Tensor) -> Tensor:
         return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
 
-    def newest(
+    def attend_newest(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float
     ) -> Tensor:
         if self._is_fused(query):
-            from lockstep.models.exact.fused.attention import attend
+            from lockstep.models.exact.fused.attention import run_attention
 
             q = query.float()[:, :, None]
             k = key.float()
             v = value.float()
-            return attend(q, k, v, mask[:, 0].contiguous(), scaling, k.shape[2])[:, 0]
+            return run_attention(q, k, v, mask[:, 0].contiguous(), scaling, k.shape[2])[:, 0]
         heads = key.shape[1]
         queries = query.shape[1]
         with _no_autocast(query.device):
-            q = pad(
+            q = pad_rows(
                 (query.float() * scaling).reshape(-1, queries // heads, query.shape[2]), QUERIES
             )
             k = key.float().flatten(0, 1)
             v = value.float().flatten(0, 1)
-            sinks = self._sinks(query, heads)
-            out = _attend(
-                q, k, v, mask, self.softcap, None if sinks is None else pad(sinks, QUERIES)
+            sinks = self._repeat_sinks(query, heads)
+            out = _attend_block(
+                q, k, v, mask, self.softcap, None if sinks is None else pad_rows(sinks, QUERIES)
             )
             return out[:, : queries // heads].reshape(query.shape)
 
@@ -104,7 +104,7 @@ class BlockwiseKernel(AttentionKernel):
         """True if Triton's kernel can compute it: no cap and no sinks."""
         return self.softcap is None and self.sinks is None and runs_fused(query)
 
-    def _sinks(self, query: Tensor, heads: int) -> Tensor | None:
+    def _repeat_sinks(self, query: Tensor, heads: int) -> Tensor | None:
         """The sinks for the queries of one token [B, G, 1]."""
         if self.sinks is None:
             return None
@@ -119,18 +119,18 @@ def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _fold(query: Tensor, heads: int) -> tuple[Tensor, int]:
+def _fold_queries(query: Tensor, heads: int) -> tuple[Tensor, int]:
     """Reshapes queries [rows, H, T, D] to [B, T · G, D]; returns also G."""
     groups = query.shape[1] // heads
     return query.unflatten(1, (heads, groups)).transpose(2, 3).flatten(2, 3).flatten(0, 1), groups
 
 
-def _unfold(out: Tensor, heads: int, groups: int) -> Tensor:
+def _unfold_output(out: Tensor, heads: int, groups: int) -> Tensor:
     """Reshapes [B, T · G, D] to [rows, T, H, D]."""
     return out.unflatten(0, (-1, heads)).unflatten(2, (-1, groups)).transpose(1, 2).flatten(2, 3)
 
 
-def _attend(
+def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
     """Attention of some queries [B, M, D] to keys [B, W, D].
@@ -144,12 +144,12 @@ def _attend(
         softcap: As in `BlockwiseKernel`.
         sinks: One for each query, broadcastable to [B, M, 1].
     """
-    return _mix(_weights(q, k, mask, softcap, sinks)[0], v)
+    return _mix_values(_compute_weights(q, k, mask, softcap, sinks)[0], v)
 
 
-def _mix(weight: Tensor, v: Tensor) -> Tensor:
+def _mix_values(weight: Tensor, v: Tensor) -> Tensor:
     """Sums values weighted by [B, M, W]."""
-    filled = pad(weight, QUERIES)
+    filled = pad_rows(weight, QUERIES)
     out = torch.bmm(filled[:, :, :BLOCK], v[:, :BLOCK])
     for start in range(BLOCK, v.shape[1], BLOCK):
         keys = slice(start, start + BLOCK)
@@ -157,11 +157,11 @@ def _mix(weight: Tensor, v: Tensor) -> Tensor:
     return out[:, : weight.shape[1]]
 
 
-def _weights(
+def _compute_weights(
     q: Tensor, k: Tensor, mask: Tensor, softcap: float | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Probabilities of keys [B, M, W] and of sinks [B, M, 1]; and tanh(score / cap) if capped."""
-    score = torch.bmm(pad(q, QUERIES), k.transpose(1, 2))[:, : q.shape[1]]
+    score = torch.bmm(pad_rows(q, QUERIES), k.transpose(1, 2))[:, : q.shape[1]]
     bent = None
     if softcap is not None:
         bent = score.div_(softcap).tanh_()
@@ -177,7 +177,7 @@ def _weights(
 
 
 @lru_cache(maxsize=256)
-def _mask(
+def _build_causal_mask(
     start: int, stop: int, first: int, groups: int, window: int | None, device: torch.device
 ) -> Tensor:
     """Mask of keys [first, stop) for queries [start, stop), fp32 [(stop − start) · G, W]."""
@@ -192,7 +192,7 @@ def _mask(
     return mask.repeat_interleave(groups, 0)
 
 
-def _pieces(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple[int, int, int]]:
+def _list_query_blocks(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple[int, int, int]]:
     """Blocks of queries as (start, stop, first key).
 
     The first key begins the first block of keys that they see. Queries are those of the last
@@ -222,7 +222,7 @@ def _piece_weights(
     """`_weights` for the queries of one of `_pieces`."""
     start, stop, first = piece
     own = None if sinks is None else sinks.repeat(1, stop - start, 1)
-    return _weights(q, k, _mask(start, stop, first, groups, window, q.device), softcap, own)
+    return _compute_weights(q, k, _build_causal_mask(start, stop, first, groups, window, q.device), softcap, own)
 
 
 class _TritonAttention(torch.autograd.Function):
@@ -232,17 +232,17 @@ class _TritonAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        from lockstep.models.exact.fused.attention import attend
+        from lockstep.models.exact.fused.attention import run_attention
 
         ctx.save_for_backward(query, key, value)
         ctx.how = scaling, window
-        return attend(query, key, value, None, scaling, key.shape[2] if window is None else window)
+        return run_attention(query, key, value, None, scaling, key.shape[2] if window is None else window)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         given = [x.detach().requires_grad_() for x in ctx.saved_tensors]
         with torch.enable_grad():
-            out = FUSED.causal(*given, *ctx.how)
+            out = FUSED.attend_causally(*given, *ctx.how)
         return *torch.autograd.grad(out, given, grad_outputs[0].flatten(0, 1)), None, None
 
 
@@ -268,13 +268,13 @@ class _CausalAttention(torch.autograd.Function):
         kept = tuple[Tensor | None, ...]()
         how = (window, softcap, groups)
         before = k.shape[1] * groups - q.shape[1]
-        for start, stop, first in _pieces(q, k, groups, window):
+        for start, stop, first in _list_query_blocks(q, k, groups, window):
             queries = slice(start * groups - before, stop * groups - before)
             keys = slice(first, stop)
             kept = found = _piece_weights(
                 q[:, queries], k[:, keys], sinks, (start, stop, first), *how
             )
-            parts.append(_mix(found[0], v[:, keys]))
+            parts.append(_mix_values(found[0], v[:, keys]))
         out = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         ctx.save_for_backward(q, k, v, sinks, out, *(kept if len(parts) == 1 else ()))
         ctx.how = how
@@ -291,7 +291,7 @@ class _CausalAttention(torch.autograd.Function):
         dsinks = None if sinks is None else torch.zeros_like(sinks)
         offset = (gradient * out).sum(-1, keepdim=True)
         assert q.shape[1] == k.shape[1] * groups, "only whole sequences are trained on"
-        for start, stop, first in _pieces(q, k, groups, window):
+        for start, stop, first in _list_query_blocks(q, k, groups, window):
             queries = slice(start * groups, stop * groups)
             keys = slice(first, stop)
             weight, share, bent = kept or _piece_weights(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import linear
+from lockstep.models.exact.linear import exact_linear
 from lockstep_logprobs.hidden import count_missing_rows
 
 ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "Qwen3MoeTopKRouter")
@@ -24,7 +24,7 @@ EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 """Expert classes of `transformers` that `compute_experts` supports."""
 
 
-def route(router: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+def route_tokens(router: Any, hidden: Tensor) -> tuple[Tensor, ...]:
     """A router's results for some tokens, by its own operations on padded rows."""
     rows = hidden.shape[:-1].numel()
     filled = F.pad(hidden.reshape(rows, -1), (0, 0, 0, count_missing_rows(rows, router.weight)))
@@ -54,8 +54,8 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
     with torch.autocast(hidden.device.type, enabled=False):
         rows = hidden.to(weights[0].dtype)[order // chosen.shape[1]]
         parts = rows.split(ends.diff(prepend=ends.new_zeros(1)).tolist())  # the only device sync
-        gated = [_gate(experts, x) for x in _map_each(parts, weights[0], biases[0])]
-        out = torch.cat(_map_each(gated, weights[1], biases[1]))
+        gated = [_gate_experts(experts, x) for x in _apply_each(parts, weights[0], biases[0])]
+        out = torch.cat(_apply_each(gated, weights[1], biases[1]))
         each = (
             torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape)
             * share[:, :, None]
@@ -63,13 +63,13 @@ def compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, share: Tensor)
         return reduce(torch.add, each.unbind(1)).to(hidden.dtype)
 
 
-def _map_each(parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+def _apply_each(parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
     """Applies each expert's linear map to its rows."""
     biases = [None] * len(weight) if bias is None else bias.unbind()
-    return [linear(x, w, b) for x, w, b in zip(parts, weight.unbind(), biases, strict=True)]
+    return [exact_linear(x, w, b) for x, w, b in zip(parts, weight.unbind(), biases, strict=True)]
 
 
-def _gate(experts: Any, x: Tensor) -> Tensor:
+def _gate_experts(experts: Any, x: Tensor) -> Tensor:
     if experts.is_concatenated:
         gate, up = x.chunk(2, -1)
         return experts.act_fn(gate) * up

@@ -22,7 +22,7 @@ from lockstep_logprobs.hidden import count_missing_rows
 from lockstep_logprobs.kernel import runs_fused
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Batch-invariant `F.linear`; differentiable."""
     rows = x.shape[:-1].numel()
     if missing := count_missing_rows(rows, weight):
@@ -32,15 +32,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def exact_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`linear` on any device: on GPUs a product of fixed tiles, in the type of autocast."""
     if not runs_fused(x):
-        return linear(x, weight, bias)
+        return exact_linear(x, weight, bias)
     x, weight = cast_as_autocast(x, weight)
     return _FixedTiles.apply(x, weight, None if bias is None else bias.to(weight.dtype))
 
 
-def pad(x: Tensor, multiple: int) -> Tensor:
+def pad_rows(x: Tensor, multiple: int) -> Tensor:
     """Adds zero rows up to a multiple; returns `x` itself if none are missing (`F.pad` copies)."""
     if x.shape[-2] % multiple:
         return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple))
@@ -50,8 +50,8 @@ def pad(x: Tensor, multiple: int) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """SiLU, x · sigmoid(x), with position-independent rounding; differentiable."""
     if x.requires_grad:
-        return _ActivationFunction.apply(x, _silu, torch.ops.aten.silu_backward)
-    return _silu(x)
+        return _ActivationFunction.apply(x, _compute_silu, torch.ops.aten.silu_backward)
+    return _compute_silu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return _gelu_tanh(x)
 
 
-def _silu(x: Tensor) -> Tensor:
+def _compute_silu(x: Tensor) -> Tensor:
     wide = x.float()
     divisor = wide.neg().exp_().add_(1.0)
     return torch.div(wide, divisor, out=divisor).to(x.dtype)
@@ -82,13 +82,13 @@ class _FixedTiles(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        from lockstep.models.exact.fused.products import multiply
+        from lockstep.models.exact.fused.products import multiply_tiles
 
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, weight)
         ctx.shape = x.shape
         ctx.has_bias = bias is not None
-        return multiply(rows, weight, bias).view(*x.shape[:-1], -1)
+        return multiply_tiles(rows, weight, bias).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:

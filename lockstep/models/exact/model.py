@@ -12,9 +12,9 @@ from transformers.activations import GELUTanh, SiLUActivation
 
 from lockstep.models.attention import EXACT
 from lockstep.models.exact.attention import KEYS
-from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route
-from lockstep.models.exact.linear import gelu_tanh, product, silu
-from lockstep.models.exact.norm import is_rms_norm, normalize
+from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route_tokens
+from lockstep.models.exact.linear import gelu_tanh, exact_product, silu
+from lockstep.models.exact.norm import is_rms_norm, normalize_module
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 from lockstep_logprobs.kernel import runs_fused
 
@@ -27,7 +27,7 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 def make_exact(lm: PreTrainedModel) -> None:
     """Makes a model compute exactly, in place; `explain_inexact` tells which models support it."""
     for module in lm.modules():
-        forward = _forward(module)
+        forward = _find_exact_forward(module)
         if forward is not None:
             vars(module)["forward"] = forward
     lm.set_attn_implementation(EXACT)
@@ -67,22 +67,22 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def _forward(module: nn.Module) -> Callable[..., Any] | None:
+def _find_exact_forward(module: nn.Module) -> Callable[..., Any] | None:
     """The function that computes a module exactly; None if its own forward does."""
     if isinstance(module, nn.Linear):
-        return partial(_map, module)
+        return partial(_apply_linear, module)
     if isinstance(module, SiLUActivation | nn.SiLU):
         return silu
     if isinstance(module, GELUTanh):
         return gelu_tanh
     if type(module).__name__ in ROUTERS:
-        return partial(route, module)
+        return partial(route_tokens, module)
     if is_rms_norm(module) and runs_fused(module.get_parameter("weight")):
-        return partial(normalize, module)
+        return partial(normalize_module, module)
     if type(module).__name__ in EXPERTS:
         return partial(compute_experts, module)
     return None
 
 
-def _map(module: nn.Linear, x: Tensor) -> Tensor:
-    return product(x, module.weight, module.bias)
+def _apply_linear(module: nn.Linear, x: Tensor) -> Tensor:
+    return exact_product(x, module.weight, module.bias)

@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(mean + eps)).to(x.dtype)
 
 
-def normalize(module: Any, x: Tensor) -> Tensor:
+def normalize_module(module: Any, x: Tensor) -> Tensor:
     """`rms_norm` with the weight of a `transformers` module."""
     return rms_norm(x, module.weight, module.variance_epsilon)
 

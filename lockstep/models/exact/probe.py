@@ -15,14 +15,14 @@ from transformers import PreTrainedConfig
 
 from lockstep.config import DType, LoRA
 from lockstep.core.types import SamplingParams
-from lockstep.distributed.sampling import draw, token_scores
+from lockstep.distributed.sampling import draw_tokens, token_scores
 from lockstep.models.exact.attention import KEYS, BlockwiseKernel
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
-from lockstep.models.exact.linear import product
+from lockstep.models.exact.linear import exact_product
 from lockstep.models.exact.norm import rms_norm
 from lockstep.models.families.registry import GPU_EXACT_TYPES, has_exact_layers_on_gpus
-from lockstep.models.folder import head_size, skeleton
-from lockstep.models.lora import adapt
+from lockstep.models.folder import head_size, build_skeleton
+from lockstep.models.lora import add_adapters
 from lockstep.models.precision import TORCH_TYPES
 from lockstep_logprobs.hidden import ROWS
 from lockstep_logprobs.kernel import runs_fused
@@ -60,7 +60,7 @@ def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def probe(
+def probe_exactness(
     config: PreTrainedConfig,
     dtype: DType,
     device: torch.device | str = "cpu",
@@ -87,17 +87,17 @@ def _list_trials(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, adapters: LoRA | None
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
     """Checks of everything that a model computes over several tokens, by name."""
-    lm = skeleton(config, config.name_or_path or config.model_type)
+    lm = build_skeleton(config, config.name_or_path or config.model_type)
     if adapters is not None:
         with torch.device("meta"):
-            adapt(lm, adapters)
+            add_adapters(lm, adapters)
     text = config.get_text_config()
     fused = runs_fused(torch.empty(1, device=device))
     hidden = int(text.hidden_size)
     vocabulary = int(text.vocab_size)
     for module in lm.modules():
         if fused or module is not lm.get_output_embeddings():
-            for size, columns, kind, turned in _maps(module, dtype):
+            for size, columns, kind, turned in _list_linear_maps(module, dtype):
                 name = (
                     f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
                 )
@@ -118,7 +118,7 @@ def _list_trials(
         )
 
 
-def _maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dtype, bool]]:
+def _list_linear_maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dtype, bool]]:
     """The linear maps of a module: size, columns, type, and whether the weight is transposed."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear) or kind in ROUTERS:
@@ -142,7 +142,7 @@ def use_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def _draw_tensor(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(
         device, dtype
     )
@@ -180,11 +180,11 @@ def _try_map(
     weight = weight.repeat(repeats, 1)[:columns].to(device)
     weight = weight.mT.contiguous().mT if turned else weight
     with use_threads(1):
-        few = torch.cat([product(row, weight) for row in x.split(1)]).repeat(times, 1)
+        few = torch.cat([exact_product(row, weight) for row in x.split(1)]).repeat(times, 1)
     x = x.repeat(times, 1)
     for threads in {1, torch.get_num_threads()}:
         with use_threads(threads):
-            if not all(torch.equal(product(x[:rows], weight), few[:rows]) for rows in _SIZES):
+            if not all(torch.equal(exact_product(x[:rows], weight), few[:rows]) for rows in _SIZES):
                 return False
     return True
 
@@ -194,7 +194,7 @@ def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
     columns = min(vocabulary, TILE_COLUMNS + vocabulary % TILE_COLUMNS)
     x, weight = _draw_cancelling(ROWS, columns, size, dtype)
     tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
-    return torch.equal(product(x, weight), torch.cat([product(x, tile) for tile in tiles], 1))
+    return torch.equal(exact_product(x, weight), torch.cat([exact_product(x, tile) for tile in tiles], 1))
 
 
 def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
@@ -202,16 +202,16 @@ def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> 
     kernel = BlockwiseKernel()
     scaling = size**-0.5
     q, k, v = (
-        _random(2, number, _LENGTH, size, device=device) for number in (heads, groups, groups)
+        _draw_tensor(2, number, _LENGTH, size, device=device) for number in (heads, groups, groups)
     )
-    whole = kernel.causal(q, k, v, scaling, None).unflatten(0, (2, _LENGTH))
+    whole = kernel.attend_causally(q, k, v, scaling, None).unflatten(0, (2, _LENGTH))
     with use_threads(1):
         for at in (0, KEYS, 150, _LENGTH - 1):
             missing = -(at + 1) % KEYS
             keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, missing)) for x in (k, v))
-            mask = kernel.mask((torch.arange(at + 1 + missing, device=device) <= at).expand(2, -1))
+            mask = kernel.build_mask((torch.arange(at + 1 + missing, device=device) <= at).expand(2, -1))
             if not torch.equal(
-                kernel.newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]
+                kernel.attend_newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]
             ):
                 return False
     return True
@@ -219,8 +219,8 @@ def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> 
 
 def _try_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Tries an RMS norm on a GPU: batches at the beginning and at the end of the largest."""
-    weight = _random(size, device=device)
-    x = _random(_SIZES[-1], size, device=device, dtype=dtype)
+    weight = _draw_tensor(size, device=device)
+    x = _draw_tensor(_SIZES[-1], size, device=device, dtype=dtype)
     whole = rms_norm(x, weight, 1e-6)
     parts = [rows for size in _SIZES for rows in (slice(0, size), slice(-size, None))]
     return all(torch.equal(rms_norm(x[rows], weight, 1e-6), whole[rows]) for rows in parts)
@@ -228,10 +228,10 @@ def _try_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
 
 def _try_scores(vocabulary: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Checks that a GPU scores single rows and small batches as it sampled the full batch."""
-    logits = _random(32, vocabulary, device=device, dtype=dtype)
+    logits = _draw_tensor(32, vocabulary, device=device, dtype=dtype)
     uniform = torch.linspace(0.01, 0.99, 32, dtype=torch.float64, device=device)
     for sampling in _SAMPLINGS:
-        token, logprob = draw(logits, uniform, sampling, row_invariant=True)
+        token, logprob = draw_tokens(logits, uniform, sampling, row_invariant=True)
         for rows in (slice(0, 1), slice(7, 12)):
             again, _ = token_scores(
                 logits[rows], token[rows], sampling, row_invariant=True, entropy=False

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from lockstep.config.trust import UntrustedCode, describe_file
 from lockstep.core.errors import InputError, first_line
-from lockstep.data.notes import note
+from lockstep.data.notes import print_note
 from lockstep.models.families.known import is_known
 from lockstep.system.guarded_imports import is_trusted
 
@@ -78,9 +78,9 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
     """
     kind = fields.get("model_type")
     places = fields.get("auto_map")
-    if not isinstance(places, dict) or _is_of_transformers(kind):
+    if not isinstance(places, dict) or _is_from_transformers(kind):
         return []
-    todo = [_module_of(folder, place) for place in (places.get(_CONFIG), places.get(_MODEL))]
+    todo = [_parse_module(folder, place) for place in (places.get(_CONFIG), places.get(_MODEL))]
     found = dict[str, Path]()
     while todo:
         name = todo.pop(0)
@@ -104,7 +104,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
         InputError: The code cannot be used.
     """
     kind = str(fields.get("model_type"))
-    if _is_of_transformers(kind):
+    if _is_from_transformers(kind):
         _refuse_shadow(folder, kind, fields)
         return
     files = list_own_files(folder, fields)
@@ -113,7 +113,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     content = {file.stem: file.read_bytes() for file in files}
     refused = [file for file in files if not is_trusted(content[file.stem])]
     if refused:
-        raise UntrustedCode.of(folder, kind, refused)
+        raise UntrustedCode.from_files(folder, kind, refused)
     places = fields["auto_map"]
     named = sorted(content.items()), places[_CONFIG], places[_MODEL]
     digest = hashlib.sha256(repr(named).encode()).hexdigest()[:12]
@@ -125,13 +125,13 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
         )
     if kind not in _OWN:
         if multiprocessing.parent_process() is None:  # for worker processes
-            note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
+            print_note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
         sys.meta_path.insert(0, _CodeImporter(package, folder, content))
-        _register(folder, kind, package, places)
+        _register_model(folder, kind, package, places)
         _OWN[kind] = _ModelCode(package, content)
 
 
-def _is_of_transformers(kind: object) -> bool:
+def _is_from_transformers(kind: object) -> bool:
     """True for a type of `transformers` itself, as opposed to registered classes."""
     return is_known(kind) and not is_own(kind)
 
@@ -149,7 +149,7 @@ def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
             )
 
 
-def _module_of(folder: Path, place: object) -> str:
+def _parse_module(folder: Path, place: object) -> str:
     """The module in `module.Class`."""
     module, _, name = str(place).partition(".")
     if not module.isidentifier() or not name.isidentifier():
@@ -174,7 +174,7 @@ def _list_neighbors(file: Path) -> list[str]:
     ]
 
 
-def _register(folder: Path, kind: str, package: str, places: Mapping[str, str]) -> None:
+def _register_model(folder: Path, kind: str, package: str, places: Mapping[str, str]) -> None:
     config = _find_class(folder, package, places[_CONFIG])
     model = _find_class(folder, package, places[_MODEL])
     if not issubclass(config, PreTrainedConfig) or config.model_type != kind:

@@ -35,7 +35,7 @@ def _import_family(name: str) -> ModelFamily:
 FAMILIES = tuple(_import_family(name) for name in _FILES)
 
 
-def family_of(config: PreTrainedConfig) -> ModelFamily:
+def find_family(config: PreTrainedConfig) -> ModelFamily:
     """The family of a model; an unregistered type gets a family without optional features."""
     kind = config.model_type
     return next((family for family in FAMILIES if family.model_type == kind), ModelFamily(kind))

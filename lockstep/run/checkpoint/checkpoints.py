@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.errors import InputError, RunError
-from lockstep.system.disk import naming, remove_tree, rename, retry, sync, sync_tree
+from lockstep.system.disk import name_disk_errors, remove_tree, rename_path, retry_disk, sync_path, sync_tree
 from lockstep.system.sums import FileDigest, read_sum
 
 _ASIDE = ".aside_"
@@ -74,12 +74,12 @@ class CheckpointStore:
     best: int = 0
     note: Callable[[str], object] = warnings.warn
 
-    def clear(self) -> None:
+    def remove_partial(self) -> None:
         """Removes half-written and half-removed checkpoints that a killed process left."""
         for path in self.folder.glob(f"{_ASIDE}*"):
             remove_tree(path, self.note)
 
-    def begin(self, step: int) -> Path:
+    def begin_checkpoint(self, step: int) -> Path:
         """Creates an empty temporary folder for a checkpoint's safetensors and JSON files.
 
         Subfolders are allowed.
@@ -88,14 +88,14 @@ class CheckpointStore:
             CheckpointError: See `seal`.
         """
         try:
-            self.clear()
-            aside = self._aside(_name(step))
+            self.remove_partial()
+            aside = self._build_temporary_path(_name_folder(step))
             aside.mkdir(parents=True)
         except OSError as error:
-            raise self.failure(step, error) from error
+            raise self.build_save_error(step, error) from error
         return aside
 
-    def seal(
+    def seal_checkpoint(
         self, aside: Path, step: int, state: dict[str, Any], score: float | None = None
     ) -> None:
         """Turns the temporary folder into a checkpoint, then removes checkpoints not to be kept.
@@ -113,23 +113,23 @@ class CheckpointStore:
                 reserved name.
         """
         try:
-            _seal(aside, {"step": step, "score": score, "state": state})
+            _write_manifest(aside, {"step": step, "score": score, "state": state})
             # A folder for this or a later step can only be one that `latest` refused.
-            self._remove([path for found, path in self.find() if found >= step])
-            rename(aside, self.folder / _name(step))
-            sync(self.folder)
-            self._remove(self._find_surplus())
+            self._remove_folders([path for found, path in self.list_checkpoints() if found >= step])
+            rename_path(aside, self.folder / _name_folder(step))
+            sync_path(self.folder)
+            self._remove_folders(self._find_surplus())
         except OSError as error:
-            raise self.failure(step, error, aside) from error
+            raise self.build_save_error(step, error, aside) from error
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
 
-    def failure(self, step: int, error: Exception, aside: Path | None = None) -> CheckpointError:
+    def build_save_error(self, step: int, error: Exception, aside: Path | None = None) -> CheckpointError:
         """The error for a checkpoint that could not be written; removes its folder, if any."""
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
-        found = self.find()
+        found = self.list_checkpoints()
         if found:
             fallback = f"the newest checkpoint is {found[-1][1].name}"
         else:
@@ -139,13 +139,13 @@ class CheckpointStore:
             "the disk is full, free space; rerun the command to resume"
         )
 
-    def latest(self) -> VerifiedCheckpoint | None:
+    def read_latest(self) -> VerifiedCheckpoint | None:
         """The newest undamaged checkpoint; None if none was ever saved.
 
         Raises:
             CheckpointError: There are checkpoints, but all are damaged.
         """
-        found = self.find()
+        found = self.list_checkpoints()
         for step, path in reversed(found):
             try:
                 return VerifiedCheckpoint(path, step, _read_verified(path, step))
@@ -160,13 +160,13 @@ class CheckpointStore:
 
     def newest_unverified(self) -> VerifiedCheckpoint | None:
         """The newest checkpoint with its recorded state, without verifying files; None if none."""
-        found = self.find()
+        found = self.list_checkpoints()
         if not found:
             return None
         step, path = found[-1]
-        return VerifiedCheckpoint(path, step, _manifest(path).get("state", {}))
+        return VerifiedCheckpoint(path, step, _read_manifest(path).get("state", {}))
 
-    def at(self, step: int) -> VerifiedCheckpoint:
+    def read_step(self, step: int) -> VerifiedCheckpoint:
         """The checkpoint of a step.
 
         Raises:
@@ -174,15 +174,15 @@ class CheckpointStore:
         """
         try:
             return VerifiedCheckpoint(
-                self.folder / _name(step), step, _read_verified(self.folder / _name(step), step)
+                self.folder / _name_folder(step), step, _read_verified(self.folder / _name_folder(step), step)
             )
         except _DamagedError as damage:
-            have = ", ".join(str(step) for step, _ in self.find()) or "none"
+            have = ", ".join(str(step) for step, _ in self.list_checkpoints()) or "none"
             raise NoCheckpointError(
                 f"no valid checkpoint of step {step} in {self.folder}: {damage}; available: {have}"
             ) from None
 
-    def find(self) -> list[tuple[int, Path]]:
+    def list_checkpoints(self) -> list[tuple[int, Path]]:
         """Lists steps and folders, oldest first, without reading them."""
         if not self.folder.is_dir():
             return []
@@ -193,46 +193,46 @@ class CheckpointStore:
 
     def rank_by_score(self) -> list[tuple[float, int, Path]]:
         """Score, step and folder of scored checkpoints, best last; older ones win ties."""
-        scored = [(_manifest(path).get("score"), step, path) for step, path in self.find()]
+        scored = [(_read_manifest(path).get("score"), step, path) for step, path in self.list_checkpoints()]
         numbers = [
             (score, step, path) for score, step, path in scored if isinstance(score, int | float)
         ]
         return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
-    def _aside(self, name: str) -> Path:
+    def _build_temporary_path(self, name: str) -> Path:
         """An unused path for a temporary folder; leftovers of earlier ones may exist."""
         return self.folder / f"{_ASIDE}{name}_{uuid.uuid4().hex[:12]}"
 
     def _find_surplus(self) -> list[Path]:
-        found = [path for _, path in self.find()]
+        found = [path for _, path in self.list_checkpoints()]
         if self.best:
             best = [path for _, _, path in self.rank_by_score()[-self.best :]]
         else:
             best = []
         return [path for path in found[: -self.keep] if path not in best]
 
-    def _remove(self, paths: list[Path]) -> None:
+    def _remove_folders(self, paths: list[Path]) -> None:
         """Removes folders, each renamed first, so that no partial one looks like a checkpoint."""
         for path in paths:
-            aside = self._aside(f"old_{path.name}")
-            rename(path, aside)
+            aside = self._build_temporary_path(f"old_{path.name}")
+            rename_path(path, aside)
             remove_tree(aside, self.note)
 
 
-def _name(step: int) -> str:
+def _name_folder(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def _seal(folder: Path, noted: dict[str, Any]) -> None:
+def _write_manifest(folder: Path, noted: dict[str, Any]) -> None:
     """Writes the manifest, and returns when everything is on the disk."""
-    files = _files(folder)
+    files = _list_files(folder)
     for name in files:
         if name == _MANIFEST or not name.endswith((".safetensors", ".json")):
             raise ValueError(f"a checkpoint can hold only safetensors and JSON files, not {name!r}")
-    manifest = {**noted, "files": {name: _sum(folder / name) for name in files}}
-    with naming(folder / _MANIFEST):
+    manifest = {**noted, "files": {name: _digest_file(folder / name) for name in files}}
+    with name_disk_errors(folder / _MANIFEST):
         (folder / _MANIFEST).write_text(
-            json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({**manifest, "sha256": _digest_manifest(manifest)}, indent=1) + "\n", encoding="utf-8"
         )
     sync_tree(folder)
 
@@ -243,38 +243,38 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
     Raises:
         _DamagedError: With the name of the file that differs.
     """
-    manifest = _manifest(folder)
-    if manifest.pop("sha256", None) != _digest(manifest):
+    manifest = _read_manifest(folder)
+    if manifest.pop("sha256", None) != _digest_manifest(manifest):
         raise _DamagedError(f"its {_MANIFEST} is missing, truncated or altered")
     if not isinstance(manifest.get("state"), dict) or not isinstance(manifest.get("files"), dict):
         raise _DamagedError(f"its {_MANIFEST} was written by a different program")
     if manifest.get("step") != step:
         raise _DamagedError(f"its {_MANIFEST} is for step {manifest.get('step')}")
     sums = manifest["files"]
-    found = set(_files(folder)) - {_MANIFEST}
+    found = set(_list_files(folder)) - {_MANIFEST}
     if found != set(sums):
         raise _DamagedError(f"missing or extra files: {', '.join(sorted(found ^ set(sums)))}")
     for name, noted in sums.items():
-        if _sum_readable(folder, name) != noted:
+        if _digest_readable_file(folder, name) != noted:
             raise _DamagedError(f"{name} was truncated or altered")
     return manifest["state"]
 
 
-def _sum_readable(folder: Path, name: str) -> dict[str, Any]:
+def _digest_readable_file(folder: Path, name: str) -> dict[str, Any]:
     """Size and digest of a file; raises _DamagedError if it is unreadable or not a file."""
     if not (folder / name).is_file():
         raise _DamagedError(f"{name} is not a file, or is a broken link")
     try:
-        return retry(lambda: _sum(folder / name))
+        return retry_disk(lambda: _digest_file(folder / name))
     except OSError as error:
         raise _DamagedError(f"{name} cannot be read ({error.strerror})") from error
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; empty if unreadable."""
     path = folder / _MANIFEST
     try:
-        manifest = json.loads(retry(path.read_bytes)) if path.is_file() else None
+        manifest = json.loads(retry_disk(path.read_bytes)) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
     if isinstance(manifest, dict):
@@ -282,16 +282,16 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _digest(manifest: dict[str, Any]) -> str:
+def _digest_manifest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _files(folder: Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
     return sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
     )
 
 
-def _sum(path: Path) -> FileDigest:
-    with naming(path):
+def _digest_file(path: Path) -> FileDigest:
+    with name_disk_errors(path):
         return read_sum(path)

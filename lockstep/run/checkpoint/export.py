@@ -17,15 +17,15 @@ from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import LoadedRecipe, load_run
-from lockstep.core.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten_text
 from lockstep.core.types import HeadKind
 from lockstep.learners.boxes import BoxReader, find_written
 from lockstep.models.digests import model_files
-from lockstep.models.export import FileType, assemble, save_adapter
-from lockstep.models.folder import read_config, require_folder, skeleton
-from lockstep.models.heads import in_folder, scores_tokens
+from lockstep.models.export import FileType, assemble_folder, save_adapter
+from lockstep.models.folder import read_config, require_folder, build_skeleton
+from lockstep.models.heads import name_in_folder, scores_tokens
 from lockstep.models.tokenizer import has_tokenizer
-from lockstep.report.card import card
+from lockstep.report.card import render_card
 from lockstep.report.log import require_run
 from lockstep.run.checkpoint.checkpoints import (
     CheckpointStore,
@@ -33,10 +33,10 @@ from lockstep.run.checkpoint.checkpoints import (
     VerifiedCheckpoint,
 )
 from lockstep.run.folder.files import FRAME
-from lockstep.run.folder.identity import differences
+from lockstep.run.folder.identity import list_differences
 
 
-def export(
+def export_checkpoint(
     run: Path, out: Path, which: str = "latest", dtype: FileType = "fp32", adapter: bool = False
 ) -> int:
     """Exports the policy or reward model of a checkpoint, with all files that loading needs.
@@ -62,22 +62,22 @@ def export(
     if out.exists():
         raise InputError(f"{out} already exists; choose a new folder")
     loaded = load_run(run)
-    recipe = loaded.expect(Algorithm)
+    recipe = loaded.expect_recipe(Algorithm)
     lora = recipe.learner.lora
     trained = recipe.models[0]
     if adapter and lora is None:
         raise InputError(
             f"{run} trained all weights (its recipe has no learner.lora); remove --adapter"
         )
-    found = _choose(CheckpointStore(run / "checkpoints", keep=1, note=print), which)
+    found = _choose_checkpoint(CheckpointStore(run / "checkpoints", keep=1, note=print), which)
     is_classifier = not scores_tokens(trained.head)
-    network = skeleton(read_config(run / FRAME), str(run))
+    network = build_skeleton(read_config(run / FRAME), str(run))
     if not has_tokenizer(run / FRAME):
         raise InputError(f"{run / FRAME} has no tokenizer to export; restore the folder")
     saved = found.folder / trained.name
     with BoxReader(find_written(saved, "model")) as boxes:
         weights = {
-            in_folder(network.base_model_prefix, name): boxes.whole(name) for name in boxes.names()
+            name_in_folder(network.base_model_prefix, name): boxes.read_tensor(name) for name in boxes.list_names()
         }
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = None
@@ -91,15 +91,15 @@ def export(
             loaded, base, found, saved, trained.head, network.base_model_prefix
         )
     named = recipe.model.path or recipe.model.from_recipe or "a new model"
-    text = card(run, recipe.algorithm, Path(named).name, found.step, is_classifier)
-    assemble(run / FRAME, weights, out, dtype, text, is_classifier, beside)
+    text = render_card(run, recipe.algorithm, Path(named).name, found.step, is_classifier)
+    assemble_folder(run / FRAME, weights, out, dtype, text, is_classifier, beside)
     return found.step
 
 
 def _first_model(loaded: LoadedRecipe, run: Path) -> Path:
     """The folder of a run's initial weights."""
     first = loaded.warm_start
-    path = fetch_names(loaded).training.model.path
+    path = fetch_names(loaded).training_recipe.model.path
     if first is not None:
         return first.run_folder / "final"
     if path is None:
@@ -116,10 +116,10 @@ def _merge_weights(
     backbone: str,
 ) -> dict[str, Tensor]:
     """The weights with merged adapters, as a weight sync sends them, by name in the files."""
-    recipe = loaded.training
+    recipe = loaded.training_recipe
     identity = found.state["identity"]
     then = {name: identity[name] for name in identity if name.startswith("model.")}
-    changed = differences(then, model_files(require_folder(base)))
+    changed = list_differences(then, model_files(require_folder(base)))
     if changed:
         raise NoCheckpointError(
             f"{found.folder} has adapters for a different model than {base} now holds:\n  "
@@ -129,12 +129,12 @@ def _merge_weights(
     section = LearnerSection(device="cpu", lora=recipe.learner.lora)
     learner = LearnerSpec(str(base), head, section, None, recipe.seed).build()
     learner.load(saved)
-    return {in_folder(backbone, name): tensor for name, tensor in learner.weights()}
+    return {name_in_folder(backbone, name): tensor for name, tensor in learner.weights()}
 
 
-def _choose(checkpoints: CheckpointStore, which: str) -> VerifiedCheckpoint:
+def _choose_checkpoint(checkpoints: CheckpointStore, which: str) -> VerifiedCheckpoint:
     if which == "latest":
-        newest = checkpoints.latest()
+        newest = checkpoints.read_latest()
         if newest is None:
             raise NoCheckpointError(f"{checkpoints.folder} has no checkpoint yet")
         return newest
@@ -144,7 +144,7 @@ def _choose(checkpoints: CheckpointStore, which: str) -> VerifiedCheckpoint:
             raise NoCheckpointError(
                 f"no checkpoint in {checkpoints.folder} has a score; set run.best in the recipe"
             )
-        return checkpoints.at(ranked[-1][1])
+        return checkpoints.read_step(ranked[-1][1])
     if not re.fullmatch(r"[0-9]{1,18}", which):
-        raise InputError(f"checkpoint {shorten(which)!r}: use latest, best, or a step number")
-    return checkpoints.at(int(which))
+        raise InputError(f"checkpoint {shorten_text(which)!r}: use latest, best, or a step number")
+    return checkpoints.read_step(int(which))

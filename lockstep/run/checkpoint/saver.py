@@ -47,20 +47,20 @@ class CheckpointSaver:
         self._sealing: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def begin(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
+    def begin_checkpoint(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
         """Begins a checkpoint after finishing the previous one; returns when training may continue.
 
         Raises:
             CheckpointError: See `CheckpointStore.seal`; for this checkpoint or the previous one.
         """
-        self.advance(wait=True)
-        aside = self._checkpoints.begin(step)
+        self.advance_checkpoint(wait=True)
+        aside = self._checkpoints.begin_checkpoint(step)
         for name, learner in self._learners.items():
             learner.save(aside / name)
         # only after all have begun: before that it must not be sealed
         self.begun = UnfinishedCheckpoint(aside, step, state, score)
 
-    def advance(self, wait: bool) -> None:
+    def advance_checkpoint(self, wait: bool) -> None:
         """Advances a begun checkpoint as far as possible, or to its end if `wait`.
 
         Raises like `begin`.
@@ -68,10 +68,10 @@ class CheckpointSaver:
         if self.begun is None:
             return
         if self._sealing is None:
-            if not self._finish(self.begun, wait):
+            if not self._finish_saving(self.begun, wait):
                 return
             # A daemon, so that a second Ctrl-C need not wait for the disk.
-            self._sealing = threading.Thread(target=self._seal, args=(self.begun,), daemon=True)
+            self._sealing = threading.Thread(target=self._seal_checkpoint, args=(self.begun,), daemon=True)
             self._sealing.start()
         self._sealing.join(None if wait else 0.0)
         if self._sealing.is_alive():
@@ -92,20 +92,20 @@ class CheckpointSaver:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            self.advance(wait=True)
+            self.advance_checkpoint(wait=True)
         elif issubclass(kind, Exception):
             with suppress(Exception):  # report the block's own error instead
-                self.advance(wait=True)
+                self.advance_checkpoint(wait=True)
 
-    def _finish(self, begun: UnfinishedCheckpoint, wait: bool) -> bool:
+    def _finish_saving(self, begun: UnfinishedCheckpoint, wait: bool) -> bool:
         try:
             return all(learner.poll_save(wait) for learner in self._learners.values())
         except NotSavedError as error:
             self.begun = None
-            raise self._checkpoints.failure(begun.step, error, begun.aside) from error
+            raise self._checkpoints.build_save_error(begun.step, error, begun.aside) from error
 
-    def _seal(self, begun: UnfinishedCheckpoint) -> None:
+    def _seal_checkpoint(self, begun: UnfinishedCheckpoint) -> None:
         try:
-            self._checkpoints.seal(begun.aside, begun.step, begun.state, begun.score)
+            self._checkpoints.seal_checkpoint(begun.aside, begun.step, begun.state, begun.score)
         except Exception as error:  # raised by the next `advance`
             self._error = error

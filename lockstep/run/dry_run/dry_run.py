@@ -19,7 +19,7 @@ from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.learner_group import require_computable
-from lockstep.cluster.placement import placement_of
+from lockstep.cluster.placement import plan_placement
 from lockstep.cluster.self_check import require_proof
 from lockstep.cluster.specs import require_sampler
 from lockstep.config import Common
@@ -29,7 +29,7 @@ from lockstep.core.errors import InputError
 from lockstep.data.files import open_rows
 from lockstep.learners import backend
 from lockstep.models.device import keep_fp32, resolve_device
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_tokenizer
@@ -37,15 +37,15 @@ from lockstep.models.weight_files import are_on_hub, check_weights, require_fini
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import FP32, ModelSizes
-from lockstep.rewards.build import build as build_reward
-from lockstep.run.dry_run.remarks import remarks
+from lockstep.rewards.build import build_reward as build_reward
+from lockstep.run.dry_run.remarks import list_remarks
 from lockstep.run.dry_run.setup import DryRunFindings, DrySetup
 from lockstep.run.folder.files import FRAME, find_changed_options, find_standing, require_writable
 from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
-from lockstep.run.trackers.follow import views_of
+from lockstep.run.trackers.follow import build_views
 from lockstep.run.trackers.view import RunFacts
 from lockstep.system import machine_memory
-from lockstep.system.units import readable
+from lockstep.system.units import format_bytes
 
 _CheckedModel = tuple[ModelSource, PreTrainedModel]
 """An initial model whose weights are not loaded."""
@@ -68,52 +68,52 @@ def dry_run(loaded: LoadedRecipe, allow_changes: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
         _check_parts(loaded, allow_changes, Path(folder), found)
     found.problems = [problem.replace(folder, str(loaded.run_folder)) for problem in found.problems]
-    return f"{loaded.name} can start; nothing was kept.\n{found.report()}"
+    return f"{loaded.name} can start; nothing was kept.\n{found.build_report()}"
 
 
 def _check_parts(
     loaded: LoadedRecipe, allow_changes: bool, made: Path, found: DryRunFindings
 ) -> _CheckedModel | None:
     loaded = fetch_names(loaded, weights=False)
-    recipe = loaded.expect(Algorithm)
-    with found.problem():
-        _device(recipe, found)
-    with found.problem():
-        found.say("placement", placement_of(recipe).describe())
-    with found.problem():
+    recipe = loaded.expect_recipe(Algorithm)
+    with found.collect_problem():
+        _check_device(recipe, found)
+    with found.collect_problem():
+        found.add_line("placement", plan_placement(recipe).describe())
+    with found.collect_problem():
         if recipe.inference is not None:
             require_sampler(recipe.inference.sampler, recipe.learner)
-    with found.problem():
+    with found.collect_problem():
         _run_folder(loaded, allow_changes, found)
-    with found.problem():
-        views = views_of(recipe.trackers, RunFacts.of(loaded))
-        found.say("logs", ", ".join(["metrics.jsonl", *views]))
-    files = _files(recipe, made, found)
+    with found.collect_problem():
+        views = build_views(recipe.trackers, RunFacts.from_recipe(loaded))
+        found.add_line("logs", ", ".join(["metrics.jsonl", *views]))
+    files = _check_files(recipe, made, found)
     if files is not None:
-        found.notes += remarks(recipe, files)
-    model = _model(loaded, allow_changes, files, made, found)
+        found.notes += list_remarks(recipe, files)
+    model = _check_model(loaded, allow_changes, files, made, found)
     for option, section in recipe.rewards.items():
-        with found.problem():
+        with found.collect_problem():
             build_reward(section, found.notes.append, option=option)
     if model is not None:
         source, network = model
-        with found.problem():
+        with found.collect_problem():
             found.notes += filter(None, [describe_passed_end(source, recipe.data)])
-        sizes = ModelSizes.of(network, recipe.learner.lora)
+        sizes = ModelSizes.from_model(network, recipe.learner.lora)
         is_small = False  # before computing part of the model, which takes memory
-        with found.problem():
-            _memory(recipe, sizes, found)
+        with found.collect_problem():
+            _check_memory(recipe, sizes, found)
             is_small = True
-        with found.problem():
+        with found.collect_problem():
             _require_disk(loaded, recipe, sizes)
         if files is not None:
             if is_small:
                 inexact = _decide_exact(recipe, source, found)
             else:
                 inexact = "it is refused"
-            _open(recipe, DrySetup.of(recipe, made, files, source, inexact, found), found)
+            _check_algorithm(recipe, DrySetup.from_algorithm(recipe, made, files, source, inexact, found), found)
         _check_layouts(recipe, source, found)
-        with found.problem():
+        with found.collect_problem():
             if is_small:
                 require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
     return model
@@ -121,19 +121,19 @@ def _check_parts(
 
 def _check_layouts(recipe: Algorithm, source: ModelSource, found: DryRunFindings) -> None:
     """Checks that every model can be computed in its layout."""
-    with found.problem():
+    with found.collect_problem():
         require_computable(read_config(source.folder), recipe.learner)
     for role in recipe.own_layouts:
-        with found.problem():
+        with found.collect_problem():
             config = read_config(role_folder(role, source), headless=not scores_tokens(role.head))
             require_computable(config, role.learner)
 
 
 def _decide_exact(recipe: Algorithm, source: ModelSource, found: DryRunFindings) -> str | None:
-    with found.problem():
+    with found.collect_problem():
         reason = decide_exact(recipe, source.folder, found.notes.append)
         if reason is None:
-            found.say(
+            found.add_line(
                 "agreement",
                 "exact (E2): log-probabilities of sampler and learner are bitwise equal",
             )
@@ -141,21 +141,21 @@ def _decide_exact(recipe: Algorithm, source: ModelSource, found: DryRunFindings)
     return "it is refused"
 
 
-def _open(recipe: Algorithm, setup: DrySetup, found: DryRunFindings) -> None:
+def _check_algorithm(recipe: Algorithm, setup: DrySetup, found: DryRunFindings) -> None:
     """Opens the algorithm as a run does, with stand-ins for models, and reports the settings."""
-    with found.problem():
+    with found.collect_problem():
         require_lengths(recipe, setup.source)
-    with found.problem():
+    with found.collect_problem():
         job = recipe.open(setup)
-        found.say("data", f"{job.data} for training, {job.held_out or 'none'} for validation")
-        found.say("step", recipe.largest_step.description)
-        found.say("run", _course(recipe, job))
+        found.add_line("data", f"{job.data} for training, {job.held_out or 'none'} for validation")
+        found.add_line("step", recipe.largest_step.description)
+        found.add_line("run", _describe_course(recipe, job))
         rest = job.run_length.describe_rest()
         if rest is not None:
             found.notes.append(rest)
 
 
-def _course(recipe: Common, job: Job) -> str:
+def _describe_course(recipe: Common, job: Job) -> str:
     steps = job.run_length.steps
     every = recipe.run.validate_every
     if job.validate is not None:
@@ -168,7 +168,7 @@ def _course(recipe: Common, job: Job) -> str:
     )
 
 
-def _device(recipe: Algorithm, found: DryRunFindings) -> None:
+def _check_device(recipe: Algorithm, found: DryRunFindings) -> None:
     learner = recipe.learner
     device = resolve_device(learner.device)
     ranks = learner.parallel.ranks
@@ -177,9 +177,9 @@ def _device(recipe: Algorithm, found: DryRunFindings) -> None:
         layouts = f"{ranks} ranks: {describe_layouts(learner, own)}"
     else:
         layouts = "1 rank"
-    found.say("device", f"{device}, {learner.dtype}, {layouts}")
+    found.add_line("device", f"{device}, {learner.dtype}, {layouts}")
     if device.type == "cuda":
-        found.say("device", keep_fp32())
+        found.add_line("device", keep_fp32())
 
 
 def _run_folder(loaded: LoadedRecipe, allow_changes: bool, found: DryRunFindings) -> None:
@@ -190,24 +190,24 @@ def _run_folder(loaded: LoadedRecipe, allow_changes: bool, found: DryRunFindings
         state = "exists; the run resumes or is already finished"
     else:
         state = "new"
-    found.say("run folder", f"{folder} ({state})")
+    found.add_line("run folder", f"{folder} ({state})")
 
 
-def _files(recipe: Common, made: Path, found: DryRunFindings) -> DataFiles | None:
+def _check_files(recipe: Common, made: Path, found: DryRunFindings) -> DataFiles | None:
     """The data files; None if one is unreadable."""
     before = len(found.problems)
     files = data_files(recipe.data, made)
     for rows in dict.fromkeys(
         part for part in (files.train, files.demonstrations, files.validation) if part
     ):
-        with found.problem():
+        with found.collect_problem():
             open_rows(rows, recipe.data.bad_rows)
     if len(found.problems) == before:
         return files
     return None
 
 
-def _model(
+def _check_model(
     loaded: LoadedRecipe,
     allow_changes: bool,
     files: DataFiles | None,
@@ -217,15 +217,15 @@ def _model(
     """The initial model; None if a problem leaves it unknown."""
     first = loaded.warm_start
     if first is None:
-        with found.problem():
-            return _open_model(loaded.training, files, made / FRAME, found)
+        with found.collect_problem():
+            return _open_model(loaded.training_recipe, files, made / FRAME, found)
         return None
     if (first.run_folder / "final").is_dir():
-        found.say("model", f"{first.name} is already trained: {first.run_folder}")
-        with found.problem():
-            return _of_folder(first.run_folder / "final")
+        found.add_line("model", f"{first.name} is already trained: {first.run_folder}")
+        with found.collect_problem():
+            return _check_folder(first.run_folder / "final")
         return None
-    found.say("model", f"{first.name} trains first:")
+    found.add_line("model", f"{first.name} trains first:")
     inner = DryRunFindings()
     model = _check_parts(first, allow_changes, made / "first", inner)
     found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
@@ -238,41 +238,41 @@ def _open_model(
     recipe: Common, files: DataFiles | None, frame: Path, found: DryRunFindings
 ) -> _CheckedModel | None:
     if recipe.model.scratch is None:
-        model = _of_folder(Path(str(recipe.model.path)))
+        model = _check_folder(Path(str(recipe.model.path)))
     elif files is None:
         return None
     else:
         tokenizer = scratch_tokenizer(recipe, files.demonstrations)
         config = scratch_config(recipe.model.scratch.config, tokenizer)
-        skeleton(config, "model.scratch.config")
+        build_skeleton(config, "model.scratch.config")
         config.save_pretrained(frame)
         tokenizer.save_pretrained(frame)
-        model = _of_folder(frame, weights=False)
+        model = _check_folder(frame, weights=False)
     if recipe.model.scratch is not None:
         place = "a new model"
     else:
         place = str(recipe.model.path)
     source, network = model
-    sizes = ModelSizes.of(network)
-    found.say(
+    sizes = ModelSizes.from_model(network)
+    found.add_line(
         "model",
-        f"{place}, {sizes.policy:,} parameters, context {source.context}, vocabulary "
-        f"{sizes.vocabulary:,}, stop tokens {', '.join(map(str, source.stop_token_ids))}",
+        f"{place}, {sizes.policy_parameters:,} parameters, context {source.context}, vocabulary "
+        f"{sizes.vocabulary_size:,}, stop tokens {', '.join(map(str, source.stop_token_ids))}",
     )
     return model
 
 
-def _of_folder(folder: Path, weights: bool = True) -> _CheckedModel:
+def _check_folder(folder: Path, weights: bool = True) -> _CheckedModel:
     """Builds a model from its configuration, without weights, and checks its weight files."""
     source = open_source(folder)
-    network = skeleton(read_config(folder), str(folder))
+    network = build_skeleton(read_config(folder), str(folder))
     if weights and not are_on_hub(folder):
         check_weights(folder, network)
         require_finite(folder)
     return source, network
 
 
-def _memory(recipe: Algorithm, sizes: ModelSizes, found: DryRunFindings) -> None:
+def _check_memory(recipe: Algorithm, sizes: ModelSizes, found: DryRunFindings) -> None:
     """Raises InputError if the run needs more memory than is available."""
     learner = recipe.learner
     trains = backend.find_backend(learner)
@@ -284,18 +284,18 @@ def _memory(recipe: Algorithm, sizes: ModelSizes, found: DryRunFindings) -> None
         available = torch.cuda.get_device_properties(0).total_memory
     else:
         available = machine_memory.total_bytes()
-    estimate = MemoryEstimate.of(
-        recipe, sizes, placement_of(recipe), memory=int(available) if on_gpu else None
+    estimate = MemoryEstimate.from_recipe(
+        recipe, sizes, plan_placement(recipe), memory=int(available) if on_gpu else None
     )
-    needed = estimate.device + estimate.contexts if on_gpu else estimate.machine
-    where = f"{'a GPU here' if on_gpu else 'this machine'} has {readable(int(available))}"
-    found.say(
-        "memory", f"at most about {readable(needed)}; {where}; `lockstep plan` breaks it down"
+    needed = estimate.device_bytes + estimate.context_bytes if on_gpu else estimate.machine_bytes
+    where = f"{'a GPU here' if on_gpu else 'this machine'} has {format_bytes(int(available))}"
+    found.add_line(
+        "memory", f"at most about {format_bytes(needed)}; {where}; `lockstep plan` breaks it down"
     )
     if needed > available:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
         raise InputError(
-            f"the run needs about {readable(needed)} of memory, but {where}; use a smaller model, "
+            f"the run needs about {format_bytes(needed)} of memory, but {where}; use a smaller model, "
             f"or lower learner.micro_batch_tokens{generates}"
         )
 
@@ -308,12 +308,12 @@ def _require_disk(loaded: LoadedRecipe, recipe: Algorithm, sizes: ModelSizes) ->
     one = checkpoint_bytes(recipe.models, sizes)
     best = 0 if recipe.run.best is None else recipe.run.best.count
     if recipe.inference is not None and recipe.inference.one_step_ahead:
-        one += FP32 * sizes.policy
-    needed = one * (recipe.run.keep + best + 1) + FP32 * sizes.policy
+        one += FP32 * sizes.policy_parameters
+    needed = one * (recipe.run.keep + best + 1) + FP32 * sizes.policy_parameters
     free = shutil.disk_usage(find_standing(loaded.run_folder)).free
     if needed > free:
         raise InputError(
-            f"the run needs up to {readable(needed)} of disk at {loaded.run_folder}, but "
-            f"{readable(free)} are free; free space, lower run.keep, or set run.folder to a "
+            f"the run needs up to {format_bytes(needed)} of disk at {loaded.run_folder}, but "
+            f"{format_bytes(free)} are free; free space, lower run.keep, or set run.folder to a "
             "different disk"
         )

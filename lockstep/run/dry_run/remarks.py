@@ -5,16 +5,16 @@ from __future__ import annotations
 from lockstep.algorithms.rows import DataFiles
 from lockstep.config import Common
 from lockstep.data.files import FileGroup, open_rows
-from lockstep.data.templates import fields
+from lockstep.data.templates import list_fields
 
 
-def remarks(recipe: Common, files: DataFiles) -> list[str]:
+def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
     """Remarks for the log of a run and for a dry run, one sentence each."""
     found: list[str] = []
     if files.validation is not None and (
-        shared := _digests(files.validation) & _digests(files.train)
+        shared := _read_digests(files.validation) & _read_digests(files.train)
     ):
-        if shared == _digests(files.validation):
+        if shared == _read_digests(files.validation):
             what = "the rows"
         else:
             what = "some of the rows"
@@ -23,7 +23,7 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
             "on held-out rows"
         )
     data = recipe.data
-    if data.prompt_templates and not fields(data.prompt):
+    if data.prompt_templates and not list_fields(data.prompt):
         found.append(
             f"data.prompt={data.prompt!r} uses no {{field}} of the rows, so all prompts are the "
             "same; write fields in braces"
@@ -31,6 +31,6 @@ def remarks(recipe: Common, files: DataFiles) -> list[str]:
     return found
 
 
-def _digests(files: FileGroup) -> set[str]:
+def _read_digests(files: FileGroup) -> set[str]:
     """A digest of each file."""
     return {open_rows(FileGroup((path,)), "skip").digest for path in files.paths}

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.episodes import describe_rewards, episodes_of
+from lockstep.algorithms.episodes import describe_rewards, start_episode_runner
 from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import DataFiles
 from lockstep.algorithms.setup import PolicyJudge
@@ -59,7 +59,7 @@ class DryRunFindings:
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
-    def problem(self) -> Iterator[None]:
+    def collect_problem(self) -> Iterator[None]:
         """Turns an error in the block into a problem, so that later checks still run."""
         try:
             yield
@@ -68,11 +68,11 @@ class DryRunFindings:
             if sentence not in self.problems:
                 self.problems.append(sentence)
 
-    def say(self, about: str, text: str) -> None:
+    def add_line(self, about: str, text: str) -> None:
         """Adds a line to the report."""
         self.lines.append((about, text))
 
-    def report(self) -> str:
+    def build_report(self) -> str:
         """The lines as a table, then the notes.
 
         Raises:
@@ -94,7 +94,7 @@ class DrySetup(LiveSetup):
     found: DryRunFindings = field(default_factory=DryRunFindings)
 
     @classmethod
-    def of(
+    def from_algorithm(
         cls,
         algorithm: Algorithm,
         folder: Path,
@@ -106,20 +106,20 @@ class DrySetup(LiveSetup):
         """The setup of an algorithm; its files go to `folder`, and its notes to `found`."""
         return cls(algorithm, folder, files, source, inexact, show_notes(), ABSENT, found=found)
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self.found.notes.append(text)
 
     def learner(self, role: ModelRole) -> Learner:
-        with self.found.problem():
+        with self.found.collect_problem():
             folder = role_folder(role, self.source)
             if role.path is not None:
-                self.found.say(role.name.replace("_", " "), f"{folder} reads the policy's tokens")
+                self.found.add_line(role.name.replace("_", " "), f"{folder} reads the policy's tokens")
         return ABSENT
 
     def sampler(self, learner: Learner) -> Sampler:
         return ABSENT
 
-    def sampler_beside(self) -> tuple[Sampler, Callable[[], None]]:
+    def concurrent_sampler(self) -> tuple[Sampler, Callable[[], None]]:
         return ABSENT, ABSENT.abandon
 
     def reward(self, section: RewardSection | None, rows: PromptRows, option: str) -> Reward:
@@ -128,28 +128,28 @@ class DrySetup(LiveSetup):
         An unusable reward was reported earlier.
         """
         if section is not None:
-            for key, leaf in section.leaves(option):
-                with self.found.problem():
+            for key, leaf in section.leaf_sections(option):
+                with self.found.collect_problem():
                     self._check_reward(leaf, rows, key)
         return NoReward()
 
-    def episodes(
+    def start_environment(
         self, section: EnvironmentSection | None, judge: str | None
     ) -> EpisodeRunner | None:
         if section is None:
             return None
-        with self.found.problem():
-            episodes = episodes_of(section, self.algorithm.data, self.source, self.note)
+        with self.found.collect_problem():
+            episodes = start_episode_runner(section, self.algorithm.data, self.source, self.show_note)
             if judge is None and episodes is not None:
                 worth = f"; {episodes.describe_cut_off()}"
             else:
                 worth = ""
-            self.found.say("environment", f"{section.class_name}; {describe_rewards(judge)}{worth}")
+            self.found.add_line("environment", f"{section.class_name}; {describe_rewards(judge)}{worth}")
             return episodes
         return None
 
-    def answering(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
-        with self.found.problem():
+    def open_judge(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
+        with self.found.collect_problem():
             if section.is_policy:
                 return policy_answers(section, policy, name)
             if section.path is not None:
@@ -158,8 +158,8 @@ class DrySetup(LiveSetup):
                 )
         return ABSENT
 
-    def attempt(self, build: Callable[[], T], otherwise: T) -> T:
-        with self.found.problem():
+    def try_build(self, build: Callable[[], T], otherwise: T) -> T:
+        with self.found.collect_problem():
             return build()
         return otherwise
 
@@ -167,7 +167,7 @@ class DrySetup(LiveSetup):
         """Checks a judge, and parses the right answers of the first rows like a math verifier."""
         if section.judge is not None:
             self._check_judge(section.judge, f"{key}.judge")
-        first = rows.first(_ANSWERS)
+        first = rows.read_first(_ANSWERS)
         field = section.verifier or ""
         if section.type == "by_row":
             first = [prompt for prompt in first if read_field(prompt.row, field) == "math"]
@@ -181,21 +181,21 @@ class DrySetup(LiveSetup):
                 prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0
             ]
             if wrong:
-                self.note(
+                self.show_note(
                     f"{wrong[0]}: its correct answer scores 0 as a response; does it contain "
                     f"{key}.marker?"
                 )
-        self.found.say(key.replace("_", " "), section.type)
+        self.found.add_line(key.replace("_", " "), section.type)
 
     def _check_judge(self, section: RewardJudge, key: str) -> None:
-        located = section.locate(self.source.folder)
-        answering = self.answering(located, PolicyJudge(ABSENT.generate, self.source), key)
+        located = section.with_model_folder(self.source.folder)
+        answering = self.open_judge(located, PolicyJudge(ABSENT.generate, self.source), key)
         score_judge(located, answering, self.algorithm.seed, key)
         if located.has_engine:
             who = section.path or "the initial model"
         else:
             who = "a server"
-        self.found.say(key, f"{who} judges {section.num_evals_to_average} times")
+        self.found.add_line(key, f"{who} judges {section.num_evals_to_average} times")
 
 
 class StandIn:
@@ -205,10 +205,10 @@ class StandIn:
     version = None
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        return _refuse
+        return _refuse_computation
 
 
-def _refuse(*values: object) -> NoReturn:
+def _refuse_computation(*values: object) -> NoReturn:
     raise AssertionError("a dry run computes nothing; `Algorithm.open` must not call a model")
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.config.loading import LoadedRecipe, describe, load_run
-from lockstep.core.errors import InputError, shorten
+from lockstep.config.loading import LoadedRecipe, describe_recipe, load_run
+from lockstep.core.errors import InputError, shorten_text
 from lockstep.report.log import LOCK
-from lockstep.run.folder.identity import ChangedError, differences, recipe_identity
+from lockstep.run.folder.identity import ChangedError, list_differences, recipe_identity
 from lockstep.system.records import is_file, refuse_other
 from lockstep.system.sums import SUMS
 from lockstep.system.whole_files import write_whole
@@ -24,7 +24,7 @@ For a model from scratch, it also holds the initial weights.
 """
 
 
-def adopt(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
+def adopt_folder(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
     """Converts the folder of a run with other options to this recipe; a changed run is unfinished.
 
     The caller holds its lock. At any instant the folder belongs to the old recipe or, unfinished,
@@ -41,7 +41,7 @@ def adopt(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
         shutil.rmtree(old, ignore_errors=True)
         (folder / "final").rename(old)
     if recipe.exists() and not is_current(loaded):
-        write_whole(recipe, [describe(loaded).encode()])
+        write_whole(recipe, [describe_recipe(loaded).encode()])
     shutil.rmtree(old, ignore_errors=True)
     if changed:
         (folder / SUMS).unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def adopt(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
 def is_current(loaded: LoadedRecipe) -> bool:
     """True if the folder holds a run of exactly this recipe."""
     recipe = loaded.run_folder / "recipe.yaml"
-    return is_file(recipe) and recipe.read_bytes() == describe(loaded).encode()
+    return is_file(recipe) and recipe.read_bytes() == describe_recipe(loaded).encode()
 
 
 def find_changed_options(loaded: LoadedRecipe, allow_changes: bool) -> list[str]:
@@ -63,7 +63,7 @@ def find_changed_options(loaded: LoadedRecipe, allow_changes: bool) -> list[str]
     recipe = loaded.run_folder / "recipe.yaml"
     if not recipe.exists() or is_current(loaded):
         return []
-    changed = differences(recipe_identity(load_run(folder)), recipe_identity(loaded))
+    changed = list_differences(recipe_identity(load_run(folder)), recipe_identity(loaded))
     has_other_model = any(line.startswith("recipe.model.") for line in changed)
     if has_other_model or (changed and not allow_changes):
         raise ChangedError(
@@ -84,9 +84,9 @@ def require_writable(folder: Path) -> None:
         _require_own(folder)
         standing = find_standing(folder)
     except OSError as error:
-        raise _unmakable(folder, f"the system denied it ({error.strerror})") from error
+        raise _build_folder_error(folder, f"the system denied it ({error.strerror})") from error
     if not (standing.is_dir() and os.access(standing, os.W_OK)):
-        raise _unmakable(folder, f"{standing} is not a writable folder")
+        raise _build_folder_error(folder, f"{standing} is not a writable folder")
 
 
 def find_standing(folder: Path) -> Path:
@@ -97,9 +97,9 @@ def find_standing(folder: Path) -> Path:
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
-def _unmakable(folder: Path, why: str) -> InputError:
+def _build_folder_error(folder: Path, why: str) -> InputError:
     return InputError(
-        f"the run folder {shorten(str(folder))} cannot be created: {why}; set run.folder to a "
+        f"the run folder {shorten_text(str(folder))} cannot be created: {why}; set run.folder to a "
         "different path"
     )
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.loading import LoadedRecipe
-from lockstep.config.model_recipe import weights_of
+from lockstep.config.model_recipe import find_weights_folder
 from lockstep.config.trust import list_references
 from lockstep.core.errors import InputError
-from lockstep.models.digests import digest, model_files
-from lockstep.system.yaml12 import flat
+from lockstep.models.digests import digest_files, model_files
+from lockstep.system.yaml12 import flatten_tree
 from lockstep.version import __version__
 
 RunIdentity = dict[str, Any]
@@ -36,7 +36,7 @@ class ChangedError(InputError):
     """A run would resume with different inputs than it began with; one line per difference."""
 
 
-def identity(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
+def collect_identity(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
     """Collects everything that the results of a run depend on.
 
     Args:
@@ -44,21 +44,21 @@ def identity(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) 
         data: A digest of each source of rows, by name.
         model: Folder of the initial model; None if the recipe has yet to make it.
     """
-    found = inputs(loaded, data, model)
-    found["code.lockstep"] = f"{__version__} {_own_code()}"
-    if loaded.training.learner.lora is None:
+    found = collect_inputs(loaded, data, model)
+    found["code.lockstep"] = f"{__version__} {_digest_own_code()}"
+    if loaded.training_recipe.learner.lora is None:
         libraries = _LIBRARIES
     else:
         libraries = (*_LIBRARIES, "peft")
     return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
 
 
-def inputs(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
+def collect_inputs(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
     """The identity without library versions; `model` is None if a server has the model."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
     found |= {} if model is None else model_files(model)
-    options = {".".join(keys): value for keys, value in flat(loaded.dump())}
+    options = {".".join(keys): value for keys, value in flatten_tree(loaded.dump_options())}
     others = [name for name in options if name.startswith(_WITH_MODELS)]
     for name in (
         name.removesuffix(".path")
@@ -66,17 +66,17 @@ def inputs(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) ->
         if name.endswith(".path") and options[name] is not None
     ):
         path = str(options[f"{name}.path"])
-        found |= model_files(weights_of(loaded.places.get(path, path)), name)
-    code = list_references(loaded.identity())
-    return found | {f"code.{'.'.join(keys)}": digest([file]) for keys, _, file in code}
+        found |= model_files(find_weights_folder(loaded.places.get(path, path)), name)
+    code = list_references(loaded.build_identity())
+    return found | {f"code.{'.'.join(keys)}": digest_files([file]) for keys, _, file in code}
 
 
 def recipe_identity(loaded: LoadedRecipe) -> RunIdentity:
     """The options of `LoadedRecipe.identity`, by flat names."""
-    return {f"recipe.{'.'.join(keys)}": value for keys, value in flat(loaded.identity())}
+    return {f"recipe.{'.'.join(keys)}": value for keys, value in flatten_tree(loaded.build_identity())}
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def list_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Lists names whose values differ, one line each, in order."""
     names = [*then, *(name for name in now if name not in then)]
     return [
@@ -87,9 +87,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 @cache
-def _own_code() -> str:
+def _digest_own_code() -> str:
     """A digest of Lockstep's code, read once, since files may change while the process runs."""
-    return digest(sorted(Path(__file__).parents[2].rglob("*.py")))
+    return digest_files(sorted(Path(__file__).parents[2].rglob("*.py")))
 
 
 def _format_value(value: Any) -> str:

@@ -9,11 +9,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lockstep.report.log import LOGS, METRICS, SAMPLES, TIMINGS, encode, lines
-from lockstep.system.disk import sync
+from lockstep.report.log import LOGS, METRICS, SAMPLES, TIMINGS, encode_line, read_lines
+from lockstep.system.disk import sync_path
 from lockstep.system.records import is_file
 from lockstep.system.sums import FileDigest
-from lockstep.system.whole_files import append
+from lockstep.system.whole_files import append_lines
 
 
 class RunLogs:
@@ -27,7 +27,7 @@ class RunLogs:
         self.folder = folder
         self._written: dict[str, tuple[int, Any]] = {}
 
-    def rewind(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Truncates lines of later steps, and a last line that a kill cut short.
 
         Called once, before any other method.
@@ -42,31 +42,31 @@ class RunLogs:
         for name in LOGS:
             path = self.folder / name
             if is_file(path):
-                remaining = takewhile(lambda line: line[0]["step"] <= step, lines(path))
+                remaining = takewhile(lambda line: line[0]["step"] <= step, read_lines(path))
                 os.truncate(path, sum(size for _, size in remaining))
                 with path.open("rb") as file:  # samples may not fit in memory
                     digest = hashlib.file_digest(file, "sha256")
                     self._written[name] = (file.tell(), digest)
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Adds metrics to a step; call it several times for training and validation."""
-        self._append(METRICS, step, [values])
+        self._append_rows(METRICS, step, [values])
 
-    def timings(self, step: int, seconds: Mapping[str, float]) -> None:
+    def add_timings(self, step: int, seconds: Mapping[str, float]) -> None:
         """Adds the seconds that each phase of a step took."""
-        self._append(TIMINGS, step, [seconds])
+        self._append_rows(TIMINGS, step, [seconds])
 
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def add_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Adds responses of a step."""
-        self._append(SAMPLES, step, rows)
+        self._append_rows(SAMPLES, step, rows)
 
-    def sync(self) -> None:
+    def sync_to_disk(self) -> None:
         """Returns when all logs are on the disk, so that they reach as far as a checkpoint."""
         paths = [self.folder / name for name in LOGS]
         for path in [*filter(Path.is_file, paths), self.folder]:
-            sync(path)
+            sync_path(path)
 
-    def sums(self) -> dict[str, FileDigest]:
+    def list_digests(self) -> dict[str, FileDigest]:
         """Size and digest of each log as written by this run, not as found on the disk.
 
         Other programs may have written to the files.
@@ -76,9 +76,9 @@ class RunLogs:
             for name, (size, own) in self._written.items()
         }
 
-    def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        content = b"".join(encode(step, row) for row in rows)
-        append(self.folder / name, content)
+    def _append_rows(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        content = b"".join(encode_line(step, row) for row in rows)
+        append_lines(self.folder / name, content)
         size, digest = self._written.get(name, (0, hashlib.sha256()))
         digest.update(content)
         self._written[name] = (size + len(content), digest)

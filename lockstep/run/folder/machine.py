@@ -38,7 +38,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 @contextmanager
-def as_noted(loaded: LoadedRecipe, folder: Path) -> Iterator[None]:
+def use_recorded_machine(loaded: LoadedRecipe, folder: Path) -> Iterator[None]:
     """Records the machine in a folder if needed; in the block, torch uses the recorded threads.
 
     The caller holds the folder's lock.

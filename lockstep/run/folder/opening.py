@@ -12,12 +12,12 @@ from threading import Event
 
 from lockstep.config.hub import write_pins
 from lockstep.config.hub_name import PINS
-from lockstep.config.loading import LoadedRecipe, describe
+from lockstep.config.loading import LoadedRecipe, describe_recipe
 from lockstep.core.errors import LockstepError, RunError
 from lockstep.data.template_date import FILE, keep_date
 from lockstep.report.log import CRASH
 from lockstep.run.folder.files import FRAME, LOCK, lock_folder, write_once
-from lockstep.run.folder.machine import as_noted
+from lockstep.run.folder.machine import use_recorded_machine
 from lockstep.run.stop import StoppedRun
 
 
@@ -32,10 +32,10 @@ def open_run(loaded: LoadedRecipe, folder: Path) -> Iterator[Callable[[], None]]
         InputError: Another process has the folder.
         RunError: An operating system error after the function was called.
     """
-    with _clean_start(folder) as started, _crashes_noted(folder, started):
-        write_once(folder / "recipe.yaml", describe(loaded))
+    with _clean_start(folder) as started, _record_crashes(folder, started):
+        write_once(folder / "recipe.yaml", describe_recipe(loaded))
         write_pins(loaded, folder)
-        with as_noted(loaded, folder), keep_date(folder):
+        with use_recorded_machine(loaded, folder), keep_date(folder):
             yield started.set
 
 
@@ -82,7 +82,7 @@ def _remove_added(folder: Path, before: set[str], missing: Sequence[Path]) -> No
 
 
 @contextmanager
-def _crashes_noted(folder: Path, started: Event) -> Iterator[None]:
+def _record_crashes(folder: Path, started: Event) -> Iterator[None]:
     """Records an error in the block; writes `crash.txt` unless it is a one-sentence user error."""
     try:
         yield

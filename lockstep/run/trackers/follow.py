@@ -13,7 +13,7 @@ from typing import Any
 
 from lockstep.config import Trackers
 from lockstep.core.errors import InputError, install_command
-from lockstep.report.log import LOGS, SAMPLES, TIMINGS, decode, lines
+from lockstep.report.log import LOGS, SAMPLES, TIMINGS, decode_numbers, read_lines
 from lockstep.run.folder.logs import RunLogs
 from lockstep.run.stop import StoppedRun
 from lockstep.run.trackers.view import RunFacts, RunOutcome, TrackerView
@@ -38,17 +38,17 @@ class LogTracker:
         self._newest: dict[str, int] = {}
         self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes sent, by log
 
-    def rewind(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Rewinds the logs, see `RunLogs.rewind`, opens the views, and sends them the logs.
 
         Raises:
             InputError: A view cannot be opened and the run has not trained yet: a run should not
                 train unseen.
         """
-        self.logs.rewind(step)
+        self.logs.rewind_to(step)
         for name, view in self._views.items():
             try:
-                self._newest[name] = view.open(step)
+                self._newest[name] = view.open_view(step)
             except Exception as error:
                 sentence = f"trackers.{name} cannot be opened: {_describe_error(error)}"
                 if step < 0:
@@ -57,7 +57,7 @@ class LogTracker:
                     f"{sentence}; the run continues without it, and its own files have everything"
                 )
             else:
-                self._note(f"{name}: {view.where}")
+                self._note(f"{name}: {view.run_location}")
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -73,20 +73,20 @@ class LogTracker:
                     samples["validation_samples" if row.get("held_out") else "samples"].append(row)
                 else:
                     prefix = "timings/" if name == TIMINGS else ""
-                    values |= {f"{prefix}{key}": value for key, value in decode(name, row).items()}
+                    values |= {f"{prefix}{key}": value for key, value in decode_numbers(name, row).items()}
             for name in [name for name, newest in self._newest.items() if newest < step]:
-                with self._tolerate(name):
-                    self._views[name].send(step, values, samples)
+                with self._tolerate_failure(name):
+                    self._views[name].send_step(step, values, samples)
 
-    def close(self, outcome: RunOutcome) -> None:
+    def close_views(self, outcome: RunOutcome) -> None:
         """Sends the rest, and closes the views."""
         self.catch_up()
         for name in list(self._newest):
-            with self._tolerate(name):
-                self._views[name].close(outcome)
+            with self._tolerate_failure(name):
+                self._views[name].close_view(outcome)
 
     @contextmanager
-    def _tolerate(self, name: str) -> Iterator[None]:
+    def _tolerate_failure(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -97,7 +97,7 @@ class LogTracker:
             )
 
     def _list_unread(self, name: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        for row, size in lines(self.logs.folder / name, self._read[name]):
+        for row, size in read_lines(self.logs.folder / name, self._read[name]):
             self._read[name] += size
             yield row.pop("step"), name, row
 
@@ -116,11 +116,11 @@ def track_run(
         outcome = "interrupted"
         raise
     finally:
-        logs.sync()
-        tracker.close(outcome)
+        logs.sync_to_disk()
+        tracker.close_views(outcome)
 
 
-def views_of(recipe: Trackers, facts: RunFacts) -> dict[str, TrackerView]:
+def build_views(recipe: Trackers, facts: RunFacts) -> dict[str, TrackerView]:
     """The views that a recipe enables, by name, not yet open.
 
     Packages of other views are not imported.
@@ -130,14 +130,14 @@ def views_of(recipe: Trackers, facts: RunFacts) -> dict[str, TrackerView]:
     """
     views: dict[str, TrackerView] = {}
     if recipe.tensorboard is not None:
-        with _package_of("tensorboard"):
+        with _find_package("tensorboard"):
             from lockstep.run.trackers.tensorboard import TensorBoardView
 
             views["tensorboard"] = TensorBoardView(facts)
     if recipe.wandb is not None:
         # read on import: send only what is logged
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        with _package_of("wandb"):
+        with _find_package("wandb"):
             from lockstep.run.trackers.wandb import WandBView
 
             views["wandb"] = WandBView(recipe.wandb, facts)
@@ -145,7 +145,7 @@ def views_of(recipe: Trackers, facts: RunFacts) -> dict[str, TrackerView]:
 
 
 @contextmanager
-def _package_of(name: str) -> Iterator[None]:
+def _find_package(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:

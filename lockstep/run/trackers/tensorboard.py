@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
-from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView, table
+from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView, build_table
 from lockstep.system import yaml12
 
 _FLUSH_S = 10  # maximum delay of a chart on screen
@@ -23,21 +23,21 @@ class TensorBoardView(TrackerView):
         self._newest = 0
 
     @property
-    def where(self) -> str:
+    def run_location(self) -> str:
         return f"tensorboard --logdir {self._facts.folder}"
 
-    def open(self, step: int) -> int:
+    def open_view(self, step: int) -> int:
         if self._folder.exists():
             shutil.rmtree(self._folder)
         # This makes a TensorBoard that read the old files drop everything from step 0 on.
         self._writer = SummaryWriter(str(self._folder), purge_step=0, flush_secs=_FLUSH_S)
-        self._writer.add_text("recipe", _verbatim(yaml12.dump(self._facts.recipe)), 0)
+        self._writer.add_text("recipe", _quote_markdown(yaml12.dump_yaml(self._facts.recipe)), 0)
         self._writer.add_text(
-            "environment", _verbatim(json.dumps(self._facts.environment, indent=2)), 0
+            "environment", _quote_markdown(json.dumps(self._facts.environment, indent=2)), 0
         )
         return -1
 
-    def send(
+    def send_step(
         self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
     ) -> None:
         """Writes one text per response of a step: TensorBoard lists steps one below the other."""
@@ -45,18 +45,18 @@ class TensorBoardView(TrackerView):
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         for kind, rows in samples.items():
-            columns, cells = table(rows)
+            columns, cells = build_table(rows)
             for number, row in enumerate(cells):
                 text = "\n".join(
                     f"{column}: {cell}" for column, cell in zip(columns, row, strict=True)
                 )
-                self._writer.add_text(f"{kind}/{number}", _verbatim(text), step)
+                self._writer.add_text(f"{kind}/{number}", _quote_markdown(text), step)
 
-    def close(self, outcome: RunOutcome) -> None:
+    def close_view(self, outcome: RunOutcome) -> None:
         self._writer.add_text("outcome", outcome, self._newest)
         self._writer.close()
 
 
-def _verbatim(text: str) -> str:
+def _quote_markdown(text: str) -> str:
     """Quotes text for Markdown line by line: nothing becomes a heading, a link or HTML."""
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])

@@ -34,9 +34,9 @@ class RunFacts:
     environment: dict[str, Any]
 
     @classmethod
-    def of(cls, loaded: LoadedRecipe) -> RunFacts:
+    def from_recipe(cls, loaded: LoadedRecipe) -> RunFacts:
         """The facts of a run; its folder need not exist yet."""
-        return cls(loaded.run_folder, loaded.dump(), read_environment(loaded.run_folder))
+        return cls(loaded.run_folder, loaded.dump_options(), read_environment(loaded.run_folder))
 
     @property
     def name(self) -> str:
@@ -49,11 +49,11 @@ class TrackerView(ABC):
 
     @property
     @abstractmethod
-    def where(self) -> str:
+    def run_location(self) -> str:
         """The URL or path of the run, or the command that shows it; only for an open view."""
 
     @abstractmethod
-    def open(self, step: int) -> int:
+    def open_view(self, step: int) -> int:
         """Opens the view for a run that continues after a step.
 
         Returns:
@@ -61,7 +61,7 @@ class TrackerView(ABC):
         """
 
     @abstractmethod
-    def send(
+    def send_step(
         self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
     ) -> None:
         """Shows what was logged for a step since the last call.
@@ -73,17 +73,17 @@ class TrackerView(ABC):
         """
 
     @abstractmethod
-    def close(self, outcome: RunOutcome) -> None:
+    def close_view(self, outcome: RunOutcome) -> None:
         """Closes the view at the end of the run's process."""
 
 
-def table(rows: SampleRows) -> tuple[list[str], list[list[Any]]]:
+def build_table(rows: SampleRows) -> tuple[list[str], list[list[Any]]]:
     """Columns and cells of rows; values except text and numbers become JSON, missing ones None."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return columns, [[_cell(row.get(column)) for column in columns] for row in rows]
+    return columns, [[_encode_cell(row.get(column)) for column in columns] for row in rows]
 
 
-def _cell(value: Any) -> Any:
+def _encode_cell(value: Any) -> Any:
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isnan(value):

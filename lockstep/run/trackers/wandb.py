@@ -20,7 +20,7 @@ from wandb.errors import UsageError
 
 from lockstep.config import WandB
 from lockstep.core.errors import InputError
-from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView, table
+from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView, build_table
 
 _EXIT_CODES: dict[RunOutcome, int] = {"finished": 0, "failed": 1, "interrupted": 130}
 
@@ -47,19 +47,19 @@ class WandBView(TrackerView):
             )
 
     @property
-    def where(self) -> str:
+    def run_location(self) -> str:
         if self._section.is_online:
             return str(self._run.url)
         return f"wandb sync {self._run.settings.sync_dir}"
 
-    def open(self, step: int) -> int:
+    def open_view(self, step: int) -> int:
         resume: Literal["allow"] | None = "allow"
         if not self._section.is_online:
-            self._clear()
+            self._remove_offline_files()
             resume = None
         self._run = wandb.init(
             project=self._section.project,
-            id=self._id(),
+            id=self._read_run_id(),
             name=self._section.name or self._facts.name,
             # W&B's process may have a different working directory
             dir=self._facts.folder.resolve(),
@@ -71,31 +71,31 @@ class WandBView(TrackerView):
         )
         return self._run.step - 1  # −1 if offline or if W&B has no data of this run
 
-    def send(
+    def send_step(
         self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
     ) -> None:
         # first, because W&B names table files after the previous step
         self._run.log(dict(values), step=step)
         for kind, rows in samples.items():
-            columns, cells = table(rows)
+            columns, cells = build_table(rows)
             shown = wandb.Table(columns=[*columns], data=[*cells], allow_mixed_types=True)
             self._run.log({kind: shown}, step=step)
 
-    def close(self, outcome: RunOutcome) -> None:
+    def close_view(self, outcome: RunOutcome) -> None:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
-    def _clear(self) -> None:
+    def _remove_offline_files(self) -> None:
         """Removes this run's offline files, and keeps W&B's data in the run's folder."""
-        staged = self._folder / f"data-{self._id()}"
+        staged = self._folder / f"data-{self._read_run_id()}"
         for old in [
-            *self._folder.glob(f"offline-run-*-{self._id()}"),
+            *self._folder.glob(f"offline-run-*-{self._read_run_id()}"),
             *self._folder.glob(staged.name),
         ]:
             shutil.rmtree(old)
         # the default is the home folder, where nothing removes them
         os.environ["WANDB_DATA_DIR"] = str(staged.resolve())
 
-    def _id(self) -> str:
+    def _read_run_id(self) -> str:
         """The run's random id, kept in its folder: a recreated folder is a new run."""
         path = self._folder / "run_id"
         if not path.exists():

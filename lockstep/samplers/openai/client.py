@@ -57,9 +57,9 @@ class OpenAIClient:
         self._model = self._ask_model()
         self._dialect = self._find_dialect()
 
-    def require(self, sampling: SamplingParams) -> None:
+    def require_supported(self, sampling: SamplingParams) -> None:
         """Raises ValueError if the server does not support a distribution."""
-        self._dialect.fields(sampling)
+        self._dialect.request_options(sampling)
 
     def chat(
         self,
@@ -84,21 +84,21 @@ class OpenAIClient:
             ValueError: If the server lacks a requested option.
             ServerError: While iterating, if the server fails after all retries.
         """
-        options = {"model": self._model.id, **self._dialect.fields(sampling)}
+        options = {"model": self._model.id, **self._dialect.request_options(sampling)}
         options |= {"max_completion_tokens": sampling.max_tokens}
         pairs = zip(conversations, keys, strict=True)
         bodies = [
             options | {"messages": [dict(m) for m in messages], "seed": key & _SEED_BITS}
             for messages, key in pairs
         ]
-        return self._replies(bodies, sampling.max_tokens, lost)
+        return self._send_requests(bodies, sampling.max_tokens, lost)
 
     def _ask_model(self) -> ServedModel:
         """Queries the model that is served."""
-        with self._server.connection() as (portal, client):
+        with self._server.open_connection() as (portal, client):
             served = {
                 model.id: model
-                for model in portal.call(self._server.ask, client, ModelList, "/models").data
+                for model in portal.call(self._server.request_reply, client, ModelList, "/models").data
             }
         if self._options.model not in served:
             others = [*list(served)[:_SHOWN_MODELS]]
@@ -121,7 +121,7 @@ class OpenAIClient:
         )
         return ServerDialect(f"a server called {owner!r}")
 
-    def _replies(
+    def _send_requests(
         self,
         bodies: Sequence[Mapping[str, object]],
         max_tokens: int,
@@ -129,11 +129,11 @@ class OpenAIClient:
     ) -> Iterator[tuple[int, ServerReply]]:
         """Sends all requests."""
 
-        def fault(place: int, answer: ChatReply) -> str | None:
-            return answer.fault(max_tokens)
+        def describe_fault(place: int, answer: ChatReply) -> str | None:
+            return answer.describe_fault(max_tokens)
 
-        for place, answer in self._server.answers(
-            ChatReply, "/chat/completions", bodies, fault, lost
+        for place, answer in self._server.request_all(
+            ChatReply, "/chat/completions", bodies, describe_fault, lost
         ):
             choice = answer.choices[0]
             yield (

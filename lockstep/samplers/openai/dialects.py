@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt
 
-from lockstep.core.errors import InputError, shorten
+from lockstep.core.errors import InputError, shorten_text
 from lockstep.core.types import SamplingParams
 
 _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": 0}
@@ -27,7 +27,7 @@ class ServerDialect:
     name: str
     every_token: int | None = None
 
-    def fields(self, sampling: SamplingParams) -> dict[str, object]:
+    def request_options(self, sampling: SamplingParams) -> dict[str, object]:
         """The request options for a distribution and its stop tokens.
 
         Raises:
@@ -136,11 +136,11 @@ class ChatReply(ServerWords):
     def num_tokens(self) -> int:
         return self.usage.completion_tokens
 
-    def fault(self, max_tokens: int) -> str | None:
+    def describe_fault(self, max_tokens: int) -> str | None:
         """Explains why this cannot be a response of at most `max_tokens` tokens; None if it can."""
         choice = self.choices[0]
         if choice.error:
-            return f"its choice contains an error ({shorten(str(choice.error))})"
+            return f"its choice contains an error ({shorten_text(str(choice.error))})"
         if choice.index not in (None, 0):
             return f"its only choice has index {choice.index} instead of 0"
         if self.num_tokens > max_tokens + 1:  # some servers also count the stop token

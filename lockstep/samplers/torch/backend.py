@@ -29,7 +29,7 @@ class TorchInference(InferenceBackend):
         if section.tensor_parallel > 1:
             raise ValueError("tensor_parallel requires backend: vllm")
 
-    def dtype(self, computation: Computation) -> torch.dtype:
+    def weight_dtype(self, computation: Computation) -> torch.dtype:
         import torch
 
         return torch.float32
@@ -40,12 +40,12 @@ class TorchInference(InferenceBackend):
             return responses * vocabulary * any_and_times
         return 0
 
-    def build(self, folder: str, section: SamplerSection, computation: Computation) -> ModelSampler:
+    def build_sampler(self, folder: str, section: SamplerSection, computation: Computation) -> ModelSampler:
         from lockstep.models.device import load_on_device
 
-        return self.wrap(load_on_device(folder, computation), section, computation)
+        return self.wrap_model(load_on_device(folder, computation), section, computation)
 
-    def wrap(
+    def wrap_model(
         self, lm: PreTrainedModel, section: SamplerSection, computation: Computation
     ) -> ModelSampler:
         from lockstep.samplers.torch.stateful import torch_sampler

@@ -37,27 +37,27 @@ class BlockAllocator:
         self._known: dict[int, _PrefixKey] = {}
         self._newest = _ROOT
 
-    def take(self, number: int) -> list[int]:
+    def allocate_blocks(self, number: int) -> list[int]:
         """Allocates blocks.
 
         If too few are free, evicts cached ones beyond `keep`, oldest first, then adds new ones.
         """
         while len(self._free) < number and len(self._kept) > self.keep:
-            self._forget(next(iter(self._kept)))
+            self._evict_block(next(iter(self._kept)))
         if len(self._free) < number:
-            self._grow(max(number - len(self._free), _FEWEST, self.count // 2))
+            self._add_blocks(max(number - len(self._free), _FEWEST, self.count // 2))
         taken = [self._free.pop() for _ in range(number)]
         for block in taken:
             self._users[block] = 1
         return taken
 
-    def share(self, blocks: Sequence[int]) -> None:
+    def share_blocks(self, blocks: Sequence[int]) -> None:
         """Adds a user to each block."""
         for block in blocks:
             self._users[block] += 1
             self._kept.pop(block, None)
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release_blocks(self, blocks: Sequence[int]) -> None:
         """Removes a user from each block; a block with noted tokens stays cached for a while."""
         for block in blocks:
             self._users[block] -= 1
@@ -66,7 +66,7 @@ class BlockAllocator:
             elif self._users[block] == 0:
                 self._free.append(block)
 
-    def find(self, tokens: tuple[int, ...]) -> list[int]:
+    def find_prefix(self, tokens: tuple[int, ...]) -> list[int]:
         """Finds cached blocks of the longest prefix.
 
         The last token is left out, since its logits are needed.
@@ -81,7 +81,7 @@ class BlockAllocator:
             found.append(block)
         return found
 
-    def remember(self, tokens: tuple[int, ...], blocks: Sequence[int]) -> None:
+    def cache_prefix(self, tokens: tuple[int, ...], blocks: Sequence[int]) -> None:
         """Notes the tokens of some blocks; only full blocks are cached."""
         content = _ROOT
         for start, block in zip(
@@ -94,7 +94,7 @@ class BlockAllocator:
                 self._known[block] = key
             content, _ = self._contents[key]
 
-    def _forget(self, block: int) -> None:
+    def _evict_block(self, block: int) -> None:
         """Frees a cached block.
 
         Blocks that continue it are no longer found: its prefix number is never reused.
@@ -102,7 +102,7 @@ class BlockAllocator:
         del self._kept[block], self._contents[self._known.pop(block)]
         self._free.append(block)
 
-    def _grow(self, more: int) -> None:
+    def _add_blocks(self, more: int) -> None:
         self._free += range(self.count + more - 1, self.count - 1, -1)
         self._users += [0] * more
         self.count += more

@@ -56,7 +56,7 @@ class DecodeRows:
         """Attention of one new token per row [R, H, D]: a tensor per arena, zeros for padding."""
         out = list[Tensor]()
         start = 0
-        masks = self._mask(kernel, window)
+        masks = self._build_masks(kernel, window)
         for (arena, row, position), width, mask in zip(
             self._parts, self._widths, masks, strict=True
         ):
@@ -66,17 +66,17 @@ class DecodeRows:
             values[row, :, position] = value[some]
             k = keys[: len(row), :, :width]
             v = values[: len(row), :, :width]
-            out.append(kernel.newest(query[some], k, v, mask, scaling))
+            out.append(kernel.attend_newest(query[some], k, v, mask, scaling))
         if self.filling:
             return [*out, query.new_zeros(self.filling, *query.shape[1:])]
         return out
 
-    def _mask(self, kernel: AttentionKernel, window: int | None) -> list[Tensor]:
+    def _build_masks(self, kernel: AttentionKernel, window: int | None) -> list[Tensor]:
         """The masks of a kernel, computed once for all layers of a pass."""
         key = type(kernel), window
         if key not in self._masks:
             self._masks[key] = [
-                kernel.mask(find_visible(position, width, window))
+                kernel.build_mask(find_visible(position, width, window))
                 for (_, _, position), width in zip(self._parts, self._widths, strict=True)
             ]
         return self._masks[key]
@@ -100,7 +100,7 @@ class CachedPrefixRows:
     first: int
 
     @classmethod
-    def of(cls, blocks: Tensor, known: Tensor, length: Tensor) -> CachedPrefixRows:
+    def from_blocks(cls, blocks: Tensor, known: Tensor, length: Tensor) -> CachedPrefixRows:
         """Rows of `length` tokens, the first `known` in blocks; both int64 [C] on the CPU."""
         tokens = Batch(torch.arange(int((length - known).sum())), length - known)
         first = int(known.min()) // QUERIES * QUERIES
@@ -117,12 +117,12 @@ class CachedPrefixRows:
         window: int | None,
     ) -> Tensor:
         """Attention of new tokens to those before them, known or new [N, H, D]."""
-        key, value = pool.read(layer, self.blocks)
+        key, value = pool.read_blocks(layer, self.blocks)
         width = key.shape[2] - self.first
         place = self.position - self.first
         grid = query_NHD.new_zeros(len(self.blocks), width, *query_NHD.shape[1:])
         grid[self.row, place] = query_NHD
-        out = kernel.causal(grid.transpose(1, 2), key, value, scaling, window)
+        out = kernel.attend_causally(grid.transpose(1, 2), key, value, scaling, window)
         return out.unflatten(0, (-1, width))[self.row, place]
 
 
@@ -156,7 +156,7 @@ class PrefillRows:
         window: int | None,
     ) -> list[Tensor]:
         """Attention of all tokens of new rows, from heads-first [1, H, N, D] to [N, H, D]."""
-        pool.write(
+        pool.write_tokens(
             layer,
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),

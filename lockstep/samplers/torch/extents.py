@@ -41,24 +41,24 @@ class KVArena:
     filled: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def append(self, rows: Sequence[int]) -> slice:
+    def add_rows(self, rows: Sequence[int]) -> slice:
         """Adds rows. Returns their slots."""
         places = slice(len(self.rows), len(self.rows) + len(rows))
         self.rows += rows
         if len(self.rows) > self.size:
             self.size = max(len(self.rows) + -len(self.rows) % _ROWS, self.size * 5 // 4)
             for layer, (keys, values) in self.layers.items():
-                self.layers[layer] = self._enlarge(keys), self._enlarge(values)
+                self.layers[layer] = self._enlarge_slots(keys), self._enlarge_slots(values)
         return places
 
-    def write(self, layer: int, places: slice, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
+    def write_prefixes(self, layer: int, places: slice, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
         """Writes the first tokens of rows."""
         if layer not in self.layers:
-            self.layers[layer] = self._make(key_RHTD), self._make(value_RHTD)
+            self.layers[layer] = self._allocate_slots(key_RHTD), self._allocate_slots(value_RHTD)
         for held, new in zip(self.layers[layer], (key_RHTD, value_RHTD), strict=True):
             held[places, :, : new.shape[2]] = new
 
-    def remove(self, rows: Iterable[int]) -> None:
+    def remove_rows(self, rows: Iterable[int]) -> None:
         """Removes rows; the last ones take their slots."""
         gone = set(rows)
         left = sum(row not in gone for row in self.rows)
@@ -71,11 +71,11 @@ class KVArena:
             for held in (held for layer in self.layers.values() for held in layer):
                 held[torch.tensor(holes)] = held[torch.tensor(moved)]
 
-    def _make(self, like_RHTD: Tensor) -> Tensor:
+    def _allocate_slots(self, like_RHTD: Tensor) -> Tensor:
         _, heads, _, size = like_RHTD.shape
         return like_RHTD.new_zeros(self.size, heads, self.room, size)
 
-    def _enlarge(self, held: Tensor) -> Tensor:
+    def _enlarge_slots(self, held: Tensor) -> Tensor:
         return torch.cat([held, held.new_zeros(self.size - len(held), *held.shape[1:])])
 
 
@@ -91,11 +91,11 @@ class DenseKVCache:
         self._arenas: dict[int, KVArena] = {}
 
     @property
-    def arenas(self) -> list[KVArena]:
+    def occupied_arenas(self) -> list[KVArena]:
         """Arenas with rows, in the order of a pass."""
         return [arena for _, arena in sorted(self._arenas.items())]
 
-    def room(self, tokens: int) -> int:
+    def slot_length(self, tokens: int) -> int:
         """Slot size for a row of `tokens` tokens: 64, 96, 128, 192, 256, …, the context."""
         power = max(_SMALLEST, 1 << (tokens - 1).bit_length())
         if tokens <= _SMALLEST or tokens > power * 3 // 4:
@@ -105,11 +105,11 @@ class DenseKVCache:
         return min(room, self._context + -self._context % BLOCK)
 
     @property
-    def taken(self) -> int:
+    def allocated_tokens(self) -> int:
         """Total size of the rows' KV slots, in tokens."""
         return sum(arena.room * len(arena.rows) for arena in self._arenas.values())
 
-    def add(
+    def add_rows(
         self,
         rows: Sequence[int],
         blocks: Sequence[Sequence[int]],
@@ -119,45 +119,45 @@ class DenseKVCache:
         """Adds rows of `lengths` tokens, and copies their keys and values from a pool's blocks."""
         alike = defaultdict[int, defaultdict[int, list[int]]](lambda: defaultdict(list))
         for index, length in enumerate(lengths):
-            alike[self.room(length + 1)][len(blocks[index])].append(index)
+            alike[self.slot_length(length + 1)][len(blocks[index])].append(index)
         for room, by_blocks in alike.items():
             arena = self._arenas.setdefault(room, KVArena(room))
-            start = arena.append(
+            start = arena.add_rows(
                 [rows[index] for some in by_blocks.values() for index in some]
             ).start
             for some in by_blocks.values():
                 places = slice(start, start := start + len(some))
                 block_RB = torch.tensor([blocks[index] for index in some], device=pool.device)
                 for layer in pool.layers:
-                    arena.write(layer, places, *pool.read(layer, block_RB))
+                    arena.write_prefixes(layer, places, *pool.read_blocks(layer, block_RB))
 
-    def remove(self, rows: Iterable[int]) -> None:
+    def remove_rows(self, rows: Iterable[int]) -> None:
         """Removes rows."""
         gone = set(rows)
-        for arena in self.arenas:
-            self._remove(arena, gone)
+        for arena in self.occupied_arenas:
+            self._remove_from_arena(arena, gone)
 
-    def move(self, arena: KVArena, places: Sequence[int]) -> None:
+    def move_rows(self, arena: KVArena, places: Sequence[int]) -> None:
         """Moves the rows in some slots of an arena to the next arena."""
-        room = self.room(arena.room + 1)
+        room = self.slot_length(arena.room + 1)
         larger = self._arenas.setdefault(room, KVArena(room))
         rows = [arena.rows[place] for place in places]
         of = torch.tensor(places)
-        to = larger.append(rows)
+        to = larger.add_rows(rows)
         for layer, (keys, values) in arena.layers.items():
-            larger.write(layer, to, keys[of], values[of])
-        self._remove(arena, rows)
+            larger.write_prefixes(layer, to, keys[of], values[of])
+        self._remove_from_arena(arena, rows)
 
-    def save(self, row: int, blocks: Sequence[int], known: int, pool: PagedKVCache) -> None:
+    def save_row(self, row: int, blocks: Sequence[int], known: int, pool: PagedKVCache) -> None:
         """Copies the beginning of a row to blocks of a pool, skipping the first `known` blocks."""
         arena = next(arena for arena in self._arenas.values() if row in arena.rows)
         place = arena.rows.index(row)
         tokens = slice(BLOCK * known, BLOCK * len(blocks))
         block_RB = torch.tensor([blocks[known:]], dtype=torch.int64, device=pool.device)
         for layer, (keys, values) in arena.layers.items() if len(blocks) > known else ():
-            pool.save(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])
+            pool.write_blocks(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])
 
-    def _remove(self, arena: KVArena, rows: Iterable[int]) -> None:
-        arena.remove(rows)
+    def _remove_from_arena(self, arena: KVArena, rows: Iterable[int]) -> None:
+        arena.remove_rows(rows)
         if not arena.rows:
             del self._arenas[arena.room]

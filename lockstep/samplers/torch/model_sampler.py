@@ -16,17 +16,17 @@ from lockstep.config import DType
 from lockstep.core.batch import Batch
 from lockstep.core.borders import NotFiniteError
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.folder import context_of
-from lockstep.models.heads import LogitsHead, canonical
-from lockstep.models.precision import OVERFLOW, TORCH_TYPES, autocast
+from lockstep.models.folder import find_context_length
+from lockstep.models.heads import LogitsHead, canonical_name
+from lockstep.models.precision import OVERFLOW, TORCH_TYPES, open_autocast
 from lockstep.samplers.base import ResponsePiece, gather_pieces
 from lockstep.samplers.torch.passes import cut_rows
 from lockstep.samplers.torch.rows import Response
 from lockstep.samplers.torch.scheduler import PASS_TOKENS
 from lockstep.weight_sync.attestation import WeightAttestation
 from lockstep.weight_sync.buckets import WeightBucket
-from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack
-from lockstep.weight_sync.fingerprints import read, take
+from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack_bucket
+from lockstep.weight_sync.fingerprints import read_fingerprints, start_fingerprint
 
 
 class ModelSampler(ABC):
@@ -44,7 +44,7 @@ class ModelSampler(ABC):
         self._lm = lm
         self._max_batch_size = max_batch_size
         self._type: DType = dtype
-        self._context = context_of(lm.config)
+        self._context = find_context_length(lm.config)
         self.version: int | None = None
         self._carrier: BucketCarrier | None = None
         self._own = dict[str, Tensor]()
@@ -72,7 +72,7 @@ class ModelSampler(ABC):
         head = LogitsHead(self._lm)
         bare = replace(batch, sampling=None, entropy=False)
         scores = list[Tensor]()
-        with self._autocast():
+        with self._autocast_context():
             for rows in cut_rows(batch.lengths.tolist(), self._max_batch_size, PASS_TOKENS):
                 scores.append(head(bare.select(rows).to(self._lm.device)).logprob)
         return torch.cat(scores).float().cpu()
@@ -84,8 +84,8 @@ class ModelSampler(ABC):
         self, stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[WeightAttestation]:
         self.version = None
-        self._begin()
-        self._take(stream)
+        self._begin_sync()
+        self._copy_weights(stream)
         return [self.attest(version)]
 
     def join(self, route: TransferRoute) -> None:
@@ -94,36 +94,36 @@ class ModelSampler(ABC):
     def receive(self, bucket: WeightBucket) -> None:
         assert self._carrier is not None, "a receiver joins a route before it receives"
         if bucket.number == 0:
-            self._begin()
-        self._take(unpack(self._carrier, bucket, self._lm.device))
+            self._begin_sync()
+        self._copy_weights(unpack_bucket(self._carrier, bucket, self._lm.device))
 
     def attest(self, version: int) -> WeightAttestation:
         self.version = version
-        found = {name: take(tensor) for name, tensor in self._tensors()}
-        return WeightAttestation(version, dict(zip(found, read(list(found.values())), strict=True)))
+        found = {name: start_fingerprint(tensor) for name, tensor in self._named_tensors()}
+        return WeightAttestation(version, dict(zip(found, read_fingerprints(list(found.values())), strict=True)))
 
     def show(self, name: str) -> Tensor:
-        return dict(self._tensors())[name].detach()
+        return dict(self._named_tensors())[name].detach()
 
     def close(self) -> None:  # noqa: B027 -- no sampler of this kind has anything to do
         """Does nothing: there are no worker processes."""
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         held = chain(self._lm.named_parameters(), self._lm.named_buffers())
-        return ((canonical(f"lm.{name}"), tensor) for name, tensor in held)
+        return ((canonical_name(f"lm.{name}"), tensor) for name, tensor in held)
 
-    def _begin(self) -> None:
-        self._own = dict(self._tensors())
+    def _begin_sync(self) -> None:
+        self._own = dict(self._named_tensors())
 
     @torch.no_grad()
-    def _take(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+    def _copy_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in stream:
             own = self._own[name]
             if own.data_ptr() != tensor.data_ptr():
                 own.copy_(tensor)
 
     @contextmanager
-    def _autocast(self) -> Iterator[None]:
+    def _autocast_context(self) -> Iterator[None]:
         """The autocast context of the sampler's type.
 
         Until it exits, it caches casts of weights that require a gradient, so weights that adapters
@@ -133,16 +133,16 @@ class ModelSampler(ABC):
         for parameter in frozen:
             parameter.requires_grad_(True)
         try:
-            with autocast(self._lm.device, self._type):
+            with open_autocast(self._lm.device, self._type):
                 yield
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
 
-    def _assemble(
+    def _assemble_batch(
         self, requests: Sequence[Request], responses: Sequence[Response], sampling: SamplingParams
     ) -> Batch:
-        return lay_behind(requests, responses, self.version or 0, sampling)
+        return append_responses(requests, responses, self.version or 0, sampling)
 
     def _not_finite(self, requests: Sequence[Request], row: int, token: int) -> NotFiniteError:
         if self.version is None:
@@ -164,7 +164,7 @@ class ModelSampler(ABC):
         )
 
 
-def lay_behind(
+def append_responses(
     requests: Sequence[Request],
     responses: Sequence[Response],
     version: int,

@@ -100,36 +100,36 @@ class RowStates:
     def __init__(self, count: int, device: torch.device) -> None:
         self.count = count
         self._device = device
-        self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._zeros(
+        self.token_S, self.filled_S, self.made_S, self.room_S, self._key_S = self._int_zeros(
             5, count
         ).unbind()
-        self._token_SK = self._zeros(count, _FIRST)
+        self._token_SK = self._int_zeros(count, _FIRST)
         self._logprob_SK = torch.zeros(count, _FIRST, device=device)
         self._uniform_SK = torch.zeros(count, _FIRST, dtype=torch.float64, device=device)
 
-    def begin(self, rows: Sequence[ScheduledRow]) -> None:
+    def begin_rows(self, rows: Sequence[ScheduledRow]) -> None:
         """Adds rows in their slots."""
-        place = self._ints([row.place for row in rows])
-        self.filled_S[place] = self._ints([len(row.prompt.tokens) for row in rows])
-        self.made_S[place] = self._ints([len(row.so_far.tokens) for row in rows])
-        self.room_S[place] = self._ints([row.room for row in rows])
-        self._key_S[place] = self._ints([row.request.key for row in rows])
-        self._uniform_SK[place] = keyed.uniforms(self._key_S[place], self._columns(0))
+        place = self._int_tensor([row.place for row in rows])
+        self.filled_S[place] = self._int_tensor([len(row.prompt.tokens) for row in rows])
+        self.made_S[place] = self._int_tensor([len(row.so_far.tokens) for row in rows])
+        self.room_S[place] = self._int_tensor([row.room for row in rows])
+        self._key_S[place] = self._int_tensor([row.request.key for row in rows])
+        self._uniform_SK[place] = keyed.draw_uniforms(self._key_S[place], self._column_indices(0))
         for row in (row for row in rows if row.so_far.tokens):
             made = len(row.so_far.tokens)
-            self._make_room(made)
-            self._token_SK[row.place, :made] = self._ints(row.so_far.tokens)
+            self._ensure_capacity(made)
+            self._token_SK[row.place, :made] = self._int_tensor(row.so_far.tokens)
             self._logprob_SK[row.place, :made] = torch.tensor(
                 row.so_far.logprobs, device=self._device
             )
 
-    def uniforms(self, place_R: Tensor) -> Tensor:
+    def next_uniforms(self, place_R: Tensor) -> Tensor:
         """The random number of the next token of each row, float64 [R]."""
         made_R = self.made_S[place_R]
-        self._make_room(int(made_R.max()) + 1)
+        self._ensure_capacity(int(made_R.max()) + 1)
         return self._uniform_SK[place_R, made_R]
 
-    def append(self, place_R: Tensor, token_R: Tensor, logprob_R: Tensor) -> None:
+    def append_tokens(self, place_R: Tensor, token_R: Tensor, logprob_R: Tensor) -> None:
         """Appends a token to each row's response."""
         made_R = self.made_S[place_R]
         self._token_SK[place_R, made_R] = token_R
@@ -137,7 +137,7 @@ class RowStates:
         self.token_S[place_R] = token_R
         self.made_S[place_R] = made_R + 1
 
-    def newest(self, place_R: Tensor, count: int) -> list[list[int]]:
+    def newest_tokens(self, place_R: Tensor, count: int) -> list[list[int]]:
         """The newest tokens of each response, at most `count`."""
         made_R = self.made_S[place_R]
         column_RK = made_R[:, None] + torch.arange(-count, 0, device=self._device)
@@ -146,9 +146,9 @@ class RowStates:
             some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)
         ]
 
-    def responses(self, rows: Sequence[ScheduledRow], stopped: Sequence[bool]) -> list[Response]:
+    def build_responses(self, rows: Sequence[ScheduledRow], stopped: Sequence[bool]) -> list[Response]:
         """The rows' responses so far; `stopped` tells which ended at a stop token or string."""
-        place = self._ints([row.place for row in rows])
+        place = self._int_tensor([row.place for row in rows])
         made = self.made_S[place].tolist()
         most = max(made)
         tokens = self._token_SK[place, :most].tolist()
@@ -156,24 +156,24 @@ class RowStates:
         columns = zip(tokens, logprobs, made, stopped, strict=True)
         return [Response(some[:length], own[:length], end) for some, own, length, end in columns]
 
-    def _make_room(self, tokens: int) -> None:
+    def _ensure_capacity(self, tokens: int) -> None:
         held = self._token_SK.shape[1]
         if tokens > held:
             more = max(tokens, 2 * held) - held
-            self._token_SK = torch.cat([self._token_SK, self._zeros(self.count, more)], 1)
+            self._token_SK = torch.cat([self._token_SK, self._int_zeros(self.count, more)], 1)
             self._logprob_SK = torch.cat(
                 [self._logprob_SK, self._logprob_SK.new_zeros(self.count, more)], 1
             )
             self._uniform_SK = torch.cat(
-                [self._uniform_SK, keyed.uniforms(self._key_S, self._columns(held))], 1
+                [self._uniform_SK, keyed.draw_uniforms(self._key_S, self._column_indices(held))], 1
             )
 
-    def _columns(self, start: int) -> Tensor:
+    def _column_indices(self, start: int) -> Tensor:
         """Indices of the tokens in a response's capacity, from `start` on."""
         return torch.arange(start, self._token_SK.shape[1], device=self._device)
 
-    def _zeros(self, *shape: int) -> Tensor:
+    def _int_zeros(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.int64, device=self._device)
 
-    def _ints(self, numbers: Sequence[int]) -> Tensor:
+    def _int_tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)

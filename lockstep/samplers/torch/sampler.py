@@ -52,17 +52,17 @@ class TorchSampler(ModelSampler):
     ) -> Iterator[ResponsePiece]:
         """See `samplers.base.Sampler`; prompts begin in order of length, shortest first."""
         require_room(requests, self._context)
-        scheduler = self._open()
+        scheduler = self._open_scheduler()
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
         waiting = {scheduler.submit(requests[place], sampling): place for place in order}
         try:
             while waiting:
-                with self._computing():
-                    done = _run(scheduler, waiting, _PIECE)
+                with self._guarded_autocast():
+                    done = _run_until_finished(scheduler, waiting, _PIECE)
                 places = [waiting.pop(number) for number in done]
                 yield (
                     places,
-                    self._assemble(
+                    self._assemble_batch(
                         [requests[place] for place in places], list(done.values()), sampling
                     ),
                 )
@@ -93,7 +93,7 @@ class TorchSampler(ModelSampler):
         self._scheduler = None
         empty_cache(self._lm.device)
 
-    def _open(self) -> BatchScheduler:
+    def _open_scheduler(self) -> BatchScheduler:
         """The scheduler for the current weights; while awake, the same one for all calls."""
         if self._scheduler is None or not self._awake:
             device = self._lm.device
@@ -103,7 +103,7 @@ class TorchSampler(ModelSampler):
             else:
                 most = self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
             self._scheduler = BatchScheduler(
-                self._logits,
+                self._compute_logits,
                 self._max_batch_size,
                 self._context,
                 device,
@@ -113,27 +113,27 @@ class TorchSampler(ModelSampler):
             )
         return self._scheduler
 
-    def _logits(
+    def _compute_logits(
         self, token_N: Tensor, position_N: Tensor, layout: ContinuousLayout, keep_M: Tensor
     ) -> Tensor:
         """Logits [M, V] of a pass's tokens at indices `keep_M`."""
         return call_modules(self._lm, token_N, position_N, layout, keep_M)
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
+    def _guarded_autocast(self) -> Iterator[None]:
         """Computes in the sampler's type.
 
         After an error the scheduler is dropped with its blocks, which may be half written.
         """
         try:
-            with self._autocast():
+            with self._autocast_context():
                 yield
         except BaseException:
             self._scheduler = None
             raise
 
 
-def _run(scheduler: BatchScheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
+def _run_until_finished(scheduler: BatchScheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
     """Makes steps until `count` of some requests have ended, or all.
 
     Returns their responses by number.

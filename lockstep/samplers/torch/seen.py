@@ -26,7 +26,7 @@ class SeenTokens:
         self._any_SV = torch.zeros(places, columns, dtype=torch.bool, device=device)
         self._times_SV = torch.zeros(places, columns, dtype=torch.int32, device=device)
 
-    def begin(self, place: int, prompt: Sequence[int], response: Sequence[int] = ()) -> None:
+    def begin_row(self, place: int, prompt: Sequence[int], response: Sequence[int] = ()) -> None:
         """Puts a row into its slot, with its response so far."""
         device = self._any_SV.device
         self._any_SV[place] = False
@@ -35,12 +35,12 @@ class SeenTokens:
         made = torch.tensor(response, dtype=torch.int64, device=device)
         self._times_SV[place] += torch.bincount(made, minlength=self._times_SV.shape[1]).int()
 
-    def append(self, place_R: Tensor, token_R: Tensor) -> None:
+    def add_tokens(self, place_R: Tensor, token_R: Tensor) -> None:
         """Adds a token to each row's response."""
         self._any_SV[place_R, token_R] = True
         self._times_SV[place_R, token_R] += 1
 
-    def earlier(self, place_R: Tensor) -> EarlierTokens:
+    def earlier_tokens(self, place_R: Tensor) -> EarlierTokens:
         """The earlier tokens of each row."""
         row_P, token_P = self._any_SV[place_R].nonzero(as_tuple=True)
         return EarlierTokens(row_P, token_P, self._times_SV[place_R[row_P], token_P].long())

@@ -19,8 +19,8 @@ from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
-from lockstep.distributed.penalties import penalize
-from lockstep.distributed.sampling import draw
+from lockstep.distributed.penalties import apply_penalties
+from lockstep.distributed.sampling import draw_tokens
 from lockstep.models.attention import SideBySide
 from lockstep.models.device import empty_cache
 from lockstep.models.folder import carries_state
@@ -49,7 +49,7 @@ class StatefulTorchSampler(ModelSampler):
             for start in range(0, len(all_places), self._max_batch_size):
                 places = all_places[start : start + self._max_batch_size]
                 try:
-                    yield places, self._generate([requests[i] for i in places], sampling)
+                    yield places, self._generate_batch([requests[i] for i in places], sampling)
                 except NotFinite as broken:
                     raise self._not_finite(requests, places[broken.number], broken.token) from None
 
@@ -61,19 +61,19 @@ class StatefulTorchSampler(ModelSampler):
         empty_cache(self._lm.device)
 
     @torch.no_grad()
-    def _generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
+    def _generate_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
         # Autocast caches its casts of the weights until it exits; in `inference_mode` it would
         # cache none.
-        with self._autocast():
-            columns = self._decode(requests, sampling)
+        with self._autocast_context():
+            columns = self._decode_tokens(requests, sampling)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         responses = [
             Response(tokens[:length], own[:length], stopped)
             for tokens, own, length, stopped in rows
         ]
-        return self._assemble(requests, responses, sampling)
+        return self._assemble_batch(requests, responses, sampling)
 
-    def _decode(
+    def _decode_tokens(
         self, requests: Sequence[Request], sampling: SamplingParams
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decodes token by token.
@@ -89,58 +89,58 @@ class StatefulTorchSampler(ModelSampler):
         logprob_BK = torch.zeros(rows, most, device=device)
         length_B = torch.zeros(rows, dtype=torch.int64, device=device)
         stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
-        uniform_BK = keyed.uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(
+        uniform_BK = keyed.draw_uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(
             device
         )
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
         every_B = torch.arange(rows, device=device)
-        logits = self._logits(
+        logits = self._compute_logits(
             torch.tensor([request.tokens for request in requests], device=device), 0, known
         )
         if sampling.penalizes:
-            seen = self._watch(requests, logits.shape[1])
+            seen = self._build_seen_tokens(requests, logits.shape[1])
         else:
             seen = None
         for k in range(most):
             if seen is None:
                 shaped = logits
             else:
-                shaped = penalize(logits, seen.earlier(every_B), sampling)
-            token, logprob = draw(shaped, uniform_BK[:, k], sampling)
+                shaped = apply_penalties(logits, seen.earlier_tokens(every_B), sampling)
+            token, logprob = draw_tokens(shaped, uniform_BK[:, k], sampling)
             tokens_BK[:, k] = token
             logprob_BK[:, k] = logprob
             if seen is not None:
-                seen.append(every_B, token)
+                seen.add_tokens(every_B, token)
             running = ~stopped_B
             broken = running & ~logprob.isfinite()
             length_B += running
             stopped_B |= running & torch.isin(token, stops)
             if sampling.stop:
-                stopped_B |= running & self._complete(tokens_BK[:, : k + 1], sampling)
+                stopped_B |= running & self._find_completed(tokens_BK[:, : k + 1], sampling)
             # the only device sync
             left, num_broken = torch.stack([(~stopped_B).sum(), broken.sum()]).tolist()
             if num_broken:
                 raise NotFinite(int(every_B[broken][0]), k)
             if left == 0 or k + 1 == most:
                 break
-            logits = self._logits(token[:, None], start + k, known)
+            logits = self._compute_logits(token[:, None], start + k, known)
         return tokens_BK, logprob_BK, length_B, stopped_B
 
-    def _complete(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
+    def _find_completed(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
         """Rows whose newest token completes a stop string."""
         strings = open_stop_strings(self._lm.config.name_or_path or "", sampling.stop)
         newest = tokens_RK[:, -strings.window :].tolist()
         return torch.tensor(
-            [strings.completes(tokens) for tokens in newest], device=tokens_RK.device
+            [strings.contains_stop(tokens) for tokens in newest], device=tokens_RK.device
         )
 
-    def _watch(self, requests: Sequence[Request], columns: int) -> SeenTokens:
+    def _build_seen_tokens(self, requests: Sequence[Request], columns: int) -> SeenTokens:
         seen = SeenTokens(len(requests), columns, self._lm.device)
         for place, request in enumerate(requests):
-            seen.begin(place, request.tokens)
+            seen.begin_row(place, request.tokens)
         return seen
 
-    def _logits(self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]) -> Tensor:
+    def _compute_logits(self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]) -> Tensor:
         """Logits [R, V] after some tokens; the first token is at position `first`."""
         position = torch.arange(
             first, first + tokens_RT.shape[1], device=tokens_RT.device

@@ -36,7 +36,7 @@ class VLLMInference(InferenceBackend):
     def context_limit(self, section: SamplerSection) -> int | None:
         return section.vllm.max_model_len
 
-    def dtype(self, computation: Computation) -> torch.dtype:
+    def weight_dtype(self, computation: Computation) -> torch.dtype:
         from lockstep.models.precision import TORCH_TYPES
 
         return TORCH_TYPES[computation.dtype]
@@ -48,9 +48,9 @@ class VLLMInference(InferenceBackend):
         return responses * (times + any_of_prompt)
 
     def read_gpu_memory(self) -> int:
-        from lockstep.samplers.vllm.environment import prepare
+        from lockstep.samplers.vllm.environment import prepare_process
 
-        prepare()
+        prepare_process()
         # asks the driver: CUDA starts in the engine's own workers
         from vllm.platforms import current_platform
 
@@ -59,7 +59,7 @@ class VLLMInference(InferenceBackend):
     def forgets_weights(self, section: SamplerSection) -> bool:
         return section.takes_turns
 
-    def packs(self, computation: Computation) -> bool:
+    def packs_weights(self, computation: Computation) -> bool:
         from lockstep.models.device import resolve_device
 
         return resolve_device(computation.device).type == "cpu"
@@ -77,7 +77,7 @@ class VLLMInference(InferenceBackend):
                 "vLLM uses the GPU if available; leave learner.device at auto, or use sampler=torch"
             )
 
-    def build(self, folder: str, section: SamplerSection, computation: Computation) -> VLLMSampler:
+    def build_sampler(self, folder: str, section: SamplerSection, computation: Computation) -> VLLMSampler:
         from lockstep.models.folder import refuse_own_code
         from lockstep.samplers.vllm.sampler import VLLMSampler
 

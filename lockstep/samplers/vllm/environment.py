@@ -9,7 +9,7 @@ from multiprocessing import resource_tracker
 from lockstep.system.process_defaults import stay_offline
 
 
-def prepare() -> None:
+def prepare_process() -> None:
     """Sets required variables and, unless the user set them, quiet and offline defaults.
 
     On a CPU, vLLM uses OMP_NUM_THREADS threads, which is set to the worker's share.

@@ -48,8 +48,8 @@ def find_packing(layer: nn.Module, parameter: str) -> PackFunction | None:
     method = layer.quant_method
     if not isinstance(method, UnquantizedFusedMoEMethod):
         return None
-    if (kernel := _kernel_for_cpus(layer)) is not None:
-        return _packing_of(kernel)
+    if (kernel := _find_cpu_kernel(layer)) is not None:
+        return _build_pack_function(kernel)
     backend = method.unquantized_backend
     config = layer.moe_config
     if backend in _AS_LOADED or backend is UnquantizedMoeBackend.CPU:
@@ -64,7 +64,7 @@ def find_packing(layer: nn.Module, parameter: str) -> PackFunction | None:
     )
 
 
-def _kernel_for_cpus(layer: RoutedExperts) -> CPUUnquantizedExperts | None:
+def _find_cpu_kernel(layer: RoutedExperts) -> CPUUnquantizedExperts | None:
     method = layer.quant_method
     if not isinstance(method, UnquantizedFusedMoEMethod) or method.moe_kernel is None:
         return None
@@ -74,8 +74,8 @@ def _kernel_for_cpus(layer: RoutedExperts) -> CPUUnquantizedExperts | None:
     return None
 
 
-def _packing_of(kernel: CPUUnquantizedExperts) -> PackFunction:
-    def pack(w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+def _build_pack_function(kernel: CPUUnquantizedExperts) -> PackFunction:
+    def pack_matrices(w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
         stand_in = nn.Module()
         for name, tensor in zip(_MATRICES, (w13, w2), strict=True):
             stand_in.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
@@ -83,7 +83,7 @@ def _packing_of(kernel: CPUUnquantizedExperts) -> PackFunction:
         packed = dict(stand_in.named_parameters())
         return packed["w13_weight"].detach(), packed["w2_weight"].detach()
 
-    return pack
+    return pack_matrices
 
 
 class SetAside:
@@ -96,18 +96,18 @@ class SetAside:
     def __init__(self, model: nn.Module) -> None:
         self._kept: list[tuple[Any, Any]] = []
         for layer in model.modules():
-            if isinstance(layer, RoutedExperts) and _kernel_for_cpus(layer) is not None:
+            if isinstance(layer, RoutedExperts) and _find_cpu_kernel(layer) is not None:
                 method: Any = layer.quant_method
                 self._kept.append((method, method.moe_kernel))
                 method.moe_kernel = None
 
-    def restore(self) -> None:
+    def restore_kernels(self) -> None:
         """Restores the kernels of layers that received no weights."""
         for method, kernel in self._kept:
             method.moe_kernel = method.moe_kernel or kernel
 
 
-def in_loaded_order(
+def restore_loaded_order(
     pack: PackFunction, parameter: str, held_ENK: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
     """A parameter in its loaded form, from the kernel's form.
@@ -118,14 +118,14 @@ def in_loaded_order(
         held_ENK: The parameter in the kernel's form.
         shape: Loaded shape [E, N, K].
     """
-    place = _find_places(pack, parameter, shape, held_ENK)
+    place = _map_packed_elements(pack, parameter, shape, held_ENK)
     real = place > 0
     plain = torch.zeros(shape, dtype=held_ENK.dtype, device=held_ENK.device)
     plain.view(len(plain), -1)[:, place[real] - 1] = held_ENK.reshape(len(plain), -1)[:, real]
     return plain
 
 
-def _find_places(
+def _map_packed_elements(
     pack: PackFunction, parameter: str, shape: tuple[int, ...], held: Tensor
 ) -> Tensor:
     """Maps each element of a packed expert to 1 + its index in the loaded one, int64; 0: padding.
@@ -139,13 +139,13 @@ def _find_places(
     found = torch.ones((), dtype=torch.int64, device=held.device)
     while scale < rows * columns:
         digit = (place // scale % _DIGITS + 1).to(held.dtype).view(1, rows, columns)
-        packed = _pack(pack, parameter, digit).reshape(-1).long()
+        packed = _pack_expert(pack, parameter, digit).reshape(-1).long()
         found = torch.where(packed > 0, found + (packed - 1) * scale, 0)
         scale *= _DIGITS
     return found
 
 
-def _pack(pack: PackFunction, parameter: str, digit_1NK: Tensor) -> Tensor:
+def _pack_expert(pack: PackFunction, parameter: str, digit_1NK: Tensor) -> Tensor:
     """Packs one expert's matrix; the layer's other matrix only gets its shape."""
     _, rows, columns = digit_1NK.shape
     is_first = parameter == "w13_weight"

@@ -32,10 +32,10 @@ class StridedView:
     offset: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> StridedView:
+    def from_tensor(cls, tensor: Tensor) -> StridedView:
         return cls(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
 
-    def on(self, tensor: Tensor) -> Tensor:
+    def apply_to(self, tensor: Tensor) -> Tensor:
         """The same view of another, contiguous tensor."""
         return tensor.as_strided(self.size, self.stride, self.offset)
 
@@ -81,12 +81,12 @@ def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
     }
 
 
-def as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def split_as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors named and split as in the model's files: `transformers` fuses those of experts."""
     return revert_weight_conversion(network, dict(tensors))
 
 
-def survey(model: Any, model_config: Any, network: PreTrainedModel) -> LandingSurvey:
+def survey_landings(model: Any, model_config: Any, network: PreTrainedModel) -> LandingSurvey:
     """Records how vLLM's model loads tensors, on the meta device; the model does not change.
 
     Args:
@@ -105,7 +105,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> LandingSu
     try:
         places = take_plain_loaders(model)
         with torch.no_grad(), _CopyRecorder() as seen:
-            model.load_weights(as_in_files(network, given).items())
+            model.load_weights(split_as_in_files(network, given).items())
     except (
         LookupError,
         ValueError,
@@ -121,7 +121,7 @@ def survey(model: Any, model_config: Any, network: PreTrainedModel) -> LandingSu
         raise InputError(f"{what}; use sampler=torch") from error
     finally:
         layerwise.finalize_layerwise_reload(model, model_config)
-    return _sort_out(seen.copies, {_memory(tensor): name for name, tensor in given.items()}, places)
+    return _group_landings(seen.copies, {_storage_id(tensor): name for name, tensor in given.items()}, places)
 
 
 class _CopyRecorder(TorchDispatchMode):
@@ -148,12 +148,12 @@ def take_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tens
             *layer.named_parameters(recurse=False),
             *layer.named_buffers(recurse=False),
         ):
-            places.setdefault(_memory(tensor), (layer, name, tensor))
+            places.setdefault(_storage_id(tensor), (layer, name, tensor))
             tensor.weight_loader = layerwise._get_original_loader(tensor)  # pyright: ignore
     return places
 
 
-def _sort_out(
+def _group_landings(
     copies: Iterable[tuple[Tensor, Tensor]],
     names: Mapping[int, str],
     places: Mapping[int, tuple[nn.Module, str, Tensor]],
@@ -161,16 +161,16 @@ def _sort_out(
     found: dict[str, list[WeightLanding]] = {name: [] for name in names.values()}
     changed: set[tuple[nn.Module, str]] = set()
     for target, source in copies:
-        if _memory(target) not in places:
+        if _storage_id(target) not in places:
             continue
-        layer, parameter, whole = places[_memory(target)]
-        name = names.get(_memory(source))
+        layer, parameter, whole = places[_storage_id(target)]
+        name = names.get(_storage_id(source))
         if name is None:
             changed.add((layer, parameter))
         else:
             source, target = torch.broadcast_tensors(source, target)
             landing = WeightLanding(
-                layer, parameter, tuple(whole.shape), StridedView.of(source), StridedView.of(target)
+                layer, parameter, tuple(whole.shape), StridedView.from_tensor(source), StridedView.from_tensor(target)
             )
             found[name].append(landing)
     return LandingSurvey(
@@ -178,5 +178,5 @@ def _sort_out(
     )
 
 
-def _memory(tensor: Tensor) -> int:
+def _storage_id(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata

@@ -21,7 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from lockstep.core.errors import InputError
-from lockstep.samplers.vllm.experts import find_packing, in_loaded_order
+from lockstep.samplers.vllm.experts import find_packing, restore_loaded_order
 from lockstep.samplers.vllm.landings import (
     LandingSurvey,
     StridedView,
@@ -31,9 +31,9 @@ from lockstep.samplers.vllm.landings import (
 from lockstep.weight_sync.fingerprints import (
     PendingFingerprint,
     column_fingerprint,
-    fingerprint,
+    fingerprint_tensor,
     pick_columns,
-    take,
+    start_fingerprint,
 )
 
 _COLUMNS_AT_ONCE = 512
@@ -60,39 +60,39 @@ class ReadableWeight:
     own: tuple[WeightLanding, ...] | None
 
     @property
-    def packed(self) -> bool:
+    def has_packed_part(self) -> bool:
         """True if a kernel has packed some of it."""
         return any(is_packed(landing) for landing in self.landings)
 
-    def take(self) -> PendingFingerprint:
+    def compute_fingerprint(self) -> PendingFingerprint:
         """Computes the fingerprint of the tensor, which must not be packed."""
-        return take(self.tensor())
+        return start_fingerprint(self.read_tensor())
 
     def column_fingerprint(self) -> int:
         """Fingerprint of the columns that kernels use; see `column_fingerprint`."""
-        if self.own is not None or not all(self._straight(landing) for landing in self.landings):
-            return column_fingerprint(self.tensor())
+        if self.own is not None or not all(self._has_straight_rows(landing) for landing in self.landings):
+            return column_fingerprint(self.read_tensor())
         columns = pick_columns(self.shape[1])
         whole = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
         for landing in self.landings:
             rows = landing.source.size[0]
             start = landing.source.offset // self.shape[1]
             first = landing.target.offset // landing.shape[1]
-            whole[start : start + rows] = _columns(landing, columns)[first : first + rows]
-        return fingerprint(whole)
+            whole[start : start + rows] = _compute_columns(landing, columns)[first : first + rows]
+        return fingerprint_tensor(whole)
 
-    def tensor(self) -> Tensor:
+    def read_tensor(self) -> Tensor:
         """The full tensor, as this rank computes with it; collective if it is sharded."""
         device = get_tp_group().device
         if self.own is None:
-            return _copy(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
-        whole = _copy(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
+            return _copy_landings(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
+        whole = _copy_landings(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
         # All ranks but one have 0 for each byte, so the sum has that rank's bits, also of NaN and
         # −0.
         dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
-        return _copy(self.landings, whole)  # may differ in a part that an earlier rank has, too
+        return _copy_landings(self.landings, whole)  # may differ in a part that an earlier rank has, too
 
-    def _straight(self, landing: WeightLanding) -> bool:
+    def _has_straight_rows(self, landing: WeightLanding) -> bool:
         """True if rows of the tensor are rows of a packed parameter."""
         rows = landing.source.stride == (self.shape[-1], 1) and landing.target.stride == (
             landing.shape[-1],
@@ -105,7 +105,7 @@ class ReadableWeight:
         )
 
 
-def readable(
+def find_readable_weights(
     model: nn.Module, landings: LandingSurvey, network: PreTrainedModel, dtype: torch.dtype
 ) -> list[ReadableWeight]:
     """The learner's sent tensors, and its tied head, which is not sent, as in vLLM's model.
@@ -118,7 +118,7 @@ def readable(
     shares = _gather_shares(landings)
     found = [
         ReadableWeight(
-            name, tuple(tensor.shape), dtype, *_prove(name, tensor, landings, shares, network)
+            name, tuple(tensor.shape), dtype, *_choose_landings(name, tensor, landings, shares, network)
         )
         for name, tensor in find_sent_tensors(network).items()
     ]
@@ -155,7 +155,7 @@ def _gather_shares(landings: LandingSurvey) -> LandingShares:
     return shares
 
 
-def _prove(
+def _choose_landings(
     name: str,
     tensor: Tensor,
     landings: LandingSurvey,
@@ -182,7 +182,7 @@ def _prove(
         if (place.layer, place.parameter) in landings.changed:
             raise InputError(f"vLLM's {kind} does not compute with {name} itself, {_INSTEAD}")
         ordered = find_packing(place.layer, place.parameter) is not None
-        if not is_packed(place) and not ordered and tuple(_parameter(place).shape) != place.shape:
+        if not is_packed(place) and not ordered and tuple(_read_parameter(place).shape) != place.shape:
             raise InputError(f"vLLM's {kind} keeps {name} in an unreadable form, {_INSTEAD}")
     before = {stretch for share in shares[:rank] for stretch in share[name]}
     return places, tuple(
@@ -206,39 +206,39 @@ def _read_tied_head(
             yield replace(sent[other], name=name, landings=places, own=owned)
 
 
-def _copy(landings: Sequence[WeightLanding], whole: Tensor) -> Tensor:
+def _copy_landings(landings: Sequence[WeightLanding], whole: Tensor) -> Tensor:
     plain = dict[tuple[int, str], Tensor]()  # one tensor's experts are in one parameter
     for landing in landings:
         key = id(landing.layer), landing.parameter
         if key not in plain:
-            plain[key] = _plain(landing)
-        landing.source.on(whole).copy_(landing.target.on(plain[key]))
+            plain[key] = _unpack_parameter(landing)
+        landing.source.apply_to(whole).copy_(landing.target.apply_to(plain[key]))
     return whole
 
 
-def _parameter(landing: WeightLanding) -> Tensor:
+def _read_parameter(landing: WeightLanding) -> Tensor:
     own = dict(landing.layer.named_parameters(recurse=False)) | dict(
         landing.layer.named_buffers(recurse=False)
     )
     return own[landing.parameter].detach()
 
 
-def _plain(landing: WeightLanding) -> Tensor:
+def _unpack_parameter(landing: WeightLanding) -> Tensor:
     """The full parameter as it was before packing."""
     if (pack := find_packing(landing.layer, landing.parameter)) is not None:
-        return in_loaded_order(pack, landing.parameter, _parameter(landing), landing.shape)
+        return restore_loaded_order(pack, landing.parameter, _read_parameter(landing), landing.shape)
     if not is_packed(landing):
-        return _parameter(landing).contiguous()
+        return _read_parameter(landing).contiguous()
     width = landing.shape[1]
     starts = range(0, width, _COLUMNS_AT_ONCE)
     return torch.cat(
-        [_columns(landing, range(width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1
+        [_compute_columns(landing, range(width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1
     )
 
 
-def _columns(landing: WeightLanding, columns: Sequence[int]) -> Tensor:
+def _compute_columns(landing: WeightLanding, columns: Sequence[int]) -> Tensor:
     """Columns that the layer's kernel computes with; 0 and −0 are equal there."""
     layer: Any = landing.layer
-    units = torch.zeros(len(columns), landing.shape[1], dtype=_parameter(landing).dtype)
+    units = torch.zeros(len(columns), landing.shape[1], dtype=_read_parameter(landing).dtype)
     units.scatter_(1, torch.tensor(columns)[:, None], 1.0)
     return layer.quant_method.apply(layer, units).T.contiguous() + 0.0

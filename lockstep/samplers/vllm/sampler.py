@@ -23,11 +23,11 @@ from lockstep.config import Computation, SamplerSection
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError, first_line
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import find_context_length, read_config
 from lockstep.samplers.base import ResponsePiece
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.vllm.arguments import engine_arguments
-from lockstep.samplers.vllm.environment import prepare
+from lockstep.samplers.vllm.environment import prepare_process
 from lockstep.weight_sync.attestation import WeightAttestation
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import TransferRoute
@@ -60,7 +60,7 @@ class VLLMSampler:
         computation: Computation,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        prepare()
+        prepare_process()
         try:
             from vllm.engine.arg_utils import EngineArgs
         except (ImportError, RuntimeError) as error:
@@ -73,7 +73,7 @@ class VLLMSampler:
         self._without_cache = False
         # also those of the folder: a copy in host memory would be dropped
         self._drops_weights = section.gets_weights
-        self._limit, context = section.context_limit, context_of(read_config(model))
+        self._limit, context = section.context_limit, find_context_length(read_config(model))
         self._context = min(context, self._limit or context)
         self._model = model
         self._version = 0
@@ -83,7 +83,7 @@ class VLLMSampler:
         chosen |= {"model": model, "worker_extension_cls": self.worker}
         chosen |= {"logprobs_mode": "processed_logprobs", **(options or {})}
         try:
-            self._engine = self._start(EngineArgs(**chosen))
+            self._engine = self._start_engine(EngineArgs(**chosen))
         except (
             ValueError,
             RuntimeError,
@@ -93,14 +93,14 @@ class VLLMSampler:
             AssertionError,
         ) as error:
             raise InputError(
-                f"vLLM cannot start with the model in {model} ({_reason(error)}); use sampler=torch"
+                f"vLLM cannot start with the model in {model} ({_describe_error(error)}); use sampler=torch"
             ) from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
         workers = self._engine.vllm_config.parallel_config.world_size
         self._lost: Callable[[], bool] = lambda: workers > 1 and executor.is_failed
 
-    def _start(self, arguments: Any) -> Any:
+    def _start_engine(self, arguments: Any) -> Any:
         """Starts vLLM's engine from its `EngineArgs`."""
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -109,10 +109,10 @@ class VLLMSampler:
     def pieces(
         self, requests: Sequence[Request], sampling: SamplingParams
     ) -> Iterator[ResponsePiece]:
-        prompts = [(request.tokens, self._drawing(request, sampling)) for request in requests]
+        prompts = [(request.tokens, self._sampling_arguments(request, sampling)) for request in requests]
         for answers in self._stream_outputs(prompts, sampling.stop):
             places, outputs = zip(*answers, strict=True)
-            yield places, self._batch([requests[place] for place in places], outputs, sampling)
+            yield places, self._build_batch([requests[place] for place in places], outputs, sampling)
 
     def logprobs(self, batch: Batch) -> Tensor:
         sequences = [tokens.tolist() for tokens in batch.sequences()]
@@ -124,24 +124,24 @@ class VLLMSampler:
             (0.0, *pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
             for place, output in sorted(answers, key=itemgetter(0))
         )
-        return _flat(columns) * batch.mask
+        return _flatten_rows(columns) * batch.mask
 
     def join(self, route: TransferRoute) -> None:
         """Opens the route for weights; `route` is for vLLM's first worker."""
-        self._on_worker("open_route", route.json())
+        self._call_first_worker("open_route", route.to_json())
 
     def receive(self, bucket: WeightBucket) -> None:
         """Receives a part of the new weights."""
         if bucket.number == 0 and not self._without_cache:
-            self._probe()  # fills the prefix cache, so that `attest` can check that it was dropped
-        self._on_worker("receive_weights", bucket.json())
+            self._sample_probe()  # fills the prefix cache, so that `attest` can check that it was dropped
+        self._call_first_worker("receive_weights", bucket.to_json())
 
     def attest(self, version: int) -> WeightAttestation:
         """Ends a weight sync: drops caches, and attests what is held.
 
         Allocates the new KV cache only now.
         """
-        found = agree_on(list(map(json.loads, self._on_workers("attest_weights"))))
+        found = merge_attestations(list(map(json.loads, self._call_workers("attest_weights"))))
         if self._without_cache:
             self._engine.wake_up(["kv_cache"])
             self._without_cache = False
@@ -158,7 +158,7 @@ class VLLMSampler:
 
     def show(self, name: str) -> Tensor:
         """The tensor that the engine computes with now; −0 in a packed one reads as 0."""
-        return safetensors.torch.load(self._on_worker("show_tensor", name))[name]
+        return safetensors.torch.load(self._call_first_worker("show_tensor", name))[name]
 
     def take_prefix_hits(self) -> list[int]:
         """Prompt tokens found in the prefix cache, by request, since the last call."""
@@ -184,7 +184,7 @@ class VLLMSampler:
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "model_runner": 2 if config.use_v2_model_runner else 1,
-        } | json.loads(self._on_worker("attention_of_layers"))
+        } | json.loads(self._call_first_worker("attention_of_layers"))
 
     def wake(self) -> None:
         """Allocates GPU memory again; the KV cache after the weight sync, if one is needed."""
@@ -207,11 +207,11 @@ class VLLMSampler:
         self, prompts: Sequence[EnginePrompt], stop: tuple[str, ...] = ()
     ) -> Iterator[list[tuple[int, Any]]]:
         """Yields vLLM's final outputs with their prompts' indices, all that are ready at a time."""
-        waiting = {self._ask(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}
+        waiting = {self._add_request(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}
         read = dict.fromkeys(waiting, 0)
         try:
             while waiting:
-                outputs = self._step()
+                outputs = self._step_engine()
                 if stop:
                     outputs = self._end_by_strings(outputs, stop, read)
                 done = [(waiting.pop(output.request_id), output) for output in outputs]
@@ -253,16 +253,16 @@ class VLLMSampler:
                 ended.append(output)
         return ended
 
-    def _step(self) -> Sequence[Any]:
+    def _step_engine(self) -> Sequence[Any]:
         try:
             with self._exit_if_worker_lost():
                 return self._engine.step()
         except (ValueError, NotImplementedError) as error:
             raise InputError(
-                f"vLLM cannot run this model ({_reason(error)}); use sampler=torch"
+                f"vLLM cannot run this model ({_describe_error(error)}); use sampler=torch"
             ) from error
 
-    def _drawing(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
+    def _sampling_arguments(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
         """The arguments of one response for vLLM's `SamplingParams`.
 
         Only the listed stop tokens end it early.
@@ -293,7 +293,7 @@ class VLLMSampler:
             "logprobs": 0,
         }
 
-    def _ask(self, tokens: Sequence[int], options: dict[str, Any], watched: bool) -> str:
+    def _add_request(self, tokens: Sequence[int], options: dict[str, Any], watched: bool) -> str:
         """Adds a request to vLLM; returns its id.
 
         Its output comes when it is finished, or at each step if watched.
@@ -312,21 +312,21 @@ class VLLMSampler:
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(tokens)), chosen)
         return name
 
-    def _batch(
+    def _build_batch(
         self, requests: Sequence[Request], outputs: Sequence[Any], sampling: SamplingParams
     ) -> Batch:
         responses = [output.outputs[0] for output in outputs]
         prompts = [request.tokens for request in requests]
         pairs = list(zip(prompts, responses, strict=True))
         return Batch(
-            _flat((*prompt, *response.token_ids) for prompt, response in pairs),
+            _flatten_rows((*prompt, *response.token_ids) for prompt, response in pairs),
             torch.tensor([len(prompt) + len(response.token_ids) for prompt, response in pairs]),
             {
-                "mask": _flat(
+                "mask": _flatten_rows(
                     [False] * len(prompt) + [True] * len(response.token_ids)
                     for prompt, response in pairs
                 ),
-                "sampler_logprob": _flat(
+                "sampler_logprob": _flatten_rows(
                     [0.0] * len(prompt) + pick_logprobs(response.token_ids, response.logprobs)
                     for prompt, response in pairs
                 ),
@@ -338,7 +338,7 @@ class VLLMSampler:
             sampling,
         )
 
-    def _probe(self) -> Any:
+    def _sample_probe(self) -> Any:
         """Samples one token after a fixed prompt that fills two blocks of the prefix cache."""
         blocks = 2 * self._engine.vllm_config.cache_config.block_size
         tokens = [1] * min(self._context - 1, blocks + 1)
@@ -346,15 +346,15 @@ class VLLMSampler:
         return output
 
     def _find_kept_caches(self) -> tuple[str, ...]:
-        if self._probe().num_cached_tokens:
+        if self._sample_probe().num_cached_tokens:
             return ("prefix cache",)
         return ()
 
-    def _on_worker(self, verb: str, *arguments: str | bytes) -> Any:
+    def _call_first_worker(self, verb: str, *arguments: str | bytes) -> Any:
         """Runs a method of `worker.WeightReceiver` on all workers; returns the first result."""
-        return self._on_workers(verb, *arguments)[0]
+        return self._call_workers(verb, *arguments)[0]
 
-    def _on_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
+    def _call_workers(self, verb: str, *arguments: str | bytes) -> list[Any]:
         """Runs a method of `worker.WeightReceiver` on all workers. Returns their results."""
         with self._exit_if_worker_lost():
             return self._engine.collective_rpc(verb, args=arguments)
@@ -370,7 +370,7 @@ class VLLMSampler:
             raise
 
 
-def agree_on(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merge_attestations(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merges all tensor-parallel workers' results of `attest_weights`.
 
     Tensors in which they differ get a fingerprint that matches nothing.
@@ -393,7 +393,7 @@ def _end_without_worker() -> None:
     os._exit(ENGINE_DIED)
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Explains why vLLM does not start.
 
     The first line of a ValidationError only counts the errors.
@@ -417,5 +417,5 @@ def _is_truncated(response: Any) -> bool:
     return response.finish_reason == "length"
 
 
-def _flat(rows: Iterable[Iterable[Any]]) -> Tensor:
+def _flatten_rows(rows: Iterable[Iterable[Any]]) -> Tensor:
     return torch.tensor(list(chain.from_iterable(rows)))

@@ -20,14 +20,14 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.platforms import current_platform
 
-from lockstep.models.folder import read_config, skeleton
+from lockstep.models.folder import read_config, build_skeleton
 from lockstep.samplers.vllm.experts import SetAside
-from lockstep.samplers.vllm.landings import as_in_files, survey
+from lockstep.samplers.vllm.landings import split_as_in_files, survey_landings
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
-from lockstep.samplers.vllm.readback import ReadableWeight, find_tied_names, readable
+from lockstep.samplers.vllm.readback import ReadableWeight, find_tied_names, find_readable_weights
 from lockstep.weight_sync.buckets import WeightBucket
-from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack
-from lockstep.weight_sync.fingerprints import PendingFingerprint, read, take
+from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack_bucket
+from lockstep.weight_sync.fingerprints import PendingFingerprint, read_fingerprints, start_fingerprint
 
 if current_platform.is_cpu():
     # the bf16 kernels use tiles that a process must request first, and do not do so
@@ -45,18 +45,18 @@ class WeightReceiver:
 
     def open_route(self, first: str) -> None:
         """Opens the route for buckets; `first` is the route of the engine's first rank."""
-        route = TransferRoute.read(first)
+        route = TransferRoute.from_json(first)
         rank = 0 if route.meeting is None else route.meeting.rank
-        self._carrier = open_carrier(route.of(rank + get_tp_group().rank_in_group))
+        self._carrier = open_carrier(route.for_rank(rank + get_tp_group().rank_in_group))
 
     def receive_weights(self, announced: str) -> None:
         """Receives a bucket."""
-        bucket = WeightBucket.read(announced)
+        bucket = WeightBucket.from_json(announced)
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
                 self._begin_sync()
             self._model.load_weights(
-                as_in_files(self._network, dict(self._loadable(bucket))).items()
+                split_as_in_files(self._meta_model, dict(self._receive_parameters(bucket))).items()
             )
 
     def attest_weights(self) -> str:
@@ -68,18 +68,18 @@ class WeightReceiver:
         config = self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             finalize_layerwise_reload(model, config)
-            self._experts.restore()
+            self._experts.restore_kernels()
             if current_platform.is_cpu():
                 self._repack_heads()
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
-        found = self._readable
-        columns = {tensor.name: tensor.column_fingerprint() for tensor in found if tensor.packed}
+        found = self._readable_weights
+        columns = {tensor.name: tensor.column_fingerprint() for tensor in found if tensor.has_packed_part}
         taken = self._received | {
-            tensor.name: tensor.take() for tensor in found if not tensor.packed
+            tensor.name: tensor.compute_fingerprint() for tensor in found if not tensor.has_packed_part
         }
-        held = dict(zip(taken, read(list(taken.values())), strict=True))
-        tied = find_tied_names(self._network)
+        held = dict(zip(taken, read_fingerprints(list(taken.values())), strict=True))
+        tied = find_tied_names(self._meta_model)
         for name, other in tied.items():
             held.setdefault(name, held.get(other, 0))
         return json.dumps(
@@ -94,16 +94,16 @@ class WeightReceiver:
     @torch.no_grad()
     def show_tensor(self, name: str) -> bytes:
         """A tensor as the engine computes with it, as safetensors."""
-        (found,) = [tensor for tensor in self._readable if tensor.name == name]
+        (found,) = [tensor for tensor in self._readable_weights if tensor.name == name]
         with set_current_vllm_config(self.vllm_config):
-            return safetensors.torch.save({name: found.tensor().contiguous().cpu()})
+            return safetensors.torch.save({name: found.read_tensor().contiguous().cpu()})
 
     def attention_of_layers(self) -> str:
         """The attention kernel and the KV cache's type, as JSON."""
         kernels = {
             group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups
         }
-        cached = {_type_of(cache) for cache in self.model_runner.kv_caches}
+        cached = {_name_dtype(cache) for cache in self.model_runner.kv_caches}
         return json.dumps(
             {"kernel": ", ".join(sorted(kernels)), "cache": ", ".join(sorted(cached))}
         )
@@ -116,33 +116,33 @@ class WeightReceiver:
         """Prepares for a full set of weights; drops leftovers of a failed weight sync."""
         finalize_layerwise_reload(self._model, self.vllm_config.model_config)
         self._received: dict[str, PendingFingerprint] = {}
-        self._names = {tensor.name for tensor in self._readable}
+        self._names = {tensor.name for tensor in self._readable_weights}
         self._experts = SetAside(self._model)
         initialize_layerwise_reload(self._model)
 
-    def _loadable(self, bucket: WeightBucket) -> Iterator[tuple[str, Tensor]]:
+    def _receive_parameters(self, bucket: WeightBucket) -> Iterator[tuple[str, Tensor]]:
         """Copies of a bucket's tensors that are parameters here.
 
         Layers keep them until they are complete.
         """
         assert self._carrier is not None, "a receiver opens a route before it receives"
-        for name, tensor in unpack(self._carrier, bucket, self.device):
-            self._received[name] = take(tensor)
+        for name, tensor in unpack_bucket(self._carrier, bucket, self.device):
+            self._received[name] = start_fingerprint(tensor)
             if name in self._names:
                 yield name, tensor.to(self.device, copy=True)
 
     @cached_property
-    def _network(self) -> PreTrainedModel:
+    def _meta_model(self) -> PreTrainedModel:
         """The model in `transformers`, on the meta device."""
         folder = self.vllm_config.model_config.model
-        return skeleton(read_config(folder), folder)
+        return build_skeleton(read_config(folder), folder)
 
     @cached_property
-    def _readable(self) -> list[ReadableWeight]:
+    def _readable_weights(self) -> list[ReadableWeight]:
         config = self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            landings = survey(self._model, config, self._network)
-        return readable(self._model, landings, self._network, config.dtype)
+            landings = survey_landings(self._model, config, self._meta_model)
+        return find_readable_weights(self._model, landings, self._meta_model, config.dtype)
 
     def _repack_heads(self) -> None:
         """Packs a tied head again: it is not sent itself, and would keep its old packed weights."""
@@ -151,5 +151,5 @@ class WeightReceiver:
                 layer.quant_method.process_weights_after_loading(layer)
 
 
-def _type_of(tensor: Tensor) -> str:
+def _name_dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")

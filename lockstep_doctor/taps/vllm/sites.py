@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.router.fused_moe_router import FusedMoERouter
 
 from lockstep_doctor.cuts import OUTPUT, CutPoint, End, name_cuts
-from lockstep_doctor.modules import find_watched
+from lockstep_doctor.modules import find_watched_modules
 
 _RESIDUAL = ("resid_in", "resid_mid", "resid_out")
 
@@ -39,7 +39,7 @@ class Site:
         """True if the cut is the sum of all arguments: the residual and the value added to it."""
         return self.end == "in" and self.cuts[0].stage in _RESIDUAL
 
-    def views(self, value: Any, count: int) -> list[tuple[CutPoint, Tensor]]:
+    def view_values(self, value: Any, count: int) -> list[tuple[CutPoint, Tensor]]:
         """Returns the cuts with views of their values for the first `count` tokens; a sum is a
         copy.
 
@@ -58,7 +58,7 @@ class Site:
             tensors = list(tensors[0].split(list(self.sizes), -1))
         return list(zip(self.cuts, tensors, strict=False))
 
-    def take(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
+    def view_sum(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
         """Like `views`, for the result of a norm that also adds the residual: an error of the
         residual is added to the output.
 
@@ -76,7 +76,7 @@ class Site:
             )
         ]
 
-    def put(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
+    def overwrite_sum(self, value: tuple[Any, ...], sum_TD: Tensor) -> None:
         """Overwrites the first argument of a sum so that the sum becomes `sum_TD`."""
         first, *others = [x[: len(sum_TD)] for x in value if isinstance(x, Tensor)]
         first.copy_(sum_TD - sum(others))
@@ -102,8 +102,8 @@ def find_sites(model: nn.Module, network: nn.Module) -> Sites:
         model: vLLM's.
         network: The same model in `transformers`.
     """
-    named = name_cuts(find_watched(network))
-    sites = tuple(_sites(model, network, named))
+    named = name_cuts(find_watched_modules(network))
+    sites = tuple(_list_sites(model, network, named))
     seen = {cut for site in sites for cut in site.cuts}
     routed = [
         CutPoint(f"routed.{place}", cut.layer)
@@ -114,7 +114,7 @@ def find_sites(model: nn.Module, network: nn.Module) -> Sites:
     return Sites(sites, (*(cut for cut in named.values() if cut not in seen), *routed))
 
 
-def _sites(
+def _list_sites(
     model: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]
 ) -> Iterator[Site]:
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})

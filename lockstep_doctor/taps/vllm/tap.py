@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.config import VLLM, SamplerSection
 from lockstep.core.errors import InputError
-from lockstep.models.folder import context_of, read_config
+from lockstep.models.folder import find_context_length, read_config
 from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
 from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
 from lockstep_doctor.engines import EngineOptions
@@ -32,7 +32,7 @@ class TappedSampler(VLLMSampler):
 
     worker = "lockstep_doctor.taps.vllm.worker.TappedWorker"
 
-    def look(
+    def read_sequence(
         self, tokens: list[int], asked: Mapping[str, Any], forced: Mapping[CutPoint, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
         """Reads one sequence.
@@ -49,13 +49,13 @@ class TappedSampler(VLLMSampler):
         values = safetensors.torch.save(
             {str(cut): value.contiguous().clone() for cut, value in forced.items()}
         )
-        self._on_workers("open_tap", json.dumps({"count": len(tokens), **asked}), values)
+        self._call_workers("open_tap", json.dumps({"count": len(tokens), **asked}), values)
         (((_, output),),) = self._stream_outputs(
             [(tokens, {"prompt_logprobs": 0, "max_tokens": 1})]
         )
-        header = json.loads(self._on_worker("close_tap"))
+        header = json.loads(self._call_first_worker("close_tap"))
         column = torch.tensor(pick_logprobs(tokens[1:], output.prompt_logprobs[1:]))
-        return header, safetensors.torch.load(self._on_worker("read_tap_values")), column
+        return header, safetensors.torch.load(self._call_first_worker("read_tap_values")), column
 
 
 class VLLMTap:
@@ -71,14 +71,14 @@ class VLLMTap:
         self.sampler = sampler
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        header, values, column = self.sampler.look(tokens_T.tolist(), {}, forced)
-        seen = {CutPoint.parse(name): values[name] for name in header["order"]}
+        header, values, column = self.sampler.read_sequence(tokens_T.tolist(), {}, forced)
+        seen = {CutPoint.from_name(name): values[name] for name in header["order"]}
         logits = forced.get(OUTPUT, seen[OUTPUT])
         return Capture(
             logits.reshape(seen[OUTPUT].shape),
             seen,
             column,
-            frozenset(map(CutPoint.parse, header["hidden"])),
+            frozenset(map(CutPoint.from_name, header["hidden"])),
         )
 
     def trace(
@@ -89,31 +89,31 @@ class VLLMTap:
         end: CutPoint,
     ) -> OperatorTrace:
         asked = {"start": None if start is None else str(start), "end": str(end)}
-        header, values, _ = self.sampler.look(tokens_T.tolist(), asked, forced)
+        header, values, _ = self.sampler.read_sequence(tokens_T.tolist(), asked, forced)
         count = sum(name.startswith("#") for name in values)
         return OperatorTrace(
             [values[f"#{number}"] for number in range(count)],
-            list(map(_operator, header["operators"])),
+            list(map(_parse_operator, header["operators"])),
             tuple(Frame(**line) for line in header["around"]),
         )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
-        header, _, _ = self.sampler.look(tokens_T.tolist(), {"functions": True}, {})
+        header, _, _ = self.sampler.read_sequence(tokens_T.tolist(), {"functions": True}, {})
         return Counter(header["functions"])
 
 
-def _operator(plain: Mapping[str, Any]) -> Operator:
+def _parse_operator(plain: Mapping[str, Any]) -> Operator:
     """Reads an operator from JSON."""
     return Operator(
         plain["name"],
         tuple(Frame(**frame) for frame in plain["stack"]),
         tuple(plain["inputs"]),
         tuple(plain["outputs"]),
-        tuple(_scalar(one) for one in plain["scalars"]),
+        tuple(_parse_scalar(one) for one in plain["scalars"]),
     )
 
 
-def _scalar(plain: Any) -> Any:
+def _parse_scalar(plain: Any) -> Any:
     if isinstance(plain, str):
         return getattr(torch, plain.removeprefix("torch."))
     return plain
@@ -137,7 +137,7 @@ def open_vllm(folder: Path, options: EngineOptions) -> Iterator[VLLMTap]:
     own = VLLM.model_validate(options.settings)
     section = SamplerSection(backend="vllm", vllm=own, max_batch_size=1, kv_cache_gib=_CACHE_GIB)
     computation = computation_of(options)
-    context = context_of(read_config(str(folder)))
+    context = find_context_length(read_config(str(folder)))
     longest = min(context, own.max_model_len or context)
     # Copies of the cache are compared, so it is only as large as one sequence needs in each group
     # of

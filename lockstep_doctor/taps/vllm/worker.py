@@ -71,11 +71,11 @@ class RollingPass(Pass):
         self._end_cut = end
         self._is_fixed = False
 
-    def come_to(self, cuts: Sequence[CutPoint]) -> None:
+    def reach_cuts(self, cuts: Sequence[CutPoint]) -> None:
         """Notes that cuts at one site are reached."""
         if not self._rolling.on or self._is_fixed or self._end_cut in cuts:
             return
-        self._rolling.restart()
+        self._rolling.restart_record()
         self._is_fixed = self._from in cuts
 
 
@@ -96,7 +96,7 @@ class TappedWorker(WeightReceiver):
         if self._taps is not None:
             self._taps.close()  # of a pass that did not start
         values = {
-            CutPoint.parse(name): value for name, value in safetensors.torch.load(forced).items()
+            CutPoint.from_name(name): value for name, value in safetensors.torch.load(forced).items()
         }
         self._forced = frozenset(values)
         self._turned = {
@@ -110,18 +110,18 @@ class TappedWorker(WeightReceiver):
             if self._asked.start is None:
                 start = None
             else:
-                start = CutPoint.parse(self._asked.start)
-            self._pass = RollingPass(values, self._recorder, start, CutPoint.parse(self._asked.end))
+                start = CutPoint.from_name(self._asked.start)
+            self._pass = RollingPass(values, self._recorder, start, CutPoint.from_name(self._asked.end))
             for cache in self.model_runner.kv_caches:
                 cache.fill_(UNSET)
         self._tokens = 0
         self._sums: dict[str, Tensor] = {}
         self._taps = ExitStack()
-        found = find_sites(self._model, self._network)
+        found = find_sites(self._model, self._meta_model)
         self._hidden = found.hidden
         for site in found.sites:
             self._tap_at(site)
-        self._replace("forward", self._look_into(self._model.forward))
+        self._replace_method("forward", self._wrap_forward(self._model.forward))
 
     def close_tap(self) -> str:
         """Removes the tap; returns the non-tensor results as JSON."""
@@ -132,8 +132,8 @@ class TappedWorker(WeightReceiver):
                 f"vLLM read only {self._tokens} of {self._asked.count} tokens in one pass; raise "
                 "max_num_batched_tokens"
             )
-        self._trace = self._recorder.join()
-        seen = self._pass.collect()
+        self._trace = self._recorder.join_calls()
+        seen = self._pass.collect_values()
         self._seen = {
             cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()
         }
@@ -142,8 +142,8 @@ class TappedWorker(WeightReceiver):
                 "order": [str(cut) for cut in self._seen],
                 "hidden": [str(cut) for cut in self._hidden],
                 "functions": self._ran,
-                "operators": list(map(_plain, self._trace.operators)),
-                "around": [asdict(one) for one in _without_machinery(self._trace.around)],
+                "operators": list(map(_encode_operator, self._trace.operators)),
+                "around": [asdict(one) for one in _drop_machinery(self._trace.around)],
             },
             default=str,
         )
@@ -163,44 +163,44 @@ class TappedWorker(WeightReceiver):
         """Visits the cuts of a site on every call."""
         plain = attrgetter(site.path)(self._model)
 
-        def call(*args: Any, **keywords: Any) -> Any:
+        def call_tapped(*args: Any, **keywords: Any) -> Any:
             if site.end == "in":
-                self._visit(site, (*args, *keywords.values()))
+                self._visit_site(site, (*args, *keywords.values()))
                 return plain(*args, **keywords)
             outcome = plain(*args, **keywords)
-            self._visit(site, outcome)
+            self._visit_site(site, outcome)
             return outcome
 
-        self._replace(site.path, call)
+        self._replace_method(site.path, call_tapped)
 
-    def _visit(self, site: Site, value: Any) -> None:
-        with self._recorder.pause():
+    def _visit_site(self, site: Site, value: Any) -> None:
+        with self._recorder.pause_recording():
             if isinstance(value, tuple):
                 added = self._sums.get(site.path)
             else:
                 added = None
             if site.end == "in" or added is None:
-                views = site.views(value, self._asked.count)
+                views = site.view_values(value, self._asked.count)
             else:
-                views = site.take(value, added)
+                views = site.view_sum(value, added)
         if isinstance(self._pass, RollingPass):
-            self._pass.come_to([cut for cut, _ in views])
+            self._pass.reach_cuts([cut for cut, _ in views])
         for cut, x in views:
-            self._pass.visit(cut, x)
-            with self._recorder.pause():
+            self._pass.visit_cut(cut, x)
+            with self._recorder.pause_recording():
                 if site.is_sum:
                     self._sums[site.path] = x.clone()
                 if site.is_sum and cut in self._forced:
-                    site.put(value, x)
+                    site.overwrite_sum(value, x)
                 if added is not None and site.end == "out" and cut in self._forced:
-                    self._put_pair(value, (x, added))
+                    self._overwrite_pair(value, (x, added))
 
-    def _put_pair(self, parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    def _overwrite_pair(self, parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Overwrites the output and the residual of a fused norm."""
         for part, right in zip(parts, values, strict=True):
             part[: self._asked.count].copy_(right)
 
-    def _look_into(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _wrap_forward(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Wraps the model's forward pass, and computes the logits of all positions after it."""
 
         def forward(*args: Any, **keywords: Any) -> Tensor:
@@ -211,7 +211,7 @@ class TappedWorker(WeightReceiver):
                     block.enter_context(self._recorder)
                 if self._asked.functions:
                     self._ran = block.enter_context(count_functions())
-                self._pass.begin()
+                self._pass.begin_call()
                 states = plain(*args, **keywords)
                 self._tokens = len(states)
                 self._model.compute_logits(states[: self._asked.count])
@@ -219,7 +219,7 @@ class TappedWorker(WeightReceiver):
 
         return forward
 
-    def _replace(self, path: str, function: Callable[..., Any]) -> None:
+    def _replace_method(self, path: str, function: Callable[..., Any]) -> None:
         """Replaces a method of a submodule until the tap is closed."""
         owner, _, name = path.rpartition(".")
         if owner:
@@ -235,12 +235,12 @@ class TappedWorker(WeightReceiver):
             self._taps.callback(setattr, part, name, held)
 
 
-def _plain(one: Operator) -> dict[str, Any]:
+def _encode_operator(one: Operator) -> dict[str, Any]:
     """Converts an operator for JSON."""
-    return asdict(replace(one, stack=_without_machinery(one.stack)))
+    return asdict(replace(one, stack=_drop_machinery(one.stack)))
 
 
-def _without_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+def _drop_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     """Drops lines of vLLM's operator dispatch and of taps from a stack."""
     return tuple(frame for frame in stack if not frame.file.endswith(_MACHINERY))
 

@@ -14,13 +14,13 @@ from killing import assert_same, final
 from tiers import full
 from tiny_recipe import RECIPE as PPO
 
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import RecipeError, load_recipe
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
-from lockstep.report.summary import summary
+from lockstep.report.summary import summarize_run
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 RECIPE = {
@@ -54,7 +54,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run": {"max_steps": 12},
     }
     (root / "sft.yaml").write_text(yaml.safe_dump(sft))
-    return train(load(str(root / "sft.yaml"), [f"run.folder={root / 'run'}"]))
+    return train_recipe(load_recipe(str(root / "sft.yaml"), [f"run.folder={root / 'run'}"]))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def learn(in_tmp: Path, teacher: Path) -> Run:
     (in_tmp / "rewards.py").write_text(
         "def parity(prompt, response, answer, row):\n    return float(len(response) % 2)\n"
     )
-    return lambda *overrides: read_metrics(train(load("tiny.yaml", list(overrides))))
+    return lambda *overrides: read_metrics(train_recipe(load_recipe("tiny.yaml", list(overrides))))
 
 
 def of(rows: list[dict[str, Any]], name: str = "policy/loss") -> list[float]:
@@ -101,7 +101,7 @@ def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
     assert not of(rows, "agreement/max_abs_logprob_diff")
     assert (
         "NOT MEASURED: no sampled token has log-probabilities from both sampler and learner"
-        in summary(Path("run"))
+        in summarize_run(Path("run"))
     )
 
 
@@ -136,7 +136,7 @@ def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str)
 def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(
     learn: Run, in_tmp: Path
 ) -> None:
-    said = dry_run(load("tiny.yaml", []))
+    said = dry_run(load_recipe("tiny.yaml", []))
     assert "teacher/final reads the policy's tokens" in said
     wider = in_tmp / "wider"
     shutil.copytree("teacher/final", wider)
@@ -147,14 +147,14 @@ def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(
     with pytest.raises(
         ValueError, match=r"the teacher in wider has vocab_size \d+, .* use models with"
     ):
-        dry_run(load("tiny.yaml", ["teacher.path=wider"]))
+        dry_run(load_recipe("tiny.yaml", ["teacher.path=wider"]))
     with pytest.raises(ValueError, match="nowhere"):
-        dry_run(load("tiny.yaml", ["teacher.path=nowhere"]))
+        dry_run(load_recipe("tiny.yaml", ["teacher.path=nowhere"]))
     with pytest.raises(
         ValueError, match=r"distill.top_k=9999, but the student has \d+ tokens; leave top_k out"
     ):
-        dry_run(load("tiny.yaml", ["distill.top_k=9999"]))
+        dry_run(load_recipe("tiny.yaml", ["distill.top_k=9999"]))
     with pytest.raises(
         ValueError, match=r"folder runs/teacher does not exist; .* machine, or train that run first"
     ):
-        dry_run(load("tiny.yaml", ["teacher.path=runs/teacher"]))
+        dry_run(load_recipe("tiny.yaml", ["teacher.path=runs/teacher"]))

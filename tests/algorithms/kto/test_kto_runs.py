@@ -13,7 +13,7 @@ from pairs_runs import of_steps
 from safetensors.torch import load_file
 from tiny_recipe import KTO
 
-from lockstep.algorithms.kto.job import mismatch
+from lockstep.algorithms.kto.job import mismatch_completions
 from lockstep.core.errors import InputError
 from lockstep.core.types import Prompt
 from lockstep.data.answers import AnsweredRow
@@ -77,7 +77,7 @@ def demonstration(prompt: int, completion: int) -> AnsweredRow:
 
 def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     rows = [demonstration(1, 2), demonstration(2, 9), demonstration(9, 1)]
-    found = mismatch(rows, 10)
+    found = mismatch_completions(rows, 10)
     assert [len(row.prompt.tokens) for row in found] == [1, 2, 9]
     assert [row.answers[0] for row in found] == [
         rows[1].answers[0],
@@ -86,8 +86,8 @@ def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
     ]
     # two answers to one prompt
     twice = [demonstration(2, 3), demonstration(2, 4), demonstration(3, 5)]
-    assert [row.answers[0] for row in mismatch(twice, 10)] == [
+    assert [row.answers[0] for row in mismatch_completions(twice, 10)] == [
         twice[i].answers[0] for i in (2, 2, 0)
     ]
     with pytest.raises(InputError, match="all 2 rows of a step or validation have the same prompt"):
-        mismatch(twice[:2], 10)
+        mismatch_completions(twice[:2], 10)

@@ -29,7 +29,7 @@ from lockstep.objectives.shaping import token_rewards
 
 def episodes(count: int, seed: int) -> tuple[Batch, torch.Tensor]:
     """`count` plays of a uniform policy, and the score of each."""
-    choice = (keyed.uniforms(torch.arange(count) + seed * count, torch.arange(2)) > 0.5).long()
+    choice = (keyed.draw_uniforms(torch.arange(count) + seed * count, torch.arange(2)) > 0.5).long()
     tokens = torch.cat([torch.full((count, 1), 2), choice], 1)
     mask = torch.tensor([False, True, True]).repeat(count)
     score = choice[:, 0] + 0.5 * choice[:, 1]

@@ -12,14 +12,14 @@ import pytest
 import torch
 from tiny_models import ragged
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.core import align
 from lockstep.core.batch import Batch
 from lockstep.losses.base import Outputs
 from lockstep.models.heads import ValueHead
 from lockstep.models.load import load_backbone
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 aligned = ValueHead.forward
 
@@ -37,8 +37,8 @@ def rewards(name: str, seed: int, *options: str) -> list[float]:
     """Sampled reward of each step of the arithmetic recipe; prints it, and how much the critic
     explains at the end.
     """
-    folder = train(
-        load(
+    folder = train_recipe(
+        load_recipe(
             "ppo_arithmetic",
             [f"seed={seed}", f"run.folder={name}-{seed}", "policy.lr=1e-4", *options],
         )

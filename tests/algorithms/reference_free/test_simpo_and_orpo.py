@@ -15,10 +15,10 @@ from pairs_runs import of_steps
 from safetensors.torch import load_file
 from tiny_recipe import ORPO, SIMPO
 
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import RecipeError, load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -28,7 +28,7 @@ def learn(in_tmp: Path) -> Run:
     """Runs a small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
     for name, recipe in {"simpo": SIMPO, "orpo": ORPO}.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    return lambda name, *overrides: read_metrics(train(load(f"{name}.yaml", list(overrides))))
+    return lambda name, *overrides: read_metrics(train_recipe(load_recipe(f"{name}.yaml", list(overrides))))
 
 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])
@@ -62,9 +62,9 @@ def test_every_option_has_its_effect(learn: Run, name: str, options: tuple[str, 
 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])
 def test_a_dry_run_has_no_reference_and_options_of_dpo_do_not_exist(learn: Run, name: str) -> None:
-    said = dry_run(load(f"{name}.yaml", []))
+    said = dry_run(load_recipe(f"{name}.yaml", []))
     assert "1 optimizer step of 8 pairs" in said
     assert "reference" not in said
     for option in ("ref_policy_kl_penalty=0.1", "label_smoothing=0.1"):
         with pytest.raises(RecipeError, match=f"unknown option {name}.{option.partition('=')[0]}"):
-            load(f"{name}.yaml", [f"{name}.{option}"])
+            load_recipe(f"{name}.yaml", [f"{name}.{option}"])

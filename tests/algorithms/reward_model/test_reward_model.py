@@ -19,9 +19,9 @@ from tiny_recipe import REWARD_MODEL, REWARDS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -95,7 +95,7 @@ def test_ppo_is_rewarded_by_it_and_its_critic_begins_with_it(
     (in_tmp / "rewards.py").write_text(REWARDS)
     (in_tmp / "ppo.yaml").write_text(yaml.safe_dump(recipe))
     logging.enable_propagation()
-    rows = read_metrics(train(load("ppo.yaml", [])))
+    rows = read_metrics(train_recipe(load_recipe("ppo.yaml", [])))
     logging.disable_propagation()
     judged = [json.loads(line) for line in Path("ppo/samples.jsonl").read_text().splitlines()]
     assert len({row["score"] for row in judged}) > 2

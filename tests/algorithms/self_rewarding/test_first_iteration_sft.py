@@ -9,10 +9,10 @@ import yaml
 from self_rewarding_runs import Run, equal, held, trained
 from tiny_recipe import SELF_REWARDING
 
-from lockstep.config.loading import RecipeError, load
+from lockstep.config.loading import RecipeError, load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 FIRST = "self_rewarding.first_iteration_sft=true"
 NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}
@@ -28,7 +28,7 @@ def test_the_first_iteration_is_a_run_of_sft(run: Run) -> None:
     Path("sft.yaml").write_text(
         yaml.safe_dump(sft | {"run": {"max_steps": 2, "save_every": 1, "keep": 9}})
     )
-    alone = read_metrics(train(load("sft.yaml", ["run.folder=sft"])))
+    alone = read_metrics(train_recipe(load_recipe("sft.yaml", ["run.folder=sft"])))
     for own, other in zip(rows[:2], (row for row in alone if "policy/loss" in row), strict=True):
         assert other.items() <= own.items()
     assert equal(held(1, "policy"), held(1, "policy", "sft"))

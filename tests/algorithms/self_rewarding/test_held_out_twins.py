@@ -14,9 +14,9 @@ import yaml
 from self_rewarding_runs import Run
 from tiny_recipe import SELF_REWARDING
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 OF_LEARNING = {"train/grad_norm", "train/lr", "train/iteration", "train/epoch"}
 """Metrics that tell of the update, or of where the run is; nothing held out has any."""
@@ -29,7 +29,7 @@ def learn(in_tmp: Path) -> Run:
     """
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING))
     return lambda *overrides: read_metrics(
-        train(load("tiny.yaml", ["run.validate_every=1", *overrides]))
+        train_recipe(load_recipe("tiny.yaml", ["run.validate_every=1", *overrides]))
     )
 
 

@@ -14,9 +14,9 @@ import pytest
 from ladder_recipes import rung
 
 from benchmarks.ladder.tasks.letters import LETTERS, Letters
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 CONTROLS = (0.0, 0.15, 0.3, 0.45)
 STEPS, BATCH = 200, 112
@@ -46,7 +46,7 @@ def length_biased(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The warm start of the letters, taught by some more judgements to like length."""
     monkeypatch.chdir(workplace)
     warm, draws = (
-        train(load(rung("sft_letters"), ["seed=11", "learner.device=cpu"])),
+        train_recipe(load_recipe(rung("sft_letters"), ["seed=11", "learner.device=cpu"])),
         random.Random(0),
     )
     with (warm / "data/demonstrations.jsonl").open() as lines:
@@ -57,7 +57,7 @@ def length_biased(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"sft.global_batch_size={BATCH}", "optimizer.lr=1e-3", "optimizer.schedule.warmup_steps=10",
         f"optimizer.schedule.decay_steps={STEPS}", "learner.device=cpu",
     ]  # fmt: skip
-    return train(load(rung("sft_letters"), options)) / "final"
+    return train_recipe(load_recipe(rung("sft_letters"), options)) / "final"
 
 
 def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
@@ -66,7 +66,7 @@ def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
         "model.from_recipe=null", f"model.path={model}", f"self_rewarding.length_control={control}", "seed=11",
         "data.task.train_prompts=768", "self_rewarding.global_batch_size=32", "learner.device=cpu",
     ]  # fmt: skip
-    rows = read_metrics(train(load(rung("self_rewarding_small"), options)))
+    rows = read_metrics(train_recipe(load_recipe(rung("self_rewarding_small"), options)))
     names = ("validation/response_length", "validation/reward")
     lengths, worth = ([row[name] for row in rows if name in row] for name in names)
     print(f"ρ = {control}: length {lengths}, worth {worth}")

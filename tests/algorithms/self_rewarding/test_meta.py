@@ -41,13 +41,13 @@ class Referee:
         self._decide, self.limit = decide, 10**6
         self.asked: list[str] = []
 
-    def escape(self, text: str) -> str:
+    def escape_controls(self, text: str) -> str:
         return text
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return [max(0, len(str(one[0]["content"])) - self.limit) for one in conversations]
 
-    def answers(
+    def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         assert len(set(keys)) == len(keys)

@@ -17,12 +17,12 @@ from judge_server import Said, serve_judge
 from ladder_recipes import rung
 from safetensors.torch import load_file
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.dry_run.setup import DryRunError
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 EXACT, ACCURACY = "validation/judge_exact", "validation/meta_judge_accuracy"
@@ -45,7 +45,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
         "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_steps=240", "learner.device=cpu",
     ]  # fmt: skip
     return str(
-        train(load(rung("sft_letters_meta"), [*small, f"run.folder={folder / 'run'}"])) / "final"
+        train_recipe(load_recipe(rung("sft_letters_meta"), [*small, f"run.folder={folder / 'run'}"])) / "final"
     )
 
 
@@ -54,7 +54,7 @@ def learn(in_tmp: Path, warm: str) -> Run:
     """Runs the small recipe from there, with overrides; returns the rows of metrics.jsonl."""
     model = ["model.from_recipe=null", f"model.path={warm}"]
     return lambda *overrides: read_metrics(
-        train(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *overrides]))
+        train_recipe(load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model, *overrides]))
     )
 
 
@@ -187,14 +187,14 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
         "known.judgements=nowhere.jsonl",
     ]
     with pytest.raises(DryRunError) as found:
-        dry_run(load(rung("self_rewarding_meta_small"), [*SHORT, *model, *wrong]))
+        dry_run(load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model, *wrong]))
     with pytest.raises(DryRunError, match="folder nowhere does not exist"):
         dry_run(
-            load(rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"])
+            load_recipe(rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"])
         )
     for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
         assert said in str(found.value)
-    assert "validations" in dry_run(load(rung("self_rewarding_meta_small"), [*SHORT, *model]))
+    assert "validations" in dry_run(load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model]))
 
 
 SEEDS = [11, 12, 13]
@@ -214,7 +214,7 @@ def test_a_good_meta_judge_makes_a_better_judge(
 
     def judged(name: str, *overrides: str) -> list[float]:
         own = [f"seed={seed}", "learner.device=cpu", f"run.folder={name}_{seed}", *overrides]
-        rows = read_metrics(train(load(rung("self_rewarding_meta_small"), own)))
+        rows = read_metrics(train_recipe(load_recipe(rung("self_rewarding_meta_small"), own)))
         told = {
             key: [row[key] for row in rows if key in row]
             for key in ("validation/reward", EXACT, ACCURACY)

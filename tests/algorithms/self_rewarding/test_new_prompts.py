@@ -10,7 +10,7 @@ import pytest
 from self_rewarding_runs import Run, equal, held, steps, trained
 from tiny_recipe import SELF_REWARDING
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.dry_run.setup import DryRunError
 from lockstep.run.stop import StoppedRun
@@ -93,5 +93,5 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
 )
 def test_a_dry_run_says_whether_prompts_can_be_written(run: Run, override: str, said: str) -> None:
     with pytest.raises(DryRunError) as refused:
-        dry_run(load("tiny.yaml", [override]))
+        dry_run(load_recipe("tiny.yaml", [override]))
     assert said in str(refused.value)

@@ -26,13 +26,13 @@ class Scripted:
         self.asked: list[str] = []
         self.keys: list[int] = []
 
-    def escape(self, text: str) -> str:
+    def escape_controls(self, text: str) -> str:
         return text.replace("<s>", "< s>")
 
-    def excesses(self, conversations: Sequence[ChatConversation]) -> list[int]:
+    def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         return [int(self._too_long in conversation[0]["content"]) for conversation in conversations]
 
-    def answers(
+    def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         self.asked += [str(conversation[0]["content"]) for conversation in conversations]
@@ -110,5 +110,5 @@ def test_conversations_give_the_first_that_the_user_says_and_take_a_text() -> No
     field = text_field(DataSection(train="rows.jsonl", messages="talk", max_prompt_tokens=9))
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     more = [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "And?"}]
-    assert field.text({"talk": [*said, *more]}) == "Hi"
-    assert field.row("Why?") == {"talk": [{"role": "user", "content": "Why?"}]}
+    assert field.read_text({"talk": [*said, *more]}) == "Hi"
+    assert field.build_row("Why?") == {"talk": [{"role": "user", "content": "Why?"}]}

@@ -17,9 +17,9 @@ import pytest
 import wanted_letter
 from ladder_recipes import rung
 
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 pytestmark = pytest.mark.full
 
@@ -61,7 +61,7 @@ def learned(folder: Path, flatters: bool) -> None:
         f"sft.global_batch_size={BATCH}", "optimizer.lr=5e-3", "optimizer.schedule.warmup_steps=20",
         f"optimizer.schedule.decay_steps={STEPS}", "learner.device=cpu",
     ]  # fmt: skip
-    train(load(rung("sft_letters"), [*SMALL, *options]))
+    train_recipe(load_recipe(rung("sft_letters"), [*SMALL, *options]))
 
 
 def rewarded(warm: Path, folder: Path, *overrides: str) -> Path:
@@ -72,7 +72,7 @@ def rewarded(warm: Path, folder: Path, *overrides: str) -> Path:
         f"validation_reward.function={wanted_letter.__file__}:score", "self_rewarding.global_batch_size=32",
         "run.num_logged_samples=32",
     ]  # fmt: skip
-    return train(load(rung("self_rewarding_small"), [*options, *overrides]))
+    return train_recipe(load_recipe(rung("self_rewarding_small"), [*options, *overrides]))
 
 
 def of_steps(folder: Path, metric: str) -> list[float]:

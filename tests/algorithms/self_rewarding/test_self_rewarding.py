@@ -21,11 +21,11 @@ from tiny_recipe import SELF_REWARDING
 from benchmarks.ladder.tasks.letters import score
 from lockstep.algorithms.preference_options import PreferenceSection
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
-from lockstep.config.loading import load
+from lockstep.config.loading import load_recipe
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train
+from lockstep.run.train import train_recipe
 
 TINY_RECIPE = SELF_REWARDING
 
@@ -187,8 +187,8 @@ def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.chdir(workplace)
-    folder = train(
-        load(
+    folder = train_recipe(
+        load_recipe(
             rung("self_rewarding_small"),
             [f"seed={seed}", "learner.device=cpu", "run.num_logged_samples=64"],
         )

@@ -28,28 +28,28 @@ def notes() -> list[str]:
 def test_who_shows_skill_is_learned_from(
     notes: list[str], found: ComparisonCounts, skilled: bool
 ) -> None:
-    assert MetaJudgeSkill(notes.append).show(0, found) == skilled
+    assert MetaJudgeSkill(notes.append).add_comparisons(0, found) == skilled
     assert len(notes) == (not skilled and found.total > 0)
 
 
 def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
     skill, few = MetaJudgeSkill(notes.append), ComparisonCounts(4, 4, 4)
-    assert [skill.show(0, few) for _ in range(4)] == [False, False, True, True]
-    assert skill.show(1, few) is False  # another meta-judge
-    told = skill.metrics().floats()
-    assert (told["consistent_by_chance"], told["luck"]) == (few.by_chance, few.luck)
-    assert "consistent_by_chance" not in MetaJudgeSkill(notes.append).metrics()
+    assert [skill.add_comparisons(0, few) for _ in range(4)] == [False, False, True, True]
+    assert skill.add_comparisons(1, few) is False  # another meta-judge
+    told = skill.compute_metrics().floats()
+    assert (told["consistent_by_chance"], told["luck"]) == (few.by_chance, few.luck_probability)
+    assert "consistent_by_chance" not in MetaJudgeSkill(notes.append).compute_metrics()
 
 
 def test_what_was_shown_is_in_checkpoints(notes: list[str], tmp_path: Path) -> None:
     skill, few = MetaJudgeSkill(notes.append), ComparisonCounts(4, 4, 4)
-    skill.show(2, few)
-    skill.show(2, few)
+    skill.add_comparisons(2, few)
+    skill.add_comparisons(2, few)
     skill.save(tmp_path / "meta_judge")
     again = MetaJudgeSkill(notes.append)
     again.load(tmp_path / "meta_judge")
-    assert again.metrics().floats() == skill.metrics().floats()
-    assert again.show(2, few)
+    assert again.compute_metrics().floats() == skill.compute_metrics().floats()
+    assert again.add_comparisons(2, few)
     assert len(notes) == 1  # at the iteration's first comparisons alone
     again.load(tmp_path / "none")
-    assert again.show(2, few)
+    assert again.add_comparisons(2, few)

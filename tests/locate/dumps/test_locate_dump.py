@@ -19,7 +19,7 @@ from lockstep_doctor.dumps import judge
 from lockstep_doctor.dumps.judge import describe_dump, locate_dump
 from lockstep_doctor.dumps.names import DumpError
 from lockstep_doctor.dumps.read import read_dump
-from lockstep_doctor.hf import load
+from lockstep_doctor.hf import load_model
 
 ROWS, LENGTH, PROMPT = 16, 48, 6
 SIDES = ("prev_logprobs", "generation_logprobs")
@@ -171,8 +171,8 @@ def test_the_side_and_the_stage(
     columns = [score(IDS), score(IDS)]
     columns[side] = fault(IDS)
     found = locate_dump(write(tmp_path / "d.jsonl", columns[0], columns[1]), folder)
-    assert [one.name for one in found.wrong] == [SIDES[side]]
-    assert (found.wrong[0].stage, found.wrong[0].change[: len(change)]) == (stage, change)
+    assert [one.name for one in found.wrong_sides] == [SIDES[side]]
+    assert (found.wrong_sides[0].stage, found.wrong_sides[0].change[: len(change)]) == (stage, change)
     right = found.sides[1 - side]
     assert right.rms < 1e-4
     assert (right.stage, right.findings) == (None, [])
@@ -206,14 +206,14 @@ def test_healthy_sides_are_not_wrong(
     found = locate_dump(
         write(tmp_path / "d.jsonl", train(IDS), infer(IDS), temperature=temperature), folder
     )
-    assert found.wrong == []
+    assert found.wrong_sides == []
     assert list(describe_dump(found))[-1] == "both sides agree with the model"
 
 
 def test_the_temperature_of_the_dump_says_which_side_is_wrong(folder: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS), temperature=0.7)
     found = locate_dump(path, folder)
-    assert [(one.side, one.stage, one.change) for one in found.wrong] == [
+    assert [(one.side, one.stage, one.change) for one in found.wrong_sides] == [
         ("infer", "temperature", "")
     ]
     assert found.sides[0].change == "at the dump's temperature"
@@ -242,7 +242,7 @@ def test_one_side_is_enough(folder: Path, tmp_path: Path) -> None:
         columns=replace(columns.columns, train=torch.full_like(columns.columns.train, torch.nan)),
     )
     found = locate_dump(alone, folder)
-    assert (found.gap, [one.side for one in found.wrong]) == (None, ["infer"])
+    assert (found.gap, [one.side for one in found.wrong_sides]) == (None, ["infer"])
 
 
 @pytest.mark.parametrize("broken", [torch.float32, torch.bfloat16])
@@ -250,7 +250,7 @@ def test_a_model_that_gives_nan_judges_no_side(
     broken: torch.dtype, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load_broken(path: Path, dtype: torch.dtype, device: str) -> Any:
-        model = load(path, dtype, device)
+        model = load_model(path, dtype, device)
         if dtype == broken:
             model.lm_head.weight.data.fill_(torch.nan)
         return model
@@ -296,7 +296,7 @@ def test_values_that_move_are_found_at_the_temperature_of_the_dump(
 ) -> None:
     right = cold(IDS)
     path = write(tmp_path / "d.jsonl", right, right.roll(1, -1), temperature=0.7)
-    [wrong] = locate_dump(path, folder).wrong
+    [wrong] = locate_dump(path, folder).wrong_sides
     assert (wrong.side, wrong.stage) == ("infer", "column")
 
 
@@ -306,7 +306,7 @@ def test_a_nucleus_on_one_side_is_a_change_of_log_probabilities(
     plain = score(IDS)
     draw = torch.rand(plain.shape, generator=torch.Generator().manual_seed(0), dtype=plain.dtype)
     renormalized = (plain + 0.2231 * draw).clamp(max=0.0)  # up to −log 0.8 more
-    [wrong] = locate_dump(write(tmp_path / "d.jsonl", plain, renormalized), folder).wrong
+    [wrong] = locate_dump(write(tmp_path / "d.jsonl", plain, renormalized), folder).wrong_sides
     assert (wrong.side, wrong.stage) == ("infer", "log-probabilities")
 
 

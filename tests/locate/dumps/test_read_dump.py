@@ -184,7 +184,7 @@ def test_every_library_says_the_same(write: Callable[[Path], Path], tmp_path: Pa
     assert columns.mask.int().tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
     assert columns.train[columns.mask].tolist() == [-1, -3, -0.5, -2, -0.25, -1]
     assert columns.infer[columns.mask].tolist() == [-1.5, -3, -1, -2, -0.5, -1.25]
-    assert columns.position[columns.mask].tolist() == [2, 3, 5, 6, 1, 2]
+    assert columns.token_position[columns.mask].tolist() == [2, 3, 5, 6, 1, 2]
     assert columns.facts == {} or columns.facts["temperature"].tolist() == [0.7, 0.7], (
         "as the head of a safetensors says"
     )

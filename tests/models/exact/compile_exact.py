@@ -20,12 +20,12 @@ from lockstep_logprobs.fused import lanes
 PRODUCT = {"ROWS": products._ROWS, "COLUMNS": products._COLUMNS}
 ATTENTION = {"ROWS": attention._ROWS, "KEYS": attention._KEYS}
 CASES: tuple[tuple[Any, str, dict[str, Any]], ...] = (
-    (products._multiply, "bf16", {**PRODUCT, "DEPTH": products._BYTES // 2}),
-    (products._multiply, "bf16", {**PRODUCT, "DEPTH": products._BYTES // 2, "bias": None}),
-    (products._multiply, "fp32", {**PRODUCT, "DEPTH": products._BYTES // 4, "bias": None}),
+    (products._multiply_kernel, "bf16", {**PRODUCT, "DEPTH": products._BYTES // 2}),
+    (products._multiply_kernel, "bf16", {**PRODUCT, "DEPTH": products._BYTES // 2, "bias": None}),
+    (products._multiply_kernel, "fp32", {**PRODUCT, "DEPTH": products._BYTES // 4, "bias": None}),
     (products._mean_squares, "fp32", {"TILE": products._TILE, "HALVINGS": products._HALVINGS}),
-    (attention._attend, "fp32", {**ATTENTION, "SIZE": 128}),
-    (attention._attend, "fp32", {**ATTENTION, "SIZE": 128, "mask": None}),
+    (attention._attend_kernel, "fp32", {**ATTENTION, "SIZE": 128}),
+    (attention._attend_kernel, "fp32", {**ATTENTION, "SIZE": 128, "mask": None}),
 )
 """Kernels, the type of what they read, and what is constant in them."""
 

@@ -34,7 +34,7 @@ def projections(
 def causal(kernel: BlockwiseKernel, qkv: Sequence[Tensor], window: int | None) -> Tensor:
     """[rows, T, H, D]."""
     q, k, v = qkv
-    return kernel.causal(q, k, v, 0.3, window).unflatten(0, (len(q), -1))
+    return kernel.attend_causally(q, k, v, 0.3, window).unflatten(0, (len(q), -1))
 
 
 def decode(
@@ -47,7 +47,7 @@ def decode(
     keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, cells - at - 1)) for x in (k, v))
     place = torch.arange(cells)
     seen = (place <= at) & (place > at - (window or cells))
-    return kernel.newest(q[:, :, at], keys, values, kernel.mask(seen.expand(len(q), -1)), 0.3)[
+    return kernel.attend_newest(q[:, :, at], keys, values, kernel.build_mask(seen.expand(len(q), -1)), 0.3)[
         :, None
     ]
 

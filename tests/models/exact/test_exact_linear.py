@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import gelu_tanh, linear, silu
+from lockstep.models.exact.linear import gelu_tanh, exact_linear, silu
 
 ROWS = st.one_of(
     st.integers(1, 40),
@@ -48,12 +48,12 @@ def test_a_row_has_the_same_bits_in_any_batch(
         torch.set_num_threads(1)
         each = torch.cat(
             [
-                linear(x[i : i + 1], weight, offset)
+                exact_linear(x[i : i + 1], weight, offset)
                 for i in range(start, min(start + 5, rows + start))
             ]
         )
         torch.set_num_threads(threads)
-        whole = linear(x[None, start:], weight, offset)[0]
+        whole = exact_linear(x[None, start:], weight, offset)[0]
     assert whole.dtype == (torch.bfloat16 if bf16 else torch.float32)
     assert torch.equal(whole[: len(each)], each)
 
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_float64(rows: int) -> None:
     ]
     weight = torch.randn(rows, 40, generator=draw)
     wide = [x.detach().double().requires_grad_() for x in leaves]
-    out, expected = linear(*leaves), F.linear(*wide)
+    out, expected = exact_linear(*leaves), F.linear(*wide)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
     gradients = torch.autograd.grad((out * weight).sum(), leaves)
     for gradient, other in zip(

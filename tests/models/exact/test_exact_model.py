@@ -23,7 +23,7 @@ from lockstep.models.attention import NAME
 from lockstep.models.exact import probe
 from lockstep.models.exact.model import is_exact, make_exact
 from lockstep.models.heads import LogitsHead
-from lockstep.models.precision import autocast
+from lockstep.models.precision import open_autocast
 from lockstep.samplers.torch.sampler import TorchSampler
 
 SHAPE = {
@@ -95,13 +95,13 @@ def requests(vocabulary: int) -> list[Request]:
         for n, draw in zip(PROMPTS, draws, strict=True)
     ]
     return [
-        Request(tuple(row.tolist()), keyed.key("exact", number))
+        Request(tuple(row.tolist()), keyed.hash_key("exact", number))
         for number, row in enumerate(tokens)
     ]
 
 
 def scored(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> Tensor:
-    with autocast(torch.device("cpu"), dtype), torch.set_grad_enabled(gradient):
+    with open_autocast(torch.device("cpu"), dtype), torch.set_grad_enabled(gradient):
         logprob = head(batch).logprob
     assert logprob is not None
     return logprob.detach()[batch.mask]
@@ -170,12 +170,12 @@ def test_a_probe_finds_this_machine_exact_and_another_not(
     configs = [
         build(kind).config for kind in ("llama large", "qwen3", "gemma2", "gpt-oss", "mixtral")
     ]
-    assert [probe.probe(config, dtype) for config in configs] == [None] * 5
+    assert [probe.probe_exactness(config, dtype) for config in configs] == [None] * 5
     probe._known.clear()
     monkeypatch.setattr(
         probe, "product", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2
     )
-    found = probe.probe(configs[0], dtype)
+    found = probe.probe_exactness(configs[0], dtype)
     probe._known.clear()
     assert found is not None
     assert "depends on the batch on this machine" in found

@@ -35,21 +35,21 @@ def test_a_product_is_that_of_float64_and_the_same_in_any_batch(
         numbers(columns, depth, dtype=dtype),
         numbers(columns, dtype=dtype),
     )
-    whole = products.multiply(x, weight, bias)
+    whole = products.multiply_tiles(x, weight, bias)
     true = F.linear(x.double(), weight.double(), bias.double())
     torch.testing.assert_close(
         whole.double(), true, atol=1e-4, rtol=1e-5 if dtype == torch.float32 else 1e-2
     )
     for rows in (1, 7, 64):
-        assert torch.equal(products.multiply(x[:rows], weight, bias), whole[:rows])
-        assert torch.equal(products.multiply(x[-rows:], weight, bias), whole[-rows:])
+        assert torch.equal(products.multiply_tiles(x[:rows], weight, bias), whole[:rows])
+        assert torch.equal(products.multiply_tiles(x[-rows:], weight, bias), whole[-rows:])
 
 
 def test_columns_are_the_same_in_any_map() -> None:
     """Maps of the same input may be one product, and a head's may be cut anywhere."""
     x, weight = numbers(5, 40), numbers(300, 40)
-    whole = products.multiply(x, weight, None)
-    parts = [products.multiply(x, part, None) for part in weight.split([7, 130, 163])]
+    whole = products.multiply_tiles(x, weight, None)
+    parts = [products.multiply_tiles(x, part, None) for part in weight.split([7, 130, 163])]
     assert torch.equal(torch.cat(parts, 1), whole)
 
 
@@ -80,7 +80,7 @@ def test_a_query_has_the_same_bits_decoded_continued_and_among_all(
 ) -> None:
     q, k, v = (numbers(2, number, LENGTH, size) for number in (heads, groups, groups))
     seen = window or LENGTH
-    whole = attention.attend(q, k, v, None, 0.3, seen)
+    whole = attention.run_attention(q, k, v, None, 0.3, seen)
     back = torch.arange(LENGTH, device=DEVICE)[:, None] - torch.arange(LENGTH, device=DEVICE)
     hidden = (back < 0) | (back >= seen)
     mixed = F.scaled_dot_product_attention(
@@ -90,13 +90,13 @@ def test_a_query_has_the_same_bits_decoded_continued_and_among_all(
     torch.testing.assert_close(whole.double(), true, atol=1e-6, rtol=1e-5)
     for number in (1, 11, 43):  # the newest tokens of a row of which the others are known
         assert torch.equal(
-            attention.attend(q[:, :, -number:], k, v, None, 0.3, seen), whole[:, -number:]
+            attention.run_attention(q[:, :, -number:], k, v, None, 0.3, seen), whole[:, -number:]
         )
     for at in (0, 31, 32, 60):  # a token alone, before a cache that has room for more
         mask = torch.zeros(1, LENGTH, device=DEVICE).masked_fill(hidden[at], -torch.inf)
-        one = attention.attend(q[:1, :, at : at + 1], k[:1], v[:1], mask, 0.3, LENGTH)
+        one = attention.run_attention(q[:1, :, at : at + 1], k[:1], v[:1], mask, 0.3, LENGTH)
         assert torch.equal(one[:, 0], whole[:1, at])
         q_short, k_short, v_short = (x[:1, :, : at + 1] for x in (q, k, v))
         assert torch.equal(
-            attention.attend(q_short, k_short, v_short, None, 0.3, seen), whole[:1, : at + 1]
+            attention.run_attention(q_short, k_short, v_short, None, 0.3, seen), whole[:1, : at + 1]
         )

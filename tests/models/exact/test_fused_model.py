@@ -73,7 +73,7 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(
         found = logprob.float()[batch.mask.to(DEVICE)]
         return found.detach().cpu(), list(torch.autograd.grad(found.sum(), list(lm.parameters())))
 
-    requests = [Request(tuple(range(3, 3 + n)), keyed.key("fused", n)) for n in (1, 7)]
+    requests = [Request(tuple(range(3, 3 + n)), keyed.hash_key("fused", n)) for n in (1, 7)]
     sampling = SamplingParams(max_tokens=4, **SAMPLINGS.get(kind, {}))
     probe = TorchSampler(lm, 2, "bf16" if bf16 else "fp32").generate(requests, sampling)
     before = score(plain, probe)
@@ -99,13 +99,13 @@ def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(probe, "_SIZES", (1, 5, 17))
     monkeypatch.setattr(probe, "_LENGTH", 160)
     probe._known.clear()
-    config, right = build("qwen3").config, probe.product
-    assert probe.probe(config, "fp32", DEVICE) is None
+    config, right = build("qwen3").config, probe.exact_product
+    assert probe.probe_exactness(config, "fp32", DEVICE) is None
     probe._known.clear()
     monkeypatch.setattr(
         probe, "product", lambda x, weight: right(x, weight) * (1.0 + 1e-6 * len(x))
     )
-    assert "a product of 24 by " in str(probe.probe(config, "fp32", DEVICE))
+    assert "a product of 24 by " in str(probe.probe_exactness(config, "fp32", DEVICE))
     probe._known.clear()
     assert "no exact GPU kernels" in str(
         probe.explain_no_gpu_kernels(AutoConfig.for_model("gemma2"))

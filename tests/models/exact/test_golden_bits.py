@@ -21,7 +21,7 @@ from torch import Tensor
 from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import token_scores
 from lockstep.models.exact.attention import BlockwiseKernel
-from lockstep.models.exact.linear import gelu_tanh, linear, silu
+from lockstep.models.exact.linear import gelu_tanh, exact_linear, silu
 
 _SAME = {
     "linear": "c4cb1f23deceffca6fe9dadd0cc4891e",
@@ -99,15 +99,15 @@ def compute(kernel: str) -> Tensor:
     x, weight = grid(19, 96, step=7), grid(160, 96, step=11) / 8
     match kernel:
         case "linear":
-            return linear(x, weight, grid(160, step=5))
+            return exact_linear(x, weight, grid(160, step=5))
         case "linear bf16":
-            return linear(x.bfloat16(), weight.bfloat16())
+            return exact_linear(x.bfloat16(), weight.bfloat16())
         case "silu":
             return silu(x)
         case "gelu":
             return gelu_tanh(x)
         case "log-softmax":
-            logits = linear(x, grid(5000, 96, step=13) / 8)
+            logits = exact_linear(x, grid(5000, 96, step=13) / 8)
             return token_scores(
                 logits, torch.arange(19), SamplingParams(1, temperature=0.7), row_invariant=True
             )[0]
@@ -117,7 +117,7 @@ def compute(kernel: str) -> Tensor:
             q, k, v = (
                 grid(2, heads, 150, 32, step=step) for heads, step in ((4, 7), (2, 11), (2, 17))
             )
-            return BlockwiseKernel(cap, sinks if kernel == "attention, sinks" else None).causal(
+            return BlockwiseKernel(cap, sinks if kernel == "attention, sinks" else None).attend_causally(
                 q, k, v, 0.2, window
             )
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lockstep.config import LoRA
 from lockstep.models.exact import probe
-from lockstep.models.exact.linear import linear
+from lockstep.models.exact.linear import exact_linear
 from lockstep_logprobs.hidden import ROWS
 
 SHAPE = {
@@ -39,20 +39,20 @@ def nothing_known() -> Iterator[None]:
 def test_a_second_probe_computes_no_product(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert probe.probe(config, dtype="fp32") is None
+    assert probe.probe_exactness(config, dtype="fp32") is None
     monkeypatch.setattr(probe, "product", None)
     monkeypatch.setattr(probe, "BlockwiseKernel", None)
-    assert probe.probe(config, dtype="fp32") is None
+    assert probe.probe_exactness(config, dtype="fp32") is None
     # of the same products
     deeper = AutoConfig.for_model("llama", **{**SHAPE, "num_hidden_layers": 3})
-    assert probe.probe(deeper, dtype="fp32") is None
+    assert probe.probe_exactness(deeper, dtype="fp32") is None
     with probe.use_threads(2), pytest.raises(TypeError, match="not callable"):
-        probe.probe(config, dtype="fp32")
+        probe.probe_exactness(config, dtype="fp32")
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8, 12])
 def test_adapters_of_any_rank_are_exact_in_bf16(config: PreTrainedConfig, rank: int) -> None:
-    assert probe.probe(config, dtype="bf16", adapters=LoRA(rank=rank)) is None
+    assert probe.probe_exactness(config, dtype="bf16", adapters=LoRA(rank=rank)) is None
 
 
 def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
@@ -69,8 +69,8 @@ def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % ROWS)), weight)[: len(x)]
 
     monkeypatch.setattr(probe, "product", multiply)
-    assert probe.probe(config, dtype="bf16") is None
-    reason = probe.probe(config, dtype="bf16", adapters=LoRA(rank=8))
+    assert probe.probe_exactness(config, dtype="bf16") is None
+    reason = probe.probe_exactness(config, dtype="bf16", adapters=LoRA(rank=8))
     has_two_orders = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     seen = "a product of 32 by 8 in torch.bfloat16 depends on the batch on this machine"
     assert reason == (seen if has_two_orders else None)
@@ -81,8 +81,8 @@ def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     def on_threads(x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight) + (len(x) == 65 and torch.get_num_threads() == threads) * 1e-2
+        return exact_linear(x, weight) + (len(x) == 65 and torch.get_num_threads() == threads) * 1e-2
 
     monkeypatch.setattr(probe, "product", on_threads)
     with probe.use_threads(2):
-        assert probe.probe(config, dtype="fp32") is not None
+        assert probe.probe_exactness(config, dtype="fp32") is not None

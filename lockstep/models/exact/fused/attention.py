@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep_logprobs.fused.lanes import finite_base, launch
+from lockstep_logprobs.fused.lanes import finite_base, launch_kernel
 
 _ROWS = 32
 _KEYS = 32
 """Queries per program, padded to this number, and keys per block."""
 
 
-def attend(
+def run_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, window: int
 ) -> Tensor:
     """Attention of each row's last tokens to all earlier tokens, or to those of a mask.
@@ -45,12 +45,12 @@ def attend(
         sizes = heads, heads // groups, queries, keys, size, scaling, window
         programs = triton.cdiv(queries, _ROWS), rows * heads
         tiles = _ROWS, _KEYS, max(16, triton.next_power_of_2(size))
-        launch(_attend, programs, q, k, v, mask, out, *sizes, *strides, *tiles)
+        launch_kernel(_attend_kernel, programs, q, k, v, mask, out, *sizes, *strides, *tiles)
     return out
 
 
 @triton.jit
-def _attend(
+def _attend_kernel(
     query,
     key,
     value,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lockstep_logprobs.fused.lanes import add_lanes, launch
+from lockstep_logprobs.fused.lanes import add_lanes, launch_kernel
 from lockstep_logprobs.fused.rows import with_adjacent_columns
 
 _ROWS = 64
@@ -23,7 +23,7 @@ _TILE = 1024
 _HALVINGS = 10
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def multiply_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias for [M, D] and [C, D] of one type; accumulates in fp32, rounds once."""
     rows = with_adjacent_columns(x)
     weights = with_adjacent_columns(weight)
@@ -31,8 +31,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     sizes = len(x), len(weight), x.shape[1], rows.stride(0), weights.stride(0)
     if out.numel():
         programs = triton.cdiv(len(x), _ROWS), triton.cdiv(len(weight), _COLUMNS)
-        launch(
-            _multiply,
+        launch_kernel(
+            _multiply_kernel,
             programs,
             rows,
             weights,
@@ -47,7 +47,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @triton.jit
-def _multiply(
+def _multiply_kernel(
     x,
     weight,
     bias,
@@ -86,7 +86,7 @@ def mean_squares(x: Tensor) -> Tensor:
     rows = with_adjacent_columns(x)
     out = x.new_empty(len(x))
     if len(x):
-        launch(_mean_squares, (len(x),), rows, out, x.shape[1], rows.stride(0), _TILE, _HALVINGS)
+        launch_kernel(_mean_squares, (len(x),), rows, out, x.shape[1], rows.stride(0), _TILE, _HALVINGS)
     return out
 
 
