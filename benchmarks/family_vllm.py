@@ -124,7 +124,9 @@ def measured(folder: Path) -> Cell:
     try:
         sampler = SamplerPool(SamplerSpec(str(folder), section, LearnerSection(device="cpu")))
         source = _Plain.other_than(folder)
-        sync_weights(source, sampler, 1, random_probe(config.vocab_size, find_context_length(config)))
+        sync_weights(
+            source, sampler, 1, random_probe(config.vocab_size, find_context_length(config))
+        )
     except LockstepError as error:
         return Cell(None, str(error))
     else:

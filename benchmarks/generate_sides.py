@@ -87,7 +87,8 @@ class Case:
         """The requests of a sampler; each turn has its own random numbers."""
         repeated = [prompt for prompt in self.prompts for _ in range(self.generations)]
         return [
-            Request(prompt, keyed.hash_key("benchmark", turn, i)) for i, prompt in enumerate(repeated)
+            Request(prompt, keyed.hash_key("benchmark", turn, i))
+            for i, prompt in enumerate(repeated)
         ]
 
 

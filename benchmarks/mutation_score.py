@@ -83,7 +83,9 @@ class Judge:
         self.reference = ModuleTap(self.model, "original", read=program.read)
         self.witness = ModuleTap(program.witness(), "float64")
         self.right = self.reference.run(self.tokens, {})
-        rounding = measure_gap(self.right.logits, self.witness.run(self.tokens, {}).logits, self.tokens)
+        rounding = measure_gap(
+            self.right.logits, self.witness.run(self.tokens, {}).logits, self.tokens
+        )
         self.least = max(3 * rounding, LEAST)
 
     def ran(self) -> set[tuple[str, int]]:
@@ -146,7 +148,9 @@ class Judge:
 
     def _reads_changed(self, tap: EditedTap, found: Location) -> bool:
         """True if the edit changed a weight, and the first segment reads it."""
-        address = (tap.find_address(found.all_segments[0].end) if found.all_segments else None) or ""
+        address = (
+            tap.find_address(found.all_segments[0].end) if found.all_segments else None
+        ) or ""
         own = tap.model.state_dict()
         right = self.model.state_dict()
         changed = [

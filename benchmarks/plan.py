@@ -20,7 +20,7 @@ from benchmarks.harness import Row, environment, parser_of, save
 from benchmarks.plan_measure import TINY, measured, model_folder
 from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, LoRA, Parallel
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.plan.memory import HeadKind, ModelRank
 from lockstep.plan.sizes import ModelSizes
 
@@ -79,9 +79,14 @@ def compared(
     )
     load = Load(tokens // 2, 1, 2 * passes * section.parallel.dp)
     rank = ModelRank(
-        ModelSizes.from_model(build_skeleton(read_config(folder), str(folder)), section.lora), section, load, head
+        ModelSizes.from_model(build_skeleton(read_config(folder), str(folder)), section.lora),
+        section,
+        load,
+        head,
     )
-    return measured(folder, tiny, section, head, [tokens // 2] * 2 * passes), rank.peak_moment.total_bytes
+    return measured(
+        folder, tiny, section, head, [tokens // 2] * 2 * passes
+    ), rank.peak_moment.total_bytes
 
 
 def main() -> None:

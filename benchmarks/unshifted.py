@@ -54,7 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) < 2 or arguments[0] != "train":
         sys.exit("usage: python -m benchmarks.unshifted train RECIPE [key=value …]")
     with suppress(InputError):  # which the command tells below
-        loaded = load_recipe(arguments[1], [word for word in arguments[2:] if not word.startswith("--")])
+        loaded = load_recipe(
+            arguments[1], [word for word in arguments[2:] if not word.startswith("--")]
+        )
         if not loaded.training_recipe.cluster.on_this_machine:
             sys.exit(
                 "benchmarks.unshifted: actors of Ray would shift values; leave cluster.backend at "

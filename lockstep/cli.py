@@ -30,7 +30,7 @@ from lockstep.config.trust import trust
 from lockstep.core import exit_codes
 from lockstep.run.stop import end_with_code, restore_interrupts
 from lockstep.system import process_defaults
-from lockstep.system.unread import is_unread, wrap_stream, redirect_to_null
+from lockstep.system.unread import is_unread, redirect_to_null, wrap_stream
 from lockstep.version import __version__
 
 COMMANDS = (

@@ -116,7 +116,9 @@ def detect_library(tree: Mapping[str, Any]) -> str:
     return best[0]
 
 
-def convert_config(config: ForeignConfig, library: str, algorithm: str | None = None) -> ConvertedConfig:
+def convert_config(
+    config: ForeignConfig, library: str, algorithm: str | None = None
+) -> ConvertedConfig:
     """Converts a config.
 
     Args:
@@ -149,7 +151,12 @@ def _find_kind(table: KeyTable, config: ForeignConfig, given: Mapping[str, Any])
             else:
                 names = [value]
             found = next(
-                (rule["is"][spell_value(name)] for name in names if spell_value(name) in rule["is"]), None
+                (
+                    rule["is"][spell_value(name)]
+                    for name in names
+                    if spell_value(name) in rule["is"]
+                ),
+                None,
             )
             if found is not None:
                 return found
@@ -210,10 +217,14 @@ class _ConfigConversion:
             None,
         )
         if clash is not None:
-            sentence = f"{clash} is already {spell_value(self.options[clash])}, from {self.notes[clash]}"
+            sentence = (
+                f"{clash} is already {spell_value(self.options[clash])}, from {self.notes[clash]}"
+            )
             return replace(entry, verdict=KeyVerdict.LOOK, options={}, sentence=sentence)
         for option, new in entry.options.items():
-            self._put_option(option, new, key if new == value else f"{key}: {shorten_value(key, value)}")
+            self._put_option(
+                option, new, key if new == value else f"{key}: {shorten_value(key, value)}"
+            )
         return entry
 
     def _judge_key(self, row: KeyEntry, key: str, value: Any) -> ConvertedKey:
@@ -287,9 +298,13 @@ class _ConfigConversion:
             value = self._scale_value(row, value)
         several = dict(row.sets) or value
         if isinstance(several, dict) and (row.sets or not row.to):
-            return {name: fill_references(new, value, self._find_value) for name, new in several.items()}
+            return {
+                name: fill_references(new, value, self._find_value) for name, new in several.items()
+            }
         if isinstance(value, dict) and row.convert != "mapping":
-            return {name: fill_references(new, value, self._find_value) for name, new in value.items()}
+            return {
+                name: fill_references(new, value, self._find_value) for name, new in value.items()
+            }
         option = next((name for name in row.to if self._spell_option(name) is not None), row.to[0])
         return {option: value}
 
@@ -390,7 +405,9 @@ class _ConfigConversion:
             ):
                 continue
             spelled = self._spell_option(other) or other
-            if spelled not in self.options or (wanted and spell_value(self.options[spelled]) != wanted):
+            if spelled not in self.options or (
+                wanted and spell_value(self.options[spelled]) != wanted
+            ):
                 return needed.replace(other, spelled)
         return None
 

@@ -71,12 +71,15 @@ def _list_entries(entries: list[ConvertedKey]) -> Iterator[str]:
     for entry in entries:
         if entry.options:
             ours = ", ".join(
-                f"{option}: {shorten_value(option, value)}" for option, value in entry.options.items()
+                f"{option}: {shorten_value(option, value)}"
+                for option, value in entry.options.items()
             )
             yield f"  {_describe_entry(entry)} → {ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
     for sentence in dict.fromkeys(entry.sentence for entry in entries if not entry.options):
         names = [
-            _describe_entry(entry) for entry in entries if not entry.options and entry.sentence == sentence
+            _describe_entry(entry)
+            for entry in entries
+            if not entry.options and entry.sentence == sentence
         ]
         yield f"  {'; '.join(names)}{f': {sentence}' if sentence else ''}"
 

@@ -148,7 +148,10 @@ class _ColumnExaminer:
     def __init__(self, columns: TokenColumns, compared: Compared) -> None:
         self._names = columns.names
         self._compared = compared
-        self._sides: dict[ColumnSide, Compared] = {"infer": compared, "train": compared.swap_sides()}
+        self._sides: dict[ColumnSide, Compared] = {
+            "infer": compared,
+            "train": compared.swap_sides(),
+        }
         self._free = np.ones(compared.train.numel(), bool)
         self._spacing = np.zeros(self._free.size)
         self._delta = compared.delta.clamp(-CAP, CAP).numpy()
@@ -168,9 +171,13 @@ class _ColumnExaminer:
         squares = np.square(self._delta)
         if squares[off].sum() > 0.5 * squares.sum():
             rms = float(np.sqrt(squares[off].mean()))
-            yield self._report_finding("off", f"off by {rms:.2g} nats (root mean square)", None, off)
+            yield self._report_finding(
+                "off", f"off by {rms:.2g} nats (root mean square)", None, off
+            )
 
-    def _report_finding(self, kind: str, what: str, side: ColumnSide | None, tokens: Bools) -> Finding:
+    def _report_finding(
+        self, kind: str, what: str, side: ColumnSide | None, tokens: Bools
+    ) -> Finding:
         """Builds a finding and removes its tokens from later ones, unless it is about number
         formats.
         """
@@ -215,7 +222,9 @@ class _ColumnExaminer:
                 # coarse numbers repeat by chance
                 is_coarse = value != 0 and (self._spacing[tokens] > 0).mean() > 0.5
                 if not is_coarse and np.mean(other[tokens] == other[tokens][0]) < 0.5:
-                    yield self._report_finding(*_name_value(float(value), own, other, tokens), side, tokens)
+                    yield self._report_finding(
+                        *_name_value(float(value), own, other, tokens), side, tokens
+                    )
 
     def _find_moved_rows(self) -> Iterator[Finding]:
         order = find_row_order(self._compared)
@@ -247,7 +256,9 @@ class _ColumnExaminer:
                 f"{self._names[side]}'s values are "
                 f"{what.replace(_OTHERS, self._names[other] + _OF)}"
             )
-            yield self._report_finding(kind, f"{said}; {left:.1%} of the difference is left", None, tokens)
+            yield self._report_finding(
+                kind, f"{said}; {left:.1%} of the difference is left", None, tokens
+            )
 
     def _fit_nucleus(self) -> Iterator[Finding]:
         """Finds a nucleus of one side, if the remaining tokens clearly show one."""

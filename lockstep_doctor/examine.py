@@ -69,7 +69,9 @@ def examine(
         witness: The model in float64.
         rounded: The witness's program in the types of the engines.
     """
-    right, own = ([_read_logprobs(tap, tokens_T) for tokens_T in requests] for tap in (reference, other))
+    right, own = (
+        [_read_logprobs(tap, tokens_T) for tokens_T in requests] for tap in (reference, other)
+    )
     gaps = [find_gap(first, second) for (first, _), (second, _) in zip(right, own, strict=True)]
     columns = [
         line

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.modules import ModuleTap, use_default_dtype, read_plainly
+from lockstep_doctor.modules import ModuleTap, read_plainly, use_default_dtype
 
 _BUILDER = """import torch
 from transformers import AutoModelForCausalLM
@@ -104,7 +104,8 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
     experts = model.config._experts_implementation
     model.to(device)
     return [
-        ModuleTap(model, f"hf in {dtype}", read=partial(_read_sequence, dtype, experts)) for dtype in dtypes
+        ModuleTap(model, f"hf in {dtype}", read=partial(_read_sequence, dtype, experts))
+        for dtype in dtypes
     ]
 
 

@@ -20,9 +20,9 @@ from lockstep_doctor.suspects import (
     find_makers,
     find_other_number,
     find_rearranged,
-    order_suspects,
-    operator_around,
     find_suspects,
+    operator_around,
+    order_suspects,
 )
 from lockstep_doctor.tap import Tap
 
@@ -219,7 +219,9 @@ def locate(
         return share_removed(gap, left, floor)
 
     order = list(right.seen)
-    chosen = sorted(_choose_fewest(segments, measure_removed), key=lambda some: order.index(some[0].end))
+    chosen = sorted(
+        _choose_fewest(segments, measure_removed), key=lambda some: order.index(some[0].end)
+    )
     removed = measure_removed(_flatten_segments(chosen))
     places: list[FaultPlace] = []
     for some in chosen:
@@ -227,7 +229,9 @@ def locate(
         ends = theirs.seen[end], replayed.seen[end]
         values = dict(zip((reference.name, other.name), ends, strict=True))
         alone = removed if len(chosen) == 1 else measure_removed(some)
-        opened = _trace_suspects(reference, other, tokens_T, right, some[0], ends, tolerance_at(end))
+        opened = _trace_suspects(
+            reference, other, tokens_T, right, some[0], ends, tolerance_at(end)
+        )
         places.append(FaultPlace(some, alone, opened, values, exact.get(end), tolerance_at(end)))
     others = [one for one in segments if one not in _flatten_segments(chosen)]
     return Location(gap, floor, places, removed, right.seen, noisy, others, compared)
@@ -345,9 +349,9 @@ def _choose_fewest(
     for place, kind in enumerate(chosen):
         for stage in dict.fromkeys(one.end.stage for one in kind):
             fewer = [one for one in chosen[place] if one.end.stage != stage]
-            if fewer and undo(_flatten_segments([*chosen[:place], fewer, *chosen[place + 1 :]])) >= min(
-                ENOUGH, removed
-            ):
+            if fewer and undo(
+                _flatten_segments([*chosen[:place], fewer, *chosen[place + 1 :]])
+            ) >= min(ENOUGH, removed):
                 chosen[place] = fewer
     return chosen
 
@@ -389,7 +393,9 @@ def _trace_suspects(
     ]
     here, there = (
         order_suspects(
-            [one for one in find_suspects(trace, beside, end, tolerance) if one in ran], makers, trace
+            [one for one in find_suspects(trace, beside, end, tolerance) if one in ran],
+            makers,
+            trace,
         )
         for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
     )

@@ -82,7 +82,10 @@ def _find_transformations(first: Tensor, second: Tensor, off: Tensor, fits: floa
     left = _unexplained_share(second - scale * first, off)
     if left < fits:
         yield f"it is {scale:.4g} times what it should be ({left:.1%} of the difference left)"
-    if _unexplained_share(second.flatten().sort().values - first.flatten().sort().values, off) < fits:
+    if (
+        _unexplained_share(second.flatten().sort().values - first.flatten().sort().values, off)
+        < fits
+    ):
         yield "it has the right numbers in another order"
     step = float(torch.finfo(torch.bfloat16).eps)
     if bool((off.abs() <= step * first.abs()).all()) and torch.equal(

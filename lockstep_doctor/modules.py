@@ -162,7 +162,8 @@ class ModuleTap:
             recorder.begin_early()
             self._read_logits(tokens_T, Pass(forced, recorder, start, end))
         return replace(
-            recorder.join_calls(), split=None if self._prompt is None else (len(tokens_T), self._prompt)
+            recorder.join_calls(),
+            split=None if self._prompt is None else (len(tokens_T), self._prompt),
         )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:

@@ -239,7 +239,9 @@ class Recorder(TorchDispatchMode):
         """
         writes, written = self._writes.get(_memory_address(tensor), (0, 0))
         known, then = self._index.get(id(tensor), (-1, -1))
-        if known >= 0 and (then == writes or torch.equal(self._values[known], _copy_numbers(tensor))):
+        if known >= 0 and (
+            then == writes or torch.equal(self._values[known], _copy_numbers(tensor))
+        ):
             return known
         value = self._add_value(tensor)
         if writes:

@@ -77,7 +77,10 @@ def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: 
     inputs = {name: found.seen[cut] for cut, name in names.items() if name is not None}
     builder = "\n".join(line for line in tap.builder.splitlines() if line.strip())
     script = _SCRIPT.format(
-        what=_describe_fault(tap.name, found), builder=builder, goal=goal, tolerance=found.places[0].tolerance
+        what=_describe_fault(tap.name, found),
+        builder=builder,
+        goal=goal,
+        tolerance=found.places[0].tolerance,
     )
     return write_script(folder, script, inputs | {goal: _find_right(found), "tokens": tokens_T})
 

@@ -146,7 +146,9 @@ def compute_figures(compared: Compared) -> dict[str, float]:
         "capped_mult_prob_error": float(capped_prob_error(compared.delta).mean()),
         "k1": float(-delta.mean()),
         "k3": float((torch.expm1(delta.clamp(max=_LARGEST)) - delta.clamp(max=_LARGEST)).mean()),
-        "mean_ratio": float(clamp_exponential(compared.select_tokens(compared.infer.isfinite()).delta).mean()),
+        "mean_ratio": float(
+            clamp_exponential(compared.select_tokens(compared.infer.isfinite()).delta).mean()
+        ),
         "mean_abs": float(size.mean()),
         "rms": float(size.square().mean().sqrt()),
         **{

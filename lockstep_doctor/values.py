@@ -13,7 +13,9 @@ def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """True for the same numbers in any order, so that a transposed or reshaped tensor is the same
     value.
     """
-    return _count_numbers(a) == _count_numbers(b) and are_close(sort_values(a), sort_values(b), tolerance)
+    return _count_numbers(a) == _count_numbers(b) and are_close(
+        sort_values(a), sort_values(b), tolerance
+    )
 
 
 def _count_numbers(value: Tensor) -> int:

@@ -180,7 +180,9 @@ class ChunkedDistributedEntropy(torch.autograd.Function):
             dtype=torch.int64,
             device=vocab_parallel_logits.device,
         )
-        scores = _score_and_save(ctx, vocab_parallel_logits, nothing, scoring, columns, inference_only)
+        scores = _score_and_save(
+            ctx, vocab_parallel_logits, nothing, scoring, columns, inference_only
+        )
         assert scores.entropy is not None
         return scores.entropy.view(vocab_parallel_logits.shape[:-1]).neg()
 

@@ -170,6 +170,6 @@ def load_gradient(
     allows only one.
     """
     *numbers, floor_M = (saved := ctx.saved_tensors)[:7]
-    return RowGradient.from_scores(RowScores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M), list(
-        saved[7:]
-    )
+    return RowGradient.from_scores(
+        RowScores(*numbers), ctx.scoring, floor_M, gradient_MK, gradient_M
+    ), list(saved[7:])

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from lockstep_logprobs.checks import check_head, check_tokens
 from lockstep_logprobs.collectives import sum_gradient
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
-from lockstep_logprobs.kernel import register_kernel, load_fused, runs_fused
+from lockstep_logprobs.kernel import load_fused, register_kernel, runs_fused
 from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import (
     PLAIN,
@@ -29,8 +29,8 @@ from lockstep_logprobs.softmax import (
     RowSums,
     Scoring,
     column_tiles,
-    reduce_over_ranks,
     pick_logits,
+    reduce_over_ranks,
     sum_block,
 )
 
@@ -108,7 +108,9 @@ class _HiddenScores(torch.autograd.Function):
         )
 
 
-def score_hidden(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring) -> RowScores:
+def score_hidden(
+    hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring
+) -> RowScores:
     """The forward pass of `hidden_logprobs`."""
     how = (
         scoring.shard.start,
@@ -118,7 +120,9 @@ def score_hidden(hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring
         scoring.row_invariant,
     )
     sums_RM, picked_MK = _hidden_row_sums(hidden_MD, weight_vD, token_MK, *how)
-    return reduce_over_ranks(RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None)
+    return reduce_over_ranks(
+        RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None
+    )
 
 
 def score_gradient(
@@ -131,7 +135,9 @@ def score_gradient(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of hidden states (this rank's share of the sum) and of this rank's head rows."""
     how = row.temperature, scoring.shard.start, scoring.max_rows, of_hidden, of_weight
-    hidden_gradient, weight_gradient = _hidden_gradients(hidden_MD, weight_vD, *row.schema_tensors, *how)
+    hidden_gradient, weight_gradient = _hidden_gradients(
+        hidden_MD, weight_vD, *row.schema_tensors, *how
+    )
     return hidden_gradient if of_hidden else None, weight_gradient if of_weight else None
 
 
@@ -176,7 +182,10 @@ def _allocate_gradient(needed: bool, x: Tensor) -> Tensor:
 @register_kernel(
     f"(Tensor hidden, Tensor weight, {RowGradient.SCHEMA}, float temperature, int start, int? "
     "max_rows, bool of_hidden, bool of_weight) -> (Tensor, Tensor)",
-    lambda hidden, weight, *args: (_allocate_gradient(args[-2], hidden), _allocate_gradient(args[-1], weight)),
+    lambda hidden, weight, *args: (
+        _allocate_gradient(args[-2], hidden),
+        _allocate_gradient(args[-1], weight),
+    ),
 )
 def _hidden_gradients(
     hidden: Tensor,

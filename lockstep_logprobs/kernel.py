@@ -68,7 +68,9 @@ def _prefer_fused(module: str, name: str, function: Callable[P, R]) -> Callable[
 def runs_fused(x: Tensor) -> bool:
     """True if Triton's kernels accept a tensor: with memory, on a GPU or in the interpreter."""
     return (
-        (x.is_cuda or _is_interpreted()) and type(x) in (Tensor, torch.nn.Parameter) and _has_triton()
+        (x.is_cuda or _is_interpreted())
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and _has_triton()
     )
 
 

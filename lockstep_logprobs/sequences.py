@@ -20,7 +20,9 @@ def _get_tokens_on_this_cp_rank(
     Raises:
         ValueError: The length is not a multiple of 2·CP.
     """
-    positions = context.zigzag_positions(input_ids.shape[seq_dim], cp_size, input_ids.device)[cp_rank]
+    positions = context.zigzag_positions(input_ids.shape[seq_dim], cp_size, input_ids.device)[
+        cp_rank
+    ]
     if cp_size == 1:
         return input_ids
     return input_ids.index_select(seq_dim, positions)

@@ -61,7 +61,9 @@ def _cross_entropy_sums(logits: Tensor, target: Tensor) -> Tensor:
 
     Maximum and total of p, of q, and Σ exp(zq − mq)·(zp − mp).
     """
-    of_p, of_q = (RowSums.build_empty(len(logits), entropy=False, device=logits.device) for _ in range(2))
+    of_p, of_q = (
+        RowSums.build_empty(len(logits), entropy=False, device=logits.device) for _ in range(2)
+    )
     cross_M = torch.zeros_like(of_p.total)
     for piece in split_rows(len(logits), logits.shape[1], logits.device):
         p = logits[piece]

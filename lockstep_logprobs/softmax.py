@@ -167,8 +167,12 @@ class RowSums:
             F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature
         )
         scale_TM = down_TM.exp()
-        tile = RowSums.from_rows(self.stack_rows().mT.contiguous()).rebase_maximum(highest_TM, temperature)
-        sums = RowSums.build_empty(len(self.maximum), self.weighted is not None, self.maximum.device)
+        tile = RowSums.from_rows(self.stack_rows().mT.contiguous()).rebase_maximum(
+            highest_TM, temperature
+        )
+        sums = RowSums.build_empty(
+            len(self.maximum), self.weighted is not None, self.maximum.device
+        )
         total_M = sums.total
         weighted_M = sums.weighted
         for t, scale_M in enumerate(scale_TM):

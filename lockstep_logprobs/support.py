@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from lockstep_logprobs.checks import check_rows, check_temperature
 from lockstep_logprobs.collectives import all_gather, all_reduce
 from lockstep_logprobs.kernel import register_kernel
-from lockstep_logprobs.nucleus import BASE, DIGITS, compute_masses, nucleus_floor, compute_powers
+from lockstep_logprobs.nucleus import BASE, DIGITS, compute_masses, compute_powers, nucleus_floor
 from lockstep_logprobs.shard import WHOLE, Shard, split_rows
 from lockstep_logprobs.topk import local_topk
 

@@ -101,7 +101,9 @@ def _merge_keys(keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of all ranks' keys [C, M, k'], as values and tokens [M, k]; in blocks."""
     value_Mk = torch.empty(keys.shape[1], k, dtype=torch.float32, device=keys.device)
     token_Mk = torch.empty(keys.shape[1], k, dtype=torch.int64, device=keys.device)
-    for block in split_rows(keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device):
+    for block in split_rows(
+        keys.shape[1], _MERGE_ARRAYS * keys.shape[0] * keys.shape[2], keys.device
+    ):
         best = keys[:, block].movedim(0, 1).flatten(1).topk(k).values
         value_Mk[block], token_Mk[block] = _values_and_tokens(best)
     return value_Mk, token_Mk

@@ -15,15 +15,15 @@ from torch import Tensor
 from lockstep_logprobs.checks import check_rows, check_sampled
 from lockstep_logprobs.collectives import all_reduce
 from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_gradient
-from lockstep_logprobs.kernel import register_kernel, load_fused, runs_fused
+from lockstep_logprobs.kernel import load_fused, register_kernel, runs_fused
 from lockstep_logprobs.shard import Shard, split_rows
 from lockstep_logprobs.softmax import (
     PLAIN,
     RowScores,
     RowSums,
     Scoring,
-    reduce_over_ranks,
     pick_logits,
+    reduce_over_ranks,
     sum_block,
     sum_tiles,
 )

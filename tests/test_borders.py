@@ -243,7 +243,9 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
         str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0
     ).build()
     models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
-    settings = ppo.build_settings(load_recipe("tiny.yaml", ["ppo.kl.coef=0.1"]).expect_recipe(PPORecipe), ())
+    settings = ppo.build_settings(
+        load_recipe("tiny.yaml", ["ppo.kl.coef=0.1"]).expect_recipe(PPORecipe), ()
+    )
     workers = PolicyGradientWorkers(
         policy=models["policy"],
         reference=models["reference"],

@@ -40,7 +40,9 @@ def test_numbers_do_not_depend_on_the_batch() -> None:
     keys = torch.tensor([keyed.hash_key("sample", i) for i in range(50)])
     together = keyed.draw_uniforms(keys, COUNTERS)
     assert torch.equal(keyed.draw_uniforms(keys[17:18], COUNTERS)[0], together[17])
-    assert torch.equal(keyed.draw_uniforms(keys.flip(0), COUNTERS[5:6])[:, 0], together.flip(0)[:, 5])
+    assert torch.equal(
+        keyed.draw_uniforms(keys.flip(0), COUNTERS[5:6])[:, 0], together.flip(0)[:, 5]
+    )
 
 
 @pytest.mark.parametrize("along", ["keys", "counters", "raw keys"])

@@ -61,7 +61,9 @@ def fill_template(text: str) -> object:
 
 
 def render_row(text: str) -> object:
-    return templates.fill_template("{question} {answer}", {"question": text, "answer": [text]}, "row 1")
+    return templates.fill_template(
+        "{question} {answer}", {"question": text, "answer": [text]}, "row 1"
+    )
 
 
 SCORES = (

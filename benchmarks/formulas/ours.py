@@ -118,7 +118,8 @@ def _entropy(given: Rollouts) -> Answer:
 def _kl(given: Rollouts, estimate: Callable[[Tensor, Tensor], Tensor]) -> Answer:
     def share(part: Rollouts) -> Tensor:
         return (
-            zero_outside_mask(estimate(part.logprob, part.ref_logprob), part.mask).sum() / given.num_tokens
+            zero_outside_mask(estimate(part.logprob, part.ref_logprob), part.mask).sum()
+            / given.num_tokens
         )
 
     return of_loss(given, share)
@@ -147,7 +148,9 @@ def _group(given: Rollouts, *, kl: bool = False, **options: Any) -> Answer:
     section = {"num_prompts_per_step": 4, "num_generations": GROUP, "global_batch_size": 16}
     batch = _batch(given)
     if kl:
-        penalty_N = paper.BETA * zero_outside_mask(k1(given.old_logprob, given.ref_logprob), given.mask)
+        penalty_N = paper.BETA * zero_outside_mask(
+            k1(given.old_logprob, given.ref_logprob), given.mask
+        )
         batch = batch.with_columns({"kl_penalty": penalty_N})
     grpo = GRPOSection.model_validate(section | options)
     return Answer(with_advantages(batch, PolicyGradient.model_construct(grpo=grpo))[0]["advantage"])
@@ -156,7 +159,8 @@ def _group(given: Rollouts, *, kl: bool = False, **options: Any) -> Answer:
 def _reward(given: Rollouts) -> Answer:
     reward_N = token_rewards(given.score, given.mask, given.lengths)
     return Answer(
-        reward_N - paper.BETA * zero_outside_mask(k1(given.old_logprob, given.ref_logprob), given.mask)
+        reward_N
+        - paper.BETA * zero_outside_mask(k1(given.old_logprob, given.ref_logprob), given.mask)
     )
 
 

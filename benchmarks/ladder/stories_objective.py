@@ -24,7 +24,9 @@ _AT_ONCE = 256
 
 def measure(run: Path) -> float:
     """The objective of a finished run."""
-    return sample(find_weights_folder(run), Path(str(load_run(run).training_recipe.model.path)), 128)
+    return sample(
+        find_weights_folder(run), Path(str(load_run(run).training_recipe.model.path)), 128
+    )
 
 
 def sample(policy: Path, reference: Path, samples: int) -> float:

@@ -125,7 +125,9 @@ def _explain_inexact_model(
     device = resolve_device(computation.device)
     config = read_config(folder)
     if device.type == "cpu":
-        return explain_inexact(config) or probe_exactness(config, computation.dtype, adapters=adapters)
+        return explain_inexact(config) or probe_exactness(
+            config, computation.dtype, adapters=adapters
+        )
     if not may_be_slow:
         return (
             "learner.device is a GPU, whose slower exact kernels are used only with exact=require"

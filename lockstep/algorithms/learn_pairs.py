@@ -61,7 +61,9 @@ class PairStep:
     def __call__(self, step: int, position: int) -> StepResult:
         count = self.run_length.count_rows(position)
         with self.phase("data"):
-            batch = build_answer_batch(self.pairs.read_at(position, count, self.seed))  # x, y_w ≻ y_l
+            batch = build_answer_batch(
+                self.pairs.read_at(position, count, self.seed)
+            )  # x, y_w ≻ y_l
         if self.reference is not None:
             with self.phase("reference"):
                 batch = with_reference(batch, self.reference)  # log π_ref(y | x)
@@ -121,10 +123,14 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
 
 
 def _open_pair_rows(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> PairRows:
-    return open_pairs(files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.length_option)
+    return open_pairs(
+        files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.length_option
+    )
 
 
-def _build_validation(recipe: PairsRecipe, pairs: PairRows, step: PairStep) -> ValidationFunction | None:
+def _build_validation(
+    recipe: PairsRecipe, pairs: PairRows, step: PairStep
+) -> ValidationFunction | None:
     rows = build_answer_batch(pairs.read_first(recipe.data.max_validation_samples))
 
     @cache

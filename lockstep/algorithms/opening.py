@@ -117,7 +117,9 @@ def build_agreement(
 
 def open_training(recipe: Common, setup: Setup, reward: RewardSection | None) -> PromptRows:
     """Opens the training prompts; the reward defines the required fields of a row."""
-    return open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, build_row_rule(reward))
+    return open_prompts(
+        setup.files.train, recipe.data, setup.source.tokenizer, build_row_rule(reward)
+    )
 
 
 def open_held_out(recipe: Common, setup: Setup, reward: RewardSection | None) -> PromptRows | None:

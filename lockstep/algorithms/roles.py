@@ -132,10 +132,14 @@ class Load:
     def count_micro_batch_tokens(self, learner: LearnerSection) -> int:
         """Number of tokens in one micro-batch, over all ranks that share it."""
         return (
-            min(self.count_micro_batch_groups(learner), -(-self.rows // learner.parallel.row_shares))
+            min(
+                self.count_micro_batch_groups(learner), -(-self.rows // learner.parallel.row_shares)
+            )
             * self.tokens_per_group
         )
 
     def count_micro_batches(self, learner: LearnerSection, groups: int) -> int:
         """Number of micro-batches per rank for `groups` groups."""
-        return math.ceil(math.ceil(groups / learner.parallel.row_shares) / self.count_micro_batch_groups(learner))
+        return math.ceil(
+            math.ceil(groups / learner.parallel.row_shares) / self.count_micro_batch_groups(learner)
+        )

@@ -83,7 +83,9 @@ def _write_task_files(task: Task, folder: Path) -> TaskFiles:
     return made
 
 
-def group_files(paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None) -> FileGroup:
+def group_files(
+    paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None
+) -> FileGroup:
     """Files in the form that a recipe lists them."""
     return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 

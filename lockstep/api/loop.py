@@ -218,7 +218,9 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
             names the tensors.
     """
     dtypes = open_models.find_dtype(learner), sampler.computation.dtype
-    probe = random_probe(sampler.source.vocabulary, sampler.source.context, *dtypes).score_with(learner)
+    probe = random_probe(sampler.source.vocabulary, sampler.source.context, *dtypes).score_with(
+        learner
+    )
     sampler.sampler.wake()
     found = sync_weights(learner, sampler.sampler, sampler.version + 1, probe).floats()
     sampler.version += 1

@@ -16,7 +16,7 @@ from lockstep.config.loading import LoadedRecipe, load_options
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.core.errors import InputError
 from lockstep.sweeps.grid import GridPoint
-from lockstep.system.yaml12 import nest_value, find_value
+from lockstep.system.yaml12 import find_value, nest_value
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ class ChildProcess:
     ) -> None:
         ours, theirs = socket.socketpair()
         args = theirs, threads, os.environ | dict(environment)
-        self._process = open_fork_server().Process(target=_run_child, args=args, name=name, daemon=True)
+        self._process = open_fork_server().Process(
+            target=_run_child, args=args, name=name, daemon=True
+        )
         self._process.start()
         theirs.close()
         self._channel = SocketChannel(ours)

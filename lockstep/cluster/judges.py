@@ -79,9 +79,13 @@ def judge_answers(
     _require_room(section, source, name)
     kernels = choose_kernels(source.folder, engine, computation, progress.show_note)
     own = engine if turns is None else engine.take_turns()
-    start = partial(open_nearest_sampler, SamplerSpec(source.folder, own, kernels), progress, workers)
+    start = partial(
+        open_nearest_sampler, SamplerSpec(source.folder, own, kernels), progress, workers
+    )
     if turns is not None:
-        return _build_answers(section, AwakeWhenAsked(turns.start_engine(start)).generate, source, name)
+        return _build_answers(
+            section, AwakeWhenAsked(turns.start_engine(start)).generate, source, name
+        )
     sampler = start()
     sampler.wake()
     return _build_answers(section, sampler.generate, source, name)
@@ -154,7 +158,9 @@ def _identify_judge(section: RewardJudge) -> str:
     )
 
 
-def _open_server(section: AskedSection, sampler: SamplerSection, progress: RunProgress) -> JudgeModel:
+def _open_server(
+    section: AskedSection, sampler: SamplerSection, progress: RunProgress
+) -> JudgeModel:
     from lockstep.samplers.openai.client import OpenAIClient
 
     assert sampler.openai is not None, "a server must have an address"

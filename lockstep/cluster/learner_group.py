@@ -34,9 +34,9 @@ from lockstep.learners.packing import deal_to_ranks
 from lockstep.learners.rank import RankLearner, restore_order
 from lockstep.losses.base import Loss
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import carries_state, read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, carries_state, read_config
 from lockstep.models.heads import scores_tokens
-from lockstep.models.lora import require_peft, list_targets
+from lockstep.models.lora import list_targets, require_peft
 from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import SharedFiles, TransferRoute
@@ -115,7 +115,9 @@ def launch_learner(
     def make_factory(meeting: RendezvousAddress) -> WorkerFactory:
         return RankSpec(spec, meeting).build
 
-    ranks, host = start_ranks(spec.section, f"{spec.head} learner", make_factory, timeout_s, workers)
+    ranks, host = start_ranks(
+        spec.section, f"{spec.head} learner", make_factory, timeout_s, workers
+    )
     learner = MeshLearner(ranks, spec.section, host, begin, workers.one_machine)
     learner.wait_until_ready()
     return learner

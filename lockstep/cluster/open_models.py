@@ -45,7 +45,9 @@ def open_learner(
     if workers.is_local and spec.section.in_process:
         return spec.build()
     with progress.phase("start learners"):
-        learner = launch_learner(spec, timeout_s, workers, None if turns is None else turns.begin_work)
+        learner = launch_learner(
+            spec, timeout_s, workers, None if turns is None else turns.begin_work
+        )
     workers.callback(learner.close)
     return learner
 

@@ -52,7 +52,9 @@ class ProcessCounts:
         cls, cluster: ClusterSection, ranks: int = 0, sampler: SamplerSection | None = None
     ) -> Self:
         """The processes of a recipe; without a sampler it has no engines."""
-        engines, width = (0, 1) if sampler is None else (sampler.engine_count, sampler.tensor_parallel)
+        engines, width = (
+            (0, 1) if sampler is None else (sampler.engine_count, sampler.tensor_parallel)
+        )
         return cls(ranks, engines, width, cluster.is_apart)
 
     @property
@@ -65,7 +67,9 @@ class ProcessCounts:
     @property
     def device_count(self) -> int:
         """Total number of devices."""
-        return max(self.ranks, self.first_engine_device + self.engines * self.width if self.engines else 0)
+        return max(
+            self.ranks, self.first_engine_device + self.engines * self.width if self.engines else 0
+        )
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,10 @@ class RunPlacement:
             InputError: Too few devices, or an engine would span two machines.
         """
         _require_room(devices, processes)
-        starts = [processes.first_engine_device + engine * processes.width for engine in range(processes.engines)]
+        starts = [
+            processes.first_engine_device + engine * processes.width
+            for engine in range(processes.engines)
+        ]
         return cls(
             devices,
             processes,
@@ -166,7 +173,9 @@ class RunPlacement:
         Raises:
             InputError: Too few devices.
         """
-        processes = replace(self.processes, engines=section.engine_count, width=section.tensor_parallel)
+        processes = replace(
+            self.processes, engines=section.engine_count, width=section.tensor_parallel
+        )
         return RunPlacement.from_devices(self.devices, processes)
 
     @property
@@ -304,7 +313,9 @@ def choose_placement(
         case "local":
             return RunPlacement.from_devices(DeviceGrid(1, here, on_gpu=True), processes)
         case "ray":
-            return RunPlacement.from_devices(DeviceGrid.from_similar_machines(here, processes), processes)
+            return RunPlacement.from_devices(
+                DeviceGrid.from_similar_machines(here, processes), processes
+            )
         case _:
             assert_never(cluster.backend)
 

@@ -89,7 +89,9 @@ class RayCluster:
             else DeviceGrid.from_cores(processes),
             processes,
         )
-        self._places = self._reserve_places(-(-processes.device_count // self._width), section.timeout_s)
+        self._places = self._reserve_places(
+            -(-processes.device_count // self._width), section.timeout_s
+        )
         self._bundles = self._sort_bundles()
         if self._on_gpu and self._width > 1:
             self._names = self._list_gpu_names()
@@ -135,7 +137,10 @@ class RayCluster:
             own = self._names[number][within : within + len(place.devices)]
             environment |= {"CUDA_VISIBLE_DEVICES": ",".join(own)}
         return RayWorker(
-            factory, threads, options | {"scheduling_strategy": self._pin_to_bundle(bundle)}, environment
+            factory,
+            threads,
+            options | {"scheduling_strategy": self._pin_to_bundle(bundle)},
+            environment,
         )
 
     def close(self) -> None:

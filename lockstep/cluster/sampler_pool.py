@@ -12,7 +12,13 @@ from torch import Tensor
 
 from lockstep.cluster.specs import SamplerSpec, require_sampler
 from lockstep.cluster.transport import StreamItem
-from lockstep.cluster.worker_proxy import POLL_S, PendingCall, WorkerDied, WorkerProxy, wait_for_calls
+from lockstep.cluster.worker_proxy import (
+    POLL_S,
+    PendingCall,
+    WorkerDied,
+    WorkerProxy,
+    wait_for_calls,
+)
 from lockstep.cluster.workers import HERE, WorkerPool
 from lockstep.core.batch import Batch
 from lockstep.core.borders import require_responses
@@ -197,7 +203,9 @@ class SamplerPool:
             chosen = self._chosen.for_host_weights(self._workers.one_machine)
         with self._translate_deaths():
             self._open_routes(sender, chosen)
-            buckets = sender.fill_buckets(outgoing, self._spec.backend.packs_weights(self._spec.learner))
+            buckets = sender.fill_buckets(
+                outgoing, self._spec.backend.packs_weights(self._spec.learner)
+            )
             with contextlib.closing(buckets):
                 for bucket in buckets:
                     wait_for_calls(calls)
@@ -219,7 +227,9 @@ class SamplerPool:
 
     def close(self) -> None:
         """Ends all workers; idle ones first close what they opened."""
-        resting = [remote for remote in self.remotes if remote.is_alive() and not remote.pending.open]
+        resting = [
+            remote for remote in self.remotes if remote.is_alive() and not remote.pending.open
+        ]
         with contextlib.suppress(Exception):
             wait_for_calls([remote.submit("close") for remote in resting])
         for remote in self.remotes:
@@ -238,7 +248,11 @@ class SamplerPool:
     def _open_routes(self, sender: LocalSender | WeightSender, chosen: TransferRoute) -> None:
         """Opens the chosen kind of route at a sender and all workers, unless already open."""
         width = self._section.tensor_parallel
-        if self._route is not None and self._route == sender.route and chosen.has_same_carrier(self._route):
+        if (
+            self._route is not None
+            and self._route == sender.route
+            and chosen.has_same_carrier(self._route)
+        ):
             return
         match chosen.transfer:
             case "shared_memory":
@@ -292,7 +306,9 @@ def open_nearest_sampler(spec: SamplerSpec, progress: RunProgress, workers: Work
     return start_sampler_pool(spec, progress, workers)
 
 
-def start_sampler_pool(spec: SamplerSpec, progress: RunProgress, workers: WorkerPool) -> SamplerPool:
+def start_sampler_pool(
+    spec: SamplerSpec, progress: RunProgress, workers: WorkerPool
+) -> SamplerPool:
     """Starts a run's rollout workers together, and waits until they are ready.
 
     They end with the run.

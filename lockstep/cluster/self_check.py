@@ -120,7 +120,9 @@ def require_proof(
     key = about, _describe_machine(), _hash_source(), find_package(config.model_type)
 
     def write_proof(file: BinaryIO) -> None:
-        file.write(json.dumps(asdict(compute_proof(config, device, computation.dtype, shape))).encode())
+        file.write(
+            json.dumps(asdict(compute_proof(config, device, computation.dtype, shape))).encode()
+        )
 
     path = ensure_cached(name_entry("self-check", key), write_proof)
     return SelfCheckResult(**json.loads(path.read_bytes()))
@@ -141,7 +143,9 @@ def compute_proof(
         head = LogitsHead(model)
         found = SelfCheckResult(_measure_gap(_score_batch(head, every), wanted_N), 0.0)
         if sampled.sampling is not None:
-            decoded = _measure_gap(sampled["sampler_logprob"], _score_plain_logits(plain, sampled, sampled.sampling))
+            decoded = _measure_gap(
+                sampled["sampler_logprob"], _score_plain_logits(plain, sampled, sampled.sampling)
+            )
             found = replace(found, decoded=decoded)
         _require_gaps(config.model_type, found)
         if TORCH_TYPES[dtype] != torch.float32:
@@ -234,7 +238,9 @@ def _require_export(model: PreTrainedModel) -> None:
             out = Path(made) / "out"
             model.config.save_pretrained(frame)
             write_own_files(kind, frame)
-            assemble_folder(frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card="")
+            assemble_folder(
+                frame, {**dict(model.named_parameters()), **buffers}, out, "fp32", card=""
+            )
             again = AutoModelForCausalLM.from_pretrained(
                 out, dtype=torch.float32, attn_implementation=attention.NAME
             )

@@ -53,7 +53,9 @@ class LearnerSpec:
         backend = learners.find_backend(self.section)
         if self.code is not None:
             user_code.import_file(self.code)
-        return backend.build_learner(self.model, self.head, self.seed, self.section, self.optimizer, ranks)
+        return backend.build_learner(
+            self.model, self.head, self.seed, self.section, self.optimizer, ranks
+        )
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,9 @@ class PendingCall:
 
     def _describe_death(self, when: str) -> WorkerDied:
         self.open = False
-        return WorkerDied(f"worker {self.name} died {when} {self.verb}: {self._transport.describe_ending()}")
+        return WorkerDied(
+            f"worker {self.name} died {when} {self.verb}: {self._transport.describe_ending()}"
+        )
 
 
 class WorkerProxy:

@@ -94,7 +94,9 @@ class WorkerPool(ExitStack):
         """
         if self._placement is None:
             return choose_placement(
-                ClusterSection(), computation, ProcessCounts.from_sections(ClusterSection(), 0, section)
+                ClusterSection(),
+                computation,
+                ProcessCounts.from_sections(ClusterSection(), 0, section),
             ).engines
         return self._placement.with_engines(section).engines
 
@@ -129,7 +131,9 @@ class WorkerPool(ExitStack):
             share = max(1, torch.get_num_threads() // of)
             transport = ChildProcess(factory, name, threads or share, place.build_environment())
         else:
-            transport = self._cluster.start_worker(factory, place, threads or self._cluster.threads_per_worker)
+            transport = self._cluster.start_worker(
+                factory, place, threads or self._cluster.threads_per_worker
+            )
         return WorkerProxy(transport, name, timeout_s)
 
 

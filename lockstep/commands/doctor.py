@@ -204,7 +204,9 @@ def _run_analyze(options: argparse.Namespace) -> int:
     from lockstep_doctor.commands.dump import analyze_dump
     from lockstep_doctor.table.verdict import EXIT_CODES
 
-    return EXIT_CODES[analyze_dump(Path(options.file), _parse_field_names(options)).judgement.verdict]
+    return EXIT_CODES[
+        analyze_dump(Path(options.file), _parse_field_names(options)).judgement.verdict
+    ]
 
 
 def _parse_field_names(options: argparse.Namespace) -> FieldNames:

@@ -36,4 +36,6 @@ def run_command(options: argparse.Namespace) -> int:
     sys.stdout = wrap_stream(sys.stdout)  # a run must survive failing output
     with spare_modules():
         from lockstep.run.train import judge_finished, train_recipe
-    return judge_finished(train_recipe(load_recipe(options.recipe, options.overrides), options.allow_changes))
+    return judge_finished(
+        train_recipe(load_recipe(options.recipe, options.overrides), options.allow_changes)
+    )

@@ -47,7 +47,9 @@ def find_section_class(annotation: Any) -> type[Section] | None:
     """The section class that a field of this type holds: directly, optionally, or as list items."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next((section for section in map(find_section_class, get_args(annotation)) if section), None)
+    return next(
+        (section for section in map(find_section_class, get_args(annotation)) if section), None
+    )
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,7 @@ def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: R
     match told["type"]:
         case "extra_forbidden":
             wrong = _find_innermost(told["input"], path)
-            return (
-                f"unknown option {'.'.join(map(str, wrong)) or repr('')}; {suggest_option(recipe, wrong)}"
-            )
+            return f"unknown option {'.'.join(map(str, wrong)) or repr('')}; {suggest_option(recipe, wrong)}"
         case "missing":
             return f"{key} is missing{_describe_option(recipe, path)}"
         case "value_error":

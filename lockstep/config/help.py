@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.config.errors import RecipeError, RecipeShape, suggest_option
 from lockstep.config.loading import LoadedRecipe
 from lockstep.config.section import Section
-from lockstep.system.yaml12 import YAMLKeys, annotate_yaml, merge_over, nest_value, find_value
+from lockstep.system.yaml12 import YAMLKeys, annotate_yaml, find_value, merge_over, nest_value
 
 
 def read_headline(recipe: str) -> str:

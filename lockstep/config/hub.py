@@ -18,7 +18,14 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.config.hub_name import PINS, HubName, is_commit, parse_name_of_kind, parse_name, read_pins
+from lockstep.config.hub_name import (
+    PINS,
+    HubName,
+    is_commit,
+    parse_name,
+    parse_name_of_kind,
+    read_pins,
+)
 from lockstep.config.loading import LoadedRecipe
 from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.errors import InputError
@@ -59,7 +66,9 @@ def fetch_names(loaded: LoadedRecipe, weights: bool = True) -> LoadedRecipe:
     pins = {**loaded.pins, **read_pins(loaded.run_folder)}
     found = {name.text: _fetch_name(name, pins.get(name.text), weights) for name in names}
     commits = {text: commit for text, (commit, _) in found.items()}
-    return loaded.with_local_paths({text: str(path) for text, (_, path) in found.items()}, pins | commits)
+    return loaded.with_local_paths(
+        {text: str(path) for text, (_, path) in found.items()}, pins | commits
+    )
 
 
 def fetch_model(model: str) -> Path:
@@ -99,7 +108,9 @@ def write_pins(loaded: LoadedRecipe, folder: Path) -> None:
 
 def _list_names(loaded: LoadedRecipe) -> list[HubName]:
     """The Hub names in a recipe."""
-    texts = dict.fromkeys(text for _, text in list_texts(loaded.dump_options()) if text.startswith(HUB))
+    texts = dict.fromkeys(
+        text for _, text in list_texts(loaded.dump_options()) if text.startswith(HUB)
+    )
     return [name for name in map(parse_name, texts) if name is not None]
 
 

@@ -135,7 +135,9 @@ class LoadedRecipe:
         # options that display a run, or check a finished one
         for section in ("trackers", "acceptance"):
             tree.pop(section, None)
-        of_backends = {name: backend.changes_no_result for name, backend in INFERENCE.iterate_backends()}
+        of_backends = {
+            name: backend.changes_no_result for name, backend in INFERENCE.iterate_backends()
+        }
         for name, options in {
             **_NO_RESULT,
             **of_backends,
@@ -182,7 +184,9 @@ def load_recipe(
         RecipeError: One sentence per error.
     """
     path = find_recipe(recipe)
-    return _resolve_layers(path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected)
+    return _resolve_layers(
+        path, [*read_layers(path), *also], overrides, (recipe, *overrides), expected
+    )
 
 
 def load_options(name: str, base: str | None, *said: RecipeLayer) -> LoadedRecipe:
@@ -280,12 +284,16 @@ def _resolve_layers(
         origins |= {keys: layer.source for keys, _ in yaml12.flatten_tree(above)}
     found, taken = _validate_tree(kind, tree, layers, overriding)
     standing = {
-        keys: source for keys, source in origins.items() if _has_option(tree, keys) and keys not in taken
+        keys: source
+        for keys, source in origins.items()
+        if _has_option(tree, keys) and keys not in taken
     }
     return LoadedRecipe(path.stem, found, standing, arguments)
 
 
-def _find_recipe_class(layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer]) -> type[Recipe]:
+def _find_recipe_class(
+    layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer]
+) -> type[Recipe]:
     """The recipe class that the layers name."""
     algorithm = _join_layers([*layers, *overriding]).get("algorithm")
     kind = registry.find_algorithm(algorithm) if isinstance(algorithm, str) else None
@@ -337,7 +345,9 @@ def _parse_overrides(overrides: Sequence[str]) -> list[RecipeLayer]:
             wrong.append(f"override {shorten_text(text)}: {error}")
         else:
             layers.pop(key, None)  # the last one wins, so that a script can append overrides
-            layers[key] = RecipeLayer(f"override {shorten_text(text)}", yaml12.nest_value(key, value))
+            layers[key] = RecipeLayer(
+                f"override {shorten_text(text)}", yaml12.nest_value(key, value)
+            )
     if wrong:
         raise RecipeError("\n".join(wrong))
     return list(layers.values())

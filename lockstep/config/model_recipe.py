@@ -12,7 +12,13 @@ from typing import Any
 
 from lockstep.config import Common, PromptSection, Recipe
 from lockstep.config.hub_name import read_pins
-from lockstep.config.loading import LoadedRecipe, RecipeError, load_recipe, load_run, require_known_code
+from lockstep.config.loading import (
+    LoadedRecipe,
+    RecipeError,
+    load_recipe,
+    load_run,
+    require_known_code,
+)
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.system.sums import require_final
 
@@ -91,9 +97,7 @@ class ModelCommand:
             names = self.data.model_fields.keys() - {"max_validation_samples"}
             options["data"] = training.data.model_dump(mode="json", include=names)
         options["learner"] = read_computation(training)
-        return RecipeLayer(
-            str(own), options | self.sampling(tree, read_response_room(training))
-        )
+        return RecipeLayer(str(own), options | self.sampling(tree, read_response_room(training)))
 
 
 def read_computation(training: Common) -> dict[str, str]:

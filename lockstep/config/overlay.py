@@ -32,7 +32,9 @@ _REWARD_TYPES = {
 """Reward type implied by each of these options."""
 
 
-def overlay_options(below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool) -> dict[str, Any]:
+def overlay_options(
+    below: dict[str, Any], above: dict[str, Any], steps_and_epochs: bool
+) -> dict[str, Any]:
     """Merges `above` over `below`; setting an option clears the others of its group.
 
     Args:

@@ -135,7 +135,9 @@ def note_run_here(tree: Mapping[str, Any]) -> None:
     new = sorted(run - _read_known())
     if new:
         with suppress(OSError, LockstepError):  # later commands will then require --trust
-            append_lines(find_cache_folder() / NOTES, "".join(f"{digest}\n" for digest in new).encode())
+            append_lines(
+                find_cache_folder() / NOTES, "".join(f"{digest}\n" for digest in new).encode()
+            )
 
 
 def _read_known() -> set[str]:

@@ -162,7 +162,9 @@ def read_reward(reward: object) -> float | None:
     except Exception:  # too large, or an instance of a user's class
         number = math.nan
     if not abs(number) <= LARGEST_REWARD:
-        raise ValueError(f"{describe_object(reward)}; return a finite number, or None for no verdict")
+        raise ValueError(
+            f"{describe_object(reward)}; return a finite number, or None for no verdict"
+        )
     return number
 
 

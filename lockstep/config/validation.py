@@ -47,7 +47,9 @@ def validate_tree(kind: type[S], tree: dict[str, Any]) -> S:
         problems = error.errors(include_url=False)
     shape = RecipeShape(kind, tree)
     found = [(tuple(path), text) for path, text in describe_problems(problems, shape)]
-    found += [(tuple(path), text) for path, text in describe_problems(_find_broken_rules(shape), shape)]
+    found += [
+        (tuple(path), text) for path, text in describe_problems(_find_broken_rules(shape), shape)
+    ]
     raise FaultyTree(tuple(dict.fromkeys(found)))
 
 
@@ -92,7 +94,9 @@ def drop_conflicting_options(
     """
     taken: list[yaml12.YAMLKeys] = []
     for path, text in faults:
-        named = [keys for keys in from_base if keys not in taken and _names_option(path, text, keys)]
+        named = [
+            keys for keys in from_base if keys not in taken and _names_option(path, text, keys)
+        ]
         groups = [named, *([keys] for keys in named)] if named else []
         for group in groups:
             rest = reduce(_drop_option, group, tree)

@@ -91,7 +91,9 @@ def require_responses(
     require_logprobs(whose, batch, batch["sampler_logprob"])
 
 
-def _require_numbers(what: str, batch: Batch, columns: Sequence[Tensor], most: float, cure: str) -> None:
+def _require_numbers(
+    what: str, batch: Batch, columns: Sequence[Tensor], most: float, cure: str
+) -> None:
     for column in columns:
         if not column.numel():
             continue

@@ -27,7 +27,7 @@ from lockstep.data.prompts import (
 )
 from lockstep.data.rows import DataError, DataRow, FileRows
 from lockstep.data.selection import ANY_ROW, RowRule
-from lockstep.data.templates import list_fields, read_field, fill_template
+from lockstep.data.templates import fill_template, list_fields, read_field
 
 _STAND_IN = "What stands for an answer"
 _IN_TEXT = {"role", "content", "weight"}
@@ -82,11 +82,15 @@ class AnswerEncoder:
             bodies = self._token_ids([text for text, _ in parts], prompts)
             return [(*ids, end) for ids, (_, end) in zip(bodies, parts, strict=True)]
         texts = [
-            self._render_example(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)
+            self._render_example(prompt, answer)
+            for prompt, answer in zip(prompts, answers, strict=True)
         ]
         found = self._token_ids([text for _, text in texts], prompts)
         if self._prepends:
-            found = [self._encode_after_prompt(*pair, ids) for pair, ids in zip(texts, found, strict=True)]
+            found = [
+                self._encode_after_prompt(*pair, ids)
+                for pair, ids in zip(texts, found, strict=True)
+            ]
         return [self._end_at_stop(ids) for ids in found]
 
     def write_answer(self, row: DataRow, where: str, answer: ChatMessage) -> str:
@@ -136,7 +140,9 @@ class AnswerEncoder:
         if is_chat(self._data):
             return None
         unread = sorted(
-            name for name in _list_other_fields(answer) if name in ("tool_calls", "reasoning_content")
+            name
+            for name in _list_other_fields(answer)
+            if name in ("tool_calls", "reasoning_content")
         )
         if unread:
             return f"has {unread[0]} in its answer, which data.chat=true renders"
@@ -164,14 +170,18 @@ class AnswerEncoder:
             name
             for name in names
             if whole
-            == self.write_answer(row, "row", {key: value for key, value in answer.items() if key != name})
+            == self.write_answer(
+                row, "row", {key: value for key, value in answer.items() if key != name}
+            )
         ]
 
     def _render_example(self, prompt: Prompt, answer: ChatMessage) -> tuple[str, str]:
         """Texts of a prompt and of an answer to it."""
         try:
             values = values_of(prompt.row, self._data)
-            return prompt.text, self._write_after_prompt(prompt.messages or (), prompt.text, answer, values)
+            return prompt.text, self._write_after_prompt(
+                prompt.messages or (), prompt.text, answer, values
+            )
         except ChatTemplateError as error:
             raise DataError(
                 f"{prompt.id}: has an answer that cannot be learned: {error}"
@@ -181,7 +191,10 @@ class AnswerEncoder:
         self, talk: Sequence[ChatMessage], opening: str, answer: ChatMessage, values: TemplateValues
     ) -> str:
         """The text that the template adds to a prompt for the assistant's answer."""
-        answer = {**answer, "content": answer.get("content") and self._split_stop(answer["content"])[0]}
+        answer = {
+            **answer,
+            "content": answer.get("content") and self._split_stop(answer["content"])[0],
+        }
         whole = messages.render_whole([*talk, answer], self._tokenizer, values)
         if whole.startswith(opening):
             return whole[len(opening) :]
@@ -298,7 +311,9 @@ def answer_fault(template: str, row: DataRow) -> str | None:
     talk = _find_talk(template, row)
     if talk is not None:
         return messages.answer_fault(row, talk)
-    lists = [name for name in list_fields(template) if isinstance(read_field(row, name), list | dict)]
+    lists = [
+        name for name in list_fields(template) if isinstance(read_field(row, name), list | dict)
+    ]
     if lists:
         return f"has no text in the answer field {lists[0]!r}"
     return None
@@ -396,7 +411,8 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
     ) -> list[AnsweredRow]:
         prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
         answers = [
-            self._read_answers(row, rows.name_row(i)) for i, row in zip(numbers, contents, strict=True)
+            self._read_answers(row, rows.name_row(i))
+            for i, row in zip(numbers, contents, strict=True)
         ]
         encoded = [self._answers(prompts, column) for column in zip(*answers, strict=True)]
         scores = map(self._read_scores, contents)

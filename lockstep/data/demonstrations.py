@@ -9,7 +9,7 @@ from lockstep.data import messages
 from lockstep.data.answers import AnsweredRows, answer_fault, build_answer, read_answer
 from lockstep.data.messages import ChatMessage
 from lockstep.data.rows import DataRow
-from lockstep.data.templates import find_messages, read_field, fill_template
+from lockstep.data.templates import fill_template, find_messages, read_field
 
 
 def answer_of(row: DataRow, where: str, data: DataSection) -> ChatMessage:

@@ -40,7 +40,9 @@ def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
             error.
     """
     labels = _label_files(files.paths)
-    opened = [_open_file(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)]
+    opened = [
+        _open_file(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)
+    ]
     if len(opened) == 1:
         return opened[0]
     return JoinedRows(opened, files.weights)

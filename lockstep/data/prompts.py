@@ -21,7 +21,7 @@ from lockstep.data.messages import ChatMessage
 from lockstep.data.notes import print_note
 from lockstep.data.rows import DataError, DataRow, FileRows
 from lockstep.data.selection import ANY_ROW, RowRequirements, RowRule, RowSelection
-from lockstep.data.templates import find_askers, find_field_fault, has_fields, fill_template
+from lockstep.data.templates import fill_template, find_askers, find_field_fault, has_fields
 
 T = TypeVar("T")
 
@@ -63,7 +63,8 @@ def _build_prompts(
     """Renders and tokenizes rows, given with their ids and their names for messages."""
     if is_chat(data):
         talks = [
-            build_conversation(row, where, data) for (_, where), row in zip(names, contents, strict=True)
+            build_conversation(row, where, data)
+            for (_, where), row in zip(names, contents, strict=True)
         ]
         texts = [
             _render_prompt(talk, where, tokenizer, values_of(row, data))
@@ -72,7 +73,8 @@ def _build_prompts(
     else:
         talks = [None] * len(names)
         texts = [
-            fill_template(data.prompt, row, where) for (_, where), row in zip(names, contents, strict=True)
+            fill_template(data.prompt, row, where)
+            for (_, where), row in zip(names, contents, strict=True)
         ]
     wheres = [where for _, where in names]
     tokens = token_ids(tokenizer, texts, add_special_tokens=not is_chat(data), names=wheres)
@@ -336,7 +338,9 @@ class EncodedRows(ABC, Generic[T]):
     def _find_length_faults(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[str | None]:
-        return [self._find_length_fault(item) for item in self._encode_rows(rows, numbers, contents)]
+        return [
+            self._find_length_fault(item) for item in self._encode_rows(rows, numbers, contents)
+        ]
 
     def _read_rows(self, numbers: Sequence[int]) -> list[T]:
         rows = self.selection.rows

@@ -21,7 +21,13 @@ from lockstep.data.rows import (
     is_error,
     read_number,
 )
-from lockstep.data.templates import FieldType, find_field_fault, list_fields, read_field, fill_template
+from lockstep.data.templates import (
+    FieldType,
+    fill_template,
+    find_field_fault,
+    list_fields,
+    read_field,
+)
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
 """Roles in OpenAssistant trees, and in conversations."""
@@ -116,7 +122,10 @@ def _read_tree(row: DataRow, name: str) -> Iterator[RankedResponses]:
     ]
     while waiting:
         message, before, where = waiting.pop()
-        talk = (*before, {"role": _read_role(message), "content": _require_field(message, "text", "text")})
+        talk = (
+            *before,
+            {"role": _read_role(message), "content": _require_field(message, "text", "text")},
+        )
         replies = _require_field(message, "replies", "list")
         if not all(isinstance(reply, dict) for reply in replies):
             raise DataError("has an invalid message in the field 'replies'")

@@ -179,7 +179,9 @@ class FileRows(ABC):
     def _name_numbered(self, number: int) -> str:
         return f"{self.path}, {self.unit} {number}"
 
-    def _apply_policy(self, bad_rows: BadRowPolicy, bad: int, faults: Sequence[tuple[int, str]]) -> None:
+    def _apply_policy(
+        self, bad_rows: BadRowPolicy, bad: int, faults: Sequence[tuple[int, str]]
+    ) -> None:
         """Applies the policy to bad rows, given their number and the errors of the first ones."""
         first = tuple(f"{self._name_numbered(number)}: {why}" for number, why in faults)
         if first and is_error(bad_rows):

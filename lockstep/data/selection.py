@@ -29,7 +29,14 @@ from lockstep.data.rows import (
     is_error,
 )
 from lockstep.data.template_date import find_date
-from lockstep.data.templates import FieldType, find_askers, find_field_fault, has_fields, find_doubled_braces, fill_template
+from lockstep.data.templates import (
+    FieldType,
+    fill_template,
+    find_askers,
+    find_doubled_braces,
+    find_field_fault,
+    has_fields,
+)
 
 _ROWS_AT_ONCE = 1024  # rows tokenized per call in the pass over the data
 _MANY_ROWS = 100_000  # take a minute

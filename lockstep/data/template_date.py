@@ -56,7 +56,9 @@ def _read_date() -> datetime.date:
     """The date of the run in progress, chosen on first use."""
     file = _files[-1]
     if file not in _dates:
-        _dates[file] = _choose_date(file) if file is None or not file.is_file() else _parse_date(file)
+        _dates[file] = (
+            _choose_date(file) if file is None or not file.is_file() else _parse_date(file)
+        )
     return _dates[file]
 
 

@@ -42,7 +42,8 @@ def fill_template(template: str, row: DataRow, where: str) -> str:
         ValueError: The template is malformed.
     """
     return "".join(
-        literal + (_render_field(row, name, where) if name else "") for literal, name in _parse_template(template)
+        literal + (_render_field(row, name, where) if name else "")
+        for literal, name in _parse_template(template)
     )
 
 
@@ -70,7 +71,9 @@ def find_askers(templates: Mapping[str, str]) -> dict[str, str]:
     """Maps each field that templates need to the options that hold the templates."""
     named = {option: f"{option}={template!r}" for option, template in templates.items()}
     return {
-        name: named[option] for option, template in templates.items() for name in list_fields(template)
+        name: named[option]
+        for option, template in templates.items()
+        for name in list_fields(template)
     }
 
 
@@ -102,9 +105,7 @@ def find_field_fault(
         else:
             endless = find_not_finite(value)
         if endless is not None:
-            return (
-                f"has {shorten_text(str(endless))} in the field {name!r}, which is not a finite number"
-            )
+            return f"has {shorten_text(str(endless))} in the field {name!r}, which is not a finite number"
     return None
 
 

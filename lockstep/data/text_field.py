@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.config import DataSection
 from lockstep.core.errors import InputError
 from lockstep.data.rows import DataRow
-from lockstep.data.templates import list_fields, read_field, fill_template
+from lockstep.data.templates import fill_template, list_fields, read_field
 
 
 @dataclass(frozen=True)

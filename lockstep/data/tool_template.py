@@ -62,7 +62,9 @@ class ToolTemplate:
 
     def encode_results(self, results: Sequence[Mapping[str, Any]], last: int) -> Sequence[int]:
         """The tokens after a reply that ends with `last`, up to the start of the next reply."""
-        tokens = token_ids(self._tokenizer, [self._render_follow_up(results)], add_special_tokens=False)[0]
+        tokens = token_ids(
+            self._tokenizer, [self._render_follow_up(results)], add_special_tokens=False
+        )[0]
         end = next(place for place, token in enumerate(tokens) if token in self._stops)
         takes_its_place = last == tokens[end] or (last in self._stops and tokens[end] == self._end)
         return tokens[end + takes_its_place :]
@@ -108,7 +110,9 @@ class ToolTemplate:
                 "cannot change; use one that only appends"
             )
         if not set(self._stops) & set(
-            token_ids(self._tokenizer, [self._render_follow_up(results)], add_special_tokens=False)[0]
+            token_ids(self._tokenizer, [self._render_follow_up(results)], add_special_tokens=False)[
+                0
+            ]
         ):
             raise InputError(
                 f"{whose} does not end a call with a stop token of the model, so results cannot "

@@ -20,8 +20,8 @@ from lockstep_logprobs.softmax import (
     RowSums,
     Scoring,
     column_tiles,
-    reduce_over_ranks,
     pick_logits,
+    reduce_over_ranks,
     reduce_tiles,
     sum_block,
     sum_tiles,
@@ -61,7 +61,9 @@ def token_scores(
         return _score_all(logits_MV, token, sampling, entropy)
     floor_M = _find_threshold(logits_MV, sampling, shard)
     scoring = _build_scoring(sampling, entropy, shard, row_invariant)
-    return _shape_like(token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M))
+    return _shape_like(
+        token, vocab_logprobs(logits_MV, _as_columns(token, sampling), scoring, floor_M)
+    )
 
 
 def hidden_scores(
@@ -122,7 +124,9 @@ def _is_full_vocabulary(token_Mk: Tensor, columns: int, shard: Shard) -> bool:
     return int(total) == k
 
 
-def _find_threshold(logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE) -> Tensor | None:
+def _find_threshold(
+    logits_MV: Tensor, sampling: SamplingParams, shard: Shard = WHOLE
+) -> Tensor | None:
     """The threshold of the support [M]; None if every token belongs to it."""
     if sampling.full_support:
         return None
@@ -157,7 +161,9 @@ def _as_columns(token: Tensor, sampling: SamplingParams) -> Tensor:
     return token[:, None]
 
 
-def _shape_like(token: Tensor, scores: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+def _shape_like(
+    token: Tensor, scores: tuple[Tensor, Tensor | None]
+) -> tuple[Tensor, Tensor | None]:
     logprob_MK, entropy_M = scores
     return logprob_MK.view(token.shape), entropy_M
 

@@ -31,10 +31,10 @@ from lockstep.environments.tools import (
     ToolFunction,
     ToolSet,
     ToolTurn,
+    build_tool_messages,
     name_functions,
     parse_calls,
     replace_surrogates,
-    build_tool_messages,
 )
 from lockstep.helpers.process import AnswerFunction
 
@@ -180,7 +180,9 @@ class _CurrentEpisodes:
                 reply = _run_without_waiting(_catch_error(anext(replies)))
                 yield reply
 
-    async def _answer_move(self, move: dict[str, Any], known: Environment | None) -> AsyncIterator[Any]:
+    async def _answer_move(
+        self, move: dict[str, Any], known: Environment | None
+    ) -> AsyncIterator[Any]:
         """Yields the answer to the latest response; replays episodes new to this process first."""
         environment: Any = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
@@ -389,7 +391,9 @@ def _parse_step_result(result: Any) -> dict[str, Any]:
         )
     observation, reward, done = result
     if not isinstance(observation, str):
-        raise _InvalidAnswer(f"returned the observation {user_code.describe_object(observation)}; return text")
+        raise _InvalidAnswer(
+            f"returned the observation {user_code.describe_object(observation)}; return text"
+        )
     named = reward if isinstance(reward, Mapping) else {}
     try:
         parts = {str(name): user_code.read_reward(part) for name, part in named.items()}
@@ -400,7 +404,9 @@ def _parse_step_result(result: Any) -> dict[str, Any]:
     except ValueError as error:
         raise _InvalidAnswer(f"returned the reward {error}") from None
     if done not in (True, False):
-        raise _InvalidAnswer(f"returned {user_code.describe_object(done)} as done; return True or False")
+        raise _InvalidAnswer(
+            f"returned {user_code.describe_object(done)} as done; return True or False"
+        )
     return {
         "observation": replace_surrogates(observation),
         "reward": reward,

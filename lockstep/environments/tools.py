@@ -253,7 +253,9 @@ def _build_schema(name: str, schema: ToolSchema | None, function: ToolFunction) 
         ) from None
 
 
-def build_tool_messages(answers: Sequence[tuple[ToolCall | MalformedCall, str]]) -> list[dict[str, str]]:
+def build_tool_messages(
+    answers: Sequence[tuple[ToolCall | MalformedCall, str]],
+) -> list[dict[str, str]]:
     """Messages with the role `tool`, one per call and result, in order."""
     return [
         {

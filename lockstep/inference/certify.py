@@ -240,7 +240,9 @@ class _CertifyTrial:
                 parts.append(logprob.detach())
                 order += rows
         scored = restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
-        return MismatchTally.from_logprobs(scored, batch["sampler_logprob"], batch.mask, batch.lengths)
+        return MismatchTally.from_logprobs(
+            scored, batch["sampler_logprob"], batch.mask, batch.lengths
+        )
 
 
 def _build_requests(source: ModelSource, asked: TrialSize) -> list[Request]:
@@ -259,7 +261,9 @@ def _build_requests(source: ModelSource, asked: TrialSize) -> list[Request]:
 def _count_changed(one: Batch, other: Batch) -> Counter[str]:
     """Compares responses to the same requests, token by token; see `TypeFindings.again`."""
     total = Counter[str]()
-    for (mine, own), (others, theirs) in zip(_split_responses(one), _split_responses(other), strict=True):
+    for (mine, own), (others, theirs) in zip(
+        _split_responses(one), _split_responses(other), strict=True
+    ):
         most = max(len(mine), len(others))
         both = min(len(mine), len(others))
         same = (mine[:both] == others[:both]) & (own[:both] == theirs[:both])
@@ -297,7 +301,9 @@ def _judge_exactness(
     """Determines the exactness level from all comparisons."""
     section = AgreementSection()
     bounds = [section.choose_bound(own.dtype) for own in found]
-    keeps = not any(own.tally.exceeds_bound(bound) for own, bound in zip(found, bounds, strict=True))
+    keeps = not any(
+        own.tally.exceeds_bound(bound) for own, bound in zip(found, bounds, strict=True)
+    )
     promise = AgreementPromise(max(bounds), keeps, "", reason is None, inexact=reason)
     certificate = ExactnessCertificate.from_tally(
         sum((own.tally for own in found), MismatchTally()), promise

@@ -31,7 +31,7 @@ from lockstep.config.loading import LoadedRecipe
 from lockstep.core.metrics import Mean, MetricReduction, Metrics, Sum
 from lockstep.core.types import Prompt, SamplingParams
 from lockstep.inference.eval_recipe import EvalRecipe
-from lockstep.inference.results import cut_to_blocks, raise_if_stopped, choose_results_folder
+from lockstep.inference.results import choose_results_folder, cut_to_blocks, raise_if_stopped
 from lockstep.judge.asking import JudgeModel
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
@@ -40,7 +40,13 @@ from lockstep.rewards.build import OpenJudge
 from lockstep.rewards.build import build_reward as build_reward
 from lockstep.rewards.options import RewardJudge
 from lockstep.rewards.row_rules import build_row_rule
-from lockstep.rollouts.evaluation import GradedSample, GradingRule, grading, length_metrics, sample_answers
+from lockstep.rollouts.evaluation import (
+    GradedSample,
+    GradingRule,
+    grading,
+    length_metrics,
+    sample_answers,
+)
 from lockstep.rollouts.rollout import RolloutCollector
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.run.folder.files import write_once
@@ -126,7 +132,9 @@ class SampleLog:
         lines = enumerate(self._path.read_bytes().splitlines(), start=1)
         for block in self.blocks[: self.done]:
             own = list(islice(lines, block.response_count))
-            self.samples[block.setting.name] += [self._parse_line(GradedSample, *line) for line in own]
+            self.samples[block.setting.name] += [
+                self._parse_line(GradedSample, *line) for line in own
+            ]
             end = self._parse_line(_BlockEnd, *own[-1])
             self.judging[block.setting.name] += {
                 name: _read_sums(sums) for name, sums in end.judging.items()
@@ -208,16 +216,22 @@ def _answer_and_grade(
     """Answers the rest of the questions, and writes the results."""
     with (
         show_progress(f"{recipe.model.path} → {folder}") as progress,
-        open_worker_pool(recipe.cluster, recipe.learner, progress, sampler=recipe.sampler) as workers,
+        open_worker_pool(
+            recipe.cluster, recipe.learner, progress, sampler=recipe.sampler
+        ) as workers,
     ):
         files = group_files(recipe.data.validation)
-        environment = start_episode_runner(recipe.environment, recipe.data.in_order, source, progress.show_note)
+        environment = start_episode_runner(
+            recipe.environment, recipe.data.in_order, source, progress.show_note
+        )
         data = recipe.data.in_order.with_tools([] if environment is None else environment.tools)
         rows = open_prompts(files, data, source.tokenizer, build_row_rule(recipe.reward))
         passed = describe_passed_end(source, data)
         if passed is not None:
             progress.show_note(passed)
-        computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.show_note)
+        computation = choose_kernels(
+            source.folder, recipe.sampler, recipe.learner, progress.show_note
+        )
         spec = SamplerSpec(source.folder, recipe.sampler, computation)
         engine = SamplerSession(open_nearest_sampler(spec, progress, workers))
         reward = build_reward(
@@ -247,7 +261,9 @@ def _answer_and_grade(
         "data": ", ".join(map(str, group_files(recipe.data.validation).paths)),
         "questions": len(prompts),
         "skipped_rows": rows.selection.skipped_count,
-        "settings": {setting.name: _summarize_setting(setting, log, graded) for setting in settings},
+        "settings": {
+            setting.name: _summarize_setting(setting, log, graded) for setting in settings
+        },
     }
     write_once(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
@@ -260,10 +276,14 @@ def _open_judges(
     def open_judge_model(section: RewardJudge, key: str) -> JudgeModel:
         return judge_answers(section, recipe.learner, progress, workers, key)
 
-    return lambda section, key: open_judge_reward(section, key, folder, recipe.seed, open_judge_model)
+    return lambda section, key: open_judge_reward(
+        section, key, folder, recipe.seed, open_judge_model
+    )
 
 
-def _split_blocks(settings: Sequence[EvalSetting], questions: int, size: int) -> Iterator[QuestionBlock]:
+def _split_blocks(
+    settings: Sequence[EvalSetting], questions: int, size: int
+) -> Iterator[QuestionBlock]:
     for setting in settings:
         for start in range(0, questions, size):
             yield QuestionBlock(setting, start, min(size, questions - start))

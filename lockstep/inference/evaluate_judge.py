@@ -26,7 +26,7 @@ from lockstep.data.files import open_rows
 from lockstep.data.ranked import RankedResponses, describe_ranked, read_ranked
 from lockstep.data.rows import SkippedRows
 from lockstep.inference.eval_recipe import EvalJudgeRecipe
-from lockstep.inference.results import find_missing, raise_if_stopped, choose_results_folder
+from lockstep.inference.results import choose_results_folder, find_missing, raise_if_stopped
 from lockstep.judge.agreement import PromptAssessment, assess_prompts, describe_agreement
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import LLMJudge
@@ -78,7 +78,9 @@ def _judge_prompts(
     with show_progress(f"{_describe_judge(recipe)} → {folder}") as progress:
         if missing:
             sampler = recipe.judge.sampler or SamplerSection()
-            with open_worker_pool(recipe.cluster, recipe.learner, progress, sampler=sampler) as workers:
+            with open_worker_pool(
+                recipe.cluster, recipe.learner, progress, sampler=sampler
+            ) as workers:
                 answering = judge_answers(recipe.judge, recipe.learner, progress, workers)
                 scorer = score_judge(recipe.judge, answering, recipe.seed)
                 pairs = recipe.pairs

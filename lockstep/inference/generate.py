@@ -31,7 +31,7 @@ from lockstep.data.prompts import PromptRows
 from lockstep.data.rows import DataError
 from lockstep.data.templates import as_written
 from lockstep.inference.generate_recipe import GenerateRecipe
-from lockstep.inference.results import find_missing, raise_if_stopped, choose_results_folder
+from lockstep.inference.results import choose_results_folder, find_missing, raise_if_stopped
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.progress import RunProgress, show_progress
 from lockstep.rollouts.rollout import build_requests
@@ -61,7 +61,9 @@ def generate(loaded: LoadedRecipe) -> Path:
     longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
     source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)
     rows = {"prompts": group_files(recipe.data.prompts)}
-    results = choose_results_folder(loaded, recipe.model.path, rows, "generations", "other generations")
+    results = choose_results_folder(
+        loaded, recipe.model.path, rows, "generations", "other generations"
+    )
     with results.open_locked() as started:
         if not (results.folder / SUMMARY).exists():
             _answer_and_summarize(recipe, source, results.folder, started)
@@ -145,11 +147,15 @@ def _answer_blocks(
             under_way[number] = own
             yield (
                 number,
-                build_requests(own, places.start, recipe.num_generations, recipe.seed, "generation"),
+                build_requests(
+                    own, places.start, recipe.num_generations, recipe.seed, "generation"
+                ),
             )
 
     with stop_on_signals(stop, progress.show_note), progress.phase("generate"):
-        for number, batch in samplers.generate_blocks(read_blocks(), source.sampling(recipe.sampling)):
+        for number, batch in samplers.generate_blocks(
+            read_blocks(), source.sampling(recipe.sampling)
+        ):
             own = under_way.pop(number)
             waiting[number] = "".join(format_lines(own, batch, source.decode, recipe.logprobs))
             while written in waiting:

@@ -98,5 +98,11 @@ def _derive_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[
 
 
 _GENERATE = ModelCommand(
-    "generate", GenerateRecipe, "generate", "prompts", ("seed", "sampler"), PromptSection, _derive_sampling
+    "generate",
+    GenerateRecipe,
+    "generate",
+    "prompts",
+    ("seed", "sampler"),
+    PromptSection,
+    _derive_sampling,
 )

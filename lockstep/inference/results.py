@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config.loading import LoadedRecipe
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.run.folder.files import require_writable, write_once
-from lockstep.run.folder.identity import ChangedError, RunIdentity, list_differences, collect_inputs
+from lockstep.run.folder.identity import ChangedError, RunIdentity, collect_inputs, list_differences
 from lockstep.run.folder.opening import open_run
 from lockstep.run.stop import StoppedRun, StopRequests
 from lockstep.system.records import is_file, read_record

@@ -124,7 +124,9 @@ def assess_prompts(
             ranks=one.ranks,
             scores=tuple(map(mean_score, judged)),
             judgements=tuple(
-                tuple(_build_stored_judgment(its, said, said.verdict.value) for said in its.judgements)
+                tuple(
+                    _build_stored_judgment(its, said, said.verdict.value) for said in its.judgements
+                )
                 for its in judged
             ),
             pairs=tuple(_build_comparison(first, second, next(compared)) for first, second in own),
@@ -176,7 +178,9 @@ def score_figures(assessments: Sequence[PromptAssessment], top: float) -> Agreem
             [(right, lengths[better] - lengths[worse]) for better, worse, right in decided]
         )
 
-    def measure_each(measure: Callable[[Sequence[float], Sequence[float]], float | None]) -> list[float]:
+    def measure_each(
+        measure: Callable[[Sequence[float], Sequence[float]], float | None],
+    ) -> list[float]:
         return _drop_missing(measure(ranks, scores) for ranks, scores in ranked)
 
     return {
@@ -213,7 +217,9 @@ def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
         **_pairwise_figures(decisions),
         "first_preferred": share(_average_each(firsts)),
         "consistent": share(_average_each([[a == b for a, b in own] for own in twice])),
-        "consistent_accuracy": share(_average_each([[a for a, b in own if a == b] for own in twice])),
+        "consistent_accuracy": share(
+            _average_each([[a for a, b in own if a == b] for own in twice])
+        ),
     }
 
 
@@ -223,7 +229,9 @@ def _pairwise_figures(decisions: Sequence[Sequence[PairDecision]]) -> AgreementF
     people = [longer_preferred([(1.0, excess) for _, excess in own]) for own in decisions]
     both = [(a, b) for a, b in zip(judge, people, strict=True) if a is not None and b is not None]
     return {
-        "pairwise_accuracy": share(_average_each([[right for right, _ in own] for own in decisions])),
+        "pairwise_accuracy": share(
+            _average_each([[right for right, _ in own] for own in decisions])
+        ),
         "longer_preferred": share([a for a, _ in both]),
         "longer_preferred_by_people": share([b for _, b in both]),
         "length_bias": mean([a - b for a, b in both]),
@@ -273,7 +281,9 @@ def describe_agreement(
     }
 
 
-def _summarize_judgments(figures: AgreementFigures, said: Sequence[StoredJudgment]) -> dict[str, Any]:
+def _summarize_judgments(
+    figures: AgreementFigures, said: Sequence[StoredJudgment]
+) -> dict[str, Any]:
     """Metrics, with None for NaN (JSON has no NaN), and counts of judgments."""
     plain = {
         name: {key: value if value == value else None for key, value in asdict(figure).items()}

@@ -16,7 +16,7 @@ from lockstep.data import messages
 from lockstep.data.messages import ChatMessage
 from lockstep.data.prompts import token_ids
 from lockstep.data.thoughts import decode_marked, opening_mark
-from lockstep.judge.templates import control_tokens, build_escape
+from lockstep.judge.templates import build_escape, control_tokens
 
 ChatConversation = Sequence[ChatMessage]
 
@@ -108,7 +108,10 @@ class ConversationEncoder:
 
     def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         """Counts excess tokens; see `JudgeModel`."""
-        return [max(0, len(ids) - self.max_prompt_tokens) for ids in self.encode_conversations(conversations)]
+        return [
+            max(0, len(ids) - self.max_prompt_tokens)
+            for ids in self.encode_conversations(conversations)
+        ]
 
     def _render_text(self, conversation: ChatConversation) -> str:
         if self.chat:

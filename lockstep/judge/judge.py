@@ -140,7 +140,9 @@ class LLMJudge(Generic[V]):
             for draw in range(self.draws)
         ]
         answers = iter(
-            self.answering.answer_conversations([question for question, _ in asked], [key for _, key in asked])
+            self.answering.answer_conversations(
+                [question for question, _ in asked], [key for _, key in asked]
+            )
         )
         judged = [
             CaseJudgments(
@@ -154,9 +156,13 @@ class LLMJudge(Generic[V]):
     def are_within_limit(self, cases: Sequence[JudgeCase]) -> bool:
         """True if no question is too long, or long ones are truncated."""
         whole = [self._build_conversation(self._escape_fields(case)) for case in cases]
-        return self.options.truncates_responses or not any(self.answering.count_excess_tokens(whole))
+        return self.options.truncates_responses or not any(
+            self.answering.count_excess_tokens(whole)
+        )
 
-    def _build_questions(self, cases: Sequence[JudgeCase]) -> list[tuple[ChatConversation | None, bool]]:
+    def _build_questions(
+        self, cases: Sequence[JudgeCase]
+    ) -> list[tuple[ChatConversation | None, bool]]:
         """Builds each case's question, None if too long; and True if truncated."""
         filled = [self._escape_fields(case) for case in cases]
         whole = [self._build_conversation(texts) for texts in filled]
@@ -188,7 +194,12 @@ class LLMJudge(Generic[V]):
         return self._build_conversation(self._cut_texts(texts, fitting)), True
 
     def _too_long(self, texts: Mapping[str, str], length: int) -> bool:
-        return self.answering.count_excess_tokens([self._build_conversation(self._cut_texts(texts, length))])[0] > 0
+        return (
+            self.answering.count_excess_tokens(
+                [self._build_conversation(self._cut_texts(texts, length))]
+            )[0]
+            > 0
+        )
 
     def _cut_texts(self, texts: Mapping[str, str], length: int) -> dict[str, str]:
         long = {name: texts[name] for name in self.judged_fields if len(texts[name]) > length}

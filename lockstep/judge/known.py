@@ -39,7 +39,9 @@ def read_scores(rows: FileRows, low: float, high: float) -> list[LabeledCase[flo
                 f"{low:g} to {high:g}; correct the row"
             )
         found.append(
-            LabeledCase(response_case(_build_question(row), row["response"], ("known", place)), score)
+            LabeledCase(
+                response_case(_build_question(row), row["response"], ("known", place)), score
+            )
         )
     return found
 
@@ -76,9 +78,9 @@ def measure_scores(known: Sequence[LabeledCase[float]], judge: LLMJudge[float]) 
     found = list(zip(judge([one.case for one in known]), known, strict=True))
     off = [value - one.verdict for judged, one in found for value in judged.values]
     exact = share([judged.values.count(one.verdict) / judge.draws for judged, one in found])
-    return Metrics(judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))) + exact.build_interval_metrics(
-        "judge_exact"
-    )
+    return Metrics(
+        judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))
+    ) + exact.build_interval_metrics("judge_exact")
 
 
 def measure_winners(
@@ -90,12 +92,16 @@ def measure_winners(
     accuracy = share(
         [(first + second) / 2 for first, second in zip(right[0::2], right[1::2], strict=True)]
     )
-    return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.build_interval_metrics("meta_judge_accuracy")
+    return Metrics(meta_judge_accuracy=Mean(accuracy.value)) + accuracy.build_interval_metrics(
+        "meta_judge_accuracy"
+    )
 
 
 def _read_rows(rows: FileRows, wanted: Mapping[str, FieldType]) -> list[tuple[str, dict[str, Any]]]:
     """Reads each row with its location; raises DataError if a field is missing."""
-    found = list(zip(map(rows.name_row, range(len(rows))), rows.read_rows(range(len(rows))), strict=True))
+    found = list(
+        zip(map(rows.name_row, range(len(rows))), rows.read_rows(range(len(rows))), strict=True)
+    )
     for where, row in found:
         fault = find_field_fault(row, wanted, dict.fromkeys(wanted, "a file of known judgments"))
         if fault is not None:

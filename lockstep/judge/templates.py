@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lockstep.core.errors import InputError
 from lockstep.data.messages import ChatMessage, render_plain
-from lockstep.data.templates import list_fields, fill_template
+from lockstep.data.templates import fill_template, list_fields
 
 SCORE_FIELDS = ("prompt", "response")
 PAIR_FIELDS = ("prompt", "response_a", "response_b")

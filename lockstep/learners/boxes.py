@@ -121,7 +121,9 @@ class BoxReader:
         for file, at in self._found[name]:
             sides = [
                 (max(a, o), min(a + n, o + m), a, o)
-                for a, n, o, m in zip(*self._find_bounds(file, name, at), offset, shape, strict=True)
+                for a, n, o, m in zip(
+                    *self._find_bounds(file, name, at), offset, shape, strict=True
+                )
             ]
             if all(low < high for low, high, _, _ in sides):
                 source = tuple(slice(low - a, high - a) for low, high, a, _ in sides)

@@ -58,7 +58,9 @@ class HostMemory:
             tensors: The tensors.
             frozen: Whether the tensors never change, so that existing host copies are reused.
         """
-        leaving = {key: tensor for tensor in tensors if (key := self._find_storage(tensor)) is not None}
+        leaving = {
+            key: tensor for tensor in tensors if (key := self._find_storage(tensor)) is not None
+        }
         for key, tensor in leaving.items():
             is_copied = frozen and key in self._places
             stretch = self._allocate_place(key, tensor)

@@ -91,7 +91,9 @@ class TorchOptimizer:
         """All moments and step counts; empty before the first update."""
         return [tensor for state in self._inner.state.values() for tensor in state.values()]
 
-    def list_moments(self, pieces: Iterable[ParameterPiece]) -> Iterator[tuple[str, Tensor, TensorBox]]:
+    def list_moments(
+        self, pieces: Iterable[ParameterPiece]
+    ) -> Iterator[tuple[str, Tensor, TensorBox]]:
         """Moments and step counts by tensor name; empty before the first update."""
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})

@@ -55,7 +55,10 @@ def deal_to_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list[
         For each rank its passes, as indices into `lengths`; a pass may be empty if a rank only
     joins the other ranks' collectives.
     """
-    priced = [(estimate_cost([lengths[index] for index in bin]), bin) for bin in pack_bins(lengths, budget)]
+    priced = [
+        (estimate_cost([lengths[index] for index in bin]), bin)
+        for bin in pack_bins(lengths, budget)
+    ]
     while len(priced) % ranks:
         dearest = max((one for one in priced if len(one[1]) > 1), key=itemgetter(0), default=None)
         if dearest is None:

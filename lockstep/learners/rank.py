@@ -22,19 +22,19 @@ from lockstep.core.errors import InputError
 from lockstep.core.metrics import LastValue, Mean, Metrics, Sum, merge_metrics
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import DIMENSIONS, RankMesh
-from lockstep.learners.boxes import BoxReader, FileContents, name_file, find_written
+from lockstep.learners.boxes import BoxReader, FileContents, find_written, name_file
 from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
 from lockstep.learners.packing import cut_in_order, pack_bins
-from lockstep.learners.pieces import ParameterPiece, find_local, compute_norm
+from lockstep.learners.pieces import ParameterPiece, compute_norm, find_local
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
 from lockstep.losses.base import (
     Loss,
     Outputs,
-    count_active,
     call_loss,
+    count_active,
     find_denominator,
     reads_entropy,
     reads_values,
@@ -113,13 +113,15 @@ class RankLearner(SendsWeights):
         self._writer = StateWriter(ranks)
 
     def logprobs(self, batch: Batch, passes: RowPasses = None) -> Tensor:
-        return self._score_columns(replace(batch, entropy=False), passes, lambda outputs: outputs.logprob)[
-            0
-        ]
+        return self._score_columns(
+            replace(batch, entropy=False), passes, lambda outputs: outputs.logprob
+        )[0]
 
     def topk(self, batch: Batch, k: int, passes: RowPasses = None) -> tuple[Tensor, Tensor]:
         columns = (lambda outputs: outputs.top_token, lambda outputs: outputs.top_logprob)
-        token, logprob = self._score_columns(replace(batch, sampling=None, top_k=k), passes, *columns)
+        token, logprob = self._score_columns(
+            replace(batch, sampling=None, top_k=k), passes, *columns
+        )
         return token.long(), logprob
 
     def values(self, batch: Batch, passes: RowPasses = None) -> tuple[Tensor, Tensor]:
@@ -158,7 +160,9 @@ class RankLearner(SendsWeights):
         for gradient in gradients:
             gradient.div_(count * self._loss_factor)
         own = [
-            one for piece, one in zip(self.pieces, gradients, strict=True) if self._is_writer_of(piece)
+            one
+            for piece, one in zip(self.pieces, gradients, strict=True)
+            if self._is_writer_of(piece)
         ]
         length = compute_norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
         if not torch.isfinite(length):
@@ -189,7 +193,9 @@ class RankLearner(SendsWeights):
         self, loss: Loss, outputs: Outputs, rows: Sequence[int], micro: Batch
     ) -> tuple[Tensor, Metrics]:
         """The summed loss of a pass, and its metrics; 0 and no metrics if the pass has no rows."""
-        total, metrics = call_loss(loss, outputs, micro) if rows else (build_zero_loss(outputs), Metrics())
+        total, metrics = (
+            call_loss(loss, outputs, micro) if rows else (build_zero_loss(outputs), Metrics())
+        )
         self._loss = self._loss + total.detach()
         return total, metrics
 
@@ -237,11 +243,17 @@ class RankLearner(SendsWeights):
         own = [piece for piece in self.pieces if self._is_writer_of(piece)]
         files: dict[str, FileContents] = {}
         if own:
-            boxes = ((box.name, box.read_box(piece.local), box) for piece in own for box in piece.boxes)
+            boxes = (
+                (box.name, box.read_box(piece.local), box) for piece in own for box in piece.boxes
+            )
             constants = self._list_constants() if self._ranks.rank_number == 0 else {}
-            files[name_file("model", self._ranks)] = FileContents.from_boxes(boxes).with_tensors(constants)
+            files[name_file("model", self._ranks)] = FileContents.from_boxes(boxes).with_tensors(
+                constants
+            )
         if own and self._optimizer is not None:
-            files[name_file("optimizer", self._ranks)] = FileContents.from_boxes(self._optimizer.list_moments(own))
+            files[name_file("optimizer", self._ranks)] = FileContents.from_boxes(
+                self._optimizer.list_moments(own)
+            )
         counters = {
             "updates": self._updates,
             **({} if self._scale is None else self._scale.read_counters()),

@@ -81,7 +81,9 @@ class StateWriter:
             raise NotSavedError(str(error)) from error
         return True
 
-    def _write_files(self, folder: Path, files: StateFiles, counters: Mapping[str, int] | None) -> None:
+    def _write_files(
+        self, folder: Path, files: StateFiles, counters: Mapping[str, int] | None
+    ) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, file in files.items():

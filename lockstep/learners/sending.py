@@ -52,7 +52,9 @@ class SendsWeights(ABC):
 
     def join_receivers(self, route: TransferRoute) -> None:
         """See `Sender.join`; only the first rank joins a process group, since only it sends."""
-        self._local_sender.open_route(route, opens=self._ranks.rank_number == 0 or route.meeting is None)
+        self._local_sender.open_route(
+            route, opens=self._ranks.rank_number == 0 or route.meeting is None
+        )
 
     def begin_sending(self, dtype: torch.dtype, columns: bool) -> None:
         """Begins a weight sync of all ranks."""

@@ -41,7 +41,9 @@ class KTOLoss:
         mask_N = batch.mask
         active_B = active_rows(batch)
         desirable_B = batch["desirable"]
-        ratio_B = batch.per_sample(zero_outside_mask(outputs.logprob - batch["ref_logprob"], mask_N))  # r
+        ratio_B = batch.per_sample(
+            zero_outside_mask(outputs.logprob - batch["ref_logprob"], mask_N)
+        )  # r
         loss_B = kto_loss(ratio_B, desirable_B, self.beta, self.point, self.weights)
         total = zero_outside_mask(loss_B, active_B).sum()
         count = active_B.sum()

@@ -87,5 +87,7 @@ class ComparedLoss(ExtendedLoss):
         assert outputs.logprob is not None, "a head of logits gives log-probabilities"
         left_N = batch.mask & ~batch["recomputed"][batch.row]
         logprob_N = zero_outside_mask(outputs.logprob.detach(), batch.mask)
-        tally = MismatchTally.from_logprobs(logprob_N, batch["sampler_logprob"], left_N, batch.lengths)
+        tally = MismatchTally.from_logprobs(
+            logprob_N, batch["sampler_logprob"], left_N, batch.lengths
+        )
         return total, metrics + Metrics(compared=tally)

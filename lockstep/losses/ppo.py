@@ -95,7 +95,9 @@ class ClippedSurrogate:
         metrics["loss"] = Mean(total.detach(), count_active(batch, self.denominator))
         return total, metrics
 
-    def _compute_surrogate(self, logprob_N: Tensor, old_N: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _compute_surrogate(
+        self, logprob_N: Tensor, old_N: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         advantage_N = zero_outside_mask(batch["advantage"], batch.mask)
         if self.cispo:
             return cispo_loss(logprob_N, old_N, advantage_N, self.clip_high)

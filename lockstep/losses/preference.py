@@ -77,7 +77,9 @@ class Preference:
         metrics += _measure_answers(batch, rewards, active_P & ~judge_P)
         judged_P = active_P & judge_P
         learned = Metrics(
-            preference_loss=Mean(zero_outside_mask(preference_P.detach(), judged_P).sum(), judged_P.sum())
+            preference_loss=Mean(
+                zero_outside_mask(preference_P.detach(), judged_P).sum(), judged_P.sum()
+            )
         )
         return total, metrics + (learned + measure_pairs(batch, rewards, judged_P)).with_prefix(
             "judge_pairs"
@@ -129,7 +131,9 @@ def _measure_answers(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Ten
 def measure_pairs(batch: Batch, rewards: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
     """Measures the rewards and lengths of both answers of each pair."""
     length_B = batch.per_sample(batch.mask.long())
-    lengths = _average_pairs(("chosen_lengths", "reject_lengths"), split_pairs(batch, length_B), active_P)
+    lengths = _average_pairs(
+        ("chosen_lengths", "reject_lengths"), split_pairs(batch, length_B), active_P
+    )
     return measure_implicit_rewards(*rewards, active_P) + lengths
 
 
@@ -158,7 +162,9 @@ def measure_acc_interval(metrics: Metrics) -> Metrics:
     return share([1.0] * right + [0.0] * (pairs - right)).build_interval_metrics("acc")
 
 
-def _average_pairs(names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor) -> Metrics:
+def _average_pairs(
+    names: tuple[str, str], pair: tuple[Tensor, Tensor], active_P: Tensor
+) -> Metrics:
     """Means of a column over the chosen and the rejected answers of active pairs."""
     totals = (zero_outside_mask(column_P.float(), active_P).sum() for column_P in pair)
     return Metrics(
@@ -219,7 +225,9 @@ def _means_of_pairs(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
     """Mean token log-probability of the chosen and the rejected answers, [P] each."""
     assert outputs.logprob is not None, "a loss of pairs needs a head that gives log-probabilities"
     length_B = batch.per_sample(batch.mask.long()).clamp(min=1)
-    return split_pairs(batch, batch.per_sample(zero_outside_mask(outputs.logprob, batch.mask)) / length_B)
+    return split_pairs(
+        batch, batch.per_sample(zero_outside_mask(outputs.logprob, batch.mask)) / length_B
+    )
 
 
 def _sum_losses(

@@ -28,8 +28,8 @@ from lockstep.models.kernels import (
     VARLEN,
     AttentionKernel,
     VarlenKernel,
-    run_torch_attention,
     mask_newest,
+    run_torch_attention,
 )
 
 NAME = "lockstep"
@@ -178,7 +178,9 @@ class PackedLayout(AttentionLayout):
     def from_batch(cls, batch: Batch, multiple: int = 1) -> PackedLayout:
         """The layout of a batch, in grids whose widths are multiples of `multiple`."""
         length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
-        widths = [width + -width % multiple for width in accumulate(length_B.tolist(), choose_width)]
+        widths = [
+            width + -width % multiple for width in accumulate(length_B.tolist(), choose_width)
+        ]
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).keep_places()
         token_C = batch.starts[order_B][cells.row] + torch.minimum(
             cells.position, length_B[cells.row] - 1
@@ -208,7 +210,9 @@ class PackedLayout(AttentionLayout):
         window: int | None,
     ) -> Tensor:
         if isinstance(kernel, VarlenKernel) and kernel.supports_heads(query, value):
-            return kernel.attend_sequences(query, key, value, self.bounds, self.longest, scaling, window)
+            return kernel.attend_sequences(
+                query, key, value, self.bounds, self.longest, scaling, window
+            )
         sizes = [rows * width for rows, width in self.shapes]
 
         def cut_grids(x: Tensor) -> list[Tensor]:

@@ -56,10 +56,16 @@ class RowShare:
             return cls._from_padded_rows(batch, ranks)
         if shares == ranks.size("tp") == multiple == 1:
             return cls(batch.tokens, batch.position, PackedLayout.from_batch(batch), None, ranks)
-        filled, place_N = _pad_sequences(batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple)
+        filled, place_N = _pad_sequences(
+            batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple
+        )
         if shares == 1:
             return cls(
-                filled.tokens, filled.position, PackedLayout.from_batch(filled, multiple), place_N, ranks
+                filled.tokens,
+                filled.position,
+                PackedLayout.from_batch(filled, multiple),
+                place_N,
+                ranks,
             )
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
         packing = Packing(bounds, filled.tokens.numel(), shares)
@@ -95,7 +101,11 @@ class RowShare:
         tokens = change(self.tokens)
         position = change(self.position)
         return replace(
-            self, tokens=tokens, position=position, layout=self.layout.map_tensors(change), place=place
+            self,
+            tokens=tokens,
+            position=position,
+            layout=self.layout.map_tensors(change),
+            place=place,
         )
 
     def select_states(self, state_M: Tensor) -> tuple[Tensor | slice, Tensor]:

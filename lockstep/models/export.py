@@ -147,7 +147,9 @@ def save_adapter(
     """
     kind = "SEQ_CLS" if reward_model else "CAUSAL_LM"
     whole = ["score"] if reward_model else None
-    config = build_adapter_config(network, section, task_type=kind, modules_to_save=whole, inference_mode=True)
+    config = build_adapter_config(
+        network, section, task_type=kind, modules_to_save=whole, inference_mode=True
+    )
     config.base_model_name_or_path = str(base)
     named = {name_in_file(name): tensor.to(_TYPES[dtype]) for name, tensor in tensors.items()}
     with _write_atomically(folder) as aside:

@@ -83,7 +83,9 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises anything for unexpected values
-        raise ModelError(f"{path}/config.json cannot be used: {_explain_unsupported(fields, error)}") from error
+        raise ModelError(
+            f"{path}/config.json cannot be used: {_explain_unsupported(fields, error)}"
+        ) from error
     named = fields.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ModelError(f"{path}/config.json: architectures must be a list of names; correct it")

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import HeadKind, SamplingParams
-from lockstep.distributed.penalties import EarlierTokens, find_earlier, apply_penalties
+from lockstep.distributed.penalties import EarlierTokens, apply_penalties, find_earlier
 from lockstep.distributed.ranks import ALONE, RankMesh
-from lockstep.distributed.sampling import hidden_scores, find_likeliest, token_scores
+from lockstep.distributed.sampling import find_likeliest, hidden_scores, token_scores
 from lockstep.losses.base import Outputs
 from lockstep.models.cut import RowShare
 from lockstep.models.exact.linear import exact_product
@@ -239,7 +239,10 @@ class LogitProducts:
         shard = self.shard
         parts = self.hidden_mD.split(_ROWS)
         return torch.cat(
-            [HeadLogits(multiply(part_rD, self.weight_vD), shard).find_greedy_token() for part_rD in parts]
+            [
+                HeadLogits(multiply(part_rD, self.weight_vD), shard).find_greedy_token()
+                for part_rD in parts
+            ]
         )
 
     def _compute_logits(self) -> HeadLogits:
@@ -349,7 +352,9 @@ def logits_are_products(lm: PreTrainedModel) -> bool:
         logits = lm(**cut.model_inputs).logits[0]
     finally:
         hook.remove()
-    return torch.allclose(seen[0], compute_states(lm.base_model, cut)) and torch.equal(logits, seen[1][0])
+    return torch.allclose(seen[0], compute_states(lm.base_model, cut)) and torch.equal(
+        logits, seen[1][0]
+    )
 
 
 def build_inputs(batch: Batch) -> dict[str, Any]:

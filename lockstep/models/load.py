@@ -22,7 +22,13 @@ from lockstep.core import keyed
 from lockstep.core.errors import first_line
 from lockstep.models import attention
 from lockstep.models.families.known import find_nearest, is_known
-from lockstep.models.folder import ModelError, config_reason, read_config, require_usable, build_skeleton
+from lockstep.models.folder import (
+    ModelError,
+    build_skeleton,
+    config_reason,
+    read_config,
+    require_usable,
+)
 from lockstep.models.routers import keep_in_fp32
 from lockstep.models.weight_files import check_weights, require_finite
 
@@ -43,7 +49,9 @@ def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
     Raises:
         ModelError: If the folder cannot be used.
     """
-    check_weights(folder, build_skeleton(read_config(folder, headless=True), str(folder)), headless=True)
+    check_weights(
+        folder, build_skeleton(read_config(folder, headless=True), str(folder)), headless=True
+    )
     with _silence_head_warnings():
         backbone = _load_model(folder).base_model
     assert isinstance(backbone, PreTrainedModel), (

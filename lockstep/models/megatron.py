@@ -104,7 +104,8 @@ def list_slices(
     found = _LAYER.search(parameter)
     number = "" if found is None else str(first_layer + int(found[0]))
     names = [
-        name.replace("*", number) for name in find_megatron_layers(config).tensors[_LAYER.sub("*", parameter)]
+        name.replace("*", number)
+        for name in find_megatron_layers(config).tensors[_LAYER.sub("*", parameter)]
     ]
     if parameter.endswith(_ROWS):
         dim = 0

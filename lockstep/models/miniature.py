@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lockstep.core import keyed
 from lockstep.models import attention
-from lockstep.models.folder import CONFIG_ERRORS, ModelError, config_reason, build_skeleton
+from lockstep.models.folder import CONFIG_ERRORS, ModelError, build_skeleton, config_reason
 from lockstep.models.parallelize import list_layers
 
 _VOCABULARY = 512
@@ -68,7 +68,9 @@ def build_miniature(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     for small in _list_smaller(config, full):
         try:
             model = small()
-            if set(_list_layer_kinds(build_skeleton(model, config.model_type))) == set(_list_layer_kinds(full)):
+            if set(_list_layer_kinds(build_skeleton(model, config.model_type))) == set(
+                _list_layer_kinds(full)
+            ):
                 return _build_runnable(model, seed)
         except ModelError as wrong:
             error = wrong

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.models.attention import AttentionLayout
-from lockstep.models.kernels import AttentionKernel, run_torch_attention, mask_newest
+from lockstep.models.kernels import AttentionKernel, mask_newest, run_torch_attention
 from lockstep_logprobs.collectives import all_gather
 from lockstep_logprobs.packed import Packing
 

@@ -217,7 +217,9 @@ class Agreement:
             some = some.with_columns({"old_logprob": self._policy.logprobs(some)})
         left = int(batch.mask.sum()) - int(some.mask.sum())
         pair = some["old_logprob"], some["sampler_logprob"], some.mask, some.lengths
-        metrics, state = self._judge_step(step, MismatchTally.from_logprobs(*pair), measure_agreement(*pair), left)
+        metrics, state = self._judge_step(
+            step, MismatchTally.from_logprobs(*pair), measure_agreement(*pair), left
+        )
         if self.watch is not None:
             metrics += self.watch(step, version, some, snapshot)
         self.state = state
@@ -292,11 +294,16 @@ class Agreement:
     @property
     def certificate(self) -> ExactnessCertificate:
         """The exactness level of the run so far, with its evidence."""
-        return ExactnessCertificate.from_tally(self.state.total, self._promise, self.state.not_recomputed)
+        return ExactnessCertificate.from_tally(
+            self.state.total, self._promise, self.state.not_recomputed
+        )
 
     def dump_state(self) -> dict[str, Any]:
         """The state as JSON types."""
-        return {**asdict(self.state), "watch": None if self.watch is None else self.watch.dump_state()}
+        return {
+            **asdict(self.state),
+            "watch": None if self.watch is None else self.watch.dump_state(),
+        }
 
     def restore_state(self, saved: Mapping[str, Any]) -> None:
         """Restores the state from `dump`."""

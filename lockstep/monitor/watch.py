@@ -236,7 +236,9 @@ class DriftWatch:
         kept = None if saved["kept"] is None else KeptSequences(**saved["kept"])
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 
-    def _keep_sequences(self, version: int, batch: Batch, snapshot: WeightSnapshot | None) -> KeptSequences:
+    def _keep_sequences(
+        self, version: int, batch: Batch, snapshot: WeightSnapshot | None
+    ) -> KeptSequences:
         """Keeps sequences from a batch, with their mismatch."""
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
         kept = replace(batch.select(rows), sampling=None)

@@ -47,7 +47,9 @@ def sequence_tis(
     """
     delta_N = _compute_gap(learner_logprob_N, sampler_logprob_N, mask_N)
     ratio_B = sequence_sum(delta_N, mask_N, lengths).exp()
-    return zero_outside_mask(ratio_B.clamp(max=high)[find_token_rows(lengths, mask_N.device)], mask_N)
+    return zero_outside_mask(
+        ratio_B.clamp(max=high)[find_token_rows(lengths, mask_N.device)], mask_N
+    )
 
 
 def icepop(
@@ -146,7 +148,9 @@ def gap_by_depth(delta_N: Tensor, mask_N: Tensor, lengths: Tensor) -> dict[str, 
     for low, high in pairwise((*DEPTHS, math.inf)):
         inside_N = mask_N & ((position_N >= low) & (position_N < high)).to(mask_N.device)
         if bool(inside_N.any()):
-            gaps[f"gap_from_{low}"] = Mean(zero_outside_mask(delta_N.abs(), inside_N).sum(), inside_N.sum())
+            gaps[f"gap_from_{low}"] = Mean(
+                zero_outside_mask(delta_N.abs(), inside_N).sum(), inside_N.sum()
+            )
     return gaps
 
 

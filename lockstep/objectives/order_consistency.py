@@ -66,7 +66,9 @@ class ComparisonCounts:
         most = min(self.first_wins, 2 * self.total - self.first_wins)
         return min(
             1.0,
-            math.fsum(self._compute_probability(count) for count in range(self.consistent, most + 1, 2)),
+            math.fsum(
+                self._compute_probability(count) for count in range(self.consistent, most + 1, 2)
+            ),
         )
 
     @property

@@ -16,7 +16,7 @@ from lockstep.config.loading import LoadedRecipe
 from lockstep.config.model_recipe import find_weights_folder
 from lockstep.core.errors import InputError
 from lockstep.learners.backend import find_backend
-from lockstep.models.folder import ModelError, read_config, build_skeleton
+from lockstep.models.folder import ModelError, build_skeleton, read_config
 from lockstep.models.load import scratch_config
 from lockstep.models.parallelize import require_divisible
 from lockstep.models.source import scratch_tokenizer
@@ -62,7 +62,9 @@ def plan_recipe(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None 
             require_divisible(
                 _config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key
             )
-    sizes = ModelSizes.from_model(build_skeleton(model, str(recipe.model.path)), recipe.learner.lora)
+    sizes = ModelSizes.from_model(
+        build_skeleton(model, str(recipe.model.path)), recipe.learner.lora
+    )
     known = None if rates is None else DeviceRates.from_file(Path(rates), recipe.learner.dtype)
     return render_plan(
         LayoutSearch(recipe, sizes, model, room), loaded.name, loaded.arguments, gpus, known

@@ -12,7 +12,7 @@ from lockstep.cluster.placement import RunPlacement, takes_turns, works_in_engin
 from lockstep.config import LearnerSection
 from lockstep.config.model_recipe import find_weights_folder
 from lockstep.judge.options import AskedSection
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.plan.memory import EngineMemory, ModelRank
 from lockstep.plan.sizes import FP32, ModelSizes
 from lockstep.samplers.backend import find_backend
@@ -76,7 +76,9 @@ class MemoryEstimate:
         load = recipe.largest_step
         inference = recipe.inference
         ranks = {
-            role.name: _estimate_rank(role, sizes, learners.get(role.learner.layout_key, role.learner), load)
+            role.name: _estimate_rank(
+                role, sizes, learners.get(role.learner.layout_key, role.learner), load
+            )
             for role in recipe.models
         }
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
@@ -109,11 +111,16 @@ class MemoryEstimate:
                 buckets = BUFFERS * max(sent * sizes.largest, CAPACITY)
             else:
                 buckets = 0
-            found = replace(found, buckets=buckets, copies=2 * sent * sizes.policy_parameters if ahead else 0)
+            found = replace(
+                found, buckets=buckets, copies=2 * sent * sizes.policy_parameters if ahead else 0
+            )
         if memory is None:
             return found
         return replace(
-            found, sampler=sampler.limit_cache(usable_bytes(memory, found.process_count), found.beside_engine)
+            found,
+            sampler=sampler.limit_cache(
+                usable_bytes(memory, found.process_count), found.beside_engine
+            ),
         )
 
     @property
@@ -189,7 +196,9 @@ class MemoryEstimate:
         if not self.takes_turns:
             return 0
         leaving = sum(
-            rank.resident_bytes for name, rank in self.ranks.items() if name not in self.in_engines_turn
+            rank.resident_bytes
+            for name, rank in self.ranks.items()
+            if name not in self.in_engines_turn
         )
         is_shared = self.sampler is not None and not self.sampler.weights
         return leaving - (
@@ -217,7 +226,8 @@ class MemoryEstimate:
         sampler += sum(judge.total_bytes for judge in self.judges)
         if ranks > 1:
             return (
-                ranks * sum(rank.peak_moment.total_bytes + rank.on_host for rank in self.ranks.values())
+                ranks
+                * sum(rank.peak_moment.total_bytes + rank.on_host for rank in self.ranks.values())
                 + sampler
                 + self.copies
             )
@@ -238,10 +248,14 @@ class MemoryEstimate:
 
     @property
     def _passing_bytes(self) -> int:
-        return max(rank.peak_moment.total_bytes - rank.resident_bytes for rank in self.ranks.values())
+        return max(
+            rank.peak_moment.total_bytes - rank.resident_bytes for rank in self.ranks.values()
+        )
 
 
-def _estimate_rank(role: ModelRole, sizes: ModelSizes, learner: LearnerSection, load: Load) -> ModelRank:
+def _estimate_rank(
+    role: ModelRole, sizes: ModelSizes, learner: LearnerSection, load: Load
+) -> ModelRank:
     """One rank of a model; a frozen model has no adapters."""
     if role.path is None:
         own = sizes

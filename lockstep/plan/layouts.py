@@ -51,7 +51,9 @@ class LayoutSearch:
             sampler = None
         else:
             sampler = self.recipe.inference.sampler
-        return ProcessCounts.from_sections(self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler)
+        return ProcessCounts.from_sections(
+            self.recipe.cluster, self.recipe.learner.parallel.ranks, sampler
+        )
 
     def estimate_layout(
         self, parallel: Parallel, changes: Mapping[str, Any] | None = None
@@ -132,7 +134,9 @@ class LayoutSearch:
         for changes in self._list_changes():
             ways = changes, {**changes, "sync_every_pass": True}
             found = [
-                self.estimate_layout(parallel, way) for way in ways for parallel in self.list_layouts(gpus)
+                self.estimate_layout(parallel, way)
+                for way in ways
+                for parallel in self.list_layouts(gpus)
             ]
             fitting = [one for one in found if one is not None and self.fits_device(one)]
             if fitting:

@@ -159,7 +159,9 @@ class ModelRank:
         before = standing | {"gradients": earlier if several else 0}
         outside = 0 if self.sizes.adapters else self.root_bytes
         all_but_one = (
-            gradients * (self.used_bytes - self.root_bytes - self.layer_bytes) // (self.used_bytes - self.root_bytes + outside)
+            gradients
+            * (self.used_bytes - self.root_bytes - self.layer_bytes)
+            // (self.used_bytes - self.root_bytes + outside)
         )
         meanwhile = standing | {"gradients": earlier if several else all_but_one}
         last = {
@@ -183,7 +185,8 @@ class ModelRank:
             waits = 0
         return [
             MemoryMoment(
-                "end of the forward pass", before | self._gathered_parts(1) | last | self._forward_parts()
+                "end of the forward pass",
+                before | self._gathered_parts(1) | last | self._forward_parts(),
             ),
             MemoryMoment(
                 "head's backward pass",
@@ -237,7 +240,8 @@ class ModelRank:
             + own * copies * sizes.hidden * a
         )
         attention = (
-            own * (3 * queries * a + sizes.heads // tp * FP32) + self._attention_cells()[0] * 2 * keys * a
+            own * (3 * queries * a + sizes.heads // tp * FP32)
+            + self._attention_cells()[0] * 2 * keys * a
         )
         normed = own * sizes.normed // tp * (FP32 + (self._norm_states - 1) * a)
         return (
@@ -319,7 +323,9 @@ class ModelRank:
         }
         if not self.learner.activation_checkpointing:
             return copies
-        return copies | {"activations": self.sizes.layers * self._input_bytes() + self._scoring_bytes()}
+        return copies | {
+            "activations": self.sizes.layers * self._input_bytes() + self._scoring_bytes()
+        }
 
     def _input_bytes(self) -> int:
         """Bytes of a layer's input, which is all that a recomputed layer keeps."""
@@ -346,7 +352,13 @@ class ModelRank:
         states = tokens * hidden * FP32
         if not scores_tokens(self.head):
             return norm + states
-        return norm + states + tokens * hidden * self.type_bytes + self.logit_bytes + self._penalty_bytes
+        return (
+            norm
+            + states
+            + tokens * hidden * self.type_bytes
+            + self.logit_bytes
+            + self._penalty_bytes
+        )
 
     @property
     def logit_bytes(self) -> int:
@@ -374,7 +386,13 @@ class ModelRank:
         """Bytes of live gradients: of states, a layer's hidden units, and the vocabulary head."""
         states = 2 * self.own_tokens * self.sizes.hidden * FP32
         if layer:
-            units = 2 * self.own_tokens * self.sizes.intermediate // self.learner.parallel.tp * self.type_bytes
+            units = (
+                2
+                * self.own_tokens
+                * self.sizes.intermediate
+                // self.learner.parallel.tp
+                * self.type_bytes
+            )
         else:
             units = 0
         return {"gradients in flight": table + states + units}

@@ -53,7 +53,9 @@ def render_plan(
     blocks += [] if rates is None else [_describe_time(search, shown, rates)]
     blocks += [_render_layouts(search, gpus)] if gpus > 1 else []
     text = "\n\n".join([*blocks, _describe_verdict(search, said, gpus, standing, found)])
-    return PlanPage(text, found is not None or (standing is not None and search.fits_device(standing)))
+    return PlanPage(
+        text, found is not None or (standing is not None and search.fits_device(standing))
+    )
 
 
 def _find_roomiest(search: LayoutSearch, gpus: int) -> MemoryEstimate:
@@ -78,7 +80,10 @@ def _render_command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
 def _describe_model(search: LayoutSearch, name: str, gpus: int) -> str:
     sizes = search.sizes
     lines = [
-        ("plan", f"{name} on {_format_count(gpus, 'GPU')} of {format_bytes(search.memory)}, on paper"),
+        (
+            "plan",
+            f"{name} on {_format_count(gpus, 'GPU')} of {format_bytes(search.memory)}, on paper",
+        ),
         (
             "model",
             f"{sizes.policy_parameters:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, "
@@ -105,7 +110,10 @@ def _describe_time(search: LayoutSearch, estimate: MemoryEstimate, rates: Device
     lines = [(name, f"{seconds:,.3g} s") for name, seconds in phases.items()]
     what = "response" if time.generate else "row"
     return summary_table(
-        [*lines, (f"a step, with every {what} at its maximum length", f"{time.total_seconds:,.3g} s")]
+        [
+            *lines,
+            (f"a step, with every {what} at its maximum length", f"{time.total_seconds:,.3g} s"),
+        ]
     )
 
 
@@ -138,7 +146,9 @@ def _describe_memory(estimate: MemoryEstimate) -> str:
     for name, rank in estimate.ranks.items():
         peak = rank.peak_moment
         lines.append((name, f"{format_bytes(peak.total_bytes)} per rank, at the {peak.name}:"))
-        lines += [("", f"{format_bytes(size):>9} {what}") for what, size in peak.parts.items() if size]
+        lines += [
+            ("", f"{format_bytes(size):>9} {what}") for what, size in peak.parts.items() if size
+        ]
         if rank.on_host:
             lines.append(
                 (
@@ -152,7 +162,9 @@ def _describe_memory(estimate: MemoryEstimate) -> str:
         else:
             whose = "weights (shared with the policy)"
         engines = _format_count(estimate.placement.processes.engines, "engine")
-        lines.append(("sampler", f"{format_bytes(estimate.sampler.total_bytes)} per GPU of {engines}:"))
+        lines.append(
+            ("sampler", f"{format_bytes(estimate.sampler.total_bytes)} per GPU of {engines}:")
+        )
         lines.append(("", f"{format_bytes(estimate.sampler.weights):>9} {whose}"))
         lines.append(("", f"{format_bytes(estimate.sampler.cache):>9} keys and values"))
         if estimate.sampler.seen:
@@ -167,7 +179,10 @@ def _describe_memory(estimate: MemoryEstimate) -> str:
             )
     for judge in estimate.judges:
         lines.append(
-            ("judge", f"{format_bytes(judge.weights)} weights, {format_bytes(judge.cache)} keys and values")
+            (
+                "judge",
+                f"{format_bytes(judge.weights)} weights, {format_bytes(judge.cache)} keys and values",
+            )
         )
     lines.append(("together", f"{format_bytes(estimate.device_bytes)} on the most loaded GPU"))
     return summary_table(lines)
@@ -179,11 +194,15 @@ def _format_count(number: int, what: str) -> str:
 
 def _render_layouts(search: LayoutSearch, gpus: int) -> str:
     found = [
-        one for parallel in search.list_layouts(gpus) if (one := search.estimate_layout(parallel)) is not None
+        one
+        for parallel in search.list_layouts(gpus)
+        if (one := search.estimate_layout(parallel)) is not None
     ]
     found.sort(key=rank_cuts)
     lines = [("layout", "a GPU holds")]
-    lines += [(_name_layouts(one), f"{format_bytes(one.device_bytes):>11}") for one in found[:_SHOWN]]
+    lines += [
+        (_name_layouts(one), f"{format_bytes(one.device_bytes):>11}") for one in found[:_SHOWN]
+    ]
     if len(found) > _SHOWN:
         lines.append(("", f"and {len(found) - _SHOWN} more"))
     return summary_table(lines)

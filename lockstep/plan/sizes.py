@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from lockstep.config import LoRA
 from lockstep.core.types import HeadKind
-from lockstep.models.folder import find_context_length, count_cache_numbers, count_keys, head_size
+from lockstep.models.folder import count_cache_numbers, count_keys, find_context_length, head_size
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import find_adapted
 from lockstep.models.parallelize import find_vectors, list_layers

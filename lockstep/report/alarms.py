@@ -152,7 +152,9 @@ def _describe_quitting(window: Sequence[MetricRow]) -> str:
     early = window[: len(window) // 2]
     late = window[len(window) // 2 :]
     before, after = (_average_metric(half, "train/truncated") for half in (early, late))
-    if after - before < _RISE or _average_metric(late, "train/reward") <= _average_metric(early, "train/reward"):
+    if after - before < _RISE or _average_metric(late, "train/reward") <= _average_metric(
+        early, "train/reward"
+    ):
         return ""
     cut_off = sum(row["train/truncated"] * row.get("train/reward_cut_off", 0.0) for row in late)
     others = sum(row["train/reward"] for row in late) - cut_off

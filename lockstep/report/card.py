@@ -13,7 +13,9 @@ from lockstep.report.log import read_environment, read_metrics
 from lockstep.report.terminal import markdown_table
 
 
-def render_card(run: Path, algorithm: str, base: str, step: int, is_classifier: bool = False) -> str:
+def render_card(
+    run: Path, algorithm: str, base: str, step: int, is_classifier: bool = False
+) -> str:
     """Writes the card of the model after `step` steps.
 
     Args:

@@ -56,7 +56,13 @@ def results_table(folder: Path) -> str:
     rows = [("", *(_render_heading(name, setting) for name, setting in settings.items()))]
     for name in names:
         rows.append(
-            (name, *(_format_figure(setting.figures.get(name), results) for setting in settings.values()))
+            (
+                name,
+                *(
+                    _format_figure(setting.figures.get(name), results)
+                    for setting in settings.values()
+                ),
+            )
         )
     for name, label, form in (
         ("truncated", "truncated", "{:.1%}"),
@@ -68,7 +74,9 @@ def results_table(folder: Path) -> str:
         )
     judges = dict.fromkeys(name for setting in settings.values() for name in setting.judging)
     for name in (name for name in judges if name.endswith("/no_verdict")):
-        rows.append((name, *(_format_share(setting.judging.get(name)) for setting in settings.values())))
+        rows.append(
+            (name, *(_format_share(setting.judging.get(name)) for setting in settings.values()))
+        )
     counts = (
         f"{results.questions} questions, {results.skipped_rows} rows skipped; brackets: 95 % "
         "intervals"

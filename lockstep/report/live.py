@@ -105,7 +105,11 @@ class _PageHandler(BaseHTTPRequestHandler):
                 b"open the address that lockstep watch printed, with its key\n",
             )
         try:
-            tag, page = self.server.render_page() if self.command == "GET" else (self.server.compute_tag(), b"")
+            tag, page = (
+                self.server.render_page()
+                if self.command == "GET"
+                else (self.server.compute_tag(), b"")
+            )
         except (
             ValueError,
             OSError,

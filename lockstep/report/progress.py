@@ -118,7 +118,9 @@ class RunProgress:
             key = f"{BESIDE}{name}"
             self._timings[key] = self._timings.get(key, 0.0) + self._clock() - since
 
-    def end_step(self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1) -> None:
+    def end_step(
+        self, step: int, metrics: Mapping[str, float], tokens: int, steps: int = 1
+    ) -> None:
         """Ends a step.
 
         Args:
@@ -182,7 +184,9 @@ class RunProgress:
             doing = f"{self._phase} {self._clock() - self._phase_since:.1f} s"
         bar.add_row(ProgressBar(self._total, self._step, width=32), Text(doing, style="dim"))
         return Group(
-            Text(self._title, style="bold", overflow="fold"), bar, Text(_wrap_parts(self.bar_parts, width))
+            Text(self._title, style="bold", overflow="fold"),
+            bar,
+            Text(_wrap_parts(self.bar_parts, width)),
         )
 
     def _print_line(self, text: str) -> None:

@@ -51,7 +51,9 @@ def _build_uncut_reward(
     """Builds a reward without a value for truncated responses."""
     if isinstance(section, RewardSection) and section.parts is not None:
         built = {
-            name: WeightedPart(build_reward(part, say, open_judge, f"{option}.parts.{name}"), part.weight)
+            name: WeightedPart(
+                build_reward(part, say, open_judge, f"{option}.parts.{name}"), part.weight
+            )
             for name, part in section.parts.items()
         }
         return WeightedSum(built)

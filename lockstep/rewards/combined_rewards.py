@@ -76,7 +76,8 @@ class WeightedSum(DetailedReward):
             (part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight
         ]
         rewards = [
-            _sum_weighted([(weight, own[place]) for weight, own in counted]) for place in range(len(prompts))
+            _sum_weighted([(weight, own[place]) for weight, own in counted])
+            for place in range(len(prompts))
         ]
         metrics = (one.metrics.with_prefix(name) for name, one in found.items())
         return RewardResults(

@@ -106,7 +106,8 @@ class KeywordInstruction(_CountRange):
         """True if a response follows it."""
         patterns = [rf"(?<!\w){re.escape(word)}(?!\w)" for word in self.words]
         return all(
-            self.contains_count(len(re.findall(pattern, response, re.IGNORECASE))) for pattern in patterns
+            self.contains_count(len(re.findall(pattern, response, re.IGNORECASE)))
+            for pattern in patterns
         )
 
 

@@ -44,7 +44,9 @@ class JudgeReward(DetailedReward):
             return RewardResults([])
         asked = zip(prompts, responses, strict=True)
         cases = [
-            response_case(prompt.conversation, response, (_digest_question(prompt, response),), prompt.text)
+            response_case(
+                prompt.conversation, response, (_digest_question(prompt, response),), prompt.text
+            )
             for prompt, response in asked
         ]
         judged = self.scorer(cases)

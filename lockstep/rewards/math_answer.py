@@ -66,7 +66,12 @@ def find_marked(text: str) -> str | None:
     if _EXPLAINED.match(line):
         return _read_first(line)
     after = line.rpartition("=")[2]
-    return parse_whole_answer(line) or parse_whole_answer(after) or _read_first(after) or _read_first(line)
+    return (
+        parse_whole_answer(line)
+        or parse_whole_answer(after)
+        or _read_first(after)
+        or _read_first(line)
+    )
 
 
 def find_right_answer(text: str, marked: bool) -> str | None:

@@ -174,7 +174,12 @@ def _describe_error(error: BaseException) -> dict[str, Any]:
         case Exception():
             trace = "".join(traceback.format_exception(error))[-_TRACE:]
             wrong = user_code.describe_error(error)
-            return {"wrong": wrong, "trace": trace, "may_pass": _is_temporary(error), "of_all": False}
+            return {
+                "wrong": wrong,
+                "trace": trace,
+                "may_pass": _is_temporary(error),
+                "of_all": False,
+            }
         case _:
             return _build_refusal(f"raised {type(error).__name__}")
 

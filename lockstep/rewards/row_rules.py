@@ -35,7 +35,9 @@ def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowR
         return NO_ANSWERS
     if isinstance(section, RewardSection) and section.parts is not None:
         parts = section.parts.items()
-        return _build_sum_rule([build_row_rule(part, f"{option}.parts.{name}") for name, part in parts])
+        return _build_sum_rule(
+            [build_row_rule(part, f"{option}.parts.{name}") for name, part in parts]
+        )
     fields = (
         section.verifier,
         section.instructions and section.instructions.field,
@@ -106,7 +108,12 @@ def _find_fault(section: SingleReward, row: DataRow) -> str | None:
     instructions = section.instructions and section.instructions.field
     tests = section.code and section.code.tests
     lists = (
-        ("instructions", instructions, "instruction", instruction_reward.describe_instruction_fault),
+        (
+            "instructions",
+            instructions,
+            "instruction",
+            instruction_reward.describe_instruction_fault,
+        ),
         ("code", tests, "test", code_reward.describe_test_fault),
     )
     for verifier, field, noun, fault in lists:

@@ -85,7 +85,10 @@ class ServerReward:
             RewardReply, own.url, bodies, describe_fault
         ):
             found[parts[place]] = reply.rewards
-        return [self._validate_reward(prompt, reward) for prompt, reward in zip(prompts, found, strict=True)]
+        return [
+            self._validate_reward(prompt, reward)
+            for prompt, reward in zip(prompts, found, strict=True)
+        ]
 
     def _validate_reward(self, prompt: Prompt, reward: float | None) -> float | None:
         if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:

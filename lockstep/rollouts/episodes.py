@@ -315,7 +315,10 @@ class EpisodeRunner:
         left = list(episodes)
         try:
             with child.ask_streaming(
-                [one.environment_message | {"timeout_s": self._section.timeout_s} for one in episodes]
+                [
+                    one.environment_message | {"timeout_s": self._section.timeout_s}
+                    for one in episodes
+                ]
             ) as reply:
                 while left:
                     left[0].take_reply(self._await_answer(reply))

@@ -237,9 +237,9 @@ class GradingRule:
         if not self.graded:
             figures = {"accuracy": figures["pass@1"], **figures}
         values = Metrics({name: Mean(figure.value) for name, figure in figures.items()})
-        return sum((figure.build_interval_metrics(name) for name, figure in figures.items()), values) + length_metrics(
-            samples
-        )
+        return sum(
+            (figure.build_interval_metrics(name) for name, figure in figures.items()), values
+        ) + length_metrics(samples)
 
     def _num_passed(self, own: Sequence[GradedSample]) -> int:
         assert self.pass_score is not None, "passing needs a pass score"

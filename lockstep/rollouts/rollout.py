@@ -226,7 +226,9 @@ class RolloutCollector:
             rollouts = self.collect(position + number * count, count, sampling, num_generations)
             mixed = _find_mixed_groups(rollouts.batch["score"].view(count, num_generations))
             parts.append(
-                _select_groups(rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations)
+                _select_groups(
+                    rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations
+                )
             )
             found += len(parts[-1].prompts) // num_generations
             if found == count:

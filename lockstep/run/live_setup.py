@@ -31,7 +31,7 @@ from lockstep.judge.asking import JudgeModel
 from lockstep.judge.options import AskedSection
 from lockstep.learners.backend import find_backend as find_training_backend
 from lockstep.learners.base import Learner
-from lockstep.models.folder import read_config, require_classifier, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config, require_classifier
 from lockstep.models.heads import scores_sequences
 from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.plan.estimate import MemoryEstimate
@@ -139,7 +139,9 @@ class LiveSetup:
         self, section: EnvironmentSection | None, judge: str | None
     ) -> EpisodeRunner | None:
         if section is not None and judge is not None:
-            self.show_note(f"environment.class_name {section.class_name}: {describe_rewards(judge)}")
+            self.show_note(
+                f"environment.class_name {section.class_name}: {describe_rewards(judge)}"
+            )
         return start_episode_runner(section, self.algorithm.data, self.source, self.show_note)
 
     def open_judge(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:

@@ -32,7 +32,7 @@ from lockstep.run.callbacks import OnStep
 from lockstep.run.checkpoint.checkpoints import CheckpointStore, VerifiedCheckpoint
 from lockstep.run.checkpoint.saver import CheckpointSaver
 from lockstep.run.folder.certificate import write_certificate
-from lockstep.run.folder.identity import ChangedError, RunIdentity, list_differences, collect_inputs
+from lockstep.run.folder.identity import ChangedError, RunIdentity, collect_inputs, list_differences
 from lockstep.run.loop import StartPoint, run_steps
 from lockstep.run.stop import StopRequests, stop_on_signals
 from lockstep.run.trackers.follow import LogTracker
@@ -120,7 +120,15 @@ class TrainingSession:
             if job.run_length.is_over(0, 0):
                 self._saver.begin_checkpoint(0, self._build_checkpoint_state(0))
             with stop_on_signals(stop, progress.show_note):
-                run_steps(job.step, start, job.run_length, progress, self._end_step, stop, self._guard_step)
+                run_steps(
+                    job.step,
+                    start,
+                    job.run_length,
+                    progress,
+                    self._end_step,
+                    stop,
+                    self._guard_step,
+                )
 
     def _end_step(self, event: StepEvent) -> None:
         """Does all that is due after a step."""
@@ -141,7 +149,11 @@ class TrainingSession:
         with self._progress.phase("save"):
             if is_due:
                 self._logs.sync_to_disk()
-                self._saver.begin_checkpoint(step, self._build_checkpoint_state(event.result.position), self._score_policy(event))
+                self._saver.begin_checkpoint(
+                    step,
+                    self._build_checkpoint_state(event.result.position),
+                    self._score_policy(event),
+                )
             self._saver.advance_checkpoint(wait=event.leaving)
         self._call_user_function(step, event.values)
         self._logs.add_timings(step, self._progress.take_timings())

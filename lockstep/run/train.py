@@ -28,7 +28,7 @@ from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.report.progress import RunProgress, show_progress
-from lockstep.report.summary import PAGE, has_trained, find_exit_code, summarize_run
+from lockstep.report.summary import PAGE, find_exit_code, has_trained, summarize_run
 from lockstep.run.callbacks import OnStep
 from lockstep.run.checkpoint.export import export_checkpoint
 from lockstep.run.dry_run.remarks import list_remarks
@@ -46,7 +46,7 @@ from lockstep.run.folder.opening import open_run
 from lockstep.run.live_setup import LiveSetup, require_lengths
 from lockstep.run.session import TrainingSession, require_same_files
 from lockstep.run.stop import StoppedRun, StopRequests
-from lockstep.run.trackers.follow import track_run, build_views
+from lockstep.run.trackers.follow import build_views, track_run
 from lockstep.run.trackers.view import RunFacts
 from lockstep.system.command_line import format_command
 from lockstep.system.disk import remove_copies
@@ -144,7 +144,9 @@ def _run_recipe(
             (folder / SUMS).unlink(missing_ok=True)
             adopt_folder(loaded, changed)
             note_run_here(loaded.dump_options())
-            progress.set_total(job.run_length.steps, f"{job.data}; {recipe.largest_step.description}")
+            progress.set_total(
+                job.run_length.steps, f"{job.data}; {recipe.largest_step.description}"
+            )
             rest = job.run_length.describe_rest()
             if rest is not None:
                 progress.show_note(rest)

@@ -60,7 +60,8 @@ class StopStrings:
         """
         ends = range(known + 1, len(tokens) + 1)
         return next(
-            (end for end in ends if self.contains_stop(tokens[max(0, end - self.window) : end])), None
+            (end for end in ends if self.contains_stop(tokens[max(0, end - self.window) : end])),
+            None,
         )
 
 

@@ -120,7 +120,8 @@ class JsonServer:
 
         with self.open_connection() as (portal, client):
             futures = {
-                portal.start_task_soon(request_one, client, place): place for place in range(len(bodies))
+                portal.start_task_soon(request_one, client, place): place
+                for place in range(len(bodies))
             }
             for future in as_completed(futures):
                 answered = _await_reply(future, lost, futures[future])

@@ -111,7 +111,8 @@ def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: RecipeResolver, name: 
         )
     folder = Path("sweeps") / name
     runs = [
-        _resolve_run(combination, resolve, folder / combination.name) for combination in combine_values(grid)
+        _resolve_run(combination, resolve, folder / combination.name)
+        for combination in combine_values(grid)
     ]
     known: dict[str, str] = {}
     for run in runs:

@@ -42,7 +42,9 @@ def free_bytes() -> int:
 
 def _list_limits() -> Iterator[_MemoryLimit]:
     """Limits of this process's control group (version 2) and its parent groups."""
-    line = next((line for line in _read_text(_OWN_GROUPS).splitlines() if line.startswith("0::")), None)
+    line = next(
+        (line for line in _read_text(_OWN_GROUPS).splitlines() if line.startswith("0::")), None
+    )
     if line is None:
         return
     own = _GROUPS / line.removeprefix("0::").lstrip("/")
@@ -50,7 +52,9 @@ def _list_limits() -> Iterator[_MemoryLimit]:
         limit = _read_text(folder / "memory.max").strip()
         taken = _read_text(folder / "memory.current").strip()
         if limit.isdigit() and taken.isdigit():
-            fields = dict(line.split(" ", 1) for line in _read_text(folder / "memory.stat").splitlines())
+            fields = dict(
+                line.split(" ", 1) for line in _read_text(folder / "memory.stat").splitlines()
+            )
             yield _MemoryLimit(
                 int(limit), int(limit) - int(taken) + int(fields.get("inactive_file", "0"))
             )

@@ -71,7 +71,9 @@ def merge_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     for key, value in above.items():
         under = merged.get(key)
         merged[key] = (
-            merge_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+            merge_over(under, value)
+            if isinstance(under, dict) and isinstance(value, dict)
+            else value
         )
     return merged
 

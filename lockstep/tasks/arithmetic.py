@@ -115,7 +115,11 @@ class WordProblem:
 
     def labeled_row(self, label: bool) -> dict[str, str | bool]:
         """The problem with one answer: step by step if labeled good, else direct."""
-        return {**self.answer_row(), "completion": self.answer_row(direct=not label)["answer"], "label": label}
+        return {
+            **self.answer_row(),
+            "completion": self.answer_row(direct=not label)["answer"],
+            "label": label,
+        }
 
 
 def distinct_problems(count: int, seed: int) -> list[WordProblem]:

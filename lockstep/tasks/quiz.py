@@ -60,7 +60,9 @@ class Quiz(Task):
         prizes = [0, self.luck, 2 * self.luck]
         train = self._build_row(prizes, most=prizes[-1])
         write_rows(files.train, [train])
-        write_rows(files.validation, [self._build_row([prize], most=0) for prize in prizes] * _REPEATS)
+        write_rows(
+            files.validation, [self._build_row([prize], most=0) for prize in prizes] * _REPEATS
+        )
         if files.demonstrations is not None:
             write_rows(files.demonstrations, self._build_demonstrations(train))
         return files
@@ -77,7 +79,9 @@ class Quiz(Task):
             for first, *draws in sample_uniforms(rows, 1 + self.questions, self.seed, "quiz"):
                 yield {
                     **row,
-                    "answer": _play_transcript(row, int(first * 2**32), [draw < _KNOWN for draw in draws]),
+                    "answer": _play_transcript(
+                        row, int(first * 2**32), [draw < _KNOWN for draw in draws]
+                    ),
                 }
 
 

@@ -37,7 +37,9 @@ class BucketSlot:
 
     def view_in(self, flat: Tensor) -> Tensor:
         """The tensor, in the memory of the bucket's bytes."""
-        return flat[self.start : self.start + self.size_bytes].view(self.torch_dtype).view(self.shape)
+        return (
+            flat[self.start : self.start + self.size_bytes].view(self.torch_dtype).view(self.shape)
+        )
 
 
 @dataclass(frozen=True)

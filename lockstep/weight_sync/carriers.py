@@ -246,7 +246,9 @@ class GroupBroadcast(_ThroughHost):
 
     def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
         return self._stage_bucket(
-            number, self._buffers.bucket_memory(number, size, device if self._on_gpu else _HOST), device
+            number,
+            self._buffers.bucket_memory(number, size, device if self._on_gpu else _HOST),
+            device,
         )
 
     def ship_bucket(self, bucket: WeightBucket) -> None:
@@ -270,7 +272,9 @@ class GroupBroadcast(_ThroughHost):
             time.sleep(_POLL_S)
 
     def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
-        flat = self._buffers.bucket_memory(bucket.number, bucket.size, device if self._on_gpu else _HOST)
+        flat = self._buffers.bucket_memory(
+            bucket.number, bucket.size, device if self._on_gpu else _HOST
+        )
         self._group.broadcast([flat], _FROM_SENDER).wait()
         # the next bucket goes to the other buffer, on a GPU in stream order after these reads
         return flat.to(device)
@@ -328,7 +332,9 @@ class CudaIPC(BucketCarrier):
         # streams of this process do not order another process's reads
         torch.cuda.synchronize(self._device)
         _, handle = self._exported[number % BUFFERS]
-        return WeightBucket(number, count_aligned_bytes(slots), slots, {name_gpu(self._device): handle})
+        return WeightBucket(
+            number, count_aligned_bytes(slots), slots, {name_gpu(self._device): handle}
+        )
 
     def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         self._device, name = device, name_gpu(device)

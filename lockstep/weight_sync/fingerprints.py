@@ -70,7 +70,9 @@ def start_fingerprint(tensor: Tensor) -> PendingFingerprint:
 def _sum_rows_at_once(words: Tensor) -> Tensor:
     """Sum of all rows of words, each times its odd number, in few operations for GPUs."""
     lanes = min(len(words), _LANES)
-    odd_R = _keyed_odd_numbers("row", _table_length(-(-len(words) // _LANES)), words.device).to(torch.int32)
+    odd_R = _keyed_odd_numbers("row", _table_length(-(-len(words) // _LANES)), words.device).to(
+        torch.int32
+    )
     sums = words.new_zeros(lanes)
     for number, stretch in enumerate(words.split(_ROWS_ON_DEVICE * _LANES)):
         rows_RC = torch.nn.functional.pad(stretch, (0, -len(stretch) % max(lanes, 1))).view(
@@ -102,7 +104,9 @@ def column_fingerprint(matrix: Tensor) -> int:
 
 def start_column_fingerprint(matrix: Tensor) -> PendingFingerprint:
     """Computes the fingerprint of a matrix's sampled columns, without a device sync."""
-    return start_fingerprint(matrix.detach().index_select(1, _column_indices(matrix.shape[1], matrix.device)) + 0.0)
+    return start_fingerprint(
+        matrix.detach().index_select(1, _column_indices(matrix.shape[1], matrix.device)) + 0.0
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -141,5 +145,6 @@ def _odd_numbers(count: int) -> list[int]:
 def _keyed_odd_numbers(role: str, count: int, device: torch.device) -> Tensor:
     """Odd 64-bit numbers that depend only on role and index, int64 [count]."""
     return (
-        keyed.draw_bits(torch.tensor([keyed.hash_key("fingerprint", role)]), torch.arange(count))[0] | 1
+        keyed.draw_bits(torch.tensor([keyed.hash_key("fingerprint", role)]), torch.arange(count))[0]
+        | 1
     ).to(device)

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import TransferRoute, open_carrier, unpack_bucket
-from lockstep.weight_sync.fingerprints import PendingFingerprint, read_fingerprints, start_fingerprint, start_column_fingerprint
+from lockstep.weight_sync.fingerprints import (
+    PendingFingerprint,
+    read_fingerprints,
+    start_column_fingerprint,
+    start_fingerprint,
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,9 @@ class OutgoingWeights:
     def sent_fingerprints(self) -> dict[str, SentFingerprint]:
         """Fingerprints of the sent tensors, by name; reads all computed ones in one transfer."""
         found = iter(
-            read_fingerprints([one for both in self._taken.values() for one in both if one is not None])
+            read_fingerprints(
+                [one for both in self._taken.values() for one in both if one is not None]
+            )
         )
         for name, (_, columns) in self._taken.items():
             self._sent[name] = SentFingerprint(
@@ -166,7 +173,10 @@ class OutgoingWeights:
         self, name: str, taken: PendingFingerprint, tensor: Tensor, columns: bool = True
     ) -> None:
         """Notes the fingerprint of a tensor of this process, and computes its columns'."""
-        self._taken[name] = taken, start_column_fingerprint(tensor) if columns and tensor.ndim == 2 else None
+        self._taken[name] = (
+            taken,
+            start_column_fingerprint(tensor) if columns and tensor.ndim == 2 else None,
+        )
 
     def note_fingerprints(self, sent: Mapping[str, SentFingerprint]) -> None:
         """Notes fingerprints from another process, of what it sent."""

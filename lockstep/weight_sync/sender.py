@@ -26,7 +26,9 @@ class LocalSender(SharedFiles):
 
     def fill_buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
         for number, (slots, tensors) in enumerate(pack_buckets(stream.uncast_tensors())):
-            flat = self._joined_carrier.bucket_memory(number, count_aligned_bytes(slots), tensors[0].device)
+            flat = self._joined_carrier.bucket_memory(
+                number, count_aligned_bytes(slots), tensors[0].device
+            )
             for slot, tensor in zip(slots, tensors, strict=True):
                 sent = slot.view_in(flat).copy_(tensor)
                 stream.note_pending_fingerprint(slot.name, start_fingerprint(sent), sent, columns)

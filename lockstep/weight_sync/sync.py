@@ -14,7 +14,12 @@ from lockstep.core.batch import Batch
 from lockstep.core.errors import BrokenPromiseError
 from lockstep.core.metrics import LastValue, Metrics
 from lockstep.weight_sync.attestation import WeightAttestation
-from lockstep.weight_sync.outgoing import OutgoingWeights, SentFingerprint, WeightSender, choose_sent_dtype
+from lockstep.weight_sync.outgoing import (
+    OutgoingWeights,
+    SentFingerprint,
+    WeightSender,
+    choose_sent_dtype,
+)
 
 _SEQUENCES = 2
 _LENGTH = 32
@@ -162,7 +167,9 @@ def sync_weights(
     return metrics + _compare_probe(learner, sampler, version, probe)
 
 
-def find_differences(sent: Mapping[str, SentFingerprint], held: WeightAttestation) -> dict[str, str]:
+def find_differences(
+    sent: Mapping[str, SentFingerprint], held: WeightAttestation
+) -> dict[str, str]:
     """Finds tensors that an engine does not hold as sent, and caches that it kept, with reasons."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")

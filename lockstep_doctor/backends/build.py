@@ -11,7 +11,7 @@ from lockstep.cluster.workers import WorkerPool, open_worker_pool
 from lockstep.config import DType, LearnerSection, SamplerSection
 from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import find_context_length, count_cache_numbers, read_config
+from lockstep.models.folder import count_cache_numbers, find_context_length, read_config
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.report.progress import RunProgress
 from lockstep_doctor.backends.hf import HFBackend

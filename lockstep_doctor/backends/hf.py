@@ -34,7 +34,7 @@ from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.distributed.sampling import draw_tokens
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import find_context_length, read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, find_context_length, read_config
 from lockstep.models.heads import PLAIN
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights
@@ -128,7 +128,11 @@ class HFBackend:
         sampling = batch.sampling or PLAIN
         for start in range(0, len(sequences), size):
             chunk = sequences[start : start + size]
-            if len(chunk) == 1 and self.choose_attention(asked) == "eager" and len(chunk[0]) > CHUNK:
+            if (
+                len(chunk) == 1
+                and self.choose_attention(asked) == "eager"
+                and len(chunk[0]) > CHUNK
+            ):
                 logits = [
                     self._read_in_chunks(chunk[0], max(0, _count_prompt(batch, start) - 1), asked)
                 ]
@@ -142,7 +146,8 @@ class HFBackend:
                     shaped_TV.split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True
                 )
                 own = [
-                    self.compute_logprobs(rows, ids, sampling, asked).float().cpu() for rows, ids in parts
+                    self.compute_logprobs(rows, ids, sampling, asked).float().cpu()
+                    for rows, ids in parts
                 ]
                 columns.append(torch.cat([torch.zeros(1), *own]))
         return torch.cat(columns) * batch.mask
@@ -252,7 +257,10 @@ def _penalize_rows(
     if not sampling.penalizes or not len(logits_MV):
         return logits_MV
     return torch.stack(
-        [apply_penalties(row_V, *both, sampling) for row_V, both in zip(logits_MV, seen, strict=True)]
+        [
+            apply_penalties(row_V, *both, sampling)
+            for row_V, both in zip(logits_MV, seen, strict=True)
+        ]
     )
 
 

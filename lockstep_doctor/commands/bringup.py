@@ -101,7 +101,9 @@ def list_observations(
             witness, None if source.tokenizer is None else len(source.tokenizer)
         )
     room = min(backend.context for backend in backends.values()) // 2
-    prompts = source.read_prompts("real", max(1, min(recipe.data.max_prompt_tokens, room)))[:_SEQUENCES]
+    prompts = source.read_prompts("real", max(1, min(recipe.data.max_prompt_tokens, room)))[
+        :_SEQUENCES
+    ]
     rounds = math.ceil(_SEQUENCES / len(prompts))
     requests = build_requests(prompts, 0, rounds, recipe.seed, "doctor bringup")[:_SEQUENCES]
     for name, backend in backends.items():

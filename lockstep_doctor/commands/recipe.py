@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import read_pins
 from lockstep.config.loading import LoadedRecipe, RecipeError, load_recipe, load_run
-from lockstep.config.model_recipe import read_computation, find_weights_folder
+from lockstep.config.model_recipe import find_weights_folder, read_computation
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep_doctor.table.options import DoctorRecipe
 
@@ -48,7 +48,9 @@ def doctor_recipe(
         begun = [_read_run_settings(own)]
     else:
         begun = []
-    loaded = load_recipe(recipe, overrides, [*begun, RecipeLayer("lockstep doctor", said)], DoctorRecipe)
+    loaded = load_recipe(
+        recipe, overrides, [*begun, RecipeLayer("lockstep doctor", said)], DoctorRecipe
+    )
     return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
 
 

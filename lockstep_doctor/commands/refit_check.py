@@ -111,7 +111,9 @@ def check_model(loaded: LoadedRecipe) -> dict[str, list[RefitStage]]:
         section = recipe.sampler.model_copy(update={"backend": backend})
         with (
             show_progress(f"refit: {recipe.model.path} → {backend}") as shown,
-            open_worker_pool(recipe.cluster, recipe.learner, shown, sampler=recipe.sampler) as workers,
+            open_worker_pool(
+                recipe.cluster, recipe.learner, shown, sampler=recipe.sampler
+            ) as workers,
         ):
             own = LearnerSection.from_computation(recipe.learner)
             learner = LearnerSpec(recipe.model.path, "logits", own, _STEP, recipe.seed).build()
@@ -190,7 +192,9 @@ class _Check:
         if torch.equal(self._answers, before):
             why = "returned the same numbers as before the refit; a cache is stale"
             found.append(RefitFinding("the engine", why))
-        return self._build_stage(name, self._held.fingerprints, seconds, found, source is self._learner)
+        return self._build_stage(
+            name, self._held.fingerprints, seconds, found, source is self._learner
+        )
 
     def take_step(self, name: str) -> RefitStage:
         """Takes one optimizer step on the learner only."""

@@ -27,7 +27,9 @@ def choose_results(loaded: LoadedRecipe) -> ResultsFolder:
     recipe = loaded.expect_recipe(DoctorRecipe)
     read_config(recipe.model.path)  # checks the model folder before the results folder is created
     rows = {"prompts": group_files(PromptSource(recipe).prompt_files)}
-    return choose_results_folder(loaded, recipe.model.path, rows, "doctor", "a report on something else")
+    return choose_results_folder(
+        loaded, recipe.model.path, rows, "doctor", "a report on something else"
+    )
 
 
 @contextmanager

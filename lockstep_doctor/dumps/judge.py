@@ -316,7 +316,9 @@ class _Judge:
         if isinstance(bos, int):
             fronts[f"with id {bos} in front"] = lambda ids: torch.cat([ids.new_tensor([bos]), ids])
         for what, change in fronts.items():
-            own = _score_rows(self._model, self._columns, {"": self._temperature}, change, _FEW_ROWS)[""]
+            own = _score_rows(
+                self._model, self._columns, {"": self._temperature}, change, _FEW_ROWS
+            )[""]
             off = self._measure_gap(column, own)
             if off < _CLOSER * left:
                 return what, off

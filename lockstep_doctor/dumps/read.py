@@ -115,7 +115,9 @@ def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None
     for side in ("train", "infer"):
         own = [name for name in names.list_candidates(side) if row.get(name) is not None]
         if len(own) > 1:
-            raise DumpError(f"{where}: {' and '.join(own)} could both be {side}; set {_explain_naming(side)}")
+            raise DumpError(
+                f"{where}: {' and '.join(own)} could both be {side}; set {_explain_naming(side)}"
+            )
         found[side] = own[0] if own else None
     if found["train"] is found["infer"] is None:
         raise DumpError(
@@ -145,7 +147,9 @@ class _RowReader:
     def read_columns(self) -> TokenColumns:
         """Returns the row without padding."""
         ids = self._read_ids()
-        columns = {name: self._read_numbers(name) for name in self.sides.values() if name is not None}
+        columns = {
+            name: self._read_numbers(name) for name in self.sides.values() if name is not None
+        }
         count = " and ".join(
             f"{name} has {column.size} entries" for name, column in columns.items()
         )
@@ -182,7 +186,9 @@ class _RowReader:
         return [name for name in self.names.list_candidates(role) if self.row.get(name) is not None]
 
     def _read_ids(self) -> Floats | None:
-        parts = [[name for name in self.names.list_candidates("ids") if self._holds_numbers(name)][:1]]
+        parts = [
+            [name for name in self.names.list_candidates("ids") if self._holds_numbers(name)][:1]
+        ]
         if not parts[0]:  # a response alone is not a whole sequence
             parts = [
                 [name for name in KNOWN[role] if self._holds_numbers(name)][:1]
@@ -299,7 +305,9 @@ class _RowReader:
         except (TypeError, ValueError, OverflowError):
             raise self._build_error(f"{name} is {str(value)[:40]!r}; expected a number") from None
         if not least <= number <= most:
-            raise self._build_error(f"{name} is {number:g}; expected a value from {least:g} to {most:g}")
+            raise self._build_error(
+                f"{name} is {number:g}; expected a value from {least:g} to {most:g}"
+            )
         return number
 
     def _build_error(self, what: str) -> DumpError:
@@ -324,7 +332,10 @@ def _join_rows(rows: Sequence[TokenColumns]) -> TokenColumns:
         torch.cat([one.infer for one in rows]),
         torch.cat([one.mask for one in rows]),
         torch.cat(
-            [torch.zeros(1, dtype=torch.int64), torch.cat([one.row_lengths for one in rows]).cumsum(0)]
+            [
+                torch.zeros(1, dtype=torch.int64),
+                torch.cat([one.row_lengths for one in rows]).cumsum(0),
+            ]
         ),
         torch.cat(ids) if len(ids) == len(rows) else None,
         facts,

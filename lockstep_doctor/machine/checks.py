@@ -210,7 +210,9 @@ def _train_updates(trial: Trial, learner: Learner) -> tuple[float, float, float]
 
 def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
     """Samples with the torch sampler, and scores the tokens with a learner of the same weights."""
-    sampler = SamplerSpec(str(trial.folder), trial.build_sampler_section(), trial.build_computation(dtype)).open_in_process()
+    sampler = SamplerSpec(
+        str(trial.folder), trial.build_sampler_section(), trial.build_computation(dtype)
+    ).open_in_process()
     return _measure_agreement(trial, sampler, trial.build_learner_spec(dtype).build(), dtype)
 
 
@@ -222,7 +224,10 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
         BrokenPromiseError: A token's two log-probabilities are not bitwise equal.
     """
     inexact = explain_inexact_sampler(
-        str(trial.folder), trial.build_sampler_section(), trial.build_computation(dtype), may_be_slow=True
+        str(trial.folder),
+        trial.build_sampler_section(),
+        trial.build_computation(dtype),
+        may_be_slow=True,
     )
     if inexact is not None:
         raise InputError(inexact)
@@ -231,7 +236,9 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     learner = replace(spec, section=spec.section.compute_exactly()).build()
     found = _measure_agreement(
         trial,
-        SamplerSpec(str(trial.folder), trial.build_sampler_section(), computation).open_in_process(),
+        SamplerSpec(
+            str(trial.folder), trial.build_sampler_section(), computation
+        ).open_in_process(),
         learner,
         dtype,
     )
@@ -244,7 +251,9 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
     return found
 
 
-def _measure_agreement(trial: Trial, sampler: Sampler, learner: Learner, dtype: DType) -> dict[str, float]:
+def _measure_agreement(
+    trial: Trial, sampler: Sampler, learner: Learner, dtype: DType
+) -> dict[str, float]:
     """Samples, and compares log-probabilities per token."""
     sampler.generate(trial.requests[:2], trial.sampling)
     begun = time.perf_counter()
@@ -285,17 +294,24 @@ def measure_vllm(trial: Trial) -> Measured:
     require_sampler(section, trial.build_computation("bf16"))
     learner = trial.build_learner_spec("bf16").build()
     with _open_pool(trial, section, "bf16") as pool:
-        return {**_send_weights(trial, learner, pool, "bf16"), **_measure_agreement(trial, pool, learner, "bf16")}
+        return {
+            **_send_weights(trial, learner, pool, "bf16"),
+            **_measure_agreement(trial, pool, learner, "bf16"),
+        }
 
 
 def _open_pool(
     trial: Trial, section: SamplerSection, dtype: DType
 ) -> AbstractContextManager[SamplerPool]:
     """Starts a sampler in a separate process."""
-    return closing(SamplerPool(SamplerSpec(str(trial.folder), section, trial.build_computation(dtype))))
+    return closing(
+        SamplerPool(SamplerSpec(str(trial.folder), section, trial.build_computation(dtype)))
+    )
 
 
-def _send_weights(trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType) -> dict[str, float]:
+def _send_weights(
+    trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType
+) -> dict[str, float]:
     """Sends weights several times; raises `BrokenPromiseError` if a sync fails."""
     probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response, dtype)
     size = sum(tensor.numel() * pool.dtype.itemsize for _, tensor in learner.weights())
@@ -317,7 +333,9 @@ def measure_ranks(trial: Trial) -> Measured:
     if trial.gpus < 2:
         raise InputError("needs two GPUs")
     alone = trial.build_learner_spec("fp32").build()
-    with closing(launch_learner(trial.build_learner_spec("fp32", ranks=trial.gpus), _WAIT_S)) as many:
+    with closing(
+        launch_learner(trial.build_learner_spec("fp32", ranks=trial.gpus), _WAIT_S)
+    ) as many:
         gap = float((alone.logprobs(trial.batch) - many.logprobs(trial.batch)).abs().max())
         _, _, seconds = _train_updates(trial, many)
     if not gap <= _LARGEST_GAP_OF_RANKS:

@@ -95,7 +95,11 @@ def check_machine(device: str, out: Path) -> int:
         "checks": [asdict(outcome) for outcome in outcomes],
     }
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print("\n".join([*(f"{key}: {text}" for key, text in machine.items()), "", _render_table(outcomes)]))
+    print(
+        "\n".join(
+            [*(f"{key}: {text}" for key, text in machine.items()), "", _render_table(outcomes)]
+        )
+    )
     print(
         f"{out}/gpu_check.json has the full results; please attach it to an issue, even if "
         "everything is ok"
@@ -186,7 +190,9 @@ def _render_table(outcomes: Sequence[Outcome]) -> str:
     """The table, as Markdown."""
     rows: list[list[str]] = []
     for one in outcomes:
-        measured = ", ".join(f"{name} {_format_value(value)}" for name, value in one.measured.items())
+        measured = ", ".join(
+            f"{name} {_format_value(value)}" for name, value in one.measured.items()
+        )
         rows.append([one.check, one.state, f"{one.seconds:.1f}", one.note or measured])
     return markdown_table(["check", "", "seconds", "measured"], rows)
 

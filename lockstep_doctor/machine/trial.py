@@ -18,7 +18,7 @@ from lockstep.config.parallel import Parallel
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.plan.memory import FP32, ModelRank
 from lockstep.plan.sizes import ModelSizes
 
@@ -100,16 +100,22 @@ class Trial:
 
     def build_learner_spec(self, dtype: DType, ranks: int = 1) -> LearnerSpec:
         """A learner on one device, or sharded over several data-parallel ranks."""
-        section = LearnerSection.from_computation(self.build_computation(dtype), parallel=Parallel(dp=ranks))
+        section = LearnerSection.from_computation(
+            self.build_computation(dtype), parallel=Parallel(dp=ranks)
+        )
         return LearnerSpec(str(self.folder), "logits", section, _OPTIMIZER, seed=0)
 
     def build_plan_rank(self, dtype: DType) -> ModelRank:
         """The learner as `lockstep plan` describes it; it samples and trains on all rows once."""
         length = self.scale.prompt + self.scale.response
         rows = self.scale.rows
-        sizes = ModelSizes.from_model(build_skeleton(read_config(str(self.folder)), str(self.folder)))
+        sizes = ModelSizes.from_model(
+            build_skeleton(read_config(str(self.folder)), str(self.folder))
+        )
         return ModelRank(
-            sizes, self.build_learner_spec(dtype).section, Load(length, 1, rows, scored=rows, generated=length)
+            sizes,
+            self.build_learner_spec(dtype).section,
+            Load(length, 1, rows, scored=rows, generated=length),
         )
 
     @property
@@ -133,7 +139,8 @@ class Trial:
             .tolist()
         )
         return [
-            Request(tuple(row), keyed.hash_key("response", number)) for number, row in enumerate(tokens)
+            Request(tuple(row), keyed.hash_key("response", number))
+            for number, row in enumerate(tokens)
         ]
 
     @property
@@ -147,6 +154,8 @@ class Trial:
         rows = self.scale.rows
         length = self.scale.prompt + self.scale.response
         keys = torch.tensor([keyed.hash_key("batch", row) for row in range(rows)])
-        tokens = keyed.draw_bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()
+        tokens = (
+            keyed.draw_bits(keys, torch.arange(length)).remainder(self.scale.vocabulary).flatten()
+        )
         mask = (torch.arange(length) > 0).repeat(rows)
         return Batch(tokens, torch.full((rows,), length), {"mask": mask})

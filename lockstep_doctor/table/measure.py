@@ -20,7 +20,13 @@ from lockstep_doctor.statistics import Compared
 from lockstep_doctor.table.base import Backend, Conditions, Side
 from lockstep_doctor.table.options import DoctorGrid, DoctorLimits
 from lockstep_doctor.table.plan import Cell, clusters_of, rescore_limit
-from lockstep_doctor.table.verdict import LEAST_CLUSTERS, CellJudgement, Clause, judge_cell, judge_tails
+from lockstep_doctor.table.verdict import (
+    LEAST_CLUSTERS,
+    CellJudgement,
+    Clause,
+    judge_cell,
+    judge_tails,
+)
 
 PASS_TOKENS = 16_384
 """Limit of tokens per scoring pass, to bound memory; a single sequence may be longer."""
@@ -181,7 +187,9 @@ class Bench:
                 requests, cell.sampling, Conditions(batch_size=cell.batch_size)
             )
             found.append(
-                self._rescore_batch(cell, name, drawn.select(kept), clusters_of(requests[: len(kept)]))
+                self._rescore_batch(
+                    cell, name, drawn.select(kept), clusters_of(requests[: len(kept)])
+                )
             )
         return found
 
@@ -344,7 +352,12 @@ def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: Doct
     if every.verdict == "PASS":
         return every
     return judge_tails(
-        [part for row in rows if row.cell.method.name == method for part in _list_comparisons(row, pair)],
+        [
+            part
+            for row in rows
+            if row.cell.method.name == method
+            for part in _list_comparisons(row, pair)
+        ],
         limits,
     )
 

@@ -95,7 +95,9 @@ class Measurement:
             outside = f", and {beyond} beyond the context of {self._context} tokens"
         else:
             outside = ""
-        self._shown.set_total(len(self._inside), f"{len(self._inside)} cells{outside}", unit="cells")
+        self._shown.set_total(
+            len(self._inside), f"{len(self._inside)} cells{outside}", unit="cells"
+        )
         self._begun = time.monotonic()
         for cell in self._cells:
             if cell in self._inside:
@@ -147,7 +149,8 @@ class Measurement:
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
                 repeats = [
-                    self._bench.repeat_requests(cell, name, requests) for name in self._bench.generating
+                    self._bench.repeat_requests(cell, name, requests)
+                    for name in self._bench.generating
                 ]
         return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
 

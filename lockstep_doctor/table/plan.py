@@ -154,7 +154,9 @@ class PromptSource:
         else:
             found = self._build_counting_prompts(self.tokenizer, longest)
         if not found:
-            raise InputError(f"{self.prompt_files} holds no prompt; set data.prompts to a file with rows")
+            raise InputError(
+                f"{self.prompt_files} holds no prompt; set data.prompts to a file with rows"
+            )
         largest = max(max(prompt.tokens, default=0) for prompt in found)
         if largest >= self._vocabulary_size:
             raise InputError(
@@ -172,7 +174,11 @@ class PromptSource:
         """Prompts of the data; long ones are cut to their last tokens, after the BOS token if they
         have one.
         """
-        prompts = open_prompts(group_files(self.prompt_files), self.recipe.data.without_length_limit(self.prompt_files), tokenizer)
+        prompts = open_prompts(
+            group_files(self.prompt_files),
+            self.recipe.data.without_length_limit(self.prompt_files),
+            tokenizer,
+        )
         cut = []
         for prompt in prompts.read_first(_MOST):
             if prompt.tokens[0] == tokenizer.bos_token_id:
@@ -185,7 +191,9 @@ class PromptSource:
             )
         return cut
 
-    def _build_counting_prompts(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Prompt]:
+    def _build_counting_prompts(
+        self, tokenizer: PreTrainedTokenizerBase, longest: int
+    ) -> list[Prompt]:
         """Counting numbers with varied starts and lengths, so that a batch is ragged."""
         texts = [" ".join(str(i + k) for k in range(1, 5 + i % 12)) for i in range(COUNT)]
         tokens = token_ids(tokenizer, texts, add_special_tokens=True)

@@ -176,9 +176,12 @@ def _describe_cell(found: TableResult, number: int, row: TableRow) -> dict[str, 
     return said | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
 
 
-def _describe_pair(judgement: CellJudgement, number: int, row: TableRow, pair: Pair) -> dict[str, Any]:
+def _describe_pair(
+    judgement: CellJudgement, number: int, row: TableRow, pair: Pair
+) -> dict[str, Any]:
     samples = {
-        side: _describe_samples(drawn, number, pair) for side, drawn in samples_for(row, pair).items()
+        side: _describe_samples(drawn, number, pair)
+        for side, drawn in samples_for(row, pair).items()
     }
     if judgement.verdict != "PASS":
         reasons = list(judgement.reasons)

@@ -39,7 +39,13 @@ from lockstep_doctor.statistics import (
     sequence_weights,
 )
 from lockstep_doctor.table.base import Side
-from lockstep_doctor.table.bounds import Bounded, bound_statistic, bound_rate, cluster_mean, standard_errors
+from lockstep_doctor.table.bounds import (
+    Bounded,
+    bound_rate,
+    bound_statistic,
+    cluster_mean,
+    standard_errors,
+)
 from lockstep_doctor.table.options import DoctorLimits
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -250,7 +256,11 @@ class _DrawnBy:
 
         It fails if the near bound of the capped mean, which is smaller, is beyond the limit.
         """
-        capped = bound_statistic(self.compared.sum_clusters(capped_prob_error(self.compared.delta)), cluster_mean, *self.bound_levels)
+        capped = bound_statistic(
+            self.compared.sum_clusters(capped_prob_error(self.compared.delta)),
+            cluster_mean,
+            *self.bound_levels,
+        )
         value = mult_prob_error(self.compared.delta)
         limit = self.limits.max_mult_prob_error
         found = Bounded(value, max(1.0, capped.low), min(math.exp(CAP), capped.high))

@@ -109,7 +109,9 @@ class RanksTap:
         end: CutPoint,
     ) -> OperatorTrace:
         def trace_from(begin: CutPoint | None) -> OperatorTrace:
-            found: list[OperatorTrace] = self._call_ranks("trace", tokens_T, dict(forced), begin, end)
+            found: list[OperatorTrace] = self._call_ranks(
+                "trace", tokens_T, dict(forced), begin, end
+            )
             return chain_traces([join_traces(found[stage]) for stage in self._stages])
 
         return trace_segment(trace_from, self._order, start, end)
@@ -126,7 +128,9 @@ def open_learner(
     folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach_tap
 ) -> Iterator[Tap]:
     """Opens a folder in a learner, in this process if possible; see `engines.OpenTap`."""
-    section = LearnerSection.from_computation(computation_of(options), backend, Parallel(**options.parallel))
+    section = LearnerSection.from_computation(
+        computation_of(options), backend, Parallel(**options.parallel)
+    )
     sizes = {**options.parallel, "packed": 1 + options.neighbors}
     name = " ".join([backend, *(f"{key}={size}" for key, size in sizes.items() if size > 1)])
     spec = LearnerSpec(str(folder), "logits", section, None, 0)

@@ -213,7 +213,9 @@ class RankTap:
         rest of the segment.
         """
         with Recorder() as recorder:
-            self._read_sequence(tokens_T, forced, recorder, start if start in self._own else None, end)
+            self._read_sequence(
+                tokens_T, forced, recorder, start if start in self._own else None, end
+            )
         if {start, end} & self._own:
             return recorder.join_calls()
         return OperatorTrace()

@@ -101,7 +101,9 @@ class SamplerTap:
             with Recorder() as recorder:
                 recorder.begin_early()
                 self._read_sequence(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
-            return replace(recorder.join_calls(), split=(len(tokens_T), self._prompt or len(tokens_T)))
+            return replace(
+                recorder.join_calls(), split=(len(tokens_T), self._prompt or len(tokens_T))
+            )
 
         return trace_segment(trace_from, self._order, start, end)
 
@@ -110,7 +112,9 @@ class SamplerTap:
             self._read_sequence(tokens_T, Pass({}), PassShare())
         return ran
 
-    def _read_sequence(self, tokens_T: Tensor, one: Pass, rows: PassShare) -> tuple[Tensor, Tensor | None]:
+    def _read_sequence(
+        self, tokens_T: Tensor, one: Pass, rows: PassShare
+    ) -> tuple[Tensor, Tensor | None]:
         """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it prefills only
         the first token.
         """

@@ -18,7 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from lockstep_logprobs.fused.lanes import LOG2_E, NOTHING, finite_base, launch_kernel
-from lockstep_logprobs.fused.rows import differentiate_row, make_contiguous, power_scale, with_adjacent_columns
+from lockstep_logprobs.fused.rows import (
+    differentiate_row,
+    make_contiguous,
+    power_scale,
+    with_adjacent_columns,
+)
 from lockstep_logprobs.gradient import RowGradient
 from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import RowSums
@@ -88,7 +93,17 @@ def hidden_row_sums(
     tile = choose_tile(states)
     programs = triton.cdiv(rows, tile[0]), pieces
     tiles = entropy, *tile, _BYTES // states.itemsize, _PIECE
-    launch_kernel(_sum_piece, programs, states, head, *make_contiguous(token), sums_RMT, picked_MK, *sizes, *tiles)
+    launch_kernel(
+        _sum_piece,
+        programs,
+        states,
+        head,
+        *make_contiguous(token),
+        sums_RMT,
+        picked_MK,
+        *sizes,
+        *tiles,
+    )
     return RowSums.from_rows(sums_RMT).merge_tiles(temperature).stack_rows(), picked_MK
 
 

@@ -42,7 +42,9 @@ def row_sums(
         (token_MK, floor_M) = make_contiguous(token, floor)
         tensors = logits, token_MK, floor_M, sums_RM, picked_MK
         sizes = columns, tokens, logits.stride(0), start, power_scale(temperature)
-        launch_kernel(_sum_row, (rows,), *tensors, *sizes, entropy, _TILE, _HALVINGS, _power_of_2(tokens))
+        launch_kernel(
+            _sum_row, (rows,), *tensors, *sizes, entropy, _TILE, _HALVINGS, _power_of_2(tokens)
+        )
     return sums_RM, picked_MK
 
 

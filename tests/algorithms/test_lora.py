@@ -57,7 +57,9 @@ def run(in_tmp: Path) -> Run:
     (in_tmp / "rewards.py").write_text(REWARDS)
     for name, recipe in RECIPES.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    return lambda name, *overrides: read_metrics(train_recipe(load_recipe(f"{name}.yaml", [LORA, *overrides])))
+    return lambda name, *overrides: read_metrics(
+        train_recipe(load_recipe(f"{name}.yaml", [LORA, *overrides]))
+    )
 
 
 def series(rows: Rows, metric: str) -> list[float]:

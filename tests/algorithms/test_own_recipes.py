@@ -72,7 +72,9 @@ def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
     write("pairs.jsonl", pairs(range(128)))
     write("held_out_pairs.jsonl", pairs(range(200, 216)))
     files = ["data.train=pairs.jsonl", "data.validation=held_out_pairs.jsonl"]
-    loaded = load_recipe("reward_model_chat", [f"model.path={chat_model('model', 0)}", *files, *HERE])
+    loaded = load_recipe(
+        "reward_model_chat", [f"model.path={chat_model('model', 0)}", *files, *HERE]
+    )
     assert "1 optimizer step of 64 pairs" in dry_run(loaded)
     rows = read_metrics(train_recipe(loaded))
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]

@@ -190,10 +190,12 @@ def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: P
         "environment": {"class_name": Echo, "max_tokens": 200},
     }
     assert lockstep.GRPO(**options)._loaded.dump_options()["reward"] is None
-    assert lockstep.GRPO(**options, reward="math")._loaded.dump_options()["reward"]["type"] == "math"
-    assert lockstep.GRPO(**options, recipe="grpo")._loaded.dump_options()["reward"]["type"] == "math", (
-        "the run notes that"
+    assert (
+        lockstep.GRPO(**options, reward="math")._loaded.dump_options()["reward"]["type"] == "math"
     )
+    assert (
+        lockstep.GRPO(**options, recipe="grpo")._loaded.dump_options()["reward"]["type"] == "math"
+    ), "the run notes that"
 
 
 @pytest.mark.full

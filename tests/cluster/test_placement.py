@@ -95,9 +95,11 @@ def test_a_process_sees_its_own_gpus_alone() -> None:
     assert found.ranks[9].build_environment({}) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert found.engines[5].build_environment({}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     some = {"CUDA_VISIBLE_DEVICES": "4, 5,GPU-8f1c,7"}
-    assert RunPlacement.from_devices(DeviceGrid(1, 4, True), ProcessCounts(4)).ranks[2].build_environment(some) == {
-        "CUDA_VISIBLE_DEVICES": "GPU-8f1c"
-    }, "of those that this process sees itself"
+    assert RunPlacement.from_devices(DeviceGrid(1, 4, True), ProcessCounts(4)).ranks[
+        2
+    ].build_environment(some) == {"CUDA_VISIBLE_DEVICES": "GPU-8f1c"}, (
+        "of those that this process sees itself"
+    )
 
 
 def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +159,9 @@ def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.Monke
         (6, 7),
     ]
     run = WorkerPool(
-        choose_placement(SEPARATE, Computation(), ProcessCounts.from_sections(SEPARATE, 4, SamplerSection()))
+        choose_placement(
+            SEPARATE, Computation(), ProcessCounts.from_sections(SEPARATE, 4, SamplerSection())
+        )
     )
     assert [
         place.devices for place in run.place_engines(SamplerSection(replicas=3), Computation())
@@ -196,7 +200,9 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
         ending.callback(cluster.close)
         workers = WorkerPool(cluster.placement, cluster)
         places = (*cluster.placement.ranks, *cluster.placement.engines)
-        remotes = [workers.start_worker(Abacus, f"worker {place}", 400.0, place) for place in places]
+        remotes = [
+            workers.start_worker(Abacus, f"worker {place}", 400.0, place) for place in places
+        ]
         first, second, both = (
             remote.call("variable", "CUDA_VISIBLE_DEVICES") for remote in remotes
         )
@@ -207,7 +213,9 @@ def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
 
 
 def recipe_of(*overrides: str) -> Algorithm:
-    return load_recipe("ppo_arithmetic", ["learner.device=auto", *overrides]).expect_recipe(Algorithm)
+    return load_recipe("ppo_arithmetic", ["learner.device=auto", *overrides]).expect_recipe(
+        Algorithm
+    )
 
 
 TURNS = {
@@ -246,6 +254,15 @@ def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.Monkey
 
 
 def test_weights_of_the_host_go_another_way_than_those_of_a_gpu() -> None:
-    assert WITHIN.for_host_weights(one_machine=True) == NCCL.for_host_weights(one_machine=True) == HOST
-    assert WITHIN.for_host_weights(one_machine=False) == NCCL.for_host_weights(one_machine=False) == GLOO
-    assert (GLOO.for_host_weights(one_machine=True), HOST.for_host_weights(one_machine=True)) == (GLOO, HOST)
+    assert (
+        WITHIN.for_host_weights(one_machine=True) == NCCL.for_host_weights(one_machine=True) == HOST
+    )
+    assert (
+        WITHIN.for_host_weights(one_machine=False)
+        == NCCL.for_host_weights(one_machine=False)
+        == GLOO
+    )
+    assert (GLOO.for_host_weights(one_machine=True), HOST.for_host_weights(one_machine=True)) == (
+        GLOO,
+        HOST,
+    )

@@ -65,9 +65,13 @@ def test_an_engine_sleeps_where_learners_leave_and_has_a_larger_cache(
             "sampler=vllm",
             f"cluster.offload_idle={str(offload).lower()}",
         ]
-        recipe = load_recipe("ppo_arithmetic", [*options, f"model.path={model}"]).expect_recipe(Algorithm)
+        recipe = load_recipe("ppo_arithmetic", [*options, f"model.path={model}"]).expect_recipe(
+            Algorithm
+        )
         files, source = data_files(recipe.data, in_tmp), open_source(str(model))
-        spec = LiveSetup(recipe, in_tmp, files, source, "a test", show_notes(), WorkerPool())._sampler_spec
+        spec = LiveSetup(
+            recipe, in_tmp, files, source, "a test", show_notes(), WorkerPool()
+        )._sampler_spec
         assert spec.section.takes_turns is spec.backend.forgets_weights(spec.section) is offload
         assert spec.budget is not None
         beside[offload] = spec.budget.beside

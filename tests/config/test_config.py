@@ -189,7 +189,8 @@ def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: s
     for option in ("sampler.max_batch_size=7", "sampler.replicas=3"):
         assert load_recipe(recipe, [option]).digest != loaded.digest
     others = [
-        load_recipe(recipe, [change]).digest for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")
+        load_recipe(recipe, [change]).digest
+        for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")
     ]
     assert len({loaded.digest, *others}) == 4
     assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"
@@ -277,7 +278,10 @@ def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[s
     "layout", ["learner.parallel.dp=2", "learner.parallel.tp=2", "learner=megatron", "cluster=ray"]
 )
 def test_every_layout_begins_with_the_same_warm_start(layout: str) -> None:
-    alone, laid_out = load_recipe("ppo_arithmetic").warm_start, load_recipe("ppo_arithmetic", [layout]).warm_start
+    alone, laid_out = (
+        load_recipe("ppo_arithmetic").warm_start,
+        load_recipe("ppo_arithmetic", [layout]).warm_start,
+    )
     assert alone is not None
     assert laid_out is not None
     assert laid_out.digest == alone.digest

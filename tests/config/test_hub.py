@@ -99,7 +99,9 @@ def test_a_run_takes_one_commit_and_keeps_it(
     assert not hub.asked
     shutil.rmtree(folder / "final")
     hub.gated.add("models/ada/tiny")
-    assert train_recipe(tiny()) == folder  # all of the commit is here, so its terms are nothing to the run
+    assert (
+        train_recipe(tiny()) == folder
+    )  # all of the commit is here, so its terms are nothing to the run
     assert not hub.asked
     hub.gated.clear()
     next(Path("cache").glob("models--*/snapshots/*/config.json")).unlink()
@@ -143,7 +145,8 @@ def test_without_a_network_this_machines_copy_is_used(
     hub.code = 451
     assert fetch_names(tiny()).training_recipe == here.training_recipe
     assert (
-        f"{MODEL} is commit {Path(str(here.training_recipe.model.path)).name}" in capsys.readouterr().err
+        f"{MODEL} is commit {Path(str(here.training_recipe.model.path)).name}"
+        in capsys.readouterr().err
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.asked.clear()
@@ -194,6 +197,8 @@ def test_parsing() -> None:
         parse_name_of_kind("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet", "dataset").file
         == "a/0.parquet"
     )
-    assert parse_name_of_kind("hf:datasets/ada/sums@main/a/train.jsonl", "dataset").revision == "main"
+    assert (
+        parse_name_of_kind("hf:datasets/ada/sums@main/a/train.jsonl", "dataset").revision == "main"
+    )
     with pytest.raises(ValueError, match="is not a file of a hub data set"):
         parse_name_of_kind("hf:datasets/ada/sums/a/../../b.jsonl", "dataset")

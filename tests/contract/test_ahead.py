@@ -19,7 +19,12 @@ from torch import Tensor
 
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.ahead import OneStepAhead
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, train_on_rollouts, policy_version
+from lockstep.algorithms.ppo.step import (
+    PPOWorkers,
+    build_settings,
+    policy_version,
+    train_on_rollouts,
+)
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams

@@ -91,7 +91,9 @@ def ends(request: pytest.FixtureRequest) -> Ends:
         LocalSender(),
         RendezvousHost("127.0.0.1", 2, 30.0) if transfer == "process_group" else None,
     )
-    route = TransferRoute(transfer, () if host else sender.file_paths, host.meeting if host else None)
+    route = TransferRoute(
+        transfer, () if host else sender.file_paths, host.meeting if host else None
+    )
     announced, taken = queue.SimpleQueue[WeightBucket | None](), list[Taken]()
     text = route.for_rank(1).to_json()
     thread = threading.Thread(
@@ -120,7 +122,9 @@ def assert_same(left: Taken, right: Taken) -> None:
 
 def test_what_is_taken_is_what_was_written(ends: Ends) -> None:
     numbers = list[int]()
-    for bucket in ends.sender.fill_buckets(OutgoingWeights.wrap_stream(weights().items()), columns=True):
+    for bucket in ends.sender.fill_buckets(
+        OutgoingWeights.wrap_stream(weights().items()), columns=True
+    ):
         numbers.append(bucket.number)
         assert bucket.size <= 512 or len(bucket.slots) == 1
         assert all(slot.start % 64 == 0 for slot in bucket.slots)
@@ -135,7 +139,9 @@ def test_a_bucket_stays_while_the_next_is_filled(ends: Ends) -> None:
     if ends.host is not None:
         pytest.skip("a broadcast ends when all have the bytes")
     before: WeightBucket | None = None
-    for bucket in ends.sender.fill_buckets(OutgoingWeights.wrap_stream(weights().items()), columns=False):
+    for bucket in ends.sender.fill_buckets(
+        OutgoingWeights.wrap_stream(weights().items()), columns=False
+    ):
         if before is not None:
             ends.send(before)
             ends.wait()
@@ -149,7 +155,9 @@ def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
     """The second time there is more of it, so that memory has to grow."""
     more = {"more": torch.arange(3000.0)}
     for sent in ({"one": torch.ones(3)}, {"one": torch.zeros(3), **more}):
-        for bucket in ends.sender.fill_buckets(OutgoingWeights.wrap_stream(sent.items()), columns=False):
+        for bucket in ends.sender.fill_buckets(
+            OutgoingWeights.wrap_stream(sent.items()), columns=False
+        ):
             ends.send(bucket)
     assert_same(ends.finish(), {"one": torch.zeros(3), **more})
 
@@ -165,7 +173,9 @@ def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dty
             dtype if held[name].is_floating_point() and dtype is not None else held[name].dtype
         )
         columns = column_fingerprint(tensor) if tensor.ndim == 2 else None
-        assert outgoing.sent_fingerprints[name] == SentFingerprint(fingerprint_tensor(tensor), columns)
+        assert outgoing.sent_fingerprints[name] == SentFingerprint(
+            fingerprint_tensor(tensor), columns
+        )
 
 
 def test_a_stream_is_gone_through_as_it_is_sent() -> None:

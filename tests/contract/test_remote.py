@@ -143,7 +143,9 @@ def test_a_refusal_reads_as_it_was_written(shared: WorkerProxy) -> None:
     assert "raised in refuse of worker abacus" in caught.value.__notes__[0]
     assert shared.call("echo", 1) == 1
     batch = Batch(torch.tensor([1]), torch.tensor([1]))
-    assert CallFailure.from_error(NotFiniteError("the loss is not finite", batch)).family is RunError
+    assert (
+        CallFailure.from_error(NotFiniteError("the loss is not finite", batch)).family is RunError
+    )
 
 
 def test_an_error_brings_its_traceback(shared: WorkerProxy) -> None:

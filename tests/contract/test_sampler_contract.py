@@ -313,7 +313,9 @@ def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
     (held,) = sampler.load_weights(learner.weights(), 1)
     assert {name: tensor.data_ptr() for name, tensor in learner.weights()} == places
     assert all(p.data_ptr() == places[name] for name, p in lm.named_parameters())
-    assert held.fingerprints == {name: fingerprint_tensor(tensor) for name, tensor in learner.weights()}
+    assert held.fingerprints == {
+        name: fingerprint_tensor(tensor) for name, tensor in learner.weights()
+    }
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -194,7 +194,9 @@ def test_what_is_doubtful_is_listed_and_left_out(case: str, tmp_path: Path) -> N
     library, algorithm, word, key = LOOK[case]
     name, text, usual = CONFIGS[library]
     found = converted(tmp_path, name, text, algorithm or usual, *filter(None, [word]))
-    [entry] = [entry for entry in found.select_entries(KeyVerdict.LOOK) if entry.theirs.endswith(key)]
+    [entry] = [
+        entry for entry in found.select_entries(KeyVerdict.LOOK) if entry.theirs.endswith(key)
+    ]
     assert entry.sentence
     assert not entry.options
     assert f"Look at this: {entry.theirs}" in render_recipe(found)
@@ -243,8 +245,12 @@ def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> N
     found = converted(
         tmp_path, *CONFIGS["verl"], "trainer.total_epoch=3", "data.seed=1", "trainer.seed=2"
     )
-    assert [entry.theirs for entry in found.select_entries(KeyVerdict.UNKNOWN)] == ["trainer.total_epoch"]
-    [clash] = [entry for entry in found.select_entries(KeyVerdict.LOOK) if entry.theirs == "trainer.seed"]
+    assert [entry.theirs for entry in found.select_entries(KeyVerdict.UNKNOWN)] == [
+        "trainer.total_epoch"
+    ]
+    [clash] = [
+        entry for entry in found.select_entries(KeyVerdict.LOOK) if entry.theirs == "trainer.seed"
+    ]
     assert clash.sentence == "seed is already 1, from data.seed"
 
 

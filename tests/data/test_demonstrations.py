@@ -45,7 +45,9 @@ def section(**options: Any) -> DataSection:
 def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
     index: Any, tokenizer: Any
 ) -> None:
-    batch = build_answer_batch(DemonstrationRows(index, tokenizer, section(), max_tokens=64).read_first())
+    batch = build_answer_batch(
+        DemonstrationRows(index, tokenizer, section(), max_tokens=64).read_first()
+    )
     rows = zip(ROWS, batch.sequences(), batch.sequences("mask"), strict=True)
     for row, tokens, mask in rows:
         assert tokenizer.decode(tokens[~mask]) == row["question"] + "\n"
@@ -67,7 +69,9 @@ def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: P
 
 
 def test_over_long_rows_can_be_skipped_and_are_counted(index: Any, tokenizer: Any) -> None:
-    lengths = [DemonstrationRows(index, tokenizer, section(), 64)[i].longest_length for i in range(4)]
+    lengths = [
+        DemonstrationRows(index, tokenizer, section(), 64)[i].longest_length for i in range(4)
+    ]
     limit = sorted(lengths)[1]
     rows = DemonstrationRows(index, tokenizer, section(overlong_prompts="skip"), limit)
     assert [rows[i].longest_length for i in range(len(rows))] == [

@@ -44,7 +44,10 @@ def section(**options: Any) -> DataSection:
 
 def test_render_fills_fields_and_leaves_everything_else() -> None:
     row = {"a": "{x}", "n": 7, "yes": True, "list": [1, "é"], "a.b": "dotted"}
-    assert fill_template("{{{a}}} {n}/{yes} {list} {a.b}\n", row, "") == '{{x}} 7/true [1, "é"] dotted\n'
+    assert (
+        fill_template("{{{a}}} {n}/{yes} {list} {a.b}\n", row, "")
+        == '{{x}} 7/true [1, "é"] dotted\n'
+    )
     assert fill_template("no fields", {}, "") == "no fields"
 
 

@@ -94,7 +94,9 @@ def started(
 ) -> Iterator[Started]:
     kind, how = LAYOUTS[request.param]
     first = tmp_path_factory.mktemp("first")
-    learner = launch_learner(CountedSpec(str(models(kind)), "logits", how, OPTIMIZER, 0), timeout_s=400.0)
+    learner = launch_learner(
+        CountedSpec(str(models(kind)), "logits", how, OPTIMIZER, 0), timeout_s=400.0
+    )
     save(learner, first)
     yield Started(learner, first)
     learner.close()

@@ -31,7 +31,7 @@ from lockstep.core.metrics import Metrics
 from lockstep.distributed.ranks import RankMesh
 from lockstep.learners.base import train
 from lockstep.losses.base import Denominator, Outputs
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.plan.memory import ModelRank
 from lockstep.plan.sizes import ModelSizes
 

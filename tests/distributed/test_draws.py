@@ -48,7 +48,9 @@ def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(
     token, logprob = draw_tokens(logits, uniform, SAMPLINGS[name], row_invariant=True)
     assert torch.equal(logprob, token_scores(logits, token, SAMPLINGS[name], row_invariant=True)[0])
     for some in ([5], [12, 0, 7]):
-        alone_token, alone = draw_tokens(logits[some], uniform[some], SAMPLINGS[name], row_invariant=True)
+        alone_token, alone = draw_tokens(
+            logits[some], uniform[some], SAMPLINGS[name], row_invariant=True
+        )
         assert torch.equal(alone_token, token[some])
         assert torch.equal(alone, logprob[some])
 

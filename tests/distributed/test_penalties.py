@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.types import SamplingParams
-from lockstep.distributed.penalties import find_earlier, apply_penalties
+from lockstep.distributed.penalties import apply_penalties, find_earlier
 from lockstep_logprobs.shard import Shard
 
 VOCABULARY = 7

@@ -171,7 +171,9 @@ def test_what_a_command_names_is_there(command: str) -> None:
     known = {option for action in parser._actions for option in action.option_strings}
     assert {word for word in words if word.startswith("--")} <= known
     if words[0] in ("train", "plan", "config") and words[1:] and words[1] != "RECIPE":
-        assert load_recipe(words[1], [re.sub(r"=[A-Z]$", "=1", word) for word in words[2:] if "=" in word])
+        assert load_recipe(
+            words[1], [re.sub(r"=[A-Z]$", "=1", word) for word in words[2:] if "=" in word]
+        )
 
 
 @pytest.mark.needs("gloo")

@@ -129,7 +129,9 @@ def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch
         case _:
             raise AssertionError(f"{recipe} trains")
     require_sampler(sampler, asked.learner)
-    choose_placement(asked.cluster, asked.learner, ProcessCounts.from_sections(asked.cluster, 0, sampler))
+    choose_placement(
+        asked.cluster, asked.learner, ProcessCounts.from_sections(asked.cluster, 0, sampler)
+    )
 
 
 FILES = ("data.train=train.jsonl", "data.validation=test.jsonl")

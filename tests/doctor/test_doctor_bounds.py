@@ -48,7 +48,9 @@ def test_a_pass_has_room_for_so_many_tokens(
     noting = Noting(folder)
     bench = Bench({"torch": noting}, HFBackend(folder), recipe.grid)
     cell = cells_of(recipe.grid)[0]
-    bench.draw_samples(cell, requests_for(cell, PromptSource(recipe).read_prompts("real", 30), 8, seed=0))
+    bench.draw_samples(
+        cell, requests_for(cell, PromptSource(recipe).read_prompts("real", 30), 8, seed=0)
+    )
     assert noting.rows == rows
 
 

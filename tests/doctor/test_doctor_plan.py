@@ -174,7 +174,9 @@ def test_a_model_without_tokenizer_gets_random_tokens(models: Callable[..., Path
     tokens = torch.tensor([token for prompt in real for token in prompt.tokens])
     assert 0 <= int(tokens.min()) < 4
     assert 60 <= int(tokens.max()) < 64
-    assert PromptSource(source.recipe.model_copy(update={"seed": 1})).read_prompts("real", 9) != real
+    assert (
+        PromptSource(source.recipe.model_copy(update={"seed": 1})).read_prompts("real", 9) != real
+    )
 
 
 def test_an_empty_file_of_prompts_is_refused(assets: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.report.sweeps import student_quantile
 from lockstep_doctor.columns import TokenColumns
 from lockstep_doctor.statistics import Compared, compute_figures, pool_comparisons
-from lockstep_doctor.table.bounds import bound_statistic, bound_rate, cluster_mean, standard_errors
+from lockstep_doctor.table.bounds import bound_rate, bound_statistic, cluster_mean, standard_errors
 
 INF = math.inf
 logprobs = st.floats(-8, 0)
@@ -218,7 +218,11 @@ def test_bounds_cover_though_clusters_are_few_and_skewed(
 
 
 def test_one_cluster_says_nothing_and_equal_ones_all() -> None:
-    alone = bound_statistic(torch.tensor([[101.0, 100.0]], dtype=torch.float64), cluster_mean, 0.01, 0.01)
+    alone = bound_statistic(
+        torch.tensor([[101.0, 100.0]], dtype=torch.float64), cluster_mean, 0.01, 0.01
+    )
     assert (alone.low, alone.high) == (-INF, INF)
-    equal = bound_statistic(torch.tensor([[101.0, 100.0]] * 8, dtype=torch.float64), cluster_mean, 0.01, 0.01)
+    equal = bound_statistic(
+        torch.tensor([[101.0, 100.0]] * 8, dtype=torch.float64), cluster_mean, 0.01, 0.01
+    )
     assert (equal.low, equal.high) == (1.01, 1.01)

@@ -358,7 +358,9 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: 
     assert float(drawn.tensors["shaped.rounding.fp32"].max()) < 1e-4
     both = found(recipe, HFBackend(folder, dtype), rounded_learner).rows[0].find_samples("torch")
     assert both is not None
-    ratio = both.rounding_floor("hf", "torch") / both.tensors[f"shaped.rounding.{dtype}"].clamp(min=1e-9)
+    ratio = both.rounding_floor("hf", "torch") / both.tensors[f"shaped.rounding.{dtype}"].clamp(
+        min=1e-9
+    )
     assert torch.allclose(ratio, torch.full_like(ratio, 2**0.5), rtol=1e-3)
 
 

@@ -53,7 +53,9 @@ def verdict(
 ) -> CellJudgement:
     torch.manual_seed(3)
     compared = drawn(sequences, 400, noise, shift)
-    return judge_cell({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
+    return judge_cell(
+        {"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling
+    )
 
 
 def failed(judgement: CellJudgement) -> set[str]:
@@ -116,7 +118,9 @@ def test_a_side_that_says_nothing_of_any_token_fails(
 
     torch.manual_seed(3)
     compared = drawn(32, 400, 0.02)
-    found = judge_cell({"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling)
+    found = judge_cell(
+        {"infer": (alter(compared), floor_of(compared, 0.02))}, LIMITS, sampling=sampling
+    )
     assert found.verdict == "FAIL"
     assert {"infer.support", "infer.outliers", "infer.sequence_ess"} <= failed(found)
     share = found.clauses["infer.sequence_ess"]
@@ -183,7 +187,9 @@ def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(
     )
     tails = judge_tails([bad, *(drawn(100, 400, 0.02) for _ in range(2))], LIMITS)
     assert tails.verdict == "PASS"
-    found = judge_cell({"infer": (bad, None)}, LIMITS, cells=3, tails=tails).clauses["infer.outliers"]
+    found = judge_cell({"infer": (bad, None)}, LIMITS, cells=3, tails=tails).clauses[
+        "infer.outliers"
+    ]
     assert found.verdict == expected
     assert found.value == pytest.approx(tails.value if expected == "PASS" else 0.003)
 
@@ -197,7 +203,8 @@ def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
         == "INCONCLUSIVE"
     )
     assert (
-        judge_cell({"infer": (enough[0], enough[1])}, LIMITS).clauses["infer.mismatch"].verdict == "PASS"
+        judge_cell({"infer": (enough[0], enough[1])}, LIMITS).clauses["infer.mismatch"].verdict
+        == "PASS"
     )
     assert verdict(noise=0.3, sequences=7).verdict == "FAIL"
 
@@ -220,7 +227,9 @@ def test_both_directions_are_judged() -> None:
     assert failed(found) == {"train.mismatch", "train.bias", "train.ratio", "train.mult_prob_error"}
     assert "tokens of the training side" in found.reasons[0]
     noisy = drawn(32, 400, 0.3)
-    mirrored = judge_cell({"infer": (noisy, 0 * floor), "train": (noisy.swap_sides(), 0 * floor)}, LIMITS)
+    mirrored = judge_cell(
+        {"infer": (noisy, 0 * floor), "train": (noisy.swap_sides(), 0 * floor)}, LIMITS
+    )
     assert not failed(mirrored) & {"infer.bias", "train.bias", "infer.ratio", "train.ratio"}
     with pytest.raises(ValueError, match=r"one \|Δ\| for each of the 12800 tokens"):
         judge_cell({"infer": (healthy, floor[1:])}, LIMITS)
@@ -230,7 +239,10 @@ def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32(
     torch.manual_seed(0)
     healthy = drawn(32, 400, 1e-5)
     zero = torch.zeros(healthy.train.numel())
-    assert judge_cell({"infer": (replace(healthy, train=healthy.infer), zero)}, LIMITS).verdict == "PASS"
+    assert (
+        judge_cell({"infer": (replace(healthy, train=healthy.infer), zero)}, LIMITS).verdict
+        == "PASS"
+    )
     assert judge_cell({"infer": (healthy, zero)}, LIMITS).verdict == "PASS"
     assert failed(judge_cell({"infer": (drawn(32, 400, 1e-3), zero)}, LIMITS)) == {"infer.mismatch"}
 
@@ -239,7 +251,8 @@ def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
     torch.manual_seed(5)
     compared = drawn(32, 400, 0.0545)
     one, many = (
-        judge_cell({"infer": (compared, floor_of(compared, 0.02))}, LIMITS, cells) for cells in (1, 1000)
+        judge_cell({"infer": (compared, floor_of(compared, 0.02))}, LIMITS, cells)
+        for cells in (1, 1000)
     )
     assert many.low < one.low < one.high == pytest.approx(many.high, rel=1e-3)
     limits = LIMITS.model_copy(update={"max_mult_prob_error": (one.low + many.low) / 2})
@@ -263,5 +276,7 @@ def test_verdicts_are_seldom_wrong(noise: float, shift: float, wrong: str) -> No
     runs, mistakes = 60, 0
     for _ in range(runs):
         compared = drawn(32, 150, noise, shift)
-        mistakes += judge_cell({"infer": (compared, floor_of(compared, 0.02))}, LIMITS).verdict == wrong
+        mistakes += (
+            judge_cell({"infer": (compared, floor_of(compared, 0.02))}, LIMITS).verdict == wrong
+        )
     assert mistakes <= 1

@@ -79,7 +79,9 @@ def run(in_tmp: Path) -> Run:
     (in_tmp / "grpo.yaml").write_text(yaml.safe_dump(GRPO))
     (in_tmp / "worlds.py").write_text(WORLDS)
     (in_tmp / "rewards.py").write_text(REWARDS)
-    return lambda recipe, *overrides: read_metrics(train_recipe(load_recipe(f"{recipe}.yaml", list(overrides))))
+    return lambda recipe, *overrides: read_metrics(
+        train_recipe(load_recipe(f"{recipe}.yaml", list(overrides)))
+    )
 
 
 def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,7 +20,13 @@ from lockstep.config import DataSection
 from lockstep.core.errors import InputError
 from lockstep.data.messages import render_prompt
 from lockstep.environments import environment
-from lockstep.environments.tools import MalformedCall, ToolCall, ToolSet, parse_calls, build_tool_messages
+from lockstep.environments.tools import (
+    MalformedCall,
+    ToolCall,
+    ToolSet,
+    build_tool_messages,
+    parse_calls,
+)
 from lockstep.models.source import ModelSource, open_source
 
 

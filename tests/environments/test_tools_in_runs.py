@@ -70,7 +70,11 @@ def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(
     caller: Path, in_tmp: Path
 ) -> None:
     (in_tmp / "run.yaml").write_text(yaml.safe_dump(RUN))
-    rows = [row for row in read_metrics(train_recipe(load_recipe("run.yaml", []))) if "train/turns" in row]
+    rows = [
+        row
+        for row in read_metrics(train_recipe(load_recipe("run.yaml", [])))
+        if "train/turns" in row
+    ]
     assert (
         sum(row["train/reward"] for row in rows[-3:])
         > sum(row["train/reward"] for row in rows[:3]) + 1

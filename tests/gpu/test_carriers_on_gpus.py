@@ -69,7 +69,9 @@ def test_a_changed_weight_is_seen(learner: RankLearner, pool: SamplerPool) -> No
     with torch.no_grad():
         next(learner.model.parameters()).view(-1)[3] += 1e-3
     differ = [
-        name for name, tensor in learner.weights() if held.fingerprints[name] != fingerprint_tensor(tensor)
+        name
+        for name, tensor in learner.weights()
+        if held.fingerprints[name] != fingerprint_tensor(tensor)
     ]
     assert len(differ) == 1
 
@@ -85,7 +87,11 @@ def test_weights_of_the_host_are_refused_by_name() -> None:
     sender = LocalSender()
     sender.open_route(TransferRoute("cuda_ipc"))
     with pytest.raises(InputError, match=r"sampler\.transfer=cuda_ipc needs weights on a GPU"):
-        next(sender.fill_buckets(OutgoingWeights.wrap_stream([("one", torch.ones(3))]), columns=False))
+        next(
+            sender.fill_buckets(
+                OutgoingWeights.wrap_stream([("one", torch.ones(3))]), columns=False
+            )
+        )
 
 
 def test_a_bucket_of_other_gpus_is_refused_by_name() -> None:
@@ -102,7 +108,9 @@ def test_nccl_carries_to_another_gpu(learner: RankLearner, models: Callable[...,
     from lockstep.cluster.placement import DeviceGrid, ProcessCounts, RunPlacement
     from lockstep.cluster.workers import WorkerPool
 
-    placement = RunPlacement.from_devices(DeviceGrid(1, 2, on_gpu=True), ProcessCounts(1, 1, apart=True))
+    placement = RunPlacement.from_devices(
+        DeviceGrid(1, 2, on_gpu=True), ProcessCounts(1, 1, apart=True)
+    )
     section = SamplerSection.model_validate({"transfer": "auto", "max_batch_size": 4})
     with WorkerPool(placement) as workers:
         assert workers.choose_route(section) == TransferRoute("process_group", backend="nccl")

@@ -76,7 +76,9 @@ def test_scores_are_compared_with_float64(
 
 def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path: Path) -> None:
     other = Trial.create_in(tmp_path, CPU, 0, replace(trial.scale, layers=1))
-    sampler = SamplerSpec(str(other.folder), trial.build_sampler_section(), trial.build_computation("fp32")).open_in_process()
+    sampler = SamplerSpec(
+        str(other.folder), trial.build_sampler_section(), trial.build_computation("fp32")
+    ).open_in_process()
     with pytest.raises(BrokenPromiseError, match="128 of 128 tokens"):
         checks._measure_agreement(trial, sampler, trial.build_learner_spec("fp32").build(), "fp32")
 
@@ -125,7 +127,10 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
 def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
     wanted = DeviceRates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
     seconds = sampling_seconds(
-        trial.build_plan_rank("fp32"), EngineCounts(1, 1, trial.scale.rows), trial.scale.response, wanted
+        trial.build_plan_rank("fp32"),
+        EngineCounts(1, 1, trial.scale.rows),
+        trial.scale.response,
+        wanted,
     )
     measured: dict[str, Measured] = {
         "copy": {"from the host, GB/s": 2.0},

@@ -52,7 +52,9 @@ def learn(in_tmp: Path) -> Learn:
     def go(recipe: dict[str, Any]) -> tuple[list[dict[str, Any]], Record]:
         (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
         with pretend_gpu() as record:
-            return read_metrics(train_recipe(load_recipe("tiny.yaml", ["learner.device=cuda"]))), record
+            return read_metrics(
+                train_recipe(load_recipe("tiny.yaml", ["learner.device=cuda"]))
+            ), record
 
     return go
 

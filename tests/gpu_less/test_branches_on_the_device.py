@@ -220,10 +220,13 @@ def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Ten
         there = {name: tensor.to("cuda") for name, tensor in sent.items()}
         for _ in range(2):
             held = dict[str, Tensor]()
-            for bucket in sender.fill_buckets(OutgoingWeights.wrap_stream(there.items()), columns=False):
+            for bucket in sender.fill_buckets(
+                OutgoingWeights.wrap_stream(there.items()), columns=False
+            ):
                 assert bucket.handles.keys() == {"GPU 0"}
                 held |= {
-                    name: tensor.cpu() for name, tensor in unpack_bucket(receiver, bucket, pretended.GPU)
+                    name: tensor.cpu()
+                    for name, tensor in unpack_bucket(receiver, bucket, pretended.GPU)
                 }
             assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
         sender.free_buckets()

@@ -29,8 +29,8 @@ from lockstep.weight_sync.fingerprints import (
     column_fingerprint,
     fingerprint_tensor,
     read_fingerprints,
-    start_fingerprint,
     start_column_fingerprint,
+    start_fingerprint,
 )
 from lockstep.weight_sync.outgoing import OutgoingWeights
 from lockstep.weight_sync.sender import LocalSender
@@ -168,7 +168,9 @@ def test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there(
         there = made.to("cuda")
         found = fingerprint_tensor(there), column_fingerprint(there)
         before = len(record.events)
-        assert read_fingerprints([start_fingerprint(there), start_column_fingerprint(there)]) == list(found)
+        assert read_fingerprints(
+            [start_fingerprint(there), start_column_fingerprint(there)]
+        ) == list(found)
         assert [event.kind for event in record.events[before:]] == ["sync"], record.lines()
     assert found == expected
 

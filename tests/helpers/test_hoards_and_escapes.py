@@ -162,10 +162,13 @@ def test_an_ordinary_user_s_programs_are_held_as_those_of_root(tmp_path: Path) -
             return {
                 "reached": SANDBOX.capture_output(program, ""),
                 "hoarded": [
-                    way for way in HOARDS if SANDBOX.capture_output(HOARDS[way], "") not in (None, "-1\n")
+                    way
+                    for way in HOARDS
+                    if SANDBOX.capture_output(HOARDS[way], "") not in (None, "-1\n")
                 ],
                 "held": [
-                    SANDBOX.capture_output(together.replace("SIZE", size), "") for size in ("1", "80")
+                    SANDBOX.capture_output(together.replace("SIZE", size), "")
+                    for size in ("1", "80")
                 ],
             }
 

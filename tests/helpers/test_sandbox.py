@@ -237,8 +237,12 @@ def test_test_code_sees_what_the_program_defines(sandbox: CodeSandbox) -> None:
     assert not sandbox.passes_test(program, "assert _half == 0.5")
     assert not sandbox.passes_test(program, "assert area(1) == 3")
     assert not sandbox.passes_test(program, "while True: pass")
-    assert sandbox.passes_test("if __name__ == '__main__':\n    value = input()", "pass  # unfinished")
-    assert sandbox.passes_test("value = 1", "def check(value):\n    assert value == 1\ncheck(value)")
+    assert sandbox.passes_test(
+        "if __name__ == '__main__':\n    value = input()", "pass  # unfinished"
+    )
+    assert sandbox.passes_test(
+        "value = 1", "def check(value):\n    assert value == 1\ncheck(value)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,9 @@ def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
     recipe = generate_recipe("model", "rows.jsonl", [*SMALL, *shaped]).recipe
     assert isinstance(recipe, GenerateRecipe)
     source, section = open_source("model"), LearnerSection(device="cpu").compute_exactly()
-    prompts = open_prompts(group_files("rows.jsonl"), recipe.data.in_order, source.tokenizer).read_first()
+    prompts = open_prompts(
+        group_files("rows.jsonl"), recipe.data.in_order, source.tokenizer
+    ).read_first()
     sampler, requests = (
         SamplerSpec("model", SamplerSection(), section).build(),
         build_requests(prompts, 0, 2, 0, "generation"),

@@ -226,7 +226,8 @@ def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     assert isinstance(tokenizer.backend_tokenizer, Tokenizer)
     tokenizer.backend_tokenizer.post_processor = around
     firsts = [
-        ConversationEncoder(tokenizer, chat, 99).encode_conversations([ASKED])[0][0] for chat in (True, False)
+        ConversationEncoder(tokenizer, chat, 99).encode_conversations([ASKED])[0][0]
+        for chat in (True, False)
     ]
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
 
@@ -238,7 +239,8 @@ def test_earlier_turns_are_plain_text() -> None:
         {"role": "tool", "content": "4"},
     ]  # fmt: skip
     assert (
-        format_conversation(talk) == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
+        format_conversation(talk)
+        == "System: Be kind.\n\nUser: Hi\n\nAssistant: Hello\n\nUser: 2+2?\n\nTool: 4"
     )
     assert format_conversation(talk[1:2]) == "Hi"
 

@@ -87,7 +87,9 @@ def test_gradients_are_those_in_float64_however_small_the_loss(
     named = dict(model.named_parameters())
     right = [named[piece.name.removeprefix("lm.")].grad for piece in learner.pieces]
     learner.forward_backward(batch, WeightedLogprob(size))
-    assert is_near([piece.read_gradient() / learner._loss_factor for piece in learner.pieces], right)
+    assert is_near(
+        [piece.read_gradient() / learner._loss_factor for piece in learner.pieces], right
+    )
 
 
 def test_a_scaled_step_is_that_of_an_unscaled_loss(spec: LearnerSpec) -> None:

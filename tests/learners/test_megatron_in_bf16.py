@@ -36,7 +36,9 @@ def lifted(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def started(model: Path, head: HeadKind, **parallel: int) -> Iterator[MeshLearner]:
     chosen = section("megatron", **parallel).model_copy(update={"dtype": "bf16"})
-    learner = launch_learner(LearnerSpec(str(model), head, chosen, OPTIMIZER, seed=0), timeout_s=400.0)
+    learner = launch_learner(
+        LearnerSpec(str(model), head, chosen, OPTIMIZER, seed=0), timeout_s=400.0
+    )
     with ExitStack() as stack:
         stack.callback(learner.close)
         yield learner

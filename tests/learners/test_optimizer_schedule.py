@@ -42,7 +42,9 @@ def test_cosine_decay() -> None:
 
 
 def pieces(model: nn.Module) -> list[ParameterPiece]:
-    return [TorchPiece.from_parameter(name, parameter) for name, parameter in model.named_parameters()]
+    return [
+        TorchPiece.from_parameter(name, parameter) for name, parameter in model.named_parameters()
+    ]
 
 
 def step(

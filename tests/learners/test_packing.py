@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.learners.packing import estimate_cost, deal_to_ranks, pack_bins
+from lockstep.learners.packing import deal_to_ranks, estimate_cost, pack_bins
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 150))
@@ -51,7 +51,10 @@ def test_ranks_get_like_costs_in_each_pass_and_together() -> None:
     lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 512).astype(int).clip(1, 8192).tolist()
     shares = deal_to_ranks(lengths, 16384, 4)
     costs = np.array(
-        [[estimate_cost([lengths[index] for index in rows]) for rows in passes] for passes in shares]
+        [
+            [estimate_cost([lengths[index] for index in rows]) for rows in passes]
+            for passes in shares
+        ]
     )
     assert costs.sum(1).max() < 1.03 * costs.sum(1).mean()
     assert costs.max(0).sum() < 1.1 * costs.mean(0).sum(), "what the slowest takes, pass by pass"

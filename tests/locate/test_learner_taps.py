@@ -108,7 +108,12 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
         open_learner(folder, EngineOptions(parallel=parallel), backend, attach) as learner,
     ):
         found = locate(reference, learner, TOKENS, witness)
-        assert found.places[0].engine_errors["hf"] < 1e-6 < 1e-3 < found.places[0].engine_errors[learner.name]
+        assert (
+            found.places[0].engine_errors["hf"]
+            < 1e-6
+            < 1e-3
+            < found.places[0].engine_errors[learner.name]
+        )
         return found
 
 

@@ -98,7 +98,12 @@ def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) 
         for suspect in found.places[0].suspects
         for frame in suspect.operator.stack[:2]
     ]
-    assert found.places[0].engine_errors["right"] < 1e-6 < 1e-3 < found.places[0].engine_errors["wrong"]
+    assert (
+        found.places[0].engine_errors["right"]
+        < 1e-6
+        < 1e-3
+        < found.places[0].engine_errors["wrong"]
+    )
 
 
 def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> None:

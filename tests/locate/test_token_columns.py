@@ -115,7 +115,9 @@ def test_values_that_nothing_explains_are_off() -> None:
         clean.infer.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
     (found,) = examine_columns(
-        replace(clean, infer=torch.where(clean.token_position >= 60, clean.infer + noise, clean.infer))
+        replace(
+            clean, infer=torch.where(clean.token_position >= 60, clean.infer + noise, clean.infer)
+        )
     )
     assert found.kind == "off"
     assert "positions 60 to 89 of 90" in found.where

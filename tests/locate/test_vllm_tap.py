@@ -235,7 +235,12 @@ def test_a_fault_in_vllm_has_its_line(llama: Path, subtests: pytest.Subtests) ->
                 assert function in [
                     frame.function for frame in found.places[0].suspects[0].operator.stack[:2]
                 ]
-                assert found.places[0].engine_errors["hf"] < 1e-6 < 1e-3 < found.places[0].engine_errors["vllm"]
+                assert (
+                    found.places[0].engine_errors["hf"]
+                    < 1e-6
+                    < 1e-3
+                    < found.places[0].engine_errors["vllm"]
+                )
         assert not find(llama, tap).all_segments
 
 

@@ -61,7 +61,9 @@ def test_weights_that_come_in_bf16_change_no_bit(family: str) -> None:
     lm = build_miniature(AutoConfig.for_model(family, **FAMILIES[family]))
     head = LogitsHead(lm)
     expected, gradients = compute(head)
-    narrow = [(layer, whole) for layer in list_layers(lm) if (whole := find_vectors(layer)) is not None]
+    narrow = [
+        (layer, whole) for layer in list_layers(lm) if (whole := find_vectors(layer)) is not None
+    ]
     assert bool(narrow) != (family in IN_FP32)
     for layer, whole in narrow:
         cast(layer, whole)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.models.load import ModelError, build_causal_lm, load_backbone, load_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.models.weight_files import check_weights

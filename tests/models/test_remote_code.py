@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.config.trust import UntrustedCode, trust
 from lockstep.core.errors import InputError
-from lockstep.models.folder import ModelError, read_config, build_skeleton
+from lockstep.models.folder import ModelError, build_skeleton, read_config
 from lockstep.system.guarded_imports import TRUSTED
 
 EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"

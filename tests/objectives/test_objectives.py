@@ -17,8 +17,8 @@ from lockstep.objectives.advantage import gae, length_adaptive_lambda
 from lockstep.objectives.divergence import k1, k2, k3, kl_loss
 from lockstep.objectives.masks import masked_whiten, sequence_sum
 from lockstep.objectives.mismatch import (
-    measure_agreement,
     icepop,
+    measure_agreement,
     sequence_mismatch,
     sequence_tis,
     token_tis,

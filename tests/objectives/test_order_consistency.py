@@ -58,7 +58,9 @@ def test_luck_is_exact(total: int, first_wins: int) -> None:
     consistent = [sum(way[2 * k] != way[2 * k + 1] for k in range(total)) for way in ways]
     for count in set(consistent):
         exact = sum(one >= count for one in consistent) / len(ways)
-        assert ComparisonCounts(total, count, first_wins).luck_probability == pytest.approx(exact, rel=1e-9)
+        assert ComparisonCounts(total, count, first_wins).luck_probability == pytest.approx(
+            exact, rel=1e-9
+        )
 
 
 def test_what_was_not_decided_in_both_orders_does_not_count() -> None:

@@ -17,7 +17,9 @@ FP32, BF16 = 1.001, 1.05
 
 def tally(delta_N: Tensor, lengths: list[int]) -> MismatchTally:
     everything = torch.ones_like(delta_N, dtype=torch.bool)
-    return MismatchTally.from_logprobs(delta_N, torch.zeros_like(delta_N), everything, torch.tensor(lengths))
+    return MismatchTally.from_logprobs(
+        delta_N, torch.zeros_like(delta_N), everything, torch.tensor(lengths)
+    )
 
 
 def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:

@@ -19,7 +19,7 @@ from lockstep.config import DType, LearnerSection, LoRA, Parallel
 from lockstep.config.loading import load_recipe
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.models.heads import LogitsHead, ValueHead
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.lora import add_adapters
@@ -49,7 +49,9 @@ def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: 
     for key in range(8):
         scheduler.submit(Request(tuple([3] * (CONTEXT - 3)), key), SamplingParams(max_tokens=3))
     scheduler.step()
-    held = (layer for arena in scheduler._extents.occupied_arenas for layer in arena.layers.values())
+    held = (
+        layer for arena in scheduler._extents.occupied_arenas for layer in arena.layers.values()
+    )
     assert (
         sum(keys.nbytes + values.nbytes for keys, values in held)
         == 4 * sizes(models(architecture)).cache * 8 * CONTEXT
@@ -168,9 +170,13 @@ def test_what_a_layer_keeps(models: Models) -> None:
     gives, twice, …
     """
     folder, n = models("llama"), 48
-    assert rank(folder).layer_activation_bytes() == 4 * n * (4 * D + 2 + 2 * D + 3 * Q + 4 + 2 * K + 4 * F)
+    assert rank(folder).layer_activation_bytes() == 4 * n * (
+        4 * D + 2 + 2 * D + 3 * Q + 4 + 2 * K + 4 * F
+    )
     shared = 4 * n * (2 * D + 1 + 2 * D + 3 * Q // 2 + 2 + K + 2 * F)
-    assert rank(folder, parallel={"tp": 2}).layer_activation_bytes() == shared, "the gathered inputs are whole"
+    assert rank(folder, parallel={"tp": 2}).layer_activation_bytes() == shared, (
+        "the gathered inputs are whole"
+    )
     # Chunks of 6 tokens: the fullest of two ranks sees 24 and 6 keys of each sequence, and has
     # masks of 6 × 30.
     keys, masks = 2 * 30, 2 * 6 * 30
@@ -194,7 +200,9 @@ def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, i
 
 
 def planned(models: Models, gpus: int, memory: str, *overrides: str) -> PlanPage:
-    return plan_recipe(load_recipe("sft_chat", [f"model.path={models('llama')}", *overrides]), gpus, memory)
+    return plan_recipe(
+        load_recipe("sft_chat", [f"model.path={models('llama')}", *overrides]), gpus, memory
+    )
 
 
 def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
@@ -236,7 +244,9 @@ def test_the_guide_shows_what_is_said(
     Path("llama_7b").mkdir()
     Path("llama_7b/config.json").write_text(SEVEN)
     assert (
-        plan_recipe(load_recipe(recipe, ["model.path=llama_7b", *overrides.split()]), int(gpus), memory).text
+        plan_recipe(
+            load_recipe(recipe, ["model.path=llama_7b", *overrides.split()]), int(gpus), memory
+        ).text
         == page
     )
 
@@ -263,7 +273,9 @@ def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, me
     assert set(overrides) >= {*said[:3], f"model.path={models('llama')}"}
     assert len(overrides) == len({override.partition("=")[0] for override in overrides})
     again = load_recipe(recipe, overrides)
-    assert "It fits: " in (page := plan_recipe(again, again.training_recipe.learner.parallel.ranks, memory).text)
+    assert "It fits: " in (
+        page := plan_recipe(again, again.training_recipe.learner.parallel.ranks, memory).text
+    )
     assert pasted(page) == [recipe, *overrides]
 
 
@@ -278,7 +290,9 @@ def seven(tmp_path: Path) -> Callable[..., str]:
     """The page of PPO with 7 billion parameters on eight GPUs, with overrides."""
     (tmp_path / "config.json").write_text(SEVEN)
     said = [f"model.path={tmp_path}", *PPO_7B]
-    return lambda *overrides: plan_recipe(load_recipe("ppo_gsm8k", [*said, *overrides]), 8, "83.2GB").text
+    return lambda *overrides: (
+        plan_recipe(load_recipe("ppo_gsm8k", [*said, *overrides]), 8, "83.2GB").text
+    )
 
 
 def blocks(page: str) -> dict[str, str]:

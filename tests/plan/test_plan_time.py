@@ -19,7 +19,7 @@ from lockstep.algorithms.roles import Inference, Load
 from lockstep.cli import main
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config.loading import load_recipe
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.plan.memory import ModelRank
 from lockstep.plan.sizes import ModelSizes
 from lockstep.plan.time import DeviceRates, EngineCounts, StepTime, count_learning
@@ -32,12 +32,16 @@ LOAD = Load(sequence=64, group=1, rows=8, updates=2, scored=16, generated=64)
 @pytest.fixture
 def rank(models: Callable[..., Path]) -> ModelRank:
     folder = models("llama")
-    return ModelRank(ModelSizes.from_model(build_skeleton(read_config(folder), str(folder))), SECTION, LOAD)
+    return ModelRank(
+        ModelSizes.from_model(build_skeleton(read_config(folder), str(folder))), SECTION, LOAD
+    )
 
 
 @pytest.fixture
 def inference() -> Inference:
-    found = load_recipe("ppo_arithmetic", ["sampling.max_tokens=32"]).expect_recipe(Algorithm).inference
+    found = (
+        load_recipe("ppo_arithmetic", ["sampling.max_tokens=32"]).expect_recipe(Algorithm).inference
+    )
     assert found is not None
     return found
 
@@ -80,7 +84,9 @@ def test_phases_are_what_the_rates_make_of_them(rank: ModelRank, inference: Infe
     assert time.score == pytest.approx(time.learn / 3 * (1 + 1 / 8)), (
         "the exact policy scores one response of eight again"
     )
-    fast = StepTime.from_ranks(ranks, inference, ENGINES, replace(RATES, memory=1e15, products=1e20))
+    fast = StepTime.from_ranks(
+        ranks, inference, ENGINES, replace(RATES, memory=1e15, products=1e20)
+    )
     assert fast.generate == pytest.approx(2 * 32 * rank.sizes.layers * 1e-3, rel=1e-3), (
         "two waves of eight rows"
     )

@@ -13,7 +13,7 @@ from lockstep.cluster.placement import plan_placement
 from lockstep.config import Parallel, SamplerSection
 from lockstep.config.loading import load_recipe
 from lockstep.core.errors import InputError
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.layouts import LayoutSearch
 from lockstep.plan.sizes import ModelSizes
@@ -76,8 +76,15 @@ def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None
     found, stayed = estimated(seven_billion), estimated(seven_billion, "cluster.offload_idle=false")
     assert stayed.sampler is not None
     assert stayed.offloaded_bytes == 0
-    assert stayed.beside_engine == sum(r.peak_moment.total_bytes for r in stayed.ranks.values()) + stayed.buckets
-    assert stayed.device_bytes == stayed.beside_engine + stayed.sampler.total_bytes > 1.5 * found.device_bytes
+    assert (
+        stayed.beside_engine
+        == sum(r.peak_moment.total_bytes for r in stayed.ranks.values()) + stayed.buckets
+    )
+    assert (
+        stayed.device_bytes
+        == stayed.beside_engine + stayed.sampler.total_bytes
+        > 1.5 * found.device_bytes
+    )
     ahead = estimated(seven_billion, "ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
     assert ahead.offloaded_bytes == 0
     assert ahead.device_bytes == stayed.device_bytes, "both work at once"
@@ -127,7 +134,9 @@ def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
         "stays": [*sized, "cluster.offload_idle=false"],
     }.items():
         recipe = load_recipe("self_rewarding", options).expect_recipe(Algorithm)
-        found[name] = MemoryEstimate.from_recipe(recipe, sizes(seven_billion.parent), plan_placement(recipe))
+        found[name] = MemoryEstimate.from_recipe(
+            recipe, sizes(seven_billion.parent), plan_placement(recipe)
+        )
     # what vLLM counts penalties in
     size = 2 * 6_738_415_616 + 4 * 2**30 + 256 * 32000 * (4 + 1 / 8)
     assert found["judge"].beside_engine - found["none"].beside_engine == size

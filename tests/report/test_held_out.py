@@ -58,7 +58,10 @@ def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
         for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))
     ]
     assert find_best(list_figures(rows, "validation/loss"), "lower").step == 4
-    assert list_headlines(rows) == [("held-out loss", "3.000 → 2.000"), ("  best", "1.000 at step 4")]
+    assert list_headlines(rows) == [
+        ("held-out loss", "3.000 → 2.000"),
+        ("  best", "1.000 at step 4"),
+    ]
     assert "1.000 at step 4" in summarize_run(run_folder(tmp_path / "run", rows))
 
 

@@ -36,7 +36,8 @@ def write_rows(count: int) -> list[str]:
     Only those of math have a right answer, since nobody else reads one.
     """
     rows = [
-        problem.answer_row() | VERIFIED[i % 4] for i, problem in enumerate(distinct_problems(count, 0))
+        problem.answer_row() | VERIFIED[i % 4]
+        for i, problem in enumerate(distinct_problems(count, 0))
     ]
     for row in rows:
         if row["kind"] != "math":

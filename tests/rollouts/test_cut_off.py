@@ -135,7 +135,10 @@ def test_tools_that_loop_are_cut_off() -> None:
             return [({"type": "function", "function": {"name": "look"}}, lambda: "again")]
 
     section = EnvironmentSection(
-        class_name=user_code.make_reference(Looping), max_tokens=12, max_turns=3, tool_format="llama3_json"
+        class_name=user_code.make_reference(Looping),
+        max_tokens=12,
+        max_turns=3,
+        tool_format="llama3_json",
     )
     episodes = EpisodeRunner(
         section,

@@ -62,11 +62,13 @@ def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
 
 def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
     samples = question(0, (0.5, None), (2.5, None)) + question(1, (-1.0, None), (None, None))
-    plain = grading(RewardSection(type="python", function="a.py:b")).compute_figures(samples, (1, 2))
-    assert {name: figure.value for name, figure in plain.items()} == {"reward": 0.25}
-    passing = grading(RewardSection(type="python", function="a.py:b", pass_score=2.0)).compute_figures(
+    plain = grading(RewardSection(type="python", function="a.py:b")).compute_figures(
         samples, (1, 2)
     )
+    assert {name: figure.value for name, figure in plain.items()} == {"reward": 0.25}
+    passing = grading(
+        RewardSection(type="python", function="a.py:b", pass_score=2.0)
+    ).compute_figures(samples, (1, 2))
     assert {name: figure.value for name, figure in passing.items()} == {
         "reward": 0.25,
         "pass@1": 0.25,

@@ -290,7 +290,8 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
             saver.begin_checkpoint(step, {})
             learner.weights += 1.0
     saved = [
-        load_file(checkpoints.read_step(step).folder / "policy/model.safetensors")["w"] for step in (1, 2)
+        load_file(checkpoints.read_step(step).folder / "policy/model.safetensors")["w"]
+        for step in (1, 2)
     ]
     assert [(w.min().item(), w.max().item()) for w in saved] == [(0.0, 0.0), (1.0, 1.0)]
 

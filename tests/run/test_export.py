@@ -95,5 +95,7 @@ def test_a_warm_started_run_exports_too(run: Run, in_tmp: Path) -> None:
     assert not list(Path("second/initial").glob("*.safetensors"))
     assert logits("second/final").isfinite().all()
     assert train_recipe(
-        load_recipe("tiny.yaml", ["run.folder=second", "model.scratch=null", "model.path=first/final"])
+        load_recipe(
+            "tiny.yaml", ["run.folder=second", "model.scratch=null", "model.path=first/final"]
+        )
     )

@@ -25,7 +25,12 @@ from lockstep.config.loading import load_recipe
 from lockstep.core import exit_codes
 from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint import checkpoints
-from lockstep.run.folder.identity import ChangedError, list_differences, collect_identity, collect_inputs
+from lockstep.run.folder.identity import (
+    ChangedError,
+    collect_identity,
+    collect_inputs,
+    list_differences,
+)
 from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train_recipe
 from lockstep.system import disk
@@ -259,7 +264,9 @@ def test_other_data_is_said_and_refused_unless_allowed(
         unfinished()
     assert len([line for line in str(refused.value).splitlines() if line.startswith("  ")]) == 1
     assert "--allow-changes" in str(refused.value)
-    same_recipe = load_recipe("tiny.yaml", ["data.task=null", "data.train=train.jsonl", "run.max_steps=4"])
+    same_recipe = load_recipe(
+        "tiny.yaml", ["data.task=null", "data.train=train.jsonl", "run.max_steps=4"]
+    )
     train_recipe(same_recipe, allow_changes=True)
     assert "resumes although data.train was" in capsys.readouterr().err
 
@@ -352,7 +359,9 @@ def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
     with pytest.raises(
         ChangedError, match=r"holds a run of a different recipe:\n  recipe\.model\."
     ):
-        train_recipe(load_recipe("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True)
+        train_recipe(
+            load_recipe("tiny.yaml", ["model.scratch.config.hidden_size=64"]), allow_changes=True
+        )
 
 
 def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_run(
@@ -374,7 +383,9 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
     alter(Path("run/initial/model.safetensors"))
     names = [
         line.split(" was ")[0]
-        for line in list_differences(before, collect_identity(loaded, {"train": "2"}, Path("run/initial")))
+        for line in list_differences(
+            before, collect_identity(loaded, {"train": "2"}, Path("run/initial"))
+        )
     ]
     assert sorted(names) == ["code.reward.function", "data.train", "model.model.safetensors"]
 
@@ -388,9 +399,9 @@ def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) 
     (tmp_path / "weights").write_bytes(b"1")
     before = collect_inputs(loaded, {}, None)
     (tmp_path / "weights").write_bytes(b"2")
-    assert [line.split()[0] for line in list_differences(before, collect_inputs(loaded, {}, None))] == [
-        f"{option}.weights"
-    ]
+    assert [
+        line.split()[0] for line in list_differences(before, collect_inputs(loaded, {}, None))
+    ] == [f"{option}.weights"]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])

@@ -66,7 +66,9 @@ def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
         f"data.validation={assets}/data/gsm8k/test.jsonl",
     )
     model = f"model.path={assets}/models/stories260K/hf"
-    rows = read_metrics(train_recipe(load_recipe("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"])))
+    rows = read_metrics(
+        train_recipe(load_recipe("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"]))
+    )
     steps = [row for row in rows if "train/reward" in row]
     assert len(steps) == 3
     assert all(0.0 <= row["train/reward"] <= 1.0 for row in steps)

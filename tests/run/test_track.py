@@ -24,7 +24,9 @@ def run(tracker: RunLogs, start: int, stop: int) -> None:
     for step in range(start, stop):
         tracker.add_metrics(step, {"train/reward": step / 10})
         tracker.add_timings(step, {"generate": 0.5})
-        tracker.add_samples(step, [{"prompt": "a\n\u2028b", "parts": {"x": math.nan}}, {"prompt": "c"}])
+        tracker.add_samples(
+            step, [{"prompt": "a\n\u2028b", "parts": {"x": math.nan}}, {"prompt": "c"}]
+        )
 
 
 @given(st.floats())

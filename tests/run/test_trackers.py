@@ -23,7 +23,7 @@ from read_trackers import (
 from lockstep.config import TensorBoard, Trackers, WandB
 from lockstep.run.folder.logs import RunLogs
 from lockstep.run.stop import StoppedRun
-from lockstep.run.trackers.follow import LogTracker, track_run, build_views
+from lockstep.run.trackers.follow import LogTracker, build_views, track_run
 from lockstep.run.trackers.view import RunFacts, RunOutcome, SampleRows, TrackerView
 
 ROWS = [

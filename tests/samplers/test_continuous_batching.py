@@ -53,7 +53,9 @@ def prompts(count: int, seed: int = 0, most: int = 40) -> list[tuple[int, ...]]:
 
 
 def requests(each: Sequence[tuple[int, ...]], generations: int = 1) -> list[Request]:
-    return [Request(p, keyed.hash_key(i, n)) for i, p in enumerate(each) for n in range(generations)]
+    return [
+        Request(p, keyed.hash_key(i, n)) for i, p in enumerate(each) for n in range(generations)
+    ]
 
 
 def assert_same(one: Batch, other: Batch) -> None:

@@ -78,9 +78,9 @@ def test_reordered_experts_are_read_in_the_loaded_order(backend: str) -> None:
     assert held["w13_weight"].shape == loaded["w13_weight"].shape
     assert not torch.equal(held["w13_weight"], loaded["w13_weight"])
     for name, tensor in loaded.items():
-        assert torch.equal(restore_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor), (
-            name
-        )
+        assert torch.equal(
+            restore_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor
+        ), name
         held[name].view(-1)[5] += 1.0
         assert not torch.equal(
             restore_loaded_order(pack, name, held[name], tuple(tensor.shape)), tensor

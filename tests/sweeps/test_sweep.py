@@ -127,7 +127,9 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
     assert "seed=0 stopped" in said
     assert "rerun the command to resume" in said
     assert "seed=2 starts" not in said
-    assert all(CheckpointStore(file.parent / "checkpoints", keep=1).list_checkpoints() for file in begun)
+    assert all(
+        CheckpointStore(file.parent / "checkpoints", keep=1).list_checkpoints() for file in begun
+    )
 
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     sizes = [file.stat().st_size for file in begun]

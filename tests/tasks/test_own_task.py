@@ -88,4 +88,8 @@ def test_what_it_shares_is_handed_to_the_recipe_that_is_trained_first(here: Path
     ]
     first = load_recipe("own.yaml", options).warm_start
     assert first is not None
-    assert first.dump_options()["data"]["task"] == {"name": "my_task.py:Doubles", "highest": 30, "seed": 5}
+    assert first.dump_options()["data"]["task"] == {
+        "name": "my_task.py:Doubles",
+        "highest": 30,
+        "seed": 5,
+    }

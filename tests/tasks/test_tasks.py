@@ -95,7 +95,11 @@ def test_another_task_takes_back_the_options_of_the_one_before() -> None:
 def test_options_of_a_task_are_in_the_recipe_and_explained(tmp_path: Path) -> None:
     loaded = load_recipe(RECIPE, ["data.task.seed=3"])
     (tmp_path / "again.yaml").write_text(describe_recipe(loaded))
-    assert load_recipe(str(tmp_path / "again.yaml")).digest == loaded.digest != load_recipe(RECIPE).digest
+    assert (
+        load_recipe(str(tmp_path / "again.yaml")).digest
+        == loaded.digest
+        != load_recipe(RECIPE).digest
+    )
     assert explain_options(loaded, ["data.task.seed"]).startswith("data:\n  task:")
     assert "    demonstrations: " in explain_options(loaded, ["data.task"])
     assert "    judge_share: " in explain_options(load_recipe(RECIPE, LETTERS), ["data.task"])
@@ -112,4 +116,6 @@ def test_what_is_trained_first_holds_out_the_same_rows() -> None:
     assert made.demonstrations == 102400, "which is of its own"
     other = load_recipe(RECIPE, LETTERS).warm_start
     assert other is not None
-    assert other.training_recipe.data.task == load_recipe("sft_arithmetic").training_recipe.data.task
+    assert (
+        other.training_recipe.data.task == load_recipe("sft_arithmetic").training_recipe.data.task
+    )

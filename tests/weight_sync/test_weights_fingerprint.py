@@ -56,7 +56,13 @@ def test_zeros_tell_their_shape_and_type() -> None:
     shapes = [(4, 1), (2, 2), (1, 4), (4,), (5,), (0,), ()]
     kinds = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
     assert (
-        len({fingerprint_tensor(torch.zeros(shape, dtype=kind)) for shape in shapes for kind in kinds})
+        len(
+            {
+                fingerprint_tensor(torch.zeros(shape, dtype=kind))
+                for shape in shapes
+                for kind in kinds
+            }
+        )
         == 28
     )
 

@@ -80,7 +80,11 @@ class DistillStep:
         """Takes sequences: samples y ~ π(·|x) with agreement metrics, or rows of the data."""
         if isinstance(self.source, DemonstrationRows):
             with self.phase("data"):
-                return build_answer_batch(self.source.read_at(position, count, self.seed)), Metrics(), []
+                return (
+                    build_answer_batch(self.source.read_at(position, count, self.seed)),
+                    Metrics(),
+                    [],
+                )
         rollouts, batch, compared = self.source(step, position, count)
         shown = batch.with_columns(sample={"shaped_score": batch["score"].nan_to_num(0.0)})
         samples = sample_rows(rollouts, shown, self.source.collector, self.num_logged_samples)

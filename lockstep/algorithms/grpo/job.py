@@ -18,7 +18,8 @@ def open_grpo(recipe: PolicyGradient, setup: Setup) -> Job:
 
     def build_parts(workers: PolicyGradientWorkers) -> AlgorithmParts:
         return AlgorithmParts(
-            settings, learn=partial(train_on_rollouts, workers=workers, settings=settings, recipe=recipe)
+            settings,
+            learn=partial(train_on_rollouts, workers=workers, settings=settings, recipe=recipe),
         )
 
     return open_policy_gradient(recipe, setup, build_parts)

@@ -15,9 +15,9 @@ from lockstep.algorithms.policy_gradient.step import (
     SampledStep,
     adapt_kl,
     measure_advantages,
-    split_minibatches,
     prepare_batch,
     require_credit,
+    split_minibatches,
     train_policy,
 )
 from lockstep.core.batch import Batch
@@ -41,7 +41,9 @@ def train_on_rollouts(
     metrics = sampled.metrics + preparation + credit
     for epoch in range(settings.options.ppo_epochs):
         improved = Metrics()
-        order = split_minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
+        order = split_minibatches(
+            batch, settings.options.global_batch_size, settings.seed, step, epoch
+        )
         for place, minibatch in enumerate(order):
             improved += train_policy(step, epoch, place, minibatch, workers, settings)
         metrics += improved

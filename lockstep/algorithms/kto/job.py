@@ -202,4 +202,6 @@ def _build_validation(
     def score_held_out() -> ScoredRows:
         return step.score_rows(rows)
 
-    return validate_figures(lambda _: step.measure_held_out(score_held_out()).with_prefix("validation"))
+    return validate_figures(
+        lambda _: step.measure_held_out(score_held_out()).with_prefix("validation")
+    )

@@ -156,7 +156,9 @@ class OneStepAhead:
         self._snapshot = snapshot
         return compared
 
-    def _draw_in_background(self, position: int, refitted: Metrics, bracket: ExitStack) -> SampledStep:
+    def _draw_in_background(
+        self, position: int, refitted: Metrics, bracket: ExitStack
+    ) -> SampledStep:
         with bracket, self.beside("generate"):
             return self._draw_rollouts(position, refitted)
 

@@ -30,8 +30,8 @@ from lockstep.monitor.agreement import Agreement
 from lockstep.objectives.divergence import k1
 from lockstep.objectives.masks import zero_outside_mask
 from lockstep.objectives.mismatch import (
-    measure_agreement,
     icepop,
+    measure_agreement,
     sequence_mismatch,
     sequence_tis,
     token_tis,
@@ -197,7 +197,9 @@ def prepare_batch(
     age_B = version - batch["version"]
     metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
     if bool(age_B.any()):
-        stale = measure_agreement(batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths)
+        stale = measure_agreement(
+            batch["old_logprob"], batch["sampler_logprob"], batch.mask, batch.lengths
+        )
         metrics += stale.with_prefix("staleness")
     if workers.agreement is not None:
         with workers.phase("watch"):

@@ -8,7 +8,12 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, train_on_rollouts, policy_version
+from lockstep.algorithms.ppo.step import (
+    PPOWorkers,
+    build_settings,
+    policy_version,
+    train_on_rollouts,
+)
 from lockstep.algorithms.setup import Setup
 from lockstep.core.errors import InputError
 from lockstep.rollouts.episodes import EpisodeRunner

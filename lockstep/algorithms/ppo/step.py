@@ -18,11 +18,11 @@ from lockstep.algorithms.policy_gradient.step import (
     PolicyGradientWorkers,
     SampledStep,
     adapt_kl,
-    measure_advantages,
-    split_minibatches,
     add_epoch_metrics,
+    measure_advantages,
     prepare_batch,
     require_credit,
+    split_minibatches,
     train_policy,
 )
 from lockstep.algorithms.ppo.options import PPORecipe, PPOSection

@@ -26,7 +26,11 @@ from lockstep.algorithms.self_rewarding.step import (
     SelfRewardingWorkers,
     self_rewarding_step,
 )
-from lockstep.algorithms.self_rewarding.validation import measure_judges, build_pair_validation, read_known
+from lockstep.algorithms.self_rewarding.validation import (
+    build_pair_validation,
+    measure_judges,
+    read_known,
+)
 from lockstep.algorithms.setup import PolicyJudge, Setup
 from lockstep.core.errors import InputError
 from lockstep.core.metrics import Metrics

@@ -121,11 +121,14 @@ def judge_pairs(
     judged = meta.judge([case for one in doubted for case in _build_battle_cases(one, step)])
     fought = iter(judged)
     battles: list[BattleResults] = [
-        {order: next(iter(next(fought).values), None) for order in one.battle_orders} for one in doubted
+        {order: next(iter(next(fought).values), None) for order in one.battle_orders}
+        for one in doubted
     ]
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
-    places = balance_classes([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
+    places = balance_classes(
+        [round(pair.chosen.score) for pair in pairs], room, meta.max_class_share
+    )
     fought_both_ways = count_comparisons(battles)
     metrics = judge_metrics(judged) + _measure_battles(battles, fought_both_ways, found)
     metrics += Metrics(too_long=Sum(len(varied) - len(fitting)))
@@ -139,7 +142,11 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
     point apart.
     """
     batch = build_batch(
-        [_read_judgment_tokens(one.answer) for pair in pairs for one in (pair.chosen, pair.rejected)]
+        [
+            _read_judgment_tokens(one.answer)
+            for pair in pairs
+            for one in (pair.chosen, pair.rejected)
+        ]
     )
     sample = {
         "score": torch.tensor([1.0, 0.0]).repeat(len(pairs)),
@@ -171,7 +178,9 @@ def _read_judgment_tokens(answer: ModelAnswer) -> tuple[tuple[int, ...], tuple[i
     return prompt, reply
 
 
-def _pick_disputed_responses(ranked: RankedAnswers, reasons: Callable[[str], str]) -> list[DisputedResponse]:
+def _pick_disputed_responses(
+    ranked: RankedAnswers, reasons: Callable[[str], str]
+) -> list[DisputedResponse]:
     """Picks each prompt's finished answer with the most varied verdicts, most varied first.
 
     Answers with equal verdicts, or shortened for the judge, are not picked.
@@ -184,7 +193,8 @@ def _pick_disputed_responses(ranked: RankedAnswers, reasons: Callable[[str], str
         for i, one in enumerate(judged)
     ]
     groups = (
-        range(start, start + ranked.group_size) for start in range(0, len(variances), ranked.group_size)
+        range(start, start + ranked.group_size)
+        for start in range(0, len(variances), ranked.group_size)
     )
     places = [max(group, key=variances.__getitem__) for group in groups]
     found = [
@@ -197,7 +207,9 @@ def _pick_disputed_responses(ranked: RankedAnswers, reasons: Callable[[str], str
     return [one for one in found if len(one.judgements) > 1]
 
 
-def _select_distinct(judged: CaseJudgments[float], reasons: Callable[[str], str]) -> list[ScoredJudgment]:
+def _select_distinct(
+    judged: CaseJudgments[float], reasons: Callable[[str], str]
+) -> list[ScoredJudgment]:
     """Finished judgments without duplicate reasons."""
     found: dict[str, ScoredJudgment] = {}
     for one in judged.judgements:

@@ -132,9 +132,13 @@ class PromptWriter:
         requests = [self._build_request(iteration, number) for number in attempts]
         keys = [keyed.hash_key(self.seed, "new prompts", iteration, number) for number in attempts]
         fitting = [
-            place for place, excess in enumerate(self.answering.count_excess_tokens(requests)) if not excess
+            place
+            for place, excess in enumerate(self.answering.count_excess_tokens(requests))
+            if not excess
         ]
-        return self.answering.answer_conversations([requests[i] for i in fitting], [keys[i] for i in fitting])
+        return self.answering.answer_conversations(
+            [requests[i] for i in fitting], [keys[i] for i in fitting]
+        )
 
     def _build_request(self, iteration: int, number: int) -> ChatConversation:
         """Builds a request, with examples sampled for this attempt."""
@@ -143,10 +147,14 @@ class PromptWriter:
             len(self.prompts), len(names), self.seed, "examples", iteration, number
         )
         texts = [
-            self.answering.escape_controls(self.field.read_text(row)) for row in self.prompts.read_contents(places)
+            self.answering.escape_controls(self.field.read_text(row))
+            for row in self.prompts.read_contents(places)
         ]
         return (
-            {"role": "user", "content": self.template.fill_case(dict(zip(names, texts, strict=True)))},
+            {
+                "role": "user",
+                "content": self.template.fill_case(dict(zip(names, texts, strict=True))),
+            },
         )
 
     def _classify_outcome(

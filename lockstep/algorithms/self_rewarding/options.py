@@ -93,7 +93,9 @@ class SelfRewardingSection(PreferenceSection):
 
     def room_for_judge_pairs(self, iteration: int, answer_pairs: int) -> int:
         """Maximum number of judgment pairs for a number of answer pairs."""
-        share = _select_iteration_value(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+        share = (
+            _select_iteration_value(self.meta_judge_pcnt, iteration) if self.use_meta_judge else 0.0
+        )
         return int(share / (1 - share) * answer_pairs + 1e-9)
 
     @rule

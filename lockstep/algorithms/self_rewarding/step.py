@@ -127,7 +127,9 @@ def self_rewarding_step(
             "train/epoch": LastValue(float(settings.count_passes(step))),
         }
     )
-    return replace(result, metrics=result.metrics + done, position=settings.find_first_row(step + 1))
+    return replace(
+        result, metrics=result.metrics + done, position=settings.find_first_row(step + 1)
+    )
 
 
 @dataclass(frozen=True)

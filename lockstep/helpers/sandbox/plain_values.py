@@ -65,7 +65,10 @@ def encode_value(value: Any, refer: ReferenceEncoder) -> Any:
     if kind in _SERIES.values():
         return [kind.__name__, [encode_value(item, refer) for item in value]]
     if kind is dict or (kind.__module__ == "collections" and kind.__name__ in _TABLES):
-        return ["dict", [[encode_value(key, refer), encode_value(held, refer)] for key, held in value.items()]]
+        return [
+            "dict",
+            [[encode_value(key, refer), encode_value(held, refer)] for key, held in value.items()],
+        ]
     return refer(value)
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from lockstep.core.errors import InputError
 from lockstep.helpers.sandbox import memory, solution_side, tester_side
-from lockstep.helpers.sandbox.bubblewrap import ALLOW, find_obstacle, build_prefix
+from lockstep.helpers.sandbox.bubblewrap import ALLOW, build_prefix, find_obstacle
 from lockstep.helpers.sandbox.seccomp import build_filter
 
 PROCESSES = 8
@@ -126,12 +126,15 @@ class CodeSandbox:
         with _OpenFiles() as files:
             with _OpenFiles() as pipes:
                 (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()
-                tester = self._start_side(files, tester_side, "run_test", (told, asks), files.add_file(test))
+                tester = self._start_side(
+                    files, tester_side, "run_test", (told, asks), files.add_file(test)
+                )
                 solution = self._start_side(
                     files, solution_side, "serve", (asked, tells), files.add_file(program)
                 )
             return (
-                tester.wait_for_exit(time.monotonic() + self.limits.wall_s, solution) == tester_side.PASSED
+                tester.wait_for_exit(time.monotonic() + self.limits.wall_s, solution)
+                == tester_side.PASSED
             )
 
     def _start_side(
@@ -155,7 +158,17 @@ class CodeSandbox:
             folder = root = files.add_folder()
         call = _BEGIN.format(root, side.__name__.rpartition(".")[2], begin, file)
         process = subprocess.Popen(
-            [*command, *self._limit_command(), self.interpreter, "-I", "-S", "-X", "utf8", "-c", call],
+            [
+                *command,
+                *self._limit_command(),
+                self.interpreter,
+                "-I",
+                "-S",
+                "-X",
+                "utf8",
+                "-c",
+                call,
+            ],
             stdin=streams[0],
             stdout=streams[1],
             stderr=errors,

@@ -87,7 +87,9 @@ def build_filter() -> bytes:
         refuse_call(name, errno.EPERM)
     for name, *comparison in _PARTLY_REFUSED:
         refuse_call(name, errno.EPERM, _ArgumentComparison(*comparison))
-    refuse_call("clone3", errno.ENOSYS)  # its flags are unreadable; the C library falls back to `clone`
+    refuse_call(
+        "clone3", errno.ENOSYS
+    )  # its flags are unreadable; the C library falls back to `clone`
     file = os.memfd_create("filter")
     try:
         library.seccomp_export_bpf(rules, file)

@@ -12,7 +12,13 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from lockstep.helpers.sandbox.plain_values import convert_to_base, decode_value, format_line, encode_value, parse_line
+from lockstep.helpers.sandbox.plain_values import (
+    convert_to_base,
+    decode_value,
+    encode_value,
+    format_line,
+    parse_line,
+)
 
 
 def read_source(file: int) -> bytes:
@@ -86,7 +92,11 @@ class _ProgramSide:
             changed = self._encode_value((arguments, named))
             answer = ["result", self._encode_value(value), None if changed == given else changed]
         except BaseException as error:
-            answer = ["raised", [kind.__name__ for kind in type(error).__mro__], _format_error(error)]
+            answer = [
+                "raised",
+                [kind.__name__ for kind in type(error).__mro__],
+                _format_error(error),
+            ]
         self._send_message(answer)
 
     def _import_program(self) -> list[str]:

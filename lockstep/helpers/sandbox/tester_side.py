@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from symtable import SymbolTable, symtable
 from typing import Any, NoReturn
 
-from lockstep.helpers.sandbox.plain_values import NoPlainValue, decode_value, format_line, encode_value, parse_line
+from lockstep.helpers.sandbox.plain_values import (
+    NoPlainValue,
+    decode_value,
+    encode_value,
+    format_line,
+    parse_line,
+)
 from lockstep.helpers.sandbox.solution_side import read_source, take_pipes
 
 PASSED = 42
@@ -76,7 +82,9 @@ class _TesterSide:
         self._failed = True
         return FailedTest()
 
-    def _call_function(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _call_function(
+        self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         """Calls a function of the test for the program."""
         try:
             said = ["returned", encode_value(function(*arguments, **named), self._make_reference)]

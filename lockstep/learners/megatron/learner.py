@@ -103,7 +103,9 @@ class MegatronLearner(RankLearner):
     ) -> list[Any]:
         """Runs the passes; on the last stage, returns `finish(rows, batch, outputs)` of each."""
 
-        def forward_step(waiting: Iterator[Any], stage: PipelineStage) -> tuple[Any, Callable[..., Any]]:
+        def forward_step(
+            waiting: Iterator[Any], stage: PipelineStage
+        ) -> tuple[Any, Callable[..., Any]]:
             rows, batch = next(waiting)
             with self._open_autocast():
                 outputs = stage(batch)

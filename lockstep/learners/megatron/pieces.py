@@ -18,7 +18,7 @@ from lockstep.distributed.ranks import RankMesh
 from lockstep.learners.megatron.model import PipelineStage
 from lockstep.learners.pieces import ParameterPiece, TensorBox
 from lockstep.models.heads import canonical_name
-from lockstep.models.megatron import ParameterSlice, view_unchanged, list_slices
+from lockstep.models.megatron import ParameterSlice, list_slices, view_unchanged
 from lockstep.weight_sync.outgoing import choose_sent_dtype
 
 
@@ -44,7 +44,10 @@ class MegatronPiece(ParameterPiece):
     def gather_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         for box in self.boxes:
             own = box.read_box(self.local)
-            yield canonical_name(box.name), self._gather_full(box, own.to(choose_sent_dtype(own, dtype)))
+            yield (
+                canonical_name(box.name),
+                self._gather_full(box, own.to(choose_sent_dtype(own, dtype))),
+            )
 
     def read_gradient(self) -> Tensor:
         gradient = self.parameter.grad

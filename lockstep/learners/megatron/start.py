@@ -17,7 +17,7 @@ from lockstep.learners.megatron.model import PipelineStage, join_groups
 from lockstep.learners.megatron.on_cpu import compute_on_cpu
 from lockstep.learners.megatron.pieces import list_pieces
 from lockstep.models.device import resolve_device
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.models.heads import name_in_folder, scores_tokens
 from lockstep.models.parallelize import checkpoint_layers
 from lockstep.models.precision import TORCH_TYPES

@@ -19,7 +19,7 @@ from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.losses.base import Loss, Outputs
 from lockstep.models.heads import LogitsHead, ValueHead, canonical_name
 from lockstep.models.laid_out import LaidOut
-from lockstep.models.lora import is_adapter, is_trained, build_merges
+from lockstep.models.lora import build_merges, is_adapter, is_trained
 from lockstep.models.parallelize import abandon_pass
 
 
@@ -45,7 +45,8 @@ class TorchLearner(RankLearner):
         self._merges = section.lora is not None and section.adapters_apart is None
         adapted = build_merges(model) if self._merges else {}
         self._held = [
-            TorchPiece.from_parameter(name, held, adapted.get(name)) for name, held in model.named_parameters()
+            TorchPiece.from_parameter(name, held, adapted.get(name))
+            for name, held in model.named_parameters()
         ]
         self._learned = [
             piece for piece in self._held if section.lora is None or is_trained(piece.name)
@@ -73,7 +74,9 @@ class TorchLearner(RankLearner):
             return {}
         kept = self.model.state_dict().keys()
         return {
-            canonical_name(name): buffer for name, buffer in self.model.named_buffers() if name in kept
+            canonical_name(name): buffer
+            for name, buffer in self.model.named_buffers()
+            if name in kept
         }
 
     def _lay_out(self, batch: Batch) -> LaidOut:

@@ -73,7 +73,10 @@ class TorchPiece(ParameterPiece):
         held = self.parameter.detach()
         weight = held if self.merged is None else self.merged(held)
         weight = weight.to(choose_sent_dtype(weight, dtype))
-        yield canonical_name(self.name), weight.full_tensor() if isinstance(weight, DTensor) else weight
+        yield (
+            canonical_name(self.name),
+            weight.full_tensor() if isinstance(weight, DTensor) else weight,
+        )
 
     def read_gradient(self) -> Tensor:
         """Gradient, summed over ranks with the same piece unless FSDP ignores the parameter."""

@@ -17,10 +17,15 @@ from lockstep.learners.boxes import BoxReader
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.models import lora
 from lockstep.models.families.registry import find_family
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.models.heads import LogitsHead, ValueHead, name_in_folder, scores_tokens
 from lockstep.models.load import load_backbone, load_causal_lm
-from lockstep.models.parallelize import checkpoint_layers, compile_layers, list_layers, parallelize_model
+from lockstep.models.parallelize import (
+    checkpoint_layers,
+    compile_layers,
+    list_layers,
+    parallelize_model,
+)
 from lockstep.models.weight_files import check_weights, require_finite_tensor, weight_files
 
 
@@ -122,5 +127,7 @@ def _fill_weights(
                 place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
                 piece.local.copy_(made[name][place])
             else:
-                saved.fill_piece(piece.local, piece, partial(name_in_folder, network.base_model_prefix))
+                saved.fill_piece(
+                    piece.local, piece, partial(name_in_folder, network.base_model_prefix)
+                )
                 require_finite_tensor(folder, name, piece.local)

@@ -192,7 +192,9 @@ def _build_causal_mask(
     return mask.repeat_interleave(groups, 0)
 
 
-def _list_query_blocks(q: Tensor, k: Tensor, groups: int, window: int | None) -> list[tuple[int, int, int]]:
+def _list_query_blocks(
+    q: Tensor, k: Tensor, groups: int, window: int | None
+) -> list[tuple[int, int, int]]:
     """Blocks of queries as (start, stop, first key).
 
     The first key begins the first block of keys that they see. Queries are those of the last
@@ -222,7 +224,9 @@ def _piece_weights(
     """`_weights` for the queries of one of `_pieces`."""
     start, stop, first = piece
     own = None if sinks is None else sinks.repeat(1, stop - start, 1)
-    return _compute_weights(q, k, _build_causal_mask(start, stop, first, groups, window, q.device), softcap, own)
+    return _compute_weights(
+        q, k, _build_causal_mask(start, stop, first, groups, window, q.device), softcap, own
+    )
 
 
 class _TritonAttention(torch.autograd.Function):
@@ -236,7 +240,9 @@ class _TritonAttention(torch.autograd.Function):
 
         ctx.save_for_backward(query, key, value)
         ctx.how = scaling, window
-        return run_attention(query, key, value, None, scaling, key.shape[2] if window is None else window)
+        return run_attention(
+            query, key, value, None, scaling, key.shape[2] if window is None else window
+        )
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:

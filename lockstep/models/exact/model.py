@@ -13,7 +13,7 @@ from transformers.activations import GELUTanh, SiLUActivation
 from lockstep.models.attention import EXACT
 from lockstep.models.exact.attention import KEYS
 from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route_tokens
-from lockstep.models.exact.linear import gelu_tanh, exact_product, silu
+from lockstep.models.exact.linear import exact_product, gelu_tanh, silu
 from lockstep.models.exact.norm import is_rms_norm, normalize_module
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 from lockstep_logprobs.kernel import runs_fused

@@ -21,7 +21,7 @@ from lockstep.models.exact.experts import EXPERTS, ROUTERS
 from lockstep.models.exact.linear import exact_product
 from lockstep.models.exact.norm import rms_norm
 from lockstep.models.families.registry import GPU_EXACT_TYPES, has_exact_layers_on_gpus
-from lockstep.models.folder import head_size, build_skeleton
+from lockstep.models.folder import build_skeleton, head_size
 from lockstep.models.lora import add_adapters
 from lockstep.models.precision import TORCH_TYPES
 from lockstep_logprobs.hidden import ROWS
@@ -118,7 +118,9 @@ def _list_trials(
         )
 
 
-def _list_linear_maps(module: Any, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.dtype, bool]]:
+def _list_linear_maps(
+    module: Any, dtype: torch.dtype
+) -> Iterator[tuple[int, int, torch.dtype, bool]]:
     """The linear maps of a module: size, columns, type, and whether the weight is transposed."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear) or kind in ROUTERS:
@@ -194,7 +196,9 @@ def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
     columns = min(vocabulary, TILE_COLUMNS + vocabulary % TILE_COLUMNS)
     x, weight = _draw_cancelling(ROWS, columns, size, dtype)
     tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
-    return torch.equal(exact_product(x, weight), torch.cat([exact_product(x, tile) for tile in tiles], 1))
+    return torch.equal(
+        exact_product(x, weight), torch.cat([exact_product(x, tile) for tile in tiles], 1)
+    )
 
 
 def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
@@ -209,7 +213,9 @@ def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> 
         for at in (0, KEYS, 150, _LENGTH - 1):
             missing = -(at + 1) % KEYS
             keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, missing)) for x in (k, v))
-            mask = kernel.build_mask((torch.arange(at + 1 + missing, device=device) <= at).expand(2, -1))
+            mask = kernel.build_mask(
+                (torch.arange(at + 1 + missing, device=device) <= at).expand(2, -1)
+            )
             if not torch.equal(
                 kernel.attend_newest(q[:, :, at], keys, values, mask, scaling), whole[:, at]
             ):

@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.errors import InputError, RunError
-from lockstep.system.disk import name_disk_errors, remove_tree, rename_path, retry_disk, sync_path, sync_tree
+from lockstep.system.disk import (
+    name_disk_errors,
+    remove_tree,
+    rename_path,
+    retry_disk,
+    sync_path,
+    sync_tree,
+)
 from lockstep.system.sums import FileDigest, read_sum
 
 _ASIDE = ".aside_"
@@ -125,7 +132,9 @@ class CheckpointStore:
             shutil.rmtree(aside, ignore_errors=True)
             raise
 
-    def build_save_error(self, step: int, error: Exception, aside: Path | None = None) -> CheckpointError:
+    def build_save_error(
+        self, step: int, error: Exception, aside: Path | None = None
+    ) -> CheckpointError:
         """The error for a checkpoint that could not be written; removes its folder, if any."""
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
@@ -174,7 +183,9 @@ class CheckpointStore:
         """
         try:
             return VerifiedCheckpoint(
-                self.folder / _name_folder(step), step, _read_verified(self.folder / _name_folder(step), step)
+                self.folder / _name_folder(step),
+                step,
+                _read_verified(self.folder / _name_folder(step), step),
             )
         except _DamagedError as damage:
             have = ", ".join(str(step) for step, _ in self.list_checkpoints()) or "none"
@@ -193,7 +204,10 @@ class CheckpointStore:
 
     def rank_by_score(self) -> list[tuple[float, int, Path]]:
         """Score, step and folder of scored checkpoints, best last; older ones win ties."""
-        scored = [(_read_manifest(path).get("score"), step, path) for step, path in self.list_checkpoints()]
+        scored = [
+            (_read_manifest(path).get("score"), step, path)
+            for step, path in self.list_checkpoints()
+        ]
         numbers = [
             (score, step, path) for score, step, path in scored if isinstance(score, int | float)
         ]
@@ -232,7 +246,8 @@ def _write_manifest(folder: Path, noted: dict[str, Any]) -> None:
     manifest = {**noted, "files": {name: _digest_file(folder / name) for name in files}}
     with name_disk_errors(folder / _MANIFEST):
         (folder / _MANIFEST).write_text(
-            json.dumps({**manifest, "sha256": _digest_manifest(manifest)}, indent=1) + "\n", encoding="utf-8"
+            json.dumps({**manifest, "sha256": _digest_manifest(manifest)}, indent=1) + "\n",
+            encoding="utf-8",
         )
     sync_tree(folder)
 

@@ -22,7 +22,7 @@ from lockstep.core.types import HeadKind
 from lockstep.learners.boxes import BoxReader, find_written
 from lockstep.models.digests import model_files
 from lockstep.models.export import FileType, assemble_folder, save_adapter
-from lockstep.models.folder import read_config, require_folder, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config, require_folder
 from lockstep.models.heads import name_in_folder, scores_tokens
 from lockstep.models.tokenizer import has_tokenizer
 from lockstep.report.card import render_card
@@ -77,7 +77,8 @@ def export_checkpoint(
     saved = found.folder / trained.name
     with BoxReader(find_written(saved, "model")) as boxes:
         weights = {
-            name_in_folder(network.base_model_prefix, name): boxes.read_tensor(name) for name in boxes.list_names()
+            name_in_folder(network.base_model_prefix, name): boxes.read_tensor(name)
+            for name in boxes.list_names()
         }
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = None

@@ -47,7 +47,9 @@ class CheckpointSaver:
         self._sealing: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def begin_checkpoint(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
+    def begin_checkpoint(
+        self, step: int, state: dict[str, Any], score: float | None = None
+    ) -> None:
         """Begins a checkpoint after finishing the previous one; returns when training may continue.
 
         Raises:
@@ -71,7 +73,9 @@ class CheckpointSaver:
             if not self._finish_saving(self.begun, wait):
                 return
             # A daemon, so that a second Ctrl-C need not wait for the disk.
-            self._sealing = threading.Thread(target=self._seal_checkpoint, args=(self.begun,), daemon=True)
+            self._sealing = threading.Thread(
+                target=self._seal_checkpoint, args=(self.begun,), daemon=True
+            )
             self._sealing.start()
         self._sealing.join(None if wait else 0.0)
         if self._sealing.is_alive():

@@ -29,7 +29,7 @@ from lockstep.core.errors import InputError
 from lockstep.data.files import open_rows
 from lockstep.learners import backend
 from lockstep.models.device import keep_fp32, resolve_device
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
 from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_tokenizer
@@ -111,7 +111,9 @@ def _check_parts(
                 inexact = _decide_exact(recipe, source, found)
             else:
                 inexact = "it is refused"
-            _check_algorithm(recipe, DrySetup.from_algorithm(recipe, made, files, source, inexact, found), found)
+            _check_algorithm(
+                recipe, DrySetup.from_algorithm(recipe, made, files, source, inexact, found), found
+            )
         _check_layouts(recipe, source, found)
         with found.collect_problem():
             if is_small:

@@ -113,7 +113,9 @@ class DrySetup(LiveSetup):
         with self.found.collect_problem():
             folder = role_folder(role, self.source)
             if role.path is not None:
-                self.found.add_line(role.name.replace("_", " "), f"{folder} reads the policy's tokens")
+                self.found.add_line(
+                    role.name.replace("_", " "), f"{folder} reads the policy's tokens"
+                )
         return ABSENT
 
     def sampler(self, learner: Learner) -> Sampler:
@@ -139,12 +141,16 @@ class DrySetup(LiveSetup):
         if section is None:
             return None
         with self.found.collect_problem():
-            episodes = start_episode_runner(section, self.algorithm.data, self.source, self.show_note)
+            episodes = start_episode_runner(
+                section, self.algorithm.data, self.source, self.show_note
+            )
             if judge is None and episodes is not None:
                 worth = f"; {episodes.describe_cut_off()}"
             else:
                 worth = ""
-            self.found.add_line("environment", f"{section.class_name}; {describe_rewards(judge)}{worth}")
+            self.found.add_line(
+                "environment", f"{section.class_name}; {describe_rewards(judge)}{worth}"
+            )
             return episodes
         return None
 

@@ -36,7 +36,9 @@ class ChangedError(InputError):
     """A run would resume with different inputs than it began with; one line per difference."""
 
 
-def collect_identity(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
+def collect_identity(
+    loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None
+) -> RunIdentity:
     """Collects everything that the results of a run depend on.
 
     Args:
@@ -53,7 +55,9 @@ def collect_identity(loaded: LoadedRecipe, data: Mapping[str, str], model: Path 
     return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
 
 
-def collect_inputs(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None) -> RunIdentity:
+def collect_inputs(
+    loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None
+) -> RunIdentity:
     """The identity without library versions; `model` is None if a server has the model."""
     found = recipe_identity(loaded)
     found |= {f"data.{name}": own for name, own in data.items()}
@@ -73,7 +77,9 @@ def collect_inputs(loaded: LoadedRecipe, data: Mapping[str, str], model: Path | 
 
 def recipe_identity(loaded: LoadedRecipe) -> RunIdentity:
     """The options of `LoadedRecipe.identity`, by flat names."""
-    return {f"recipe.{'.'.join(keys)}": value for keys, value in flatten_tree(loaded.build_identity())}
+    return {
+        f"recipe.{'.'.join(keys)}": value for keys, value in flatten_tree(loaded.build_identity())
+    }
 
 
 def list_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

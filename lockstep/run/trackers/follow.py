@@ -73,7 +73,9 @@ class LogTracker:
                     samples["validation_samples" if row.get("held_out") else "samples"].append(row)
                 else:
                     prefix = "timings/" if name == TIMINGS else ""
-                    values |= {f"{prefix}{key}": value for key, value in decode_numbers(name, row).items()}
+                    values |= {
+                        f"{prefix}{key}": value for key, value in decode_numbers(name, row).items()
+                    }
             for name in [name for name, newest in self._newest.items() if newest < step]:
                 with self._tolerate_failure(name):
                     self._views[name].send_step(step, values, samples)

@@ -98,7 +98,9 @@ class OpenAIClient:
         with self._server.open_connection() as (portal, client):
             served = {
                 model.id: model
-                for model in portal.call(self._server.request_reply, client, ModelList, "/models").data
+                for model in portal.call(
+                    self._server.request_reply, client, ModelList, "/models"
+                ).data
             }
         if self._options.model not in served:
             others = [*list(served)[:_SHOWN_MODELS]]

@@ -40,7 +40,9 @@ class TorchInference(InferenceBackend):
             return responses * vocabulary * any_and_times
         return 0
 
-    def build_sampler(self, folder: str, section: SamplerSection, computation: Computation) -> ModelSampler:
+    def build_sampler(
+        self, folder: str, section: SamplerSection, computation: Computation
+    ) -> ModelSampler:
         from lockstep.models.device import load_on_device
 
         return self.wrap_model(load_on_device(folder, computation), section, computation)

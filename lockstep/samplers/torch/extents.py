@@ -51,7 +51,9 @@ class KVArena:
                 self.layers[layer] = self._enlarge_slots(keys), self._enlarge_slots(values)
         return places
 
-    def write_prefixes(self, layer: int, places: slice, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
+    def write_prefixes(
+        self, layer: int, places: slice, key_RHTD: Tensor, value_RHTD: Tensor
+    ) -> None:
         """Writes the first tokens of rows."""
         if layer not in self.layers:
             self.layers[layer] = self._allocate_slots(key_RHTD), self._allocate_slots(value_RHTD)
@@ -155,7 +157,9 @@ class DenseKVCache:
         tokens = slice(BLOCK * known, BLOCK * len(blocks))
         block_RB = torch.tensor([blocks[known:]], dtype=torch.int64, device=pool.device)
         for layer, (keys, values) in arena.layers.items() if len(blocks) > known else ():
-            pool.write_blocks(layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens])
+            pool.write_blocks(
+                layer, block_RB, keys[place, None, :, tokens], values[place, None, :, tokens]
+            )
 
     def _remove_from_arena(self, arena: KVArena, rows: Iterable[int]) -> None:
         arena.remove_rows(rows)

@@ -100,7 +100,9 @@ class ModelSampler(ABC):
     def attest(self, version: int) -> WeightAttestation:
         self.version = version
         found = {name: start_fingerprint(tensor) for name, tensor in self._named_tensors()}
-        return WeightAttestation(version, dict(zip(found, read_fingerprints(list(found.values())), strict=True)))
+        return WeightAttestation(
+            version, dict(zip(found, read_fingerprints(list(found.values())), strict=True))
+        )
 
     def show(self, name: str) -> Tensor:
         return dict(self._named_tensors())[name].detach()

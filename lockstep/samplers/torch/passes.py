@@ -76,10 +76,14 @@ def take_prompts(
     whole = int((known_P == 0).sum())
     num_whole = int(length_P[known_P == 0].sum())
     if whole:
-        packed = PackedLayout.from_batch(Batch(tokens.token[:num_whole], length_P[:whole]), multiple)
+        packed = PackedLayout.from_batch(
+            Batch(tokens.token[:num_whole], length_P[:whole]), multiple
+        )
     else:
         packed = None
     if whole == len(prompts):
         return tokens, PrefillRows(block_N, tokens.position, packed, num_whole, None)
-    continued = CachedPrefixRows.from_blocks(block_PB[whole:].to(device), known_P[whole:], length_P[whole:])
+    continued = CachedPrefixRows.from_blocks(
+        block_PB[whole:].to(device), known_P[whole:], length_P[whole:]
+    )
     return tokens, PrefillRows(block_N, tokens.position, packed, num_whole, continued)

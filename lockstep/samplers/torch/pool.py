@@ -49,7 +49,9 @@ class PagedKVCache:
         keys, values = self.layers[layer]
         return _gather_blocks(keys, block_RB), _gather_blocks(values, block_RB)
 
-    def write_blocks(self, layer: int, block_RB: Tensor, key_RHTD: Tensor, value_RHTD: Tensor) -> None:
+    def write_blocks(
+        self, layer: int, block_RB: Tensor, key_RHTD: Tensor, value_RHTD: Tensor
+    ) -> None:
         """Writes keys and values of rows to whole blocks."""
         for held, new_RHTD in zip(self.layers[layer], (key_RHTD, value_RHTD), strict=True):
             held.flatten(0, 1)[_head_indices(held, block_RB)] = new_RHTD.unflatten(
@@ -65,7 +67,9 @@ class PagedKVCache:
 
 
 def _gather_blocks(held: Tensor, block_RB: Tensor) -> Tensor:
-    found = held.view(held.shape[0] * held.shape[1], -1).index_select(0, _head_indices(held, block_RB))
+    found = held.view(held.shape[0] * held.shape[1], -1).index_select(
+        0, _head_indices(held, block_RB)
+    )
     return found.view(len(block_RB), held.shape[1], -1, held.shape[3])
 
 

@@ -146,7 +146,9 @@ class RowStates:
             some[max(0, count - made) :] for some, made in zip(tokens, made_R.tolist(), strict=True)
         ]
 
-    def build_responses(self, rows: Sequence[ScheduledRow], stopped: Sequence[bool]) -> list[Response]:
+    def build_responses(
+        self, rows: Sequence[ScheduledRow], stopped: Sequence[bool]
+    ) -> list[Response]:
         """The rows' responses so far; `stopped` tells which ended at a stop token or string."""
         place = self._int_tensor([row.place for row in rows])
         made = self.made_S[place].tolist()

@@ -133,7 +133,9 @@ class TorchSampler(ModelSampler):
             raise
 
 
-def _run_until_finished(scheduler: BatchScheduler, numbers: Iterable[int], count: int) -> dict[int, Response]:
+def _run_until_finished(
+    scheduler: BatchScheduler, numbers: Iterable[int], count: int
+) -> dict[int, Response]:
     """Makes steps until `count` of some requests have ended, or all.
 
     Returns their responses by number.

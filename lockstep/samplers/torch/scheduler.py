@@ -149,7 +149,9 @@ class BatchScheduler:
 
     def _move_outgrown(self) -> None:
         """Moves rows with full KV slots to the next arena; preempts the newest if out of memory."""
-        for arena in [arena for arena in self._extents.occupied_arenas if arena.filled >= arena.room]:
+        for arena in [
+            arena for arena in self._extents.occupied_arenas if arena.filled >= arena.room
+        ]:
             filled = self._places.filled_S[self._int_tensor(arena.rows)]
             grown = self._extents.slot_length(arena.room + 1) - arena.room
             outgrown = [
@@ -165,7 +167,10 @@ class BatchScheduler:
 
     def _has_room(self, tokens: int) -> bool:
         """True if running rows may have `tokens` more tokens in KV slots."""
-        return self._most_tokens is None or self._extents.allocated_tokens + tokens <= self._most_tokens
+        return (
+            self._most_tokens is None
+            or self._extents.allocated_tokens + tokens <= self._most_tokens
+        )
 
     def _preempt_row(self, row: ScheduledRow) -> None:
         """Preempts a running row: frees its memory, and puts it at the head of the queue."""
@@ -315,7 +320,9 @@ class BatchScheduler:
         """
         places = self._places
         place_R = self._place_R
-        token_R, logprob_R, stopped_R = self._sample_tokens(logits_RV, places.next_uniforms(place_R))
+        token_R, logprob_R, stopped_R = self._sample_tokens(
+            logits_RV, places.next_uniforms(place_R)
+        )
         places.append_tokens(place_R, token_R, logprob_R)
         if self._seen is not None:
             self._seen.add_tokens(place_R, token_R)

@@ -89,9 +89,9 @@ class StatefulTorchSampler(ModelSampler):
         logprob_BK = torch.zeros(rows, most, device=device)
         length_B = torch.zeros(rows, dtype=torch.int64, device=device)
         stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
-        uniform_BK = keyed.draw_uniforms(torch.tensor([r.key for r in requests]), torch.arange(most)).to(
-            device
-        )
+        uniform_BK = keyed.draw_uniforms(
+            torch.tensor([r.key for r in requests]), torch.arange(most)
+        ).to(device)
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
         every_B = torch.arange(rows, device=device)
         logits = self._compute_logits(
@@ -140,7 +140,9 @@ class StatefulTorchSampler(ModelSampler):
             seen.begin_row(place, request.tokens)
         return seen
 
-    def _compute_logits(self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]) -> Tensor:
+    def _compute_logits(
+        self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]
+    ) -> Tensor:
         """Logits [R, V] after some tokens; the first token is at position `first`."""
         position = torch.arange(
             first, first + tokens_RT.shape[1], device=tokens_RT.device

@@ -77,7 +77,9 @@ class VLLMInference(InferenceBackend):
                 "vLLM uses the GPU if available; leave learner.device at auto, or use sampler=torch"
             )
 
-    def build_sampler(self, folder: str, section: SamplerSection, computation: Computation) -> VLLMSampler:
+    def build_sampler(
+        self, folder: str, section: SamplerSection, computation: Computation
+    ) -> VLLMSampler:
         from lockstep.models.folder import refuse_own_code
         from lockstep.samplers.vllm.sampler import VLLMSampler
 

@@ -121,7 +121,9 @@ def survey_landings(model: Any, model_config: Any, network: PreTrainedModel) -> 
         raise InputError(f"{what}; use sampler=torch") from error
     finally:
         layerwise.finalize_layerwise_reload(model, model_config)
-    return _group_landings(seen.copies, {_storage_id(tensor): name for name, tensor in given.items()}, places)
+    return _group_landings(
+        seen.copies, {_storage_id(tensor): name for name, tensor in given.items()}, places
+    )
 
 
 class _CopyRecorder(TorchDispatchMode):
@@ -170,7 +172,11 @@ def _group_landings(
         else:
             source, target = torch.broadcast_tensors(source, target)
             landing = WeightLanding(
-                layer, parameter, tuple(whole.shape), StridedView.from_tensor(source), StridedView.from_tensor(target)
+                layer,
+                parameter,
+                tuple(whole.shape),
+                StridedView.from_tensor(source),
+                StridedView.from_tensor(target),
             )
             found[name].append(landing)
     return LandingSurvey(

@@ -70,7 +70,9 @@ class ReadableWeight:
 
     def column_fingerprint(self) -> int:
         """Fingerprint of the columns that kernels use; see `column_fingerprint`."""
-        if self.own is not None or not all(self._has_straight_rows(landing) for landing in self.landings):
+        if self.own is not None or not all(
+            self._has_straight_rows(landing) for landing in self.landings
+        ):
             return column_fingerprint(self.read_tensor())
         columns = pick_columns(self.shape[1])
         whole = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
@@ -85,12 +87,16 @@ class ReadableWeight:
         """The full tensor, as this rank computes with it; collective if it is sharded."""
         device = get_tp_group().device
         if self.own is None:
-            return _copy_landings(self.landings, torch.empty(self.shape, dtype=self.dtype, device=device))
+            return _copy_landings(
+                self.landings, torch.empty(self.shape, dtype=self.dtype, device=device)
+            )
         whole = _copy_landings(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
         # All ranks but one have 0 for each byte, so the sum has that rank's bits, also of NaN and
         # −0.
         dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
-        return _copy_landings(self.landings, whole)  # may differ in a part that an earlier rank has, too
+        return _copy_landings(
+            self.landings, whole
+        )  # may differ in a part that an earlier rank has, too
 
     def _has_straight_rows(self, landing: WeightLanding) -> bool:
         """True if rows of the tensor are rows of a packed parameter."""
@@ -118,7 +124,10 @@ def find_readable_weights(
     shares = _gather_shares(landings)
     found = [
         ReadableWeight(
-            name, tuple(tensor.shape), dtype, *_choose_landings(name, tensor, landings, shares, network)
+            name,
+            tuple(tensor.shape),
+            dtype,
+            *_choose_landings(name, tensor, landings, shares, network),
         )
         for name, tensor in find_sent_tensors(network).items()
     ]
@@ -182,7 +191,11 @@ def _choose_landings(
         if (place.layer, place.parameter) in landings.changed:
             raise InputError(f"vLLM's {kind} does not compute with {name} itself, {_INSTEAD}")
         ordered = find_packing(place.layer, place.parameter) is not None
-        if not is_packed(place) and not ordered and tuple(_read_parameter(place).shape) != place.shape:
+        if (
+            not is_packed(place)
+            and not ordered
+            and tuple(_read_parameter(place).shape) != place.shape
+        ):
             raise InputError(f"vLLM's {kind} keeps {name} in an unreadable form, {_INSTEAD}")
     before = {stretch for share in shares[:rank] for stretch in share[name]}
     return places, tuple(
@@ -226,13 +239,19 @@ def _read_parameter(landing: WeightLanding) -> Tensor:
 def _unpack_parameter(landing: WeightLanding) -> Tensor:
     """The full parameter as it was before packing."""
     if (pack := find_packing(landing.layer, landing.parameter)) is not None:
-        return restore_loaded_order(pack, landing.parameter, _read_parameter(landing), landing.shape)
+        return restore_loaded_order(
+            pack, landing.parameter, _read_parameter(landing), landing.shape
+        )
     if not is_packed(landing):
         return _read_parameter(landing).contiguous()
     width = landing.shape[1]
     starts = range(0, width, _COLUMNS_AT_ONCE)
     return torch.cat(
-        [_compute_columns(landing, range(width)[start : start + _COLUMNS_AT_ONCE]) for start in starts], 1
+        [
+            _compute_columns(landing, range(width)[start : start + _COLUMNS_AT_ONCE])
+            for start in starts
+        ],
+        1,
     )
 
 

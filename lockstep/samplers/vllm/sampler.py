@@ -109,10 +109,15 @@ class VLLMSampler:
     def pieces(
         self, requests: Sequence[Request], sampling: SamplingParams
     ) -> Iterator[ResponsePiece]:
-        prompts = [(request.tokens, self._sampling_arguments(request, sampling)) for request in requests]
+        prompts = [
+            (request.tokens, self._sampling_arguments(request, sampling)) for request in requests
+        ]
         for answers in self._stream_outputs(prompts, sampling.stop):
             places, outputs = zip(*answers, strict=True)
-            yield places, self._build_batch([requests[place] for place in places], outputs, sampling)
+            yield (
+                places,
+                self._build_batch([requests[place] for place in places], outputs, sampling),
+            )
 
     def logprobs(self, batch: Batch) -> Tensor:
         sequences = [tokens.tolist() for tokens in batch.sequences()]
@@ -207,7 +212,9 @@ class VLLMSampler:
         self, prompts: Sequence[EnginePrompt], stop: tuple[str, ...] = ()
     ) -> Iterator[list[tuple[int, Any]]]:
         """Yields vLLM's final outputs with their prompts' indices, all that are ready at a time."""
-        waiting = {self._add_request(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)}
+        waiting = {
+            self._add_request(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)
+        }
         read = dict.fromkeys(waiting, 0)
         try:
             while waiting:

@@ -20,14 +20,18 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.platforms import current_platform
 
-from lockstep.models.folder import read_config, build_skeleton
+from lockstep.models.folder import build_skeleton, read_config
 from lockstep.samplers.vllm.experts import SetAside
 from lockstep.samplers.vllm.landings import split_as_in_files, survey_landings
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
-from lockstep.samplers.vllm.readback import ReadableWeight, find_tied_names, find_readable_weights
+from lockstep.samplers.vllm.readback import ReadableWeight, find_readable_weights, find_tied_names
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack_bucket
-from lockstep.weight_sync.fingerprints import PendingFingerprint, read_fingerprints, start_fingerprint
+from lockstep.weight_sync.fingerprints import (
+    PendingFingerprint,
+    read_fingerprints,
+    start_fingerprint,
+)
 
 if current_platform.is_cpu():
     # the bf16 kernels use tiles that a process must request first, and do not do so
@@ -74,9 +78,13 @@ class WeightReceiver:
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
         found = self._readable_weights
-        columns = {tensor.name: tensor.column_fingerprint() for tensor in found if tensor.has_packed_part}
+        columns = {
+            tensor.name: tensor.column_fingerprint() for tensor in found if tensor.has_packed_part
+        }
         taken = self._received | {
-            tensor.name: tensor.compute_fingerprint() for tensor in found if not tensor.has_packed_part
+            tensor.name: tensor.compute_fingerprint()
+            for tensor in found
+            if not tensor.has_packed_part
         }
         held = dict(zip(taken, read_fingerprints(list(taken.values())), strict=True))
         tied = find_tied_names(self._meta_model)

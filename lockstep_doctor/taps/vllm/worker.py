@@ -96,7 +96,8 @@ class TappedWorker(WeightReceiver):
         if self._taps is not None:
             self._taps.close()  # of a pass that did not start
         values = {
-            CutPoint.from_name(name): value for name, value in safetensors.torch.load(forced).items()
+            CutPoint.from_name(name): value
+            for name, value in safetensors.torch.load(forced).items()
         }
         self._forced = frozenset(values)
         self._turned = {
@@ -111,7 +112,9 @@ class TappedWorker(WeightReceiver):
                 start = None
             else:
                 start = CutPoint.from_name(self._asked.start)
-            self._pass = RollingPass(values, self._recorder, start, CutPoint.from_name(self._asked.end))
+            self._pass = RollingPass(
+                values, self._recorder, start, CutPoint.from_name(self._asked.end)
+            )
             for cache in self.model_runner.kv_caches:
                 cache.fill_(UNSET)
         self._tokens = 0

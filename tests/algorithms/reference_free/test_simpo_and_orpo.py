@@ -28,7 +28,9 @@ def learn(in_tmp: Path) -> Run:
     """Runs a small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
     for name, recipe in {"simpo": SIMPO, "orpo": ORPO}.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    return lambda name, *overrides: read_metrics(train_recipe(load_recipe(f"{name}.yaml", list(overrides))))
+    return lambda name, *overrides: read_metrics(
+        train_recipe(load_recipe(f"{name}.yaml", list(overrides)))
+    )
 
 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])

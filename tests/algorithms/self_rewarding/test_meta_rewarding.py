@@ -45,7 +45,10 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
         "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_steps=240", "learner.device=cpu",
     ]  # fmt: skip
     return str(
-        train_recipe(load_recipe(rung("sft_letters_meta"), [*small, f"run.folder={folder / 'run'}"])) / "final"
+        train_recipe(
+            load_recipe(rung("sft_letters_meta"), [*small, f"run.folder={folder / 'run'}"])
+        )
+        / "final"
     )
 
 
@@ -190,11 +193,15 @@ def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str)
         dry_run(load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model, *wrong]))
     with pytest.raises(DryRunError, match="folder nowhere does not exist"):
         dry_run(
-            load_recipe(rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"])
+            load_recipe(
+                rung("self_rewarding_small"), [*model, "learner.device=cpu", "judge.path=nowhere"]
+            )
         )
     for said in ("meta_judge.template", "judge.max_prompt_tokens", "nowhere.jsonl"):
         assert said in str(found.value)
-    assert "validations" in dry_run(load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model]))
+    assert "validations" in dry_run(
+        load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model])
+    )
 
 
 SEEDS = [11, 12, 13]

@@ -172,7 +172,10 @@ def test_the_side_and_the_stage(
     columns[side] = fault(IDS)
     found = locate_dump(write(tmp_path / "d.jsonl", columns[0], columns[1]), folder)
     assert [one.name for one in found.wrong_sides] == [SIDES[side]]
-    assert (found.wrong_sides[0].stage, found.wrong_sides[0].change[: len(change)]) == (stage, change)
+    assert (found.wrong_sides[0].stage, found.wrong_sides[0].change[: len(change)]) == (
+        stage,
+        change,
+    )
     right = found.sides[1 - side]
     assert right.rms < 1e-4
     assert (right.stage, right.findings) == (None, [])

@@ -47,9 +47,9 @@ def decode(
     keys, values = (F.pad(x[:, :, : at + 1], (0, 0, 0, cells - at - 1)) for x in (k, v))
     place = torch.arange(cells)
     seen = (place <= at) & (place > at - (window or cells))
-    return kernel.attend_newest(q[:, :, at], keys, values, kernel.build_mask(seen.expand(len(q), -1)), 0.3)[
-        :, None
-    ]
+    return kernel.attend_newest(
+        q[:, :, at], keys, values, kernel.build_mask(seen.expand(len(q), -1)), 0.3
+    )[:, None]
 
 
 def written_out(kernel: BlockwiseKernel, qkv: Sequence[Tensor], window: int | None) -> Tensor:

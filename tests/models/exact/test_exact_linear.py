@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import gelu_tanh, exact_linear, silu
+from lockstep.models.exact.linear import exact_linear, gelu_tanh, silu
 
 ROWS = st.one_of(
     st.integers(1, 40),

@@ -21,7 +21,7 @@ from torch import Tensor
 from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import token_scores
 from lockstep.models.exact.attention import BlockwiseKernel
-from lockstep.models.exact.linear import gelu_tanh, exact_linear, silu
+from lockstep.models.exact.linear import exact_linear, gelu_tanh, silu
 
 _SAME = {
     "linear": "c4cb1f23deceffca6fe9dadd0cc4891e",
@@ -117,9 +117,9 @@ def compute(kernel: str) -> Tensor:
             q, k, v = (
                 grid(2, heads, 150, 32, step=step) for heads, step in ((4, 7), (2, 11), (2, 17))
             )
-            return BlockwiseKernel(cap, sinks if kernel == "attention, sinks" else None).attend_causally(
-                q, k, v, 0.2, window
-            )
+            return BlockwiseKernel(
+                cap, sinks if kernel == "attention, sinks" else None
+            ).attend_causally(q, k, v, 0.2, window)
 
 
 KERNELS = (

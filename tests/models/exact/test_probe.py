@@ -81,7 +81,9 @@ def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     def on_threads(x: Tensor, weight: Tensor) -> Tensor:
-        return exact_linear(x, weight) + (len(x) == 65 and torch.get_num_threads() == threads) * 1e-2
+        return (
+            exact_linear(x, weight) + (len(x) == 65 and torch.get_num_threads() == threads) * 1e-2
+        )
 
     monkeypatch.setattr(probe, "product", on_threads)
     with probe.use_threads(2):

@@ -86,7 +86,9 @@ def mean_squares(x: Tensor) -> Tensor:
     rows = with_adjacent_columns(x)
     out = x.new_empty(len(x))
     if len(x):
-        launch_kernel(_mean_squares, (len(x),), rows, out, x.shape[1], rows.stride(0), _TILE, _HALVINGS)
+        launch_kernel(
+            _mean_squares, (len(x),), rows, out, x.shape[1], rows.stride(0), _TILE, _HALVINGS
+        )
     return out
 
 
