@@ -12,7 +12,7 @@ from functools import partial
 from types import FrameType, ModuleType
 from typing import Any
 
-from lockstep_doctor.operators import Frame, Recorder, frame_of, is_model_file
+from lockstep_doctor.operators import StackFrame, Recorder, frame_of, is_model_file
 
 
 class LineRecorder(Recorder):
@@ -24,8 +24,8 @@ class LineRecorder(Recorder):
         opened: See `Recorder`.
     """
 
-    def __init__(self, traced: list[set[Frame]], opened: Sequence[str] = ()) -> None:
-        self._traced, self._lines = traced, set[Frame]()
+    def __init__(self, traced: list[set[StackFrame]], opened: Sequence[str] = ()) -> None:
+        self._traced, self._lines = traced, set[StackFrame]()
         super().__init__(opened)
 
     def __enter__(self) -> LineRecorder:
@@ -64,14 +64,14 @@ class LineRecorder(Recorder):
 
 
 @contextmanager
-def watch_lines(*taps: ModuleType) -> Iterator[list[set[Frame]]]:
+def watch_lines(*taps: ModuleType) -> Iterator[list[set[StackFrame]]]:
     """Notes the lines of every trace in the block, in order; `locate` traces its first place first,
     in both engines.
 
     Args:
         taps: Modules of the taps that trace.
     """
-    traced: list[set[Frame]] = []
+    traced: list[set[StackFrame]] = []
     for tap in taps:
         vars(tap)["Recorder"] = partial(LineRecorder, traced)
     try:

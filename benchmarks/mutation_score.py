@@ -21,9 +21,9 @@ from benchmarks.lines import lines_that_run, watch_lines
 from benchmarks.mutate_code import Edit, Swap, lines_of
 from benchmarks.mutated_programs import TOKENS, Program
 from lockstep_doctor import modules
-from lockstep_doctor.locate import LEAST, Location, locate, measure_gap
+from lockstep_doctor.locate import LEAST, GapLocation, locate, measure_gap
 from lockstep_doctor.modules import ModuleTap
-from lockstep_doctor.operators import Frame
+from lockstep_doctor.operators import StackFrame
 from lockstep_doctor.reproduction import write_reproduction
 
 
@@ -146,7 +146,7 @@ class Judge:
             ),
         )
 
-    def _reads_changed(self, tap: EditedTap, found: Location) -> bool:
+    def _reads_changed(self, tap: EditedTap, found: GapLocation) -> bool:
         """True if the edit changed a weight, and the first segment reads it."""
         address = (
             tap.find_address(found.all_segments[0].end) if found.all_segments else None
@@ -160,7 +160,7 @@ class Judge:
         ]
         return any(name.startswith(f"{address.split('|')[0]}.") for name in changed)
 
-    def _reproduces(self, tap: EditedTap, found: Location) -> bool:
+    def _reproduces(self, tap: EditedTap, found: GapLocation) -> bool:
         """True if the script of a location fails with the edited model, and passes with the
         original.
         """
@@ -216,9 +216,9 @@ _BUILDER = """from benchmarks.mutation_score import RUNNING
 model, read = RUNNING["{name}"]"""
 
 
-def _is_at(frame: Frame, edit: Edit) -> bool:
+def _is_at(frame: StackFrame, edit: Edit) -> bool:
     return frame.file == edit.file and frame.line in lines_of(edit)
 
 
-def _is_in(frame: Frame, edit: Edit) -> bool:
+def _is_in(frame: StackFrame, edit: Edit) -> bool:
     return frame.file == edit.file and frame.function.split(".<locals>.<", 1)[0] == edit.function

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep_doctor.measures import name_places
-from lockstep_doctor.statistics import CAP, Compared
+from lockstep_doctor.statistics import CAP, TokenComparison
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -49,7 +49,7 @@ _PLACES = 64
 
 
 @dataclass(frozen=True)
-class Finding:
+class ColumnFinding:
     """A pattern in the differences of two columns; it does not prove a cause.
 
     Attributes:
@@ -105,11 +105,11 @@ class TokenColumns:
         """Position of each entry in its sequence, int64 [N]."""
         return torch.arange(self.train.numel()) - self.offsets[:-1][self.row_index]
 
-    def compare_sides(self) -> Compared:
+    def compare_sides(self) -> TokenComparison:
         """Both sides on the generated tokens."""
         prompt = self.facts.get("prompt")
         cluster = None if prompt is None else prompt.long()
-        every = Compared(
+        every = TokenComparison(
             self.train.double(), self.infer.double(), self.row_lengths, self.token_position, cluster
         )
         return every.select_tokens(self.mask)
@@ -129,7 +129,7 @@ class TokenColumns:
         )
 
 
-def examine_columns(columns: TokenColumns) -> list[Finding]:
+def examine_columns(columns: TokenColumns) -> list[ColumnFinding]:
     """Returns patterns in the differences of two columns; none if rounding explains the
     differences.
 
@@ -145,10 +145,10 @@ def examine_columns(columns: TokenColumns) -> list[Finding]:
 class _ColumnExaminer:
     """Two columns as arrays, and the tokens that no finding covers yet."""
 
-    def __init__(self, columns: TokenColumns, compared: Compared) -> None:
+    def __init__(self, columns: TokenColumns, compared: TokenComparison) -> None:
         self._names = columns.names
         self._compared = compared
-        self._sides: dict[ColumnSide, Compared] = {
+        self._sides: dict[ColumnSide, TokenComparison] = {
             "infer": compared,
             "train": compared.swap_sides(),
         }
@@ -156,7 +156,7 @@ class _ColumnExaminer:
         self._spacing = np.zeros(self._free.size)
         self._delta = compared.delta.clamp(-CAP, CAP).numpy()
 
-    def find_patterns(self) -> Iterator[Finding]:
+    def find_patterns(self) -> Iterator[ColumnFinding]:
         """Yields all findings."""
         yield from self._find_digits()
         excess = measure_excess(self._compared, self._spacing)
@@ -177,7 +177,7 @@ class _ColumnExaminer:
 
     def _report_finding(
         self, kind: str, what: str, side: ColumnSide | None, tokens: Bools
-    ) -> Finding:
+    ) -> ColumnFinding:
         """Builds a finding and removes its tokens from later ones, unless it is about number
         formats.
         """
@@ -191,9 +191,9 @@ class _ColumnExaminer:
         share = float(squares[tokens].sum() / max(float(squares.sum()), 1e-300))
         if kind != "grid":
             self._free = self._free & ~tokens
-        return Finding(kind, what, side, int(tokens.sum()), f"{rows}, {positions}", share)
+        return ColumnFinding(kind, what, side, int(tokens.sum()), f"{rows}, {positions}", share)
 
-    def _find_digits(self) -> Iterator[Finding]:
+    def _find_digits(self) -> Iterator[ColumnFinding]:
         """Finds sides whose numbers all have few digits; differences within that spacing no longer
         count.
         """
@@ -207,7 +207,7 @@ class _ColumnExaminer:
             yield self._report_finding("grid", name, side, judged)
             self._spacing = np.maximum(self._spacing, spacing(np.nan_to_num(own)))
 
-    def _find_repeated(self, excess: Floats) -> Iterator[Finding]:
+    def _find_repeated(self, excess: Floats) -> Iterator[ColumnFinding]:
         """Finds zeros, constants, clamps and non-finite values, by side."""
         for side, compared in self._sides.items():
             own = compared.infer.numpy()
@@ -226,7 +226,7 @@ class _ColumnExaminer:
                         *_name_value(float(value), own, other, tokens), side, tokens
                     )
 
-    def _find_moved_rows(self) -> Iterator[Finding]:
+    def _find_moved_rows(self) -> Iterator[ColumnFinding]:
         order = find_row_order(self._compared)
         if len(order) < 2:
             return
@@ -238,7 +238,7 @@ class _ColumnExaminer:
         tokens = np.isin(self._compared.row_index.numpy(), list(order)) & self._free
         yield self._report_finding("rows moved", what, None, tokens)
 
-    def _find_formula(self, tokens: Bools) -> Iterator[Finding]:
+    def _find_formula(self, tokens: Bools) -> Iterator[ColumnFinding]:
         """Finds a formula from one side's values to the other's that explains the difference on
         some tokens.
         """
@@ -260,7 +260,7 @@ class _ColumnExaminer:
                 kind, f"{said}; {left:.1%} of the difference is left", None, tokens
             )
 
-    def _fit_nucleus(self) -> Iterator[Finding]:
+    def _fit_nucleus(self) -> Iterator[ColumnFinding]:
         """Finds a nucleus of one side, if the remaining tokens clearly show one."""
         tokens = self._free
         for side, compared in self._sides.items():
@@ -274,7 +274,7 @@ class _ColumnExaminer:
                 return
 
 
-def measure_excess(compared: Compared, spacing: Floats | float = 0.0) -> Floats:
+def measure_excess(compared: TokenComparison, spacing: Floats | float = 0.0) -> Floats:
     """Returns each token's difference in multiples of the usual one, [M]; infinite if one side is
     not finite.
 
@@ -355,7 +355,7 @@ formulas.
 """
 
 
-def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
+def _list_formulas(compared: TokenComparison, tokens: Bools) -> Iterator[_Formula]:
     """Yields formulas from the training side's values to the inference side's on some tokens."""
     own = compared.infer.numpy()[tokens]
     other = compared.train.numpy()[tokens]
@@ -374,7 +374,7 @@ def _list_formulas(compared: Compared, tokens: Bools) -> Iterator[_Formula]:
             yield "positions moved", what, left, 0.001 * abs(places)
 
 
-def find_row_order(compared: Compared) -> dict[int, int]:
+def find_row_order(compared: TokenComparison) -> dict[int, int]:
     """Finds rows whose values are a different row's on the training side; returns row → source row.
 
     Rows are compared on their common first tokens, so rows of different lengths can match.

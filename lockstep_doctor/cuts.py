@@ -46,7 +46,7 @@ OUTPUT = CutPoint("output")
 
 
 @dataclass(frozen=True)
-class Capture:
+class PassCapture:
     """Values of one pass over one sequence.
 
     Attributes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep_doctor.columns import SIDES, TokenColumns, examine_columns
-from lockstep_doctor.locate import FaultPlace, Location, locate, pick_logprobs
+from lockstep_doctor.locate import FaultPlace, GapLocation, locate, pick_logprobs
 from lockstep_doctor.measures import describe_difference
 from lockstep_doctor.statistics import find_gap
 from lockstep_doctor.tap import Tap
@@ -17,7 +17,7 @@ from lockstep_doctor.tap import Tap
 _DELIVERED = 1e-3
 """Largest difference between returned log-probabilities and the engine's own logits, nats."""
 
-Columns = tuple[Tensor, Tensor | None]
+LogprobPair = tuple[Tensor, Tensor | None]
 """Log-probabilities of one request: computed from an engine's logits, and as the engine returns
 them (None if it does not).
 """
@@ -43,7 +43,7 @@ class PairExamination:
     request: int
     tokens: Tensor
     gaps: Sequence[float]
-    location: Location
+    location: GapLocation
     columns: Sequence[str]
     measured: Sequence[Sequence[str]]
 
@@ -86,12 +86,12 @@ def examine(
     )
 
 
-def _read_logprobs(tap: Tap, tokens_T: Tensor) -> Columns:
+def _read_logprobs(tap: Tap, tokens_T: Tensor) -> LogprobPair:
     capture = tap.run(tokens_T, {})
     return pick_logprobs(capture.logits, tokens_T), capture.column
 
 
-def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[Columns]) -> Iterator[str]:
+def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[LogprobPair]) -> Iterator[str]:
     """Yields faults in an engine's log-probabilities: the returned ones must match its own
     logits.
     """

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from lockstep_doctor.cuts import TRUNK, Capture, CutPoint
+from lockstep_doctor.cuts import TRUNK, PassCapture, CutPoint
 from lockstep_doctor.measures import BROKEN, find_error
 from lockstep_doctor.operators import Operator
 from lockstep_doctor.statistics import CAP, find_gap, score_tokens
@@ -120,7 +120,7 @@ class FaultPlace:
 
 
 @dataclass(frozen=True)
-class Location:
+class GapLocation:
     """Result of `locate`.
 
     Attributes:
@@ -162,7 +162,7 @@ def locate(
     witness: Tap | None = None,
     tolerance: float = LOOSE,
     rounded: Sequence[Tap] = (),
-) -> Location:
+) -> GapLocation:
     """Finds the places where two engines disagree about one sequence.
 
     The other engine reads the sequence with the reference's value forced at every cut, so each
@@ -196,7 +196,7 @@ def locate(
         floor = 0.0
         errors = {}
     if not exceeds_rounding(gap, floor):
-        return Location(gap, floor)
+        return GapLocation(gap, floor)
 
     def tolerance_at(cut: CutPoint) -> float:
         return max(tolerance, FLOORS * errors.get(cut, 0.0))
@@ -211,7 +211,7 @@ def locate(
     compared = {one.end: one.error for one in stretches}
     segments = [one for one in stretches if not one.error <= tolerance_at(one.end)]
     if not segments:
-        return Location(gap, floor, noisy=noisy, compared=compared)
+        return GapLocation(gap, floor, noisy=noisy, compared=compared)
 
     def measure_removed(some: Sequence[Segment]) -> float:
         forced = {one.end: right.seen[one.end] for one in some}
@@ -234,10 +234,10 @@ def locate(
         )
         places.append(FaultPlace(some, alone, opened, values, exact.get(end), tolerance_at(end)))
     others = [one for one in segments if one not in _flatten_segments(chosen)]
-    return Location(gap, floor, places, removed, right.seen, noisy, others, compared)
+    return GapLocation(gap, floor, places, removed, right.seen, noisy, others, compared)
 
 
-def _find_unrepeatable(first: Capture, second: Capture) -> list[CutPoint]:
+def _find_unrepeatable(first: PassCapture, second: PassCapture) -> list[CutPoint]:
     """Returns the cuts at which two runs of one engine on the same inputs differ."""
     return [one.end for one in _compare_cuts(first, second) if one.error > _SAME]
 
@@ -247,7 +247,7 @@ def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
     return score_tokens(logits_TV[:-1].double().cpu(), tokens_T[1:].cpu())
 
 
-def gives_numbers(found: Capture, tokens_T: Tensor) -> bool:
+def gives_numbers(found: PassCapture, tokens_T: Tensor) -> bool:
     """Returns whether all log-probabilities of the tokens are finite."""
     return bool(pick_logprobs(found.logits, tokens_T).isfinite().all())
 
@@ -256,7 +256,7 @@ def measure_rounding(
     witness: Tap,
     rounded: Sequence[Tap],
     tokens_T: Tensor,
-    right: Capture,
+    right: PassCapture,
     exact: Mapping[CutPoint, Tensor],
 ) -> tuple[float, dict[CutPoint, float]]:
     """Measures the rounding of one program in the types of both engines together: gap in nats, and
@@ -295,7 +295,7 @@ def measure_gap(a_TV: Tensor, b_TV: Tensor, tokens_T: Tensor) -> float:
     return find_gap(pick_logprobs(a_TV, tokens_T), pick_logprobs(b_TV, tokens_T))
 
 
-def _compare_cuts(right: Capture, replayed: Capture) -> list[Segment]:
+def _compare_cuts(right: PassCapture, replayed: PassCapture) -> list[Segment]:
     """Returns the segments between cuts that both engines have, in the reference's order."""
     found: list[Segment] = []
     before: CutPoint | None = None
@@ -364,7 +364,7 @@ def _trace_suspects(
     reference: Tap,
     other: Tap,
     tokens_T: Tensor,
-    right: Capture,
+    right: PassCapture,
     segment: Segment,
     ends: tuple[Tensor, Tensor],
     tolerance: float,

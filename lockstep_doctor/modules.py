@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep_doctor.cuts import OUTPUT, ROUTED, Capture, CutPoint, End, name_cuts
+from lockstep_doctor.cuts import OUTPUT, ROUTED, PassCapture, CutPoint, End, name_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
-class Share:
+class CutShare:
     """The part of a cut's value that one process or call holds; in this class, all of it."""
 
     def gather_tokens(self, cut: CutPoint, value: Tensor) -> Tensor | None:
@@ -29,10 +29,10 @@ class Share:
         value.copy_(whole)
 
 
-_WHOLE = Share()
+_WHOLE = CutShare()
 
 
-class Pass:
+class PassState:
     """State of one pass over a sequence: records the value of each visited cut, and overwrites it
     if a value is forced.
 
@@ -53,7 +53,7 @@ class Pass:
         recorder: Recorder | None = None,
         start: CutPoint | None = None,
         end: CutPoint | None = None,
-        share: Share = _WHOLE,
+        share: CutShare = _WHOLE,
     ) -> None:
         self._forced = forced
         self._recorder = recorder
@@ -143,11 +143,11 @@ class ModuleTap:
         self.values = values_by_name(cuts)
         self._places = {cut: place for place, cut in cuts.items()}
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        one = Pass(forced)
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
+        one = PassState(forced)
         logits = self._read_logits(tokens_T, one)
         seen = one.collect_values() | {OUTPUT: logits}
-        return Capture(
+        return PassCapture(
             forced.get(OUTPUT, logits), {cut: value.cpu() for cut, value in seen.items()}
         )
 
@@ -160,7 +160,7 @@ class ModuleTap:
     ) -> OperatorTrace:
         with Recorder() as recorder:
             recorder.begin_early()
-            self._read_logits(tokens_T, Pass(forced, recorder, start, end))
+            self._read_logits(tokens_T, PassState(forced, recorder, start, end))
         return replace(
             recorder.join_calls(),
             split=None if self._prompt is None else (len(tokens_T), self._prompt),
@@ -168,11 +168,11 @@ class ModuleTap:
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
-            self._read_logits(tokens_T, Pass({}))
+            self._read_logits(tokens_T, PassState({}))
         return ran
 
     @torch.no_grad()
-    def _read_logits(self, tokens_T: Tensor, one: Pass) -> Tensor:
+    def _read_logits(self, tokens_T: Tensor, one: PassState) -> Tensor:
         """Returns logits [T, V]."""
         first = next(self.model.parameters())
         with use_default_dtype(first.dtype), visit_cuts(self.model, self.paths, self.values, one):
@@ -197,11 +197,11 @@ def read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
     return model(input_ids=tokens_T[None], use_cache=False).logits[0]
 
 
-Values = Callable[[str, End, Any], Iterable[tuple[CutPoint, Tensor]]]
+CutValues = Callable[[str, End, Any], Iterable[tuple[CutPoint, Tensor]]]
 """Function from a module's path and its inputs or output to cuts and views of their values."""
 
 
-def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> Values:
+def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> CutValues:
     """Returns the `Values` function for cuts from `name_cuts`; each of a module's several outputs
     has its own cut.
     """
@@ -249,7 +249,7 @@ def use_default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def visit_cuts(model: nn.Module, paths: Sequence[str], values: Values, one: Pass) -> Iterator[None]:
+def visit_cuts(model: nn.Module, paths: Sequence[str], values: CutValues, one: PassState) -> Iterator[None]:
     """Context in which hooks visit every cut at the input and output of these modules."""
 
     def visit_module(path: str, end: End, value: Any) -> None:

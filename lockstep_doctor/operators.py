@@ -32,7 +32,7 @@ _KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     """A line of Python.
 
     Attributes:
@@ -63,7 +63,7 @@ class Operator:
     """
 
     name: str
-    stack: tuple[Frame, ...]
+    stack: tuple[StackFrame, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     scalars: tuple[Any, ...]
@@ -84,7 +84,7 @@ class OperatorTrace:
 
     values: list[Tensor] = field(default_factory=list)
     operators: list[Operator] = field(default_factory=list)
-    around: tuple[Frame, ...] = ()
+    around: tuple[StackFrame, ...] = ()
     split: tuple[int, int] | None = None
 
     def list_external(self) -> list[int]:
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
         self.early = False
         self._opened = opened
         self._entered = 0
-        self._around: tuple[Frame, ...] = ()
+        self._around: tuple[StackFrame, ...] = ()
         self._outside: list[FrameType] = []
         self.restart_record()
 
@@ -301,9 +301,9 @@ def list_active() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def frame_of(frame: FrameType) -> Frame:
+def frame_of(frame: FrameType) -> StackFrame:
     """The current line of a frame."""
-    return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+    return StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
 
 
 def is_model_file(file: str) -> bool:

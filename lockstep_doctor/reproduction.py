@@ -11,7 +11,7 @@ import safetensors.torch
 from torch import Tensor
 
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.locate import Location
+from lockstep_doctor.locate import GapLocation
 from lockstep_doctor.modules import ModuleTap
 
 _SCRIPT = '''"""{what}"""
@@ -62,7 +62,7 @@ if __name__ == "__main__":  # ranks import this file again
 '''
 
 
-def write_reproduction(folder: Path, tap: ModuleTap, found: Location, tokens_T: Tensor) -> Path:
+def write_reproduction(folder: Path, tap: ModuleTap, found: GapLocation, tokens_T: Tensor) -> Path:
     """Writes `repro.py` and `inputs.safetensors` for the first segment of a location; returns the
     script.
 
@@ -90,7 +90,7 @@ def write_engine_reproduction(
     engine: str,
     model: Path,
     options: EngineOptions,
-    found: Location,
+    found: GapLocation,
     tokens_T: Tensor,
 ) -> Path:
     """Like `write_reproduction`, for an engine that is opened by name, such as one in separate
@@ -113,11 +113,11 @@ def write_engine_reproduction(
     return write_script(folder, script, inputs | {"right": _find_right(found), "tokens": tokens_T})
 
 
-def _describe_fault(engine: str, found: Location) -> str:
+def _describe_fault(engine: str, found: GapLocation) -> str:
     return f"{engine}: {found.all_segments[0]} returns wrong values for the given inputs."
 
 
-def _find_right(found: Location) -> Tensor:
+def _find_right(found: GapLocation) -> Tensor:
     """Returns the right output of the first segment: the float64 value if it shows an engine to be
     wrong, else the reference's.
     """

@@ -21,7 +21,7 @@ _LARGEST = 300.0  # nats
 
 
 @dataclass(frozen=True)
-class Compared:
+class TokenComparison:
     """Two sides on the same M tokens of B sequences, in order.
 
     Attributes:
@@ -64,18 +64,18 @@ class Compared:
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         return torch.arange(self.train.numel()) - torch.repeat_interleave(starts, self.lengths) + 1
 
-    def swap_sides(self) -> Compared:
+    def swap_sides(self) -> TokenComparison:
         """The comparison with swapped sides."""
-        return Compared(self.infer, self.train, self.lengths, self.position, self.cluster)
+        return TokenComparison(self.infer, self.train, self.lengths, self.position, self.cluster)
 
-    def select_tokens(self, mask_M: Tensor) -> Compared:
+    def select_tokens(self, mask_M: Tensor) -> TokenComparison:
         """The masked tokens; `index` then counts only these."""
         lengths = torch.zeros_like(self.lengths).index_add_(0, self.row_index, mask_M.long())
-        return Compared(
+        return TokenComparison(
             self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster
         )
 
-    def in_segments(self, count: int, shortest: int) -> Compared:
+    def in_segments(self, count: int, shortest: int) -> TokenComparison:
         """Sequences cut into about `count` segments that count as independent; unchanged if
         segments would be too short.
 
@@ -87,7 +87,7 @@ class Compared:
             return self
         parts = [(int(own), max(1, int(own) // size)) for own in self.lengths]
         lengths = torch.tensor([own // n + (k < own % n) for own, n in parts for k in range(n)])
-        return Compared(self.train, self.infer, lengths, self.position)
+        return TokenComparison(self.train, self.infer, lengths, self.position)
 
     def sum_clusters(self, *columns_M: Tensor) -> Tensor:
         """Sums of columns over each cluster and, last, its number of tokens: float64 [G, K + 1],
@@ -103,7 +103,7 @@ class Compared:
         return sums[sums[:, -1] > 0]
 
 
-def pool_comparisons(parts: Sequence[Compared]) -> Compared:
+def pool_comparisons(parts: Sequence[TokenComparison]) -> TokenComparison:
     """Concatenates comparisons; clusters stay separate."""
     clusters = []
     taken = 0
@@ -114,7 +114,7 @@ def pool_comparisons(parts: Sequence[Compared]) -> Compared:
             own = part.cluster - int(part.cluster.min())
         clusters.append(own + taken)
         taken += int(own.max()) + 1
-    return Compared(
+    return TokenComparison(
         torch.cat([part.train for part in parts]),
         torch.cat([part.infer for part in parts]),
         torch.cat([part.lengths for part in parts]),
@@ -123,7 +123,7 @@ def pool_comparisons(parts: Sequence[Compared]) -> Compared:
     )
 
 
-def compute_figures(compared: Compared) -> dict[str, float]:
+def compute_figures(compared: TokenComparison) -> dict[str, float]:
     """All figures by name, in nats if they have a unit; NaN only if no token is supported by both
     sides.
 
@@ -190,7 +190,7 @@ def score_tokens(logits_MV: Tensor, ids_M: Tensor) -> Tensor:
     return logits_MV.log_softmax(-1).gather(-1, ids_M[:, None])[:, 0]
 
 
-def sequence_weights(compared: Compared) -> Tensor:
+def sequence_weights(compared: TokenComparison) -> Tensor:
     """Log importance weights ΣΔ of the sequences with tokens, [B']; −inf if training gives no
     probability.
 

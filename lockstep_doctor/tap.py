@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep_doctor.cuts import PassCapture, CutPoint
 from lockstep_doctor.operators import OperatorTrace
 
 
@@ -20,7 +20,7 @@ class Tap(Protocol):
         """Name of the engine in reports."""
         ...
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
         """Reads one sequence alone, by prefill.
 
         Args:

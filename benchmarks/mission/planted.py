@@ -31,7 +31,7 @@ from lockstep.system.whole_files import write_whole
 from lockstep_doctor.engines import EngineOptions, find_engine
 from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.hf import open_witnesses
-from lockstep_doctor.operators import Frame
+from lockstep_doctor.operators import StackFrame
 from lockstep_doctor.tap import Tap
 from lockstep_doctor.taps.learners import attach_tap, open_learner
 from lockstep_doctor.taps.rank import RankTap
@@ -211,7 +211,7 @@ def describe(engine: str, fault: Fault, edit: Edit, found: PairExamination) -> P
     )
 
 
-def _is_at(frame: Frame, edit: Edit) -> bool:
+def _is_at(frame: StackFrame, edit: Edit) -> bool:
     return frame.file == edit.file and frame.line in lines_of(edit)
 
 

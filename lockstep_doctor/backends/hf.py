@@ -40,7 +40,7 @@ from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights
 from lockstep.samplers.torch.model_sampler import append_responses
 from lockstep.samplers.torch.rows import Response
-from lockstep_doctor.table.base import USUAL, Capability, Conditions
+from lockstep_doctor.table.base import USUAL, BackendCapability, BackendConditions
 
 Sequences = Sequence[Tensor]
 CHUNK = 1024
@@ -57,7 +57,7 @@ class HFBackend:
     """
 
     name = "hf"
-    capabilities: frozenset[Capability] = frozenset(("generate", "shaped"))
+    capabilities: frozenset[BackendCapability] = frozenset(("generate", "shaped"))
 
     def __init__(
         self, folder: str, dtype: DType = "fp32", batch_size: int = 8, device: Device = "cpu"
@@ -68,7 +68,7 @@ class HFBackend:
         check_weights(folder, empty)
         self._sdpa = bool(empty._supports_sdpa)
         self._models: dict[tuple[DType | None, str], PreTrainedModel] = {}
-        self._usual = Conditions(dtype=dtype, batch_size=batch_size)
+        self._usual = BackendConditions(dtype=dtype, batch_size=batch_size)
         self.context = find_context_length(self.read_config())
 
     @property
@@ -92,11 +92,11 @@ class HFBackend:
     def close(self) -> None:
         """Does nothing: there are no processes to close."""
 
-    def choose_attention(self, conditions: Conditions) -> str:
+    def choose_attention(self, conditions: BackendConditions) -> str:
         """Name of the attention implementation in `transformers`."""
         return conditions.kernel or ("sdpa" if self._sdpa else "eager")
 
-    def model_for(self, conditions: Conditions = USUAL) -> PreTrainedModel:
+    def model_for(self, conditions: BackendConditions = USUAL) -> PreTrainedModel:
         """The model for the conditions."""
         asked = self._usual.overridden_by(conditions)
         key = asked.dtype, self.choose_attention(asked)
@@ -104,7 +104,7 @@ class HFBackend:
             self._models[key] = self.read_model(asked)
         return self._models[key]
 
-    def read_model(self, conditions: Conditions) -> PreTrainedModel:
+    def read_model(self, conditions: BackendConditions) -> PreTrainedModel:
         """Reads the model from its folder, in evaluation mode."""
         model = AutoModelForCausalLM.from_pretrained(
             self._folder,
@@ -119,7 +119,7 @@ class HFBackend:
         return model
 
     @torch.no_grad()
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         asked = self._usual.overridden_by(conditions)
         model = self.model_for(asked)
         sequences = batch.sequences()
@@ -154,7 +154,7 @@ class HFBackend:
 
     @torch.no_grad()
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
     ) -> Batch:
         if sampling.stop_token_ids:
             raise InputError("the doctor draws responses of full length; leave out stop_token_ids")
@@ -179,7 +179,7 @@ class HFBackend:
         logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
         return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
 
-    def _read_in_chunks(self, tokens_T: Tensor, text: int, asked: Conditions) -> Tensor:
+    def _read_in_chunks(self, tokens_T: Tensor, text: int, asked: BackendConditions) -> Tensor:
         """Computes logits of one sequence [T, V] chunk by chunk; the default attention reads the
         first `text` tokens.
         """
@@ -200,7 +200,7 @@ class HFBackend:
         )
 
     def compute_logprobs(
-        self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: Conditions
+        self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: BackendConditions
     ) -> Tensor:
         """Log-probabilities of tokens from the logits that predict them, nats, fp32 [M]."""
         shaped_MV = shape_logits(logits_MV.float(), sampling)
@@ -220,12 +220,12 @@ class HFBackend:
         model: PreTrainedModel,
         requests: Sequence[Request],
         sampling: SamplingParams,
-        conditions: Conditions,
+        conditions: BackendConditions,
     ) -> tuple[Tensor, Tensor]:
         """Draws responses with the model's own `generate`; returns tokens and log-probabilities [B,
         K].
         """
-        drawing = _Drawing(self, requests, sampling, conditions)
+        drawing = _KeyedTokenDrawer(self, requests, sampling, conditions)
         prompts = [torch.tensor(request.tokens) for request in requests]
         padded = pad_sequence(prompts, batch_first=True, padding_side="left")
         seen = pad_sequence(
@@ -293,7 +293,7 @@ def shape_logits(logits_MV: Tensor, sampling: SamplingParams) -> Tensor:
     return scores
 
 
-class _Drawing(LogitsProcessor):
+class _KeyedTokenDrawer(LogitsProcessor):
     """Draws tokens with keyed random numbers, records them, and forces `generate` to take them."""
 
     def __init__(
@@ -301,7 +301,7 @@ class _Drawing(LogitsProcessor):
         backend: HFBackend,
         requests: Sequence[Request],
         sampling: SamplingParams,
-        conditions: Conditions,
+        conditions: BackendConditions,
     ) -> None:
         self._backend = backend
         self._sampling = sampling

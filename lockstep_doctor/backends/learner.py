@@ -17,7 +17,7 @@ from lockstep.learners.packing import cut_in_order
 from lockstep.models.folder import find_context_length, read_config
 from lockstep.models.heads import LogitsHead
 from lockstep.samplers.torch.stateful import torch_sampler
-from lockstep_doctor.table.base import USUAL, Capability, Conditions
+from lockstep_doctor.table.base import USUAL, BackendCapability, BackendConditions
 
 _TIMEOUT_S = 600.0
 
@@ -56,7 +56,7 @@ class LearnerBackend:
             self.network = head.lm
         else:
             self.network = None
-        self.capabilities: frozenset[Capability] = frozenset(
+        self.capabilities: frozenset[BackendCapability] = frozenset(
             ("generate", "shaped") if is_here else ("shaped",)
         )
 
@@ -73,7 +73,7 @@ class LearnerBackend:
             "training": any(module.training for module in self.network.modules()),
         }
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         if isinstance(self._learner, MeshLearner):
             return self._learner.logprobs(batch)
         return self._learner.logprobs(
@@ -81,7 +81,7 @@ class LearnerBackend:
         )
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
     ) -> Batch:
         assert self.network is not None, f"{self.name} cannot generate, see its capabilities"
         size = conditions.batch_size or self._batch_size

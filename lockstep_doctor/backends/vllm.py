@@ -16,7 +16,7 @@ from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.models.precision import TORCH_TYPES
-from lockstep_doctor.table.base import USUAL, Capability, Conditions
+from lockstep_doctor.table.base import USUAL, BackendCapability, BackendConditions
 
 
 class VLLMBackend:
@@ -27,7 +27,7 @@ class VLLMBackend:
     """
 
     name = "vllm"
-    capabilities: frozenset[Capability] = frozenset(("generate",))
+    capabilities: frozenset[BackendCapability] = frozenset(("generate",))
     spec: type[SamplerSpec] = SamplerSpec
     network = None
 
@@ -69,7 +69,7 @@ class VLLMBackend:
             "training": False,
         }
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         """Scores without the prefix cache, which vLLM does not use for log-probabilities of
         prompts.
         """
@@ -81,7 +81,7 @@ class VLLMBackend:
         return torch.cat([self.engine.logprobs(part) for part in parts])
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
     ) -> Batch:
         """Implements `Backend.generate`.
 

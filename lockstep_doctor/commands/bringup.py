@@ -35,12 +35,12 @@ from lockstep.rollouts.rollout import build_requests
 from lockstep.system.whole_files import write_whole
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.commands.session import open_session
-from lockstep_doctor.table.base import Backend, Conditions
+from lockstep_doctor.table.base import Backend, BackendConditions
 from lockstep_doctor.table.options import DoctorRecipe
 from lockstep_doctor.table.plan import ROOM, PromptSource
 from lockstep_doctor.table.verdict import DUST
 
-Outcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
+BringUpOutcome = Literal["PASS", "LOOK", "FAIL", "SKIPPED"]
 _SEQUENCES = 8
 _CACHED = 70
 """Prompt tokens, enough to fill two blocks of a prefix cache."""
@@ -56,7 +56,7 @@ _NEAR_ZERO = 0.05
 
 
 @dataclass(frozen=True)
-class Observation:
+class BringUpObservation:
     """One row of the report.
 
     Attributes:
@@ -67,13 +67,13 @@ class Observation:
 
     check: str
     what: str
-    outcome: Outcome
+    outcome: BringUpOutcome
     said: str
 
 
 def bring_up(loaded: LoadedRecipe) -> int:
     """Runs all checks, prints their rows, and writes `bringup.json`. Returns the exit code."""
-    found: list[Observation] = []
+    found: list[BringUpObservation] = []
     with open_session(loaded) as (results, backends, shown):
         for one in list_observations(loaded.expect_recipe(DoctorRecipe), backends, shown):
             shown.show_note(f"{one.check} of {one.what}: {one.outcome}")
@@ -92,7 +92,7 @@ def bring_up(loaded: LoadedRecipe) -> int:
 
 def list_observations(
     recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: RunProgress
-) -> Iterator[Observation]:
+) -> Iterator[BringUpObservation]:
     """Yields all rows."""
     witness = HFBackend(recipe.model.path, device=recipe.learner.device)
     source = PromptSource(recipe)
@@ -108,7 +108,7 @@ def list_observations(
     requests = build_requests(prompts, 0, rounds, recipe.seed, "doctor bringup")[:_SEQUENCES]
     for name, backend in backends.items():
         if "generate" not in backend.capabilities:
-            yield Observation("decode", name, "SKIPPED", "it cannot generate")
+            yield BringUpObservation("decode", name, "SKIPPED", "it cannot generate")
             continue
         with shown.phase(name):
             yield check_context(name, backend, recipe.sampler.context_limit)
@@ -120,7 +120,7 @@ def list_observations(
         )
 
 
-def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observation]:
+def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[BringUpObservation]:
     """Checks rows of embedding and head; rows without a token of the tokenizer are only padding."""
     model = witness.model_for()
     for name, module in (
@@ -140,7 +140,7 @@ def check_embeddings(witness: HFBackend, known: int | None) -> Iterator[Observat
                     f"{len(ids)} {kind} ({len(own)} in the tokenizer): "
                     f"{', '.join(map(str, ids[:8]))}"
                 )
-        yield Observation(
+        yield BringUpObservation(
             "embeddings", name, "LOOK" if inside else "PASS", "; ".join(said) or "none stands out"
         )
 
@@ -172,13 +172,13 @@ def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
     return ((count[number] > 1) & wanted_V).nonzero()[:, 0].tolist()
 
 
-def check_context(name: str, backend: Backend, asked: int | None) -> Observation:
+def check_context(name: str, backend: Backend, asked: int | None) -> BringUpObservation:
     """Checks that the longest sequence is computed, and one token more is not."""
     if asked is None or not name.startswith("vllm"):
         limit = backend.context
     else:
         limit = asked
-    row = partial(Observation, "context", name)
+    row = partial(BringUpObservation, "context", name)
     if name == "hf":
         return row("SKIPPED", f"transformers sets no limit; the model's is {limit}")
     full, over = (_count_drawn(backend, limit - 2, tokens) for tokens in (2, 3))
@@ -195,7 +195,7 @@ def check_context(name: str, backend: Backend, asked: int | None) -> Observation
 
 def check_decode(
     name: str, backend: Backend, requests: Sequence[Request], recipe: DoctorRecipe
-) -> Observation:
+) -> BringUpObservation:
     """Compares decoding with prefill over a long response, by quarters."""
     longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
     length = min(max(recipe.grid.lengths), longest)
@@ -219,27 +219,27 @@ def check_decode(
         f"mean e^|Δ| by quarters of {length} tokens: "
         f"{', '.join(f'{quarter:.5f}' for quarter in quarters)}"
     )
-    outcome: Outcome = "FAIL" if broken else "LOOK" if grows else "PASS"
-    return Observation("decode", name, outcome, said + ("; it grows" if grows else ""))
+    outcome: BringUpOutcome = "FAIL" if broken else "LOOK" if grows else "PASS"
+    return BringUpObservation("decode", name, outcome, said + ("; it grows" if grows else ""))
 
 
-def check_prefix_cache(name: str, backend: Backend) -> Observation:
+def check_prefix_cache(name: str, backend: Backend) -> BringUpObservation:
     """Compares greedy answers to the same prompts with those from the prefix cache."""
     if backend.context < _CACHED + 4:
-        return Observation("prefix cache", name, "SKIPPED", "the context is too short")
+        return BringUpObservation("prefix cache", name, "SKIPPED", "the context is too short")
     prompts = [
         Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)
     ]
     sampling = SamplingParams(4, temperature=0.0)
     first, again = (
-        backend.generate(prompts, sampling, Conditions(fresh=fresh)) for fresh in (True, False)
+        backend.generate(prompts, sampling, BackendConditions(fresh=fresh)) for fresh in (True, False)
     )
     if "prefix_hits" in again.sample:
         hits = int(again["prefix_hits"].sum())
     else:
         hits = 0
     if not hits:
-        return Observation("prefix cache", name, "SKIPPED", "no prompt was read from a cache")
+        return BringUpObservation("prefix cache", name, "SKIPPED", "no prompt was read from a cache")
     column = again["sampler_logprob"][again.mask]
     fresh = first["sampler_logprob"][first.mask]
     broken = not bool(column.isfinite().all() and fresh.isfinite().all())
@@ -254,12 +254,12 @@ def check_prefix_cache(name: str, backend: Backend) -> Observation:
         limit = _CACHED_BF16
     said = f"{hits} tokens from the cache, max |Δ| {apart:.2g}" + ("; not finite" if broken else "")
     passes = not broken and apart <= (DUST if moved else limit)
-    return Observation("prefix cache", name, "PASS" if passes else "FAIL", said)
+    return BringUpObservation("prefix cache", name, "PASS" if passes else "FAIL", said)
 
 
 def check_experts(
     backends: Mapping[str, Backend], requests: Sequence[Request], config: Mapping[str, Any]
-) -> Iterator[Observation]:
+) -> Iterator[BringUpObservation]:
     """Checks the routers of a mixture of experts: experts never chosen, and choices that differ
     between backends.
     """
@@ -271,7 +271,7 @@ def check_experts(
     chosen: dict[str, Mapping[str, Tensor]] = {}
     for name, backend in backends.items():
         if backend.network is None:
-            yield Observation("experts", name, "SKIPPED", "its routers are in a different process")
+            yield BringUpObservation("experts", name, "SKIPPED", "its routers are in a different process")
             continue
         chosen[name] = record_experts(backend, backend.network, sequences, each)
         idle = {
@@ -283,7 +283,7 @@ def check_experts(
             said = f"never chosen: {never}"
         else:
             said = f"all {experts} of {len(idle)} layers are chosen"
-        yield Observation("experts", name, "LOOK" if never else "PASS", said)
+        yield BringUpObservation("experts", name, "LOOK" if never else "PASS", said)
     for one, other in pairwise(chosen):
         flips = {
             layer: float(
@@ -298,7 +298,7 @@ def check_experts(
         said = "tokens with different experts: " + ", ".join(
             f"{layer} {share:.2%}" for layer, share in flips.items()
         )
-        yield Observation(
+        yield BringUpObservation(
             "experts",
             f"{one} vs {other}",
             "FAIL" if max(flips.values()) > allowed else "PASS",
@@ -340,7 +340,7 @@ def record_experts(
             mask_T = torch.arange(len(tokens_T)) > 0
             backend.score(
                 Batch(tokens_T, torch.tensor([len(tokens_T)]), {"mask": mask_T}),
-                Conditions(batch_size=1),
+                BackendConditions(batch_size=1),
             )
     return {name: torch.cat(ids) for name, ids in found.items()}
 

@@ -14,7 +14,7 @@ from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
 from lockstep.data.rows import DataError
 from lockstep.report.terminal import markdown_table
-from lockstep_doctor.columns import SIDES, Finding, examine_columns
+from lockstep_doctor.columns import SIDES, ColumnFinding, examine_columns
 from lockstep_doctor.dumps.judge import describe_dump, locate_dump
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
@@ -45,7 +45,7 @@ class DumpAnalysis:
 
     judgement: CellJudgement
     figures: Mapping[str, float]
-    findings: Sequence[Finding]
+    findings: Sequence[ColumnFinding]
 
 
 def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:

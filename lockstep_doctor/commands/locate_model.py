@@ -32,7 +32,7 @@ from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
 from lockstep_doctor.table.options import DoctorRecipe, ranks_of
-from lockstep_doctor.table.plan import Cell, PromptSource, requests_for
+from lockstep_doctor.table.plan import TableCell, PromptSource, requests_for
 from lockstep_doctor.tap import Tap
 
 LOCATION = "location.json"
@@ -100,7 +100,7 @@ class EngineChoice:
 
 
 @dataclass(frozen=True)
-class Located:
+class LocationReport:
     """An examination and its reproduction script."""
 
     found: PairExamination
@@ -139,7 +139,7 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
     context = find_context_length(read_config(recipe.model.path))
     length = min(*recipe.grid.lengths, _LONGEST, context // 2)
     method = min(recipe.grid.methods, key=lambda one: (one.temperature == 0, one.name != "T=1"))
-    cell = Cell(length, recipe.grid.data[0], method, _REQUESTS)
+    cell = TableCell(length, recipe.grid.data[0], method, _REQUESTS)
     requests = requests_for(
         cell, source.read_prompts(cell.data, context - length), _REQUESTS, recipe.seed
     )
@@ -149,7 +149,7 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
 
 def _locate_pairs(
     recipe: DoctorRecipe, drawn: Batch, folder: Path, shown: RunProgress
-) -> Iterator[Located]:
+) -> Iterator[LocationReport]:
     """Examines pairs of engines, then the variants of engines that agree with a different one."""
     with shown.phase("open float64"):
         computed = EngineChoice.from_recipe(recipe, "hf").options
@@ -157,7 +157,7 @@ def _locate_pairs(
             Path(recipe.model.path), computed.device, torch.float64, computed.dtype
         )
 
-    def compare_engines(reference: EngineChoice, other: EngineChoice) -> Located:
+    def compare_engines(reference: EngineChoice, other: EngineChoice) -> LocationReport:
         name = f"{reference}-{other}".replace(" ", "-")
         with (
             shown.phase(f"{reference} vs {other}"),
@@ -166,10 +166,10 @@ def _locate_pairs(
         ):
             found = examine(right, own, list(drawn.sequences()), witness, [rounded] * 2)
             if not found.location.places:
-                return Located(found, None)
+                return LocationReport(found, None)
             if found.location.places[0].wrong_engines == [right.name]:
-                return Located(found, reference.reproduce_fault(folder / name, right, found))
-            return Located(found, other.reproduce_fault(folder / name, own, found))
+                return LocationReport(found, reference.reproduce_fault(folder / name, right, found))
+            return LocationReport(found, other.reproduce_fault(folder / name, own, found))
 
     engines = [EngineChoice.from_recipe(recipe, name) for name in recipe.backends]
     sound = set[str]()

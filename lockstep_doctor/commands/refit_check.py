@@ -150,11 +150,11 @@ def check_refits(
         engine: Engine to check.
         probe: Sequences that both score, and that the step trains on.
     """
-    check = _Check(learner, engine, probe)
+    check = _RefitCheck(learner, engine, probe)
     for name in STAGES:
         with shown.phase(name):
             if name == "noise":
-                source = Noise(learner)
+                source = NoiseWeights(learner)
             else:
                 source = learner
             if name == "step":
@@ -165,7 +165,7 @@ def check_refits(
         yield stage
 
 
-class _Check:
+class _RefitCheck:
     """State of the check: learner, engine, the engine's attestation, and the fingerprints sent in
     each stage, newest first.
     """
@@ -179,7 +179,7 @@ class _Check:
         self._held = WeightAttestation(0, {})
         self._answers = engine.logprobs(probe.batch)
 
-    def check_refit(self, name: str, source: RankLearner | Noise) -> RefitStage:
+    def check_refit(self, name: str, source: RankLearner | NoiseWeights) -> RefitStage:
         """Sends the weights of a source, and compares what the engine then holds."""
         outgoing = OutgoingWeights(source.weights, self._engine.dtype)
         start = time.perf_counter()
@@ -253,7 +253,7 @@ class _Check:
         return self._held.fingerprints[name] == one.whole
 
     def _find_faults(
-        self, source: RankLearner | Noise, sent: Mapping[str, SentFingerprint]
+        self, source: RankLearner | NoiseWeights, sent: Mapping[str, SentFingerprint]
     ) -> Iterator[RefitFinding]:
         """Yields differences between the engine's tensors and those sent by a source."""
         tensors = {name: tensor.cpu() for name, tensor in source.weights()}
@@ -289,7 +289,7 @@ class _Check:
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseWeights:
     """Random tensors with the shapes, types, means and deviations of a learner's; non-float tensors
     are unchanged.
     """
@@ -306,7 +306,7 @@ class Noise:
             yield name, tensor
 
 
-def _fingerprint_all(source: RankLearner | Noise, dtype: torch.dtype) -> dict[str, SentFingerprint]:
+def _fingerprint_all(source: RankLearner | NoiseWeights, dtype: torch.dtype) -> dict[str, SentFingerprint]:
     """Returns fingerprints of the weights that would be sent."""
     outgoing = OutgoingWeights(source.weights, dtype)
     for _ in outgoing:

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep_doctor.columns import TEMPERATURES, ColumnSide, Finding, TokenColumns, examine_columns
+from lockstep_doctor.columns import TEMPERATURES, ColumnSide, ColumnFinding, TokenColumns, examine_columns
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.hf import load_model
 from lockstep_doctor.locate import FLOORS
 from lockstep_doctor.statistics import CAP, find_gap, score_tokens
 
-Stage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
+DumpStage = Literal["ids", "model", "temperature", "log-probabilities", "column"]
 """The stage at which a side deviates from the model: the input ids, the forward pass, the division
 of logits by a temperature, changes to single log-probabilities, or the order of the column.
 """
@@ -31,7 +31,7 @@ _LEAST_FLOOR = 1e-4
 _FEW_ROWS = 8
 _MOST_IDS = 16_384
 """Only the first rows, up to this number of ids in total, are computed."""
-_STAGES: Mapping[str, Stage] = {
+_STAGES: Mapping[str, DumpStage] = {
     **dict.fromkeys(("rows moved", "positions moved", "exactly 0", "constant"), "column"),
     **dict.fromkeys(
         ("grid", "floor", "ceiling", "offset", "scaled", "not finite"), "log-probabilities"
@@ -63,8 +63,8 @@ class SideVerdict:
     rms: float
     change: str
     left: float
-    stage: Stage | None
-    findings: Sequence[Finding]
+    stage: DumpStage | None
+    findings: Sequence[ColumnFinding]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def locate_dump(
         )
     own = dump.columns.take_rows(max(1, int((dump.columns.offsets[1:] <= _MOST_IDS).sum())))
     heard(f"compute {own.train.numel():,} ids of {own.row_lengths.numel()} rows")
-    judge = _Judge(model, own)
+    judge = _DumpJudge(model, own)
     heard("measure bf16 rounding")
     floor = judge.measure_floor(_load_model(Path(folder), torch.bfloat16))
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
@@ -214,7 +214,7 @@ def _score_rows(
     return found
 
 
-def _is_stage_fault(finding: Finding) -> bool:
+def _is_stage_fault(finding: ColumnFinding) -> bool:
     """True for a finding about the dump's side that is a fault.
 
     Rounding to three or more decimals is not.
@@ -224,7 +224,7 @@ def _is_stage_fault(finding: Finding) -> bool:
     return finding.kind in _STAGES and finding.side != "train"
 
 
-class _Judge:
+class _DumpJudge:
     """The model's log-probabilities for the rows of a dump, under several changes, compared with
     both sides.
     """
@@ -278,7 +278,7 @@ class _Judge:
         )
         findings = examine_columns(own)
         left = off[change]
-        stage: Stage | None = next(
+        stage: DumpStage | None = next(
             (_STAGES[one.kind] for one in findings if _is_stage_fault(one)), None
         )
         if stage is None and left > FLOORS * floor:
@@ -364,7 +364,7 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
         yield found.doubt
 
 
-_WORDS: Mapping[Stage, str] = {
+_WORDS: Mapping[DumpStage, str] = {
     "ids": "the ids: it read different ones",
     "model": "the model: different weights or forward pass; lockstep doctor locate finds the place",
     "temperature": "the temperature of the logits",

@@ -24,7 +24,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from lockstep_doctor.columns import Bools, Floats, RowFact, TokenColumns
 from lockstep_doctor.dumps.names import KNOWN, DumpError, FieldNames
 
-Row = Mapping[str, Any]
+DumpRow = Mapping[str, Any]
 """Columns of one sequence by name: lists, tensors, numbers, strings."""
 
 _REBUILD = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
@@ -97,7 +97,7 @@ def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
     return Dump(_join_rows(read), sides["train"], sides["infer"])
 
 
-def _unbatch_row(row: Row) -> Row:
+def _unbatch_row(row: DumpRow) -> DumpRow:
     """Returns a row without the batch dimension of 1 that NeMo RL writes."""
     nested = {name for name, value in row.items() if isinstance(value, list) and len(value) == 1}
     if any(isinstance(row[name][0], list) for name in nested):
@@ -105,7 +105,7 @@ def _unbatch_row(row: Row) -> Row:
     return row
 
 
-def _find_sides(where: str, row: Row, names: FieldNames) -> dict[str, str | None]:
+def _find_sides(where: str, row: DumpRow, names: FieldNames) -> dict[str, str | None]:
     """Finds the columns of both sides; one may be missing."""
     there = ", ".join(sorted(row)) or "none"
     for role, name in vars(names).items():
@@ -139,7 +139,7 @@ class _RowReader:
     """Reads one row; a column shorter than the ids covers the last ids."""
 
     where: str
-    row: Row
+    row: DumpRow
     names: FieldNames
     sides: Mapping[str, str | None]
     prompts: dict[str, int]
@@ -342,7 +342,7 @@ def _join_rows(rows: Sequence[TokenColumns]) -> TokenColumns:
     )
 
 
-def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
+def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:
     """Yields each row of a file, or of all files in a folder, with its location for error messages.
 
     Args:
@@ -377,7 +377,7 @@ def _find_suffix(path: Path) -> str:
     return path.suffix
 
 
-def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
+def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for where, line in (
             (f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip()
@@ -389,13 +389,13 @@ def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]
             yield where, _require_object(where, row)
 
 
-def _require_object(where: str, row: Any) -> Row:
+def _require_object(where: str, row: Any) -> DumpRow:
     if not isinstance(row, dict):
         raise DumpError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row
 
 
-def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
+def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:
     with safe_open(path, "pt") as file:
         told = {
             name: float(text) for name, text in (file.metadata() or {}).items() if name in names
@@ -404,7 +404,7 @@ def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str,
     yield from _transpose_columns(path, told | table, names)
 
 
-def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
+def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:
     if not zipfile.is_zipfile(path):
         raise DumpError(f"{path}: not a file written by torch.save; write it again with torch.save")
     with safe_globals(_ARRAYS):
@@ -427,7 +427,7 @@ def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, Row]]:
 
 def _transpose_columns(
     path: Path, table: Mapping[str, Any], names: Collection[str]
-) -> Iterator[tuple[str, Row]]:
+) -> Iterator[tuple[str, DumpRow]]:
     """Yields rows from columns; a value without one entry per row applies to all rows."""
     kept = {name: column for name, column in table.items() if name in names}
     shapes = {name: _nested_shape(column) for name, column in kept.items()}
@@ -452,7 +452,7 @@ def _nested_shape(column: Any) -> tuple[int, ...]:
     return (len(column), *(_nested_shape(column[0]) if column else ()))
 
 
-_READERS: Mapping[str, Callable[[Path, Collection[str]], Iterator[tuple[str, Row]]]] = {
+_READERS: Mapping[str, Callable[[Path, Collection[str]], Iterator[tuple[str, DumpRow]]]] = {
     ".jsonl": _read_jsonl,
     ".safetensors": _read_safetensors,
     ".pt": _read_pt,

@@ -31,7 +31,7 @@ from lockstep.objectives.tally import MismatchTally
 from lockstep.plan.time import count_learning
 from lockstep.samplers.base import Sampler
 from lockstep.weight_sync.sync import random_probe, sync_weights
-from lockstep_doctor.machine.trial import TYPES, Trial
+from lockstep_doctor.machine.trial import TYPES, MachineTrial
 
 _WAIT_S = 300.0
 """Timeout of one call to another process."""
@@ -49,16 +49,16 @@ _BOUNDS: Mapping[DType, Mapping[str, float]] = {
 }
 """Largest errors of scores; a bf16 gradient is rounded."""
 
-Measured = Mapping[str, float | str]
+CheckFigures = Mapping[str, float | str]
 """Results of a check by name and unit."""
 
 
-def list_checks(trial: Trial) -> dict[str, Callable[[], Measured]]:
+def list_checks(trial: MachineTrial) -> dict[str, Callable[[], CheckFigures]]:
     """All checks by name, quick ones first.
 
     A check raises `InputError` if the machine lacks something for it.
     """
-    in_each_type: Mapping[str, Callable[[Trial, DType], Measured]] = {
+    in_each_type: Mapping[str, Callable[[MachineTrial, DType], CheckFigures]] = {
         "log-probabilities": measure_scores,
         "learner": measure_learner,
         "torch sampler": measure_torch_sampler,
@@ -79,7 +79,7 @@ def list_checks(trial: Trial) -> dict[str, Callable[[], Measured]]:
     }
 
 
-def measure_copy(trial: Trial) -> Measured:
+def measure_copy(trial: MachineTrial) -> CheckFigures:
     """Measures the bandwidth of device memory and of copies from the host."""
     here = torch.zeros(trial.scale.copied, dtype=torch.uint8, device=trial.device)
     there = torch.zeros_like(here)
@@ -94,7 +94,7 @@ def measure_copy(trial: Trial) -> Measured:
     }
 
 
-def measure_products(trial: Trial) -> Measured:
+def measure_products(trial: MachineTrial) -> CheckFigures:
     """Measures square matrix products, and products with few rows as in decoding."""
     found: dict[str, float] = {}
     for name, dtype in TYPES.items():
@@ -106,7 +106,7 @@ def measure_products(trial: Trial) -> Measured:
     return found
 
 
-def measure_product_rate(trial: Trial, dtype: torch.dtype, rows: int) -> float:
+def measure_product_rate(trial: MachineTrial, dtype: torch.dtype, rows: int) -> float:
     """Operations per second of a product of `rows` rows with a square matrix."""
     size = trial.scale.product
     left, right = (torch.randn(n, size, device=trial.device, dtype=dtype) for n in (rows, size))
@@ -114,7 +114,7 @@ def measure_product_rate(trial: Trial, dtype: torch.dtype, rows: int) -> float:
     return 2 * rows * size**2 / _time_work(trial, lambda: torch.mm(left, right, out=out))
 
 
-def measure_scores(trial: Trial, dtype: DType) -> Measured:
+def measure_scores(trial: MachineTrial, dtype: DType) -> CheckFigures:
     """Scores random logits, and returns the largest errors of log p, the entropy and the gradient
     of Σ log p.
 
@@ -155,7 +155,7 @@ def _find_gap(found: Tensor, true: Tensor) -> float:
     return float((found.detach().cpu().double() - true.detach()).abs().max())
 
 
-def measure_learner(trial: Trial, dtype: DType) -> Measured:
+def measure_learner(trial: MachineTrial, dtype: DType) -> CheckFigures:
     """Trains on one batch repeatedly: measures speed and memory against the plan, and requires that
     the loss falls.
     """
@@ -186,7 +186,7 @@ def measure_learner(trial: Trial, dtype: DType) -> Measured:
     return found
 
 
-def _train_updates(trial: Trial, learner: Learner) -> tuple[float, float, float]:
+def _train_updates(trial: MachineTrial, learner: Learner) -> tuple[float, float, float]:
     """Trains on one batch.
 
     Returns the loss before the first update and before the last, and seconds of an update.
@@ -208,7 +208,7 @@ def _train_updates(trial: Trial, learner: Learner) -> tuple[float, float, float]
     return before, after, (ends[-1] - ends[0]) / _UPDATES
 
 
-def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
+def measure_torch_sampler(trial: MachineTrial, dtype: DType) -> CheckFigures:
     """Samples with the torch sampler, and scores the tokens with a learner of the same weights."""
     sampler = SamplerSpec(
         str(trial.folder), trial.build_sampler_section(), trial.build_computation(dtype)
@@ -216,7 +216,7 @@ def measure_torch_sampler(trial: Trial, dtype: DType) -> Measured:
     return _measure_agreement(trial, sampler, trial.build_learner_spec(dtype).build(), dtype)
 
 
-def measure_exact(trial: Trial, dtype: DType) -> Measured:
+def measure_exact(trial: MachineTrial, dtype: DType) -> CheckFigures:
     """Samples and scores with the exact kernels, which on a GPU only `agreement.exact=require`
     uses.
 
@@ -252,7 +252,7 @@ def measure_exact(trial: Trial, dtype: DType) -> Measured:
 
 
 def _measure_agreement(
-    trial: Trial, sampler: Sampler, learner: Learner, dtype: DType
+    trial: MachineTrial, sampler: Sampler, learner: Learner, dtype: DType
 ) -> dict[str, float]:
     """Samples, and compares log-probabilities per token."""
     sampler.generate(trial.requests[:2], trial.sampling)
@@ -276,7 +276,7 @@ def _measure_agreement(
     }
 
 
-def measure_sync(trial: Trial, carrier: str) -> Measured:
+def measure_sync(trial: MachineTrial, carrier: str) -> CheckFigures:
     """Sends weights to a torch sampler in a separate process, and compares fingerprints of the
     received weights.
     """
@@ -286,7 +286,7 @@ def measure_sync(trial: Trial, carrier: str) -> Measured:
         return _send_weights(trial, trial.build_learner_spec("fp32").build(), pool, "fp32")
 
 
-def measure_vllm(trial: Trial) -> Measured:
+def measure_vllm(trial: MachineTrial) -> CheckFigures:
     """Sends weights to vLLM, samples with it, and scores the tokens with a learner of the same
     weights.
     """
@@ -301,7 +301,7 @@ def measure_vllm(trial: Trial) -> Measured:
 
 
 def _open_pool(
-    trial: Trial, section: SamplerSection, dtype: DType
+    trial: MachineTrial, section: SamplerSection, dtype: DType
 ) -> AbstractContextManager[SamplerPool]:
     """Starts a sampler in a separate process."""
     return closing(
@@ -310,7 +310,7 @@ def _open_pool(
 
 
 def _send_weights(
-    trial: Trial, learner: Learner, pool: SamplerPool, dtype: DType
+    trial: MachineTrial, learner: Learner, pool: SamplerPool, dtype: DType
 ) -> dict[str, float]:
     """Sends weights several times; raises `BrokenPromiseError` if a sync fails."""
     probe = random_probe(trial.scale.vocabulary, trial.scale.prompt + trial.scale.response, dtype)
@@ -328,7 +328,7 @@ def _send_weights(
     }
 
 
-def measure_ranks(trial: Trial) -> Measured:
+def measure_ranks(trial: MachineTrial) -> CheckFigures:
     """Trains over all GPUs, and compares log-probabilities with one GPU's."""
     if trial.gpus < 2:
         raise InputError("needs two GPUs")
@@ -343,7 +343,7 @@ def measure_ranks(trial: Trial) -> Measured:
     return {"tokens/s": len(trial.batch.tokens) / seconds, "largest |Δ| to one GPU, nats": gap}
 
 
-def _time_work(trial: Trial, work: Callable[[], object]) -> float:
+def _time_work(trial: MachineTrial, work: Callable[[], object]) -> float:
     """Seconds that some work takes: the fastest of several runs."""
     work()
     seconds = list[float]()
@@ -356,7 +356,7 @@ def _time_work(trial: Trial, work: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def _wait_for_device(trial: Trial) -> None:
+def _wait_for_device(trial: MachineTrial) -> None:
     """Waits until the device is idle."""
     if trial.device.type == "cuda":
         torch.cuda.synchronize()

@@ -24,10 +24,10 @@ from lockstep.plan.time import DeviceRates, EngineCounts, sampling_seconds
 from lockstep.report.progress import show_progress
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.machine import describe_machine
-from lockstep_doctor.machine.checks import FEW_ROWS, Measured, list_checks
-from lockstep_doctor.machine.trial import TYPES, Scale, Trial
+from lockstep_doctor.machine.checks import FEW_ROWS, CheckFigures, list_checks
+from lockstep_doctor.machine.trial import TYPES, WorkloadSize, MachineTrial
 
-State = Literal["ok", "skipped", "failed", "broken"]
+CheckState = Literal["ok", "skipped", "failed", "broken"]
 """`broken`: a guarantee does not hold on this machine. `failed`: the check could not run."""
 
 _SYNCS = "weight sync, cuda_ipc", "weight sync, shared_memory"
@@ -37,7 +37,7 @@ _PACKAGES = ("triton", "vllm", "flash-attn", "megatron-core", "ray")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """The outcome of one check.
 
     Attributes:
@@ -50,8 +50,8 @@ class Outcome:
     """
 
     check: str
-    state: State
-    measured: Measured
+    state: CheckState
+    measured: CheckFigures
     note: str = ""
     seconds: float = 0.0
     trace: str = ""
@@ -72,12 +72,12 @@ def check_machine(device: str, out: Path) -> int:
     """
     chosen = resolve_device(Computation.model_validate({"device": device}).device)
     machine = describe_devices(chosen)
-    outcomes = list[Outcome]()
+    outcomes = list[CheckOutcome]()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, show_progress(f"gpu-check → {out}") as progress:
         with progress.phase("make a model"):
-            trial = Trial.create_in(
-                Path(folder), chosen, _count_gpus(chosen), Scale.for_memory(_device_memory(chosen))
+            trial = MachineTrial.create_in(
+                Path(folder), chosen, _count_gpus(chosen), WorkloadSize.for_memory(_device_memory(chosen))
             )
         checks = list_checks(trial)
         progress.set_total(len(checks), "takes a few minutes", unit="check")
@@ -112,7 +112,7 @@ def check_machine(device: str, out: Path) -> int:
     return exit_codes.OK
 
 
-def _run_check(name: str, measure: Callable[[], Measured]) -> Outcome:
+def _run_check(name: str, measure: Callable[[], CheckFigures]) -> CheckOutcome:
     """Runs one check; turns an error into its outcome."""
     gc.collect()
     torch.cuda.empty_cache()  # frees memory of earlier checks
@@ -120,20 +120,20 @@ def _run_check(name: str, measure: Callable[[], Measured]) -> Outcome:
     try:
         measured = measure()
     except InputError as error:
-        return Outcome(name, "skipped", {}, str(error))
+        return CheckOutcome(name, "skipped", {}, str(error))
     except BrokenPromiseError as error:
-        return Outcome(name, "broken", {}, str(error), time.monotonic() - begun)
+        return CheckOutcome(name, "broken", {}, str(error), time.monotonic() - begun)
     # on an unknown machine a check may fail in any way; the other checks still run
     except Exception as error:
         if isinstance(error, LockstepError):
             note = str(error)
         else:
             note = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Outcome(name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
-    return Outcome(name, "ok", measured, "", time.monotonic() - begun)
+        return CheckOutcome(name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
+    return CheckOutcome(name, "ok", measured, "", time.monotonic() - begun)
 
 
-def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, DeviceRates]:
+def find_rates(trial: MachineTrial, measured: Mapping[str, CheckFigures]) -> dict[DType, DeviceRates]:
     """Rates for `lockstep plan --rates`, for each dtype whose checks all succeeded."""
     sync = next((measured[name] for name in _SYNCS if name in measured), None)
     if sync is None:
@@ -150,7 +150,7 @@ def find_rates(trial: Trial, measured: Mapping[str, Measured]) -> dict[DType, De
 
 
 def _find_rates_in(
-    trial: Trial, measured: Mapping[str, Measured], dtype: DType, sync: Measured
+    trial: MachineTrial, measured: Mapping[str, CheckFigures], dtype: DType, sync: CheckFigures
 ) -> DeviceRates:
     """Rates for one dtype.
 
@@ -186,7 +186,7 @@ def describe_devices(device: torch.device) -> Mapping[str, str]:
     }
 
 
-def _render_table(outcomes: Sequence[Outcome]) -> str:
+def _render_table(outcomes: Sequence[CheckOutcome]) -> str:
     """The table, as Markdown."""
     rows: list[list[str]] = []
     for one in outcomes:

@@ -27,7 +27,7 @@ _OPTIMIZER = Optimizer(lr=1e-3)
 
 
 @dataclass(frozen=True)
-class Scale:
+class WorkloadSize:
     """Size of the workload.
 
     Attributes:
@@ -51,7 +51,7 @@ class Scale:
     copied: int
 
     @classmethod
-    def for_memory(cls, memory: int | None) -> Scale:
+    def for_memory(cls, memory: int | None) -> WorkloadSize:
         """A workload that fits a GPU of `memory` bytes several times; None: a CPU."""
         if memory is None:
             return cls(512, 8, 2048, 8, 32, 32, 1024, 1 << 26)
@@ -61,7 +61,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Trial:
+class MachineTrial:
     """A model in a folder and its workload.
 
     Attributes:
@@ -74,10 +74,10 @@ class Trial:
     folder: Path
     device: torch.device
     gpus: int
-    scale: Scale
+    scale: WorkloadSize
 
     @classmethod
-    def create_in(cls, folder: Path, device: torch.device, gpus: int, scale: Scale) -> Trial:
+    def create_in(cls, folder: Path, device: torch.device, gpus: int, scale: WorkloadSize) -> MachineTrial:
         """Writes a random model to the folder."""
         config = AutoConfig.for_model(
             "llama",

@@ -13,15 +13,15 @@ from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
 
 Side = Literal["train", "infer"]
-Kernel = Literal["eager", "sdpa"]
-Capability = Literal[
+KernelName = Literal["eager", "sdpa"]
+BackendCapability = Literal[
     "generate",  # draws responses and returns their log-probabilities
     "shaped",  # rescores with a temperature, filters and penalties
 ]
 
 
 @dataclass(frozen=True)
-class Conditions:
+class BackendConditions:
     """Overrides of a backend's usual computation; a backend ignores those that it does not support.
 
     Attributes:
@@ -31,17 +31,17 @@ class Conditions:
 
     dtype: DType | None = None
     batch_size: int | None = None
-    kernel: Kernel | None = None
+    kernel: KernelName | None = None
     fresh: bool = False
 
-    def overridden_by(self, other: Conditions) -> Conditions:
+    def overridden_by(self, other: BackendConditions) -> BackendConditions:
         """These conditions, overridden by those that `other` sets."""
         return replace(
             other, **{name: usual for name, usual in vars(self).items() if not vars(other)[name]}
         )
 
 
-USUAL = Conditions()
+USUAL = BackendConditions()
 
 
 class Backend(Protocol):
@@ -50,7 +50,7 @@ class Backend(Protocol):
     name: str
 
     @property
-    def capabilities(self) -> frozenset[Capability]: ...
+    def capabilities(self) -> frozenset[BackendCapability]: ...
 
     @property
     def context(self) -> int:
@@ -68,7 +68,7 @@ class Backend(Protocol):
         """
         ...
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         """Scores the masked tokens under `batch.sampling` (None: temperature 1, all tokens) by
         prefill.
 
@@ -78,7 +78,7 @@ class Backend(Protocol):
         ...
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
     ) -> Batch:
         """Generates like `Sampler.generate`; `sampler_logprob` comes from decoding."""
         ...

@@ -22,7 +22,7 @@ _DUST = 1e-13  # relative spread below which values count as equal up to roundin
 
 
 @dataclass(frozen=True)
-class Bounded:
+class FigureBounds:
     """A figure and its bounds."""
 
     value: float
@@ -30,7 +30,7 @@ class Bounded:
     high: float
 
 
-def bound_rate(totals: Tensor, below: float, above: float) -> Bounded:
+def bound_rate(totals: Tensor, below: float, above: float) -> FigureBounds:
     """Bounds a share from hits and trials of clusters [G, 2], by the binomial tail (Clopper &
     Pearson 1934).
 
@@ -53,7 +53,7 @@ def bound_rate(totals: Tensor, below: float, above: float) -> Bounded:
         low = _find_root(lambda p: 1 - _binomial_tail(fewer - 1, n, p) - below, 0.0, rate)
     else:
         low = 0.0
-    return Bounded(
+    return FigureBounds(
         rate,
         low,
         _find_root(lambda p: above - _binomial_tail(more, n, p), rate, 1.0) if more < n else 1.0,
@@ -67,7 +67,7 @@ def cluster_mean(sums: Tensor) -> Tensor:
 
 def bound_statistic(
     totals: Tensor, statistic: Callable[[Tensor], Tensor], below: float, above: float
-) -> Bounded:
+) -> FigureBounds:
     """Bounds a smooth function of sums over clusters, [G, K] → [G], by the jackknife (Tukey 1958).
 
     Sums of few heavy-tailed clusters are skewed, and so is their t. Hall's transformation (1992)
@@ -77,10 +77,10 @@ def bound_statistic(
     value, error, skewness = _jackknife(totals, statistic)
     clusters = totals.shape[0]
     if clusters < 2:
-        return Bounded(value, -math.inf, math.inf)
+        return FigureBounds(value, -math.inf, math.inf)
     low = _unskew_quantile(student_quantile(below, clusters - 1), skewness, clusters)
     high = _unskew_quantile(-student_quantile(above, clusters - 1), skewness, clusters)
-    return Bounded(value, value - error * low, value - error * high)
+    return FigureBounds(value, value - error * low, value - error * high)
 
 
 def standard_errors(totals: Tensor, allowed: float) -> float:

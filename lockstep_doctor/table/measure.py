@@ -16,10 +16,10 @@ from lockstep.config import DType
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
-from lockstep_doctor.statistics import Compared
-from lockstep_doctor.table.base import Backend, Conditions, Side
+from lockstep_doctor.statistics import TokenComparison
+from lockstep_doctor.table.base import Backend, BackendConditions, Side
 from lockstep_doctor.table.options import DoctorGrid, DoctorLimits
-from lockstep_doctor.table.plan import Cell, clusters_of, rescore_limit
+from lockstep_doctor.table.plan import TableCell, clusters_of, rescore_limit
 from lockstep_doctor.table.verdict import (
     LEAST_CLUSTERS,
     CellJudgement,
@@ -33,10 +33,10 @@ PASS_TOKENS = 16_384
 REPEATED = 25
 """Tokens per response in a repeated request."""
 
-Kind = Literal["shaped", "plain"]
+ComparisonKind = Literal["shaped", "plain"]
 """Scored under the sampling distribution, or at temperature 1 over all tokens."""
-State = Literal["measured", "beyond context", "cut by budget"]
-Pair = tuple[str, str]
+CellState = Literal["measured", "beyond context", "cut by budget"]
+BackendPair = tuple[str, str]
 """Names of the training side and the inference side."""
 _FEWEST = 2 * LEAST_CLUSTERS
 """Clusters of a cell cut into segments.
@@ -50,7 +50,7 @@ SHORTEST_SEGMENT = 250
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnSamples:
     """Tokens drawn by one backend, and all backends' log-probabilities of them.
 
     M of the N tokens were drawn.
@@ -68,7 +68,7 @@ class Drawn:
     tensors: Mapping[str, Tensor]
     dtypes: Mapping[str, DType]
 
-    def comparison_kind(self, train: str, infer: str) -> Kind:
+    def comparison_kind(self, train: str, infer: str) -> ComparisonKind:
         """Returns the kind of a comparison: `shaped` if both sides support it."""
         needed = {train, infer} - ({self.drawer} if infer == self.drawer else set())
         if all(f"shaped.{name}" in self.tensors for name in needed):
@@ -81,14 +81,14 @@ class Drawn:
         decoded = kind == "shaped" and infer == self.drawer
         return f"{kind}.{train}", "decoded" if decoded else f"{kind}.{infer}"
 
-    def compare_pair(self, train: str, infer: str) -> Compared:
+    def compare_pair(self, train: str, infer: str) -> TokenComparison:
         """Returns a pair's two columns.
 
         The inference side's column comes from decoding if it drew the tokens, else from prefill.
         """
         of_train, of_infer = (self.tensors[name] for name in self.column_names(train, infer))
         mask = self.batch.mask
-        return Compared(
+        return TokenComparison(
             of_train.double(),
             of_infer.double(),
             self.batch.per_sample(mask.long()),
@@ -116,7 +116,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Repeated:
+class RepeatResult:
     """Result of repeating the same request.
 
     Attributes:
@@ -134,7 +134,7 @@ class Repeated:
     rms: float
 
 
-class Bench:
+class CellMeasurer:
     """Measures cells.
 
     Args:
@@ -154,7 +154,7 @@ class Bench:
             name: backend.list_settings()["dtype"] for name, backend in backends.items()
         }
 
-    def list_drawers(self, cell: Cell) -> Sequence[str]:
+    def list_drawers(self, cell: TableCell) -> Sequence[str]:
         """Returns the names of backends that draw the cell's responses; the inference engine comes
         last.
         """
@@ -162,7 +162,7 @@ class Bench:
             return self.generating
         return self.generating[-1:]
 
-    def list_scorers(self, sampling: SamplingParams, drawer: str) -> dict[Kind, list[str]]:
+    def list_scorers(self, sampling: SamplingParams, drawer: str) -> dict[ComparisonKind, list[str]]:
         """Returns the backends that score a drawer's samples, by kind; `plain` is added if a
         backend supports only that.
 
@@ -178,13 +178,13 @@ class Bench:
             return {"shaped": shaped}
         return {"shaped": shaped, "plain": list(self.backends)}
 
-    def draw_samples(self, cell: Cell, requests: Sequence[Request]) -> list[Drawn]:
+    def draw_samples(self, cell: TableCell, requests: Sequence[Request]) -> list[DrawnSamples]:
         """Draws with each of the cell's drawers, and scores the samples with all backends."""
         kept = range(min(len(requests), rescore_limit(cell, self.grid)))
-        found: list[Drawn] = []
+        found: list[DrawnSamples] = []
         for name in self.list_drawers(cell):
             drawn = self.backends[name].generate(
-                requests, cell.sampling, Conditions(batch_size=cell.batch_size)
+                requests, cell.sampling, BackendConditions(batch_size=cell.batch_size)
             )
             found.append(
                 self._rescore_batch(
@@ -193,7 +193,7 @@ class Bench:
             )
         return found
 
-    def _rescore_batch(self, cell: Cell, drawer: str, batch: Batch, cluster: Tensor) -> Drawn:
+    def _rescore_batch(self, cell: TableCell, drawer: str, batch: Batch, cluster: Tensor) -> DrawnSamples:
         said = {"decoded": batch["sampler_logprob"][batch.mask]}
         for kind, names in self.list_scorers(cell.sampling, drawer).items():
             for name in names:
@@ -204,15 +204,15 @@ class Bench:
                 said[f"{kind}.rounding.{dtype}"] = self._measure_rounding(
                     _adapt_batch(self.witness, kind, batch), dtype, cell
                 )
-        return Drawn(drawer, batch, cluster, said, self.dtypes)
+        return DrawnSamples(drawer, batch, cluster, said, self.dtypes)
 
-    def repeat_requests(self, cell: Cell, name: str, requests: Sequence[Request]) -> Repeated:
+    def repeat_requests(self, cell: TableCell, name: str, requests: Sequence[Request]) -> RepeatResult:
         """Generates the beginning of one batch of a cell `grid.repeats` times, and scores the first
         round as often.
         """
         backend = self.backends[name]
         times = self.grid.repeats
-        conditions = Conditions(batch_size=cell.batch_size)
+        conditions = BackendConditions(batch_size=cell.batch_size)
         sampling = replace(cell.sampling, max_tokens=min(cell.decoded_tokens, REPEATED))
         rounds = [
             backend.generate(requests[: cell.batch_size], sampling, conditions)
@@ -229,7 +229,7 @@ class Bench:
         away = torch.stack(
             [(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)]
         )
-        return Repeated(
+        return RepeatResult(
             cell.name,
             name,
             times,
@@ -238,12 +238,12 @@ class Bench:
             float(away.double().square().mean().sqrt()),
         )
 
-    def _side_by_side(self, cell: Cell, batch: Batch) -> Conditions:
+    def _side_by_side(self, cell: TableCell, batch: Batch) -> BackendConditions:
         """Conditions with the cell's batch size, limited by `PASS_TOKENS`."""
         room = max(1, PASS_TOKENS // int(batch.lengths.max()))
-        return Conditions(batch_size=min(cell.batch_size, room))
+        return BackendConditions(batch_size=min(cell.batch_size, room))
 
-    def _measure_rounding(self, batch: Batch, dtype: DType, cell: Cell) -> Tensor:
+    def _measure_rounding(self, batch: Batch, dtype: DType, cell: TableCell) -> Tensor:
         """|Δ| between the witness in a type and in fp32; for fp32, between its two passes of
         `floor_conditions`.
         """
@@ -260,17 +260,17 @@ def find_generating(backends: Mapping[str, Backend]) -> list[str]:
     return [name for name, backend in backends.items() if "generate" in backend.capabilities]
 
 
-def floor_conditions(dtype: DType) -> tuple[Conditions, Conditions]:
+def floor_conditions(dtype: DType) -> tuple[BackendConditions, BackendConditions]:
     """Returns the conditions of the witness's two passes: fp32 and `dtype`; for fp32, padded, and
     unpadded with a different kernel.
     """
-    exact = Conditions(dtype="fp32")
-    return exact, Conditions(
+    exact = BackendConditions(dtype="fp32")
+    return exact, BackendConditions(
         dtype="fp32", batch_size=1, kernel="eager"
-    ) if dtype == "fp32" else Conditions(dtype=dtype)
+    ) if dtype == "fp32" else BackendConditions(dtype=dtype)
 
 
-def _adapt_batch(backend: Backend, kind: Kind, batch: Batch) -> Batch:
+def _adapt_batch(backend: Backend, kind: ComparisonKind, batch: Batch) -> Batch:
     """The batch for a backend to score, without sampling parameters if it or the kind does not use
     them.
     """
@@ -288,18 +288,18 @@ class TableRow:
         repeats: Repeats of each backend that generates, if the cell has the shortest length.
     """
 
-    cell: Cell
-    state: State
-    drawn: tuple[Drawn, ...] = ()
-    repeats: tuple[Repeated, ...] = ()
+    cell: TableCell
+    state: CellState
+    drawn: tuple[DrawnSamples, ...] = ()
+    repeats: tuple[RepeatResult, ...] = ()
     seconds: float = 0.0
 
-    def find_samples(self, drawer: str) -> Drawn | None:
+    def find_samples(self, drawer: str) -> DrawnSamples | None:
         """Returns a backend's samples; None if it did not draw."""
         return next((drawn for drawn in self.drawn if drawn.drawer == drawer), None)
 
 
-def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
+def pairs_of(backends: Mapping[str, Backend]) -> list[BackendPair]:
     """All pairs of backends with at least one that generates.
 
     The training side is the earlier backend, or the one that cannot generate.
@@ -317,20 +317,20 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[Pair]:
 
 
 def judge_rows(
-    rows: Sequence[TableRow], pairs: Sequence[Pair], limits: DoctorLimits
-) -> dict[tuple[int, Pair], CellJudgement]:
+    rows: Sequence[TableRow], pairs: Sequence[BackendPair], limits: DoctorLimits
+) -> dict[tuple[int, BackendPair], CellJudgement]:
     """Judges all measured cells of all pairs, by cell number and pair; rare events are counted over
     a pair's cells.
     """
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
     measured_rows = [row for _, row in measured]
     methods = {row.cell.method.name for row in measured_rows}
-    found: dict[tuple[int, Pair], CellJudgement] = {}
+    found: dict[tuple[int, BackendPair], CellJudgement] = {}
     for pair in pairs if measured else ():
         tails = {method: _judge_tails(measured_rows, pair, method, limits) for method in methods}
         for number, row in measured:
             samples = samples_for(row, pair)
-            drawn: dict[Side, tuple[Compared, Tensor | None]] = {
+            drawn: dict[Side, tuple[TokenComparison, Tensor | None]] = {
                 side: (make_independent(one.compare_pair(*pair)), one.rounding_floor(*pair))
                 for side, one in samples.items()
             }
@@ -341,7 +341,7 @@ def judge_rows(
     return found
 
 
-def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: DoctorLimits) -> Clause:
+def _judge_tails(rows: Sequence[TableRow], pair: BackendPair, method: str, limits: DoctorLimits) -> Clause:
     """The outlier clause over all cells of a pair; if it does not pass, over the cells of one
     method.
 
@@ -362,12 +362,12 @@ def _judge_tails(rows: Sequence[TableRow], pair: Pair, method: str, limits: Doct
     )
 
 
-def counts_segments(row: TableRow, pair: Pair) -> bool:
+def counts_segments(row: TableRow, pair: BackendPair) -> bool:
     """True if a pair is judged in a row by segments, because sequences are few."""
     return any(make_independent(one) is not one for one in _list_comparisons(row, pair))
 
 
-def make_independent(compared: Compared) -> Compared:
+def make_independent(compared: TokenComparison) -> TokenComparison:
     """Returns the comparison clustered for bounds: by sequence, or by segment if a cell has few
     long sequences.
     """
@@ -378,18 +378,18 @@ def make_independent(compared: Compared) -> Compared:
     return compared
 
 
-def samples_for(row: TableRow, pair: Pair) -> Mapping[Side, Drawn]:
+def samples_for(row: TableRow, pair: BackendPair) -> Mapping[Side, DrawnSamples]:
     """Returns the samples of each side; shared samples stand in for an inference side that did not
     draw.
     """
     own = row.find_samples(pair[0])
     other = row.find_samples(pair[1]) or row.drawn[-1]
-    found: dict[Side, Drawn] = {"infer": other}
+    found: dict[Side, DrawnSamples] = {"infer": other}
     if own is None:
         return found
     return {**found, "train": own}
 
 
-def _list_comparisons(row: TableRow, pair: Pair) -> list[Compared]:
+def _list_comparisons(row: TableRow, pair: BackendPair) -> list[TokenComparison]:
     """Returns a pair's comparisons in a row, one for each set of samples."""
     return [drawn.compare_pair(*pair) for drawn in samples_for(row, pair).values()]

@@ -23,11 +23,11 @@ from lockstep_doctor.backends.build import find_missing
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.commands.session import open_session
 from lockstep_doctor.table.base import Backend
-from lockstep_doctor.table.measure import Bench, Repeated, TableRow, judge_rows, pairs_of
+from lockstep_doctor.table.measure import CellMeasurer, RepeatResult, TableRow, judge_rows, pairs_of
 from lockstep_doctor.table.options import DoctorRecipe
 from lockstep_doctor.table.plan import (
     ROOM,
-    Cell,
+    TableCell,
     PromptSource,
     cells_of,
     count_sequences,
@@ -56,7 +56,7 @@ def measure_and_report(loaded: LoadedRecipe) -> TableResult:
         ValueError: The model or its prompts cannot be used.
     """
     with open_session(loaded) as (results, backends, shown):
-        found = Measurement(loaded.expect_recipe(DoctorRecipe), backends, shown).measure_cells()
+        found = TableMeasurement(loaded.expect_recipe(DoctorRecipe), backends, shown).measure_cells()
         with shown.phase("write"):
             _write_results(results.folder, tree_of(found, loaded, results.inputs), found)
     print(render_markdown(found), end="")
@@ -64,7 +64,7 @@ def measure_and_report(loaded: LoadedRecipe) -> TableResult:
     return found
 
 
-class Measurement:
+class TableMeasurement:
     """Measures the cells of a recipe, shortest first.
 
     Args:
@@ -84,7 +84,7 @@ class Measurement:
         self._context = min(backend.context for backend in backends.values())
         self._inside = [cell for cell in self._cells if cell.length < self._context]
         witness = HFBackend(recipe.model.path, device=recipe.learner.device)
-        self._bench = Bench(backends, witness, recipe.grid)
+        self._bench = CellMeasurer(backends, witness, recipe.grid)
         self._begun = time.monotonic()
         self._rows: list[TableRow] = []
 
@@ -109,7 +109,7 @@ class Measurement:
             self._shown.end_step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
         return self._build_result()
 
-    def _count_work(self, cell: Cell) -> int:
+    def _count_work(self, cell: TableCell) -> int:
         """Work of a cell: decoding steps plus scored tokens."""
         grid = self._recipe.grid
         count = count_sequences(cell, grid)
@@ -117,7 +117,7 @@ class Measurement:
         scored = min(count, rescore_limit(cell, grid)) * cell.length
         return len(self._bench.list_drawers(cell)) * (steps + scored)
 
-    def _expect_s(self, cell: Cell) -> float:
+    def _expect_s(self, cell: TableCell) -> float:
         """Estimated seconds of a cell, from the measured cells; 0 if none was measured."""
         measured = [row for row in self._rows if row.state == "measured"]
         work = sum(self._count_work(row.cell) for row in measured)
@@ -134,7 +134,7 @@ class Measurement:
             time.monotonic() - self._begun,
         )
 
-    def _measure_row(self, cell: Cell) -> TableRow:
+    def _measure_row(self, cell: TableCell) -> TableRow:
         begun = time.monotonic()
         grid = self._recipe.grid
         left_s = math.inf if grid.budget_s is None else grid.budget_s - (begun - self._begun)
@@ -145,7 +145,7 @@ class Measurement:
         requests = put_text_before(requests, cell, prompts, rescore_limit(cell, grid))
         with self._shown.phase(cell.name):
             drawn = tuple(self._bench.draw_samples(cell, requests))
-            repeats = list[Repeated]()
+            repeats = list[RepeatResult]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
                 repeats = [

@@ -53,7 +53,7 @@ class DoctorData(PromptSection):
         return self.model_copy(update={"max_prompt_tokens": _ANY_LENGTH}).as_data(rows, answer="")
 
 
-class Method(TokenDistribution):
+class SamplingMethod(TokenDistribution):
     """A sampling distribution."""
 
     @property
@@ -74,8 +74,8 @@ class DoctorGrid(Section):
     data: tuple[Literal["real", "counting"], ...] = Field(
         default=("real", "counting"), description="prompts: text, or counting numbers"
     )
-    methods: tuple[Method, ...] = Field(
-        default=(Method(temperature=0.0), Method(), Method(temperature=0.7), Method(top_p=0.9)),
+    methods: tuple[SamplingMethod, ...] = Field(
+        default=(SamplingMethod(temperature=0.0), SamplingMethod(), SamplingMethod(temperature=0.7), SamplingMethod(top_p=0.9)),
         description="sampling distributions",
     )
     batch_sizes: tuple[PositiveInt, ...] = Field(

@@ -22,7 +22,7 @@ from lockstep.data.prompts import token_ids
 from lockstep.models.folder import read_config
 from lockstep.models.tokenizer import has_tokenizer, load_tokenizer
 from lockstep.rollouts.rollout import build_requests
-from lockstep_doctor.table.options import DoctorGrid, DoctorRecipe, Method
+from lockstep_doctor.table.options import DoctorGrid, DoctorRecipe, SamplingMethod
 
 ROOM = 1
 """Extra tokens of context that vLLM needs to score a sequence."""
@@ -33,7 +33,7 @@ _MOST = 256
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One row of the table.
 
     Attributes:
@@ -44,7 +44,7 @@ class Cell:
 
     length: int
     data: Literal["real", "counting"]
-    method: Method
+    method: SamplingMethod
     batch_size: int
     beginning: int = 0
 
@@ -66,13 +66,13 @@ class Cell:
         return self.method.temperature == 0
 
 
-def cells_of(grid: DoctorGrid) -> list[Cell]:
+def cells_of(grid: DoctorGrid) -> list[TableCell]:
     """The rows of the table, shortest first."""
     every = product(sorted(grid.lengths), grid.data, grid.methods, grid.batch_sizes)
-    return [Cell(*row, beginning=max(0, row[0] - grid.decoded_tokens)) for row in every]
+    return [TableCell(*row, beginning=max(0, row[0] - grid.decoded_tokens)) for row in every]
 
 
-def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
+def count_sequences(cell: TableCell, grid: DoctorGrid) -> int:
     """Returns the number of a cell's sequences: the grid's number within its limits, and at least
     one batch.
     """
@@ -81,12 +81,12 @@ def count_sequences(cell: Cell, grid: DoctorGrid) -> int:
     return min(max(grid.sequences, cell.batch_size), rounds * cell.batch_size)
 
 
-def rescore_limit(cell: Cell, grid: DoctorGrid) -> int:
+def rescore_limit(cell: TableCell, grid: DoctorGrid) -> int:
     """Returns the largest number of a cell's sequences to rescore."""
     return max(1, grid.max_tokens // cell.length)
 
 
-def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
+def requests_for(cell: TableCell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
     """One request per sequence: every prompt once, then again with new random keys; once only if
     greedy.
     """
@@ -100,7 +100,7 @@ def requests_for(cell: Cell, prompts: Sequence[Prompt], count: int, seed: int) -
 
 
 def put_text_before(
-    requests: Sequence[Request], cell: Cell, prompts: Sequence[Prompt], count: int
+    requests: Sequence[Request], cell: TableCell, prompts: Sequence[Prompt], count: int
 ) -> list[Request]:
     """Returns the requests; the first `count` begin with the cell's text, which is all prompts
     concatenated and repeated.

@@ -61,9 +61,9 @@ from lockstep.run.folder.machine import describe_machine
 from lockstep_doctor.statistics import compute_figures
 from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.measure import (
-    Drawn,
-    Pair,
-    Repeated,
+    DrawnSamples,
+    BackendPair,
+    RepeatResult,
     TableRow,
     counts_segments,
     samples_for,
@@ -92,15 +92,15 @@ class TableResult:
     """
 
     rows: Sequence[TableRow]
-    pairs: Sequence[Pair]
-    judged: Mapping[tuple[int, Pair], CellJudgement]
+    pairs: Sequence[BackendPair]
+    judged: Mapping[tuple[int, BackendPair], CellJudgement]
     backends: Mapping[str, Mapping[str, Any]]
     refused: Sequence[str]
     notes: Sequence[str]
     seconds: float
 
     @property
-    def all_repeats(self) -> list[Repeated]:
+    def all_repeats(self) -> list[RepeatResult]:
         """Repeats of all cells."""
         return [repeat for row in self.rows for repeat in row.repeats]
 
@@ -177,7 +177,7 @@ def _describe_cell(found: TableResult, number: int, row: TableRow) -> dict[str, 
 
 
 def _describe_pair(
-    judgement: CellJudgement, number: int, row: TableRow, pair: Pair
+    judgement: CellJudgement, number: int, row: TableRow, pair: BackendPair
 ) -> dict[str, Any]:
     samples = {
         side: _describe_samples(drawn, number, pair)
@@ -196,7 +196,7 @@ def _describe_pair(
     }
 
 
-def _describe_samples(drawn: Drawn, number: int, pair: Pair) -> dict[str, Any]:
+def _describe_samples(drawn: DrawnSamples, number: int, pair: BackendPair) -> dict[str, Any]:
     kind = drawn.comparison_kind(*pair)
     prefix = f"{number}.{drawn.drawer}"
     compared = drawn.compare_pair(*pair)

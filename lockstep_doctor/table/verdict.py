@@ -31,7 +31,7 @@ from lockstep.core.types import SamplingParams
 from lockstep_doctor.columns import SIDES
 from lockstep_doctor.statistics import (
     CAP,
-    Compared,
+    TokenComparison,
     capped_prob_error,
     clamp_exponential,
     mult_prob_error,
@@ -40,7 +40,7 @@ from lockstep_doctor.statistics import (
 )
 from lockstep_doctor.table.base import Side
 from lockstep_doctor.table.bounds import (
-    Bounded,
+    FigureBounds,
     bound_rate,
     bound_statistic,
     cluster_mean,
@@ -134,7 +134,7 @@ class CellJudgement:
 
 
 def judge_cell(
-    drawn: Mapping[Side, tuple[Compared, Tensor | None]],
+    drawn: Mapping[Side, tuple[TokenComparison, Tensor | None]],
     limits: DoctorLimits,
     cells: int = 1,
     sampling: SamplingParams | None = None,
@@ -159,7 +159,7 @@ def judge_cell(
             seen = compared
         else:
             seen = compared.swap_sides()
-        clauses += _DrawnBy(side, seen, floor_M, limits, near_bounds, sampling).list_clauses()
+        clauses += _SideJudge(side, seen, floor_M, limits, near_bounds, sampling).list_clauses()
     if tails is not None and tails.verdict == "PASS":
         clauses = [
             replace(tails, name=clause.name, side=clause.side)
@@ -177,11 +177,11 @@ def judge_cell(
     )
 
 
-def judge_tails(parts: Sequence[Compared], limits: DoctorLimits) -> Clause:
+def judge_tails(parts: Sequence[TokenComparison], limits: DoctorLimits) -> Clause:
     """The outlier clause over several cells together: 4,603 tokens without an outlier certify 1 in
     1,000 at 99 %.
     """
-    return _DrawnBy("infer", pool_comparisons(parts), None, limits).judge_outliers()
+    return _SideJudge("infer", pool_comparisons(parts), None, limits).judge_outliers()
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
@@ -191,7 +191,7 @@ def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _DrawnBy:
+class _SideJudge:
     """Tokens that one side drew.
 
     Attributes:
@@ -200,7 +200,7 @@ class _DrawnBy:
     """
 
     side: Side
-    compared: Compared
+    compared: TokenComparison
     floor_M: Tensor | None
     limits: DoctorLimits
     near_bounds: int = 1
@@ -243,7 +243,7 @@ class _DrawnBy:
             limit = 1 + DUST + FLOOR_FACTOR * (float(floor.mean()) - 1)
         totals = self.compared.sum_clusters(paired)
         found = bound_statistic(totals, cluster_mean, *self.bound_levels)
-        found = Bounded(found.value, max(0.0, found.low), min(math.exp(CAP), found.high))
+        found = FigureBounds(found.value, max(0.0, found.low), min(math.exp(CAP), found.high))
         verdict = _decide_verdict(found.low, found.high, limit)
         if verdict == "PASS" and totals.shape[0] < LEAST_CLUSTERS:
             verdict = "INCONCLUSIVE"
@@ -263,7 +263,7 @@ class _DrawnBy:
         )
         value = mult_prob_error(self.compared.delta)
         limit = self.limits.max_mult_prob_error
-        found = Bounded(value, max(1.0, capped.low), min(math.exp(CAP), capped.high))
+        found = FigureBounds(value, max(1.0, capped.low), min(math.exp(CAP), capped.high))
         if value <= found.high:
             what = "mean e^|Δ|"
         else:
@@ -291,7 +291,7 @@ class _DrawnBy:
         if self.sampling is not None and not self.sampling.full_support:
             return self._judge_rate("support", broken_M, what)
         share = float(broken_M.double().mean())
-        return self._build_clause("support", Bounded(share, share, share), 0.0, what)
+        return self._build_clause("support", FigureBounds(share, share, share), 0.0, what)
 
     def judge_sequence_ess(self, floor_M: Tensor) -> Clause:
         """The effective share of sequences; for long ones the limit is lower if the allowed
@@ -303,7 +303,7 @@ class _DrawnBy:
         spread = float(floor_M.square().sum() / (self.compared.lengths > 0).sum())
         limit = min(LEAST_ESS, math.exp(-(FLOOR_FACTOR**2) * spread))
         log_weight = sequence_weights(self.compared)
-        found = Bounded(0.0, 0.0, 0.0)  # if the drawer could draw none of the tokens
+        found = FigureBounds(0.0, 0.0, 0.0)  # if the drawer could draw none of the tokens
         if log_weight.numel():
             # relative to the heaviest
             weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()
@@ -315,7 +315,7 @@ class _DrawnBy:
                 far,
                 near,
             )
-        found = Bounded(found.value, max(0.0, found.low), min(1.0, found.high))
+        found = FigureBounds(found.value, max(0.0, found.low), min(1.0, found.high))
         verdict = _decide_verdict(-found.high, -found.low, -limit)
         return self._build_clause(
             "sequence_ess", found, limit, "the effective share of sequences", verdict
@@ -341,7 +341,7 @@ class _DrawnBy:
             z = standard_errors(own, allowed)
             what = f"{formula}, in standard errors beyond rounding,"
             verdict = _decide_verdict(abs(z), abs(z), LARGEST_BIAS)
-            found.append(self._build_clause(name, Bounded(z, z, z), LARGEST_BIAS, what, verdict))
+            found.append(self._build_clause(name, FigureBounds(z, z, z), LARGEST_BIAS, what, verdict))
         return found
 
     def _judge_rate(self, name: str, hit_M: Tensor, what: str) -> Clause:
@@ -349,7 +349,7 @@ class _DrawnBy:
         return self._build_clause(name, found, self.limits.max_outlier_rate, what)
 
     def _build_clause(
-        self, name: str, found: Bounded, limit: float, what: str, verdict: Verdict | None = None
+        self, name: str, found: FigureBounds, limit: float, what: str, verdict: Verdict | None = None
     ) -> Clause:
         """A clause; by default its limit is an upper limit."""
         verdict = verdict or _decide_verdict(found.low, found.high, limit)

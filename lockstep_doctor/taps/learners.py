@@ -23,7 +23,7 @@ from lockstep.distributed.meeting import RendezvousAddress
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config
 from lockstep.models.heads import LogitsHead
-from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End, name_cuts
+from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint, End, name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import find_watched_modules, values_by_name
 from lockstep_doctor.operators import OperatorTrace, chain_traces, join_traces
@@ -33,7 +33,7 @@ from lockstep_doctor.taps.rank import RankTap
 
 _TIMEOUT_S = 600.0
 
-Attach = Callable[[Callable[[], RankLearner], str, int], RankTap]
+AttachTap = Callable[[Callable[[], RankLearner], str, int], RankTap]
 """Builds a rank and its tap, from the engine's name and the number of neighbors."""
 
 _MODEL = "lm"
@@ -94,12 +94,12 @@ class RanksTap:
         alike = parallel.cp * parallel.tp
         self._stages = [slice(stage * alike, (stage + 1) * alike) for stage in range(parallel.pp)]
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
-        found: list[Capture] = self._call_ranks("run", tokens_T, dict(forced))
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
+        found: list[PassCapture] = self._call_ranks("run", tokens_T, dict(forced))
         stages = [found[stage.start] for stage in self._stages]
         seen = dict(chain.from_iterable(one.seen.items() for one in stages))
         self._order = list(seen)
-        return Capture(stages[-1].logits, seen, stages[-1].column, stages[-1].hidden)
+        return PassCapture(stages[-1].logits, seen, stages[-1].column, stages[-1].hidden)
 
     def trace(
         self,
@@ -125,7 +125,7 @@ class RanksTap:
 
 @contextmanager
 def open_learner(
-    folder: Path, options: EngineOptions, backend: str, attach_rank: Attach = attach_tap
+    folder: Path, options: EngineOptions, backend: str, attach_rank: AttachTap = attach_tap
 ) -> Iterator[Tap]:
     """Opens a folder in a learner, in this process if possible; see `engines.OpenTap`."""
     section = LearnerSection.from_computation(

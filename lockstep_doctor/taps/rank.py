@@ -23,8 +23,8 @@ from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.models.cut import RowShare
 from lockstep.models.heads import LogitsHead
 from lockstep.models.laid_out import LaidOut, OutputStates
-from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, End
-from lockstep_doctor.modules import Pass, Share, Values, count_functions, visit_cuts
+from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint, End
+from lockstep_doctor.modules import PassState, CutShare, CutValues, count_functions, visit_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder, find_own_part
 
 LOGITS = CutPoint("logits")
@@ -49,7 +49,7 @@ _DIVIDED = frozenset(
 
 
 @dataclass(frozen=True)
-class RankShare(Share):
+class RankShare(CutShare):
     """A rank's share of a value: its tokens, and their heads or hidden units on the rank.
 
     Attributes:
@@ -164,7 +164,7 @@ class RankTap:
         self,
         learner: RankLearner,
         paths: Sequence[str],
-        values: Values,
+        values: CutValues,
         head: Callable[[], Tensor],
         hidden: frozenset[CutPoint],
         name: str,
@@ -195,12 +195,12 @@ class RankTap:
             return own.lm
         return own
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
         logits, column, seen = self._read_sequence(tokens_T, forced)
         if not self.leads_stage:
-            return Capture(_NOTHING, {})
+            return PassCapture(_NOTHING, {})
         here = {cut: value.cpu() for cut, value in seen.items()}
-        return Capture(_NOTHING if logits is None else logits.cpu(), here, column, self._hidden)
+        return PassCapture(_NOTHING if logits is None else logits.cpu(), here, column, self._hidden)
 
     def trace(
         self,
@@ -246,7 +246,7 @@ class RankTap:
             inside = None
         else:
             inside = recorder
-        one = Pass(forced, inside, start, end, share)
+        one = PassState(forced, inside, start, end, share)
         kept = dict[CutPoint, Tensor]()
 
         def keep_values(path: str, at: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:
@@ -263,7 +263,7 @@ class RankTap:
         if OUTPUT in kept:
             logits = share.gather_tokens(OUTPUT, kept[OUTPUT])
         elif LAST in kept and (hidden_TD := share.gather_tokens(LAST, kept[LAST])) is not None:
-            behind = Pass(forced, recorder, start, end)
+            behind = PassState(forced, recorder, start, end)
             logits = self._compute_logits(hidden_TD, behind)
             seen = behind.collect_values() | seen
             self._own |= {LOGITS}
@@ -274,7 +274,7 @@ class RankTap:
         return logits, column, seen
 
     @torch.no_grad()
-    def _compute_logits(self, hidden_TD: Tensor, one: Pass) -> Tensor:
+    def _compute_logits(self, hidden_TD: Tensor, one: PassState) -> Tensor:
         """Computes logits [T, V] from the last hidden states, for a model that never computes whole
         logits.
         """

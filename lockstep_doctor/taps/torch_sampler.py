@@ -28,11 +28,11 @@ from lockstep.models.heads import PLAIN
 from lockstep.models.precision import open_autocast
 from lockstep.samplers.torch.continuous import ContinuousLayout, call_modules
 from lockstep.samplers.torch.scheduler import BatchScheduler
-from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint, name_cuts
+from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint, name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import (
-    Pass,
-    Share,
+    PassState,
+    CutShare,
     count_functions,
     find_watched_modules,
     values_by_name,
@@ -81,13 +81,13 @@ class SamplerTap:
         self._values = values_by_name(name_cuts(self._paths))
         self._order: Sequence[CutPoint] = ()
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
         rows = PassShare()
-        one = Pass(forced, share=rows)
+        one = PassState(forced, share=rows)
         logits_TV, column = self._read_sequence(tokens_T, one, rows)
         seen = {cut: value.cpu() for cut, value in one.collect_values().items()}
         self._order = list(seen)
-        return Capture(logits_TV.cpu(), seen, column)
+        return PassCapture(logits_TV.cpu(), seen, column)
 
     def trace(
         self,
@@ -100,7 +100,7 @@ class SamplerTap:
             rows = PassShare()
             with Recorder() as recorder:
                 recorder.begin_early()
-                self._read_sequence(tokens_T, Pass(forced, recorder, begin, end, rows), rows)
+                self._read_sequence(tokens_T, PassState(forced, recorder, begin, end, rows), rows)
             return replace(
                 recorder.join_calls(), split=(len(tokens_T), self._prompt or len(tokens_T))
             )
@@ -109,11 +109,11 @@ class SamplerTap:
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         with count_functions() as ran:
-            self._read_sequence(tokens_T, Pass({}), PassShare())
+            self._read_sequence(tokens_T, PassState({}), PassShare())
         return ran
 
     def _read_sequence(
-        self, tokens_T: Tensor, one: Pass, rows: PassShare
+        self, tokens_T: Tensor, one: PassState, rows: PassShare
     ) -> tuple[Tensor, Tensor | None]:
         """Returns logits [T, V], and the sampler's log-probabilities [T − 1] if it prefills only
         the first token.
@@ -141,7 +141,7 @@ class SamplerTap:
             logits.append(logits_NV[rows.own])
             return logits_NV.index_select(0, keep_M)
 
-        scheduler = _Following(
+        scheduler = _ReplayScheduler(
             tokens_T, forward, 1, context, self.model.device, is_exact(self.model)
         )
         request = Request(tuple(tokens_T[:prompt].tolist()), key=0)
@@ -154,7 +154,7 @@ class SamplerTap:
         return torch.cat(logits).to(tokens_T.device), column if prompt == 1 else None
 
 
-class _Following(BatchScheduler):
+class _ReplayScheduler(BatchScheduler):
     """A scheduler that draws the tokens of a given sequence."""
 
     def __init__(self, tokens_T: Tensor, *args: Any) -> None:
@@ -168,7 +168,7 @@ class _Following(BatchScheduler):
         return token_R, logprob_R, torch.zeros_like(token_R, dtype=torch.bool)
 
 
-class PassShare(Share):
+class PassShare(CutShare):
     """The share of a pass that belongs to the sequence, without padding."""
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ from lockstep.report.progress import show_progress
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.table import measure
-from lockstep_doctor.table.base import USUAL, Conditions
-from lockstep_doctor.table.measure import Bench
-from lockstep_doctor.table.measure_table import Measurement
+from lockstep_doctor.table.base import USUAL, BackendConditions
+from lockstep_doctor.table.measure import CellMeasurer
+from lockstep_doctor.table.measure_table import TableMeasurement
 from lockstep_doctor.table.plan import PromptSource, cells_of, requests_for
 
 
@@ -32,7 +32,7 @@ def scaled(model: PreTrainedModel) -> None:
 class Noting(LearnerBackend):
     """Notes how many sequences it is asked to score side by side."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         self.rows = conditions.batch_size
         return super().score(batch, conditions)
 
@@ -46,7 +46,7 @@ def test_a_pass_has_room_for_so_many_tokens(
     monkeypatch.setattr(measure, "PASS_TOKENS", tokens)
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1")
     noting = Noting(folder)
-    bench = Bench({"torch": noting}, HFBackend(folder), recipe.grid)
+    bench = CellMeasurer({"torch": noting}, HFBackend(folder), recipe.grid)
     cell = cells_of(recipe.grid)[0]
     bench.draw_samples(
         cell, requests_for(cell, PromptSource(recipe).read_prompts("real", 30), 8, seed=0)
@@ -61,7 +61,7 @@ def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., 
     silent.name = "silent"
     with show_progress("a table", stream=io.StringIO()) as shown:
         backends = {"hf": HFBackend(folder), "silent": silent, "torch": LearnerBackend(folder)}
-        what = Measurement(recipe, backends, shown).measure_cells()
+        what = TableMeasurement(recipe, backends, shown).measure_cells()
     assert {drawn.drawer for row in what.rows for drawn in row.drawn} == {"torch"}
     assert {pair: one.verdict for (_, pair), one in what.judged.items()} == {
         ("hf", "silent"): "FAIL",

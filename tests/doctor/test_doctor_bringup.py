@@ -30,7 +30,7 @@ from lockstep_doctor.commands.bringup import (
     check_prefix_cache,
     find_untrained,
 )
-from lockstep_doctor.table.base import USUAL, Conditions
+from lockstep_doctor.table.base import USUAL, BackendConditions
 
 Models = Callable[..., Path]
 REQUESTS = [Request((1 + i, 2, 3), i) for i in range(8)]
@@ -88,7 +88,7 @@ class Limited(LearnerBackend):
     ends = 0
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
     ) -> Batch:
         (request,) = requests
         tokens = min(sampling.max_tokens, self.ends - len(request.tokens))
@@ -113,7 +113,7 @@ class Drifting(LearnerBackend):
 
     by = 0.0
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         return super().score(batch, conditions) + self.by * batch.position * batch.mask
 
 
@@ -132,7 +132,7 @@ def test_decoding_that_leaves_prefill_with_length_is_found(
 class Full(LearnerBackend):
     """Refuses to score a sequence that fills its context, as vLLM does."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         assert int(batch.lengths.max()) < self.context, "no room for a token behind it"
         return super().score(batch, conditions)
 
@@ -150,7 +150,7 @@ class Caching(LearnerBackend):
     context, holds, calls = 100, 0.0, 0
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
     ) -> Batch:
         batch = super().generate([Request(one.tokens[:8], one.key) for one in requests], sampling)
         hits = torch.full((len(requests),), 0 if conditions.fresh else 64)

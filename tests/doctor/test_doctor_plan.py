@@ -11,9 +11,9 @@ import torch
 
 from lockstep.config import ModelFolder
 from lockstep.core.types import Prompt, Request
-from lockstep_doctor.table.options import DoctorData, DoctorGrid, DoctorRecipe, Method
+from lockstep_doctor.table.options import DoctorData, DoctorGrid, DoctorRecipe, SamplingMethod
 from lockstep_doctor.table.plan import (
-    Cell,
+    TableCell,
     PromptSource,
     cells_of,
     clusters_of,
@@ -22,13 +22,13 @@ from lockstep_doctor.table.plan import (
     requests_for,
 )
 
-SAMPLED, GREEDY = Cell(100, "real", Method(), 8), Cell(100, "real", Method(temperature=0.0), 8)
+SAMPLED, GREEDY = TableCell(100, "real", SamplingMethod(), 8), TableCell(100, "real", SamplingMethod(temperature=0.0), 8)
 MANY = 10**6
 PROMPTS = [Prompt(f"p:{i}", "", (i, i + 1), {}) for i in (3, 5, 3, 7)]
 SMALL = DoctorGrid(
     lengths=(50, 10),
     data=("real",),
-    methods=(Method(), Method(temperature=0.0)),
+    methods=(SamplingMethod(), SamplingMethod(temperature=0.0)),
     batch_sizes=(1, 4),
 )
 
@@ -51,37 +51,37 @@ def test_cells_are_every_combination_shortest_first() -> None:
         "10 real, greedy, batch 4",
     ]
     assert [cell.length for cell in cells] == [10] * 4 + [50] * 4
-    assert Cell(10, "real", Method(temperature=0.5, top_k=3, top_p=0.9), 1).sampling.top_k == 3
+    assert TableCell(10, "real", SamplingMethod(temperature=0.5, top_k=3, top_p=0.9), 1).sampling.top_k == 3
 
 
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        (Method(temperature=0.0), "greedy"),
-        (Method(temperature=0.7), "T=0.7"),
-        (Method(top_k=5, top_p=0.9), "T=1 top_k=5 top_p=0.9"),
+        (SamplingMethod(temperature=0.0), "greedy"),
+        (SamplingMethod(temperature=0.7), "T=0.7"),
+        (SamplingMethod(top_k=5, top_p=0.9), "T=1 top_k=5 top_p=0.9"),
         (
-            Method(temperature=0.0, min_p=0.0, repetition_penalty=1.1),
+            SamplingMethod(temperature=0.0, min_p=0.0, repetition_penalty=1.1),
             "greedy repetition_penalty=1.1",
         ),
     ],
 )
-def test_methods_have_names(method: Method, name: str) -> None:
+def test_methods_have_names(method: SamplingMethod, name: str) -> None:
     assert method.name == name
 
 
 def test_a_greedy_method_that_cuts_the_distribution_is_refused() -> None:
     with pytest.raises(ValueError, match="temperature 0 is greedy"):
-        Method(temperature=0.0, top_p=0.9)
+        SamplingMethod(temperature=0.0, top_p=0.9)
 
 
 def test_a_cell_gets_what_the_grid_says_or_a_batch() -> None:
     assert count_sequences(SAMPLED, DoctorGrid(sequences=40)) == 40
-    assert count_sequences(Cell(100, "real", Method(), 64), DoctorGrid(sequences=40)) == 64
+    assert count_sequences(TableCell(100, "real", SamplingMethod(), 64), DoctorGrid(sequences=40)) == 64
 
 
 def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
-    one, batch = Cell(1000, "real", Method(), 1), Cell(1000, "real", Method(), 32)
+    one, batch = TableCell(1000, "real", SamplingMethod(), 1), TableCell(1000, "real", SamplingMethod(), 32)
     assert count_sequences(one, DoctorGrid(max_steps=5000, max_tokens=1000 * MANY)) == 5
     assert (
         count_sequences(batch, DoctorGrid(sequences=200, max_steps=5000, max_tokens=1000 * MANY))

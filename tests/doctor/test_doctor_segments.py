@@ -13,12 +13,12 @@ from doctor_tables import asked, found
 
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
-from lockstep_doctor.statistics import Compared
+from lockstep_doctor.statistics import TokenComparison
 from lockstep_doctor.table import measure_table
 from lockstep_doctor.table.base import Backend
-from lockstep_doctor.table.measure import Bench, make_independent
-from lockstep_doctor.table.options import DoctorGrid, Method
-from lockstep_doctor.table.plan import Cell
+from lockstep_doctor.table.measure import CellMeasurer, make_independent
+from lockstep_doctor.table.options import DoctorGrid, SamplingMethod
+from lockstep_doctor.table.plan import TableCell
 from lockstep_doctor.table.report import render_markdown
 
 Models = Callable[..., Path]
@@ -31,9 +31,9 @@ def both(models: Models) -> dict[str, Backend]:
 
 
 def test_the_engine_alone_draws_long_responses(both: dict[str, Backend]) -> None:
-    bench = Bench(both, both["hf"], DoctorGrid(all_draw_to=100))
-    assert bench.list_drawers(Cell(100, "real", Method(), 1)) == ["hf", "torch"]
-    assert bench.list_drawers(Cell(101, "real", Method(), 1)) == ["torch"]
+    bench = CellMeasurer(both, both["hf"], DoctorGrid(all_draw_to=100))
+    assert bench.list_drawers(TableCell(100, "real", SamplingMethod(), 1)) == ["hf", "torch"]
+    assert bench.list_drawers(TableCell(101, "real", SamplingMethod(), 1)) == ["torch"]
 
 
 def test_a_table_names_the_rows_that_are_judged_by_segments(
@@ -51,7 +51,7 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
 
 def test_one_long_sequence_is_judged_by_its_segments() -> None:
     delta = torch.linspace(0, 1, 1000).double()
-    one = Compared(delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000))
+    one = TokenComparison(delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000))
     parts = one.in_segments(10, 50)
     assert parts.lengths.tolist() == [100] * 10
     assert parts.sum_clusters(parts.delta).shape == (10, 2)
@@ -64,7 +64,7 @@ def test_there_are_as_many_segments_as_are_long_enough(
 ) -> None:
     monkeypatch.setattr("lockstep_doctor.table.measure.SHORTEST_SEGMENT", shortest)
     delta = torch.linspace(0, 1, 1000).double()
-    two = Compared(delta, torch.zeros(1000).double(), torch.tensor([500, 500]), torch.arange(1000))
+    two = TokenComparison(delta, torch.zeros(1000).double(), torch.tensor([500, 500]), torch.arange(1000))
     assert make_independent(two).lengths.numel() == pytest.approx(count, abs=1)
 
 
@@ -75,15 +75,15 @@ def test_a_budget_ends_the_table_by_the_time_that_cells_took(
     left.
     """
     now = 0.0
-    draw = Bench.draw_samples
+    draw = CellMeasurer.draw_samples
 
-    def draw_slowly(bench: Bench, *asked: Any) -> Any:
+    def draw_slowly(bench: CellMeasurer, *asked: Any) -> Any:
         nonlocal now
         now += 10
         return draw(bench, *asked)
 
     monkeypatch.setattr(measure_table, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(Bench, "draw", draw_slowly)
+    monkeypatch.setattr(CellMeasurer, "draw", draw_slowly)
     folder = str(models("llama"))
     what = found(
         asked(models("llama"), "grid.budget_s=25"), HFBackend(folder), LearnerBackend(folder)

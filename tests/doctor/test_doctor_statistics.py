@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.report.sweeps import student_quantile
 from lockstep_doctor.columns import TokenColumns
-from lockstep_doctor.statistics import Compared, compute_figures, pool_comparisons
+from lockstep_doctor.statistics import TokenComparison, compute_figures, pool_comparisons
 from lockstep_doctor.table.bounds import bound_rate, bound_statistic, cluster_mean, standard_errors
 
 INF = math.inf
@@ -25,10 +25,10 @@ sequences = st.lists(
 )
 
 
-def compared(rows: list[list[tuple[float, float]]], cluster: list[int] | None = None) -> Compared:
+def compared(rows: list[list[tuple[float, float]]], cluster: list[int] | None = None) -> TokenComparison:
     """From (training, inference) log-probabilities of each sequence."""
     flat = [pair for row in rows for pair in row]
-    return Compared(
+    return TokenComparison(
         torch.tensor([train for train, _ in flat], dtype=torch.float64),
         torch.tensor([infer for _, infer in flat], dtype=torch.float64),
         torch.tensor([len(row) for row in rows]),

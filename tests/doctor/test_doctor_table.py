@@ -29,7 +29,7 @@ from lockstep.core.types import Request, SamplingParams
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.learner import LearnerBackend
 from lockstep_doctor.commands.recipe import doctor_recipe
-from lockstep_doctor.table.base import USUAL, Conditions
+from lockstep_doctor.table.base import USUAL, BackendConditions
 from lockstep_doctor.table.options import DoctorRecipe
 from lockstep_doctor.table.report import TableResult, render_markdown
 
@@ -191,7 +191,7 @@ class Unshaped(LearnerBackend):
         super().__init__(folder)
         self.capabilities = frozenset(("generate",))
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         assert batch.sampling is None
         return super().score(batch, conditions)
 
@@ -219,7 +219,7 @@ def test_a_backend_that_rescores_at_temperature_1_only_is_compared_there(
 class Forgetful(LearnerBackend):
     """Scores without penalties."""
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         return super().score(
             replace(batch, sampling=batch.sampling and batch.sampling.without_penalties), conditions
         )
@@ -255,11 +255,11 @@ def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
     witness = HFBackend(str(models("llama")))
     tokens = torch.arange(40) * 7 % 60
     batch = Batch(tokens, torch.tensor([40]), {"mask": torch.arange(40) >= 30})
-    eager = Conditions(batch_size=1, kernel="eager")
+    eager = BackendConditions(batch_size=1, kernel="eager")
     at_once, usual = witness.score(batch, eager), witness.score(batch)
     monkeypatch.setattr("lockstep_doctor.backends.hf.CHUNK", 8)
     read: list[tuple[str, int]] = []
-    for conditions in (Conditions(kernel="eager"), Conditions(kernel="sdpa")):
+    for conditions in (BackendConditions(kernel="eager"), BackendConditions(kernel="sdpa")):
         witness.model_for(conditions).register_forward_pre_hook(
             note(read, str(conditions.kernel)), with_kwargs=True
         )
@@ -291,7 +291,7 @@ class Restless(LearnerBackend):
 
     asked = 0
 
-    def score(self, batch: Batch, conditions: Conditions = USUAL) -> Tensor:
+    def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         self.asked += 1
         return super().score(batch, conditions) + 1e-6 * self.asked * batch.mask
 
@@ -319,7 +319,7 @@ class Wanderer(HFBackend):
     asked = 0
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: Conditions = USUAL
+        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
     ) -> Batch:
         self.asked += 1
         return super().generate(
@@ -351,7 +351,7 @@ def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: 
     assert drawn is not None
     witness = HFBackend(folder)
     exact, rounded = (
-        witness.score(drawn.batch, Conditions(dtype=asked_for))[drawn.batch.mask]
+        witness.score(drawn.batch, BackendConditions(dtype=asked_for))[drawn.batch.mask]
         for asked_for in ("fp32", dtype)
     )
     assert torch.allclose(drawn.tensors[f"shaped.rounding.{dtype}"], (exact - rounded).abs())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.types import SamplingParams
-from lockstep_doctor.statistics import Compared
+from lockstep_doctor.statistics import TokenComparison
 from lockstep_doctor.table.options import DoctorLimits
 from lockstep_doctor.table.verdict import CellJudgement, judge_cell, judge_tails
 
@@ -21,7 +21,7 @@ LIMITS = DoctorLimits()
 GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)
 
 
-def drawn(sequences: int, tokens: int, noise: float, shift: float = 0.0) -> Compared:
+def drawn(sequences: int, tokens: int, noise: float, shift: float = 0.0) -> TokenComparison:
     """Rounding noise about as large as a token surprises, larger in some sequences; E[e^Δ] =
     e^shift.
     """
@@ -29,7 +29,7 @@ def drawn(sequences: int, tokens: int, noise: float, shift: float = 0.0) -> Comp
     scale = noise * (surprise / 2).clamp(max=1.5) * torch.exp(0.3 * torch.randn(sequences, 1))
     delta = scale * torch.randn(sequences, tokens) - scale.square() / 2 + shift
     lengths = torch.full((sequences,), tokens)
-    return Compared(
+    return TokenComparison(
         (delta - surprise).flatten(),
         -surprise.flatten(),
         lengths,
@@ -37,7 +37,7 @@ def drawn(sequences: int, tokens: int, noise: float, shift: float = 0.0) -> Comp
     )
 
 
-def floor_of(compared: Compared, noise: float) -> Tensor:
+def floor_of(compared: TokenComparison, noise: float) -> Tensor:
     """What rounding makes of other runs on the same tokens."""
     size = (-compared.infer / 2).clamp(max=1.5)
     return noise * size * torch.randn(size.numel()).abs()
@@ -49,7 +49,7 @@ def verdict(
     *,
     sequences: int = 32,
     sampling: SamplingParams | None = None,
-    alter: Callable[[Compared], Compared] = lambda healthy: healthy,
+    alter: Callable[[TokenComparison], TokenComparison] = lambda healthy: healthy,
 ) -> CellJudgement:
     torch.manual_seed(3)
     compared = drawn(sequences, 400, noise, shift)
@@ -94,7 +94,7 @@ def test_a_bias_fails_where_tokens_were_sampled() -> None:
     assert verdict(shift=0.008, sampling=GREEDY).verdict == "PASS"
 
 
-def with_one(train: float) -> Callable[[Compared], Compared]:
+def with_one(train: float) -> Callable[[TokenComparison], TokenComparison]:
     return lambda healthy: replace(
         healthy, train=healthy.train.index_fill(0, torch.tensor([77]), train)
     )
@@ -113,7 +113,7 @@ def test_one_impossible_token_fails_unless_the_tail_was_cut(nothing: float) -> N
 def test_a_side_that_says_nothing_of_any_token_fails(
     nothing: float, sampling: SamplingParams | None
 ) -> None:
-    def alter(healthy: Compared) -> Compared:
+    def alter(healthy: TokenComparison) -> TokenComparison:
         return replace(healthy, infer=torch.full_like(healthy.infer, nothing))
 
     torch.manual_seed(3)
@@ -128,7 +128,7 @@ def test_a_side_that_says_nothing_of_any_token_fails(
 
 
 def test_too_many_outliers_fail_though_the_mean_is_small() -> None:
-    def alter(healthy: Compared) -> Compared:
+    def alter(healthy: TokenComparison) -> TokenComparison:
         rare = torch.arange(healthy.train.numel()) % 250 == 0
         return replace(healthy, train=healthy.train - 1.2 * rare)
 
@@ -210,7 +210,7 @@ def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
 
 
 def test_answers_to_one_prompt_are_one_draw() -> None:
-    def alter(healthy: Compared) -> Compared:
+    def alter(healthy: TokenComparison) -> TokenComparison:
         return replace(healthy, cluster=torch.arange(32) // 8)
 
     assert verdict(alter=alter).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"

@@ -24,7 +24,7 @@ from lockstep.report.progress import show_progress
 from lockstep_doctor.backends.hf import HFBackend
 from lockstep_doctor.backends.vllm import VLLMBackend
 from lockstep_doctor.commands.refit_check import STAGES, check_refits, probe_of
-from lockstep_doctor.table.base import Conditions
+from lockstep_doctor.table.base import BackendConditions
 
 pytestmark = [pytest.mark.full, pytest.mark.needs("vllm")]
 
@@ -100,7 +100,7 @@ def test_fresh_drops_the_prefix_cache(backend: VLLMBackend) -> None:
     asked = (requests(4, LONG), SamplingParams(max_tokens=2))
     backend.generate(*asked)
     assert backend.generate(*asked)["prefix_hits"].tolist() == [64] * 4
-    assert backend.generate(*asked, Conditions(fresh=True))["prefix_hits"].tolist() == [0] * 4
+    assert backend.generate(*asked, BackendConditions(fresh=True))["prefix_hits"].tolist() == [0] * 4
 
 
 NORM = "model.layers.2.input_layernorm.weight"

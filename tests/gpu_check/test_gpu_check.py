@@ -18,22 +18,22 @@ from lockstep.core import exit_codes
 from lockstep.core.errors import BrokenPromiseError, InputError
 from lockstep.plan.time import DeviceRates, EngineCounts, sampling_seconds
 from lockstep_doctor.machine import checks, command
-from lockstep_doctor.machine.checks import Measured, list_checks
+from lockstep_doctor.machine.checks import CheckFigures, list_checks
 from lockstep_doctor.machine.command import check_machine, find_rates
-from lockstep_doctor.machine.trial import Scale, Trial
+from lockstep_doctor.machine.trial import WorkloadSize, MachineTrial
 
 CPU = torch.device("cpu")
-TINY = Scale(
+TINY = WorkloadSize(
     hidden=64, layers=2, vocabulary=512, rows=8, prompt=16, response=16, product=512, copied=1 << 20
 )
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
-    return Trial.create_in(tmp_path_factory.mktemp("trial"), CPU, 0, TINY)
+def trial(tmp_path_factory: pytest.TempPathFactory) -> MachineTrial:
+    return MachineTrial.create_in(tmp_path_factory.mktemp("trial"), CPU, 0, TINY)
 
 
-def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
+def test_each_check_measures_or_says_what_it_lacks(trial: MachineTrial) -> None:
     found = list_checks(trial)
     for name, what in (("learner over all GPUs", "two GPUs"), ("weight sync, cuda_ipc", "a GPU")):
         with pytest.raises(InputError, match=f"needs {what}"):
@@ -56,7 +56,7 @@ def test_each_check_measures_or_says_what_it_lacks(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_sampler_and_learner_are_exact_where_they_can_be(trial: Trial, dtype: str) -> None:
+def test_sampler_and_learner_are_exact_where_they_can_be(trial: MachineTrial, dtype: str) -> None:
     measured = list_checks(trial)[f"exact, {dtype}"]()
     assert measured["tokens compared"] == trial.scale.rows * trial.scale.response
     assert measured["not equal to the bit"] == 0
@@ -64,7 +64,7 @@ def test_sampler_and_learner_are_exact_where_they_can_be(trial: Trial, dtype: st
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_scores_are_compared_with_float64(
-    trial: Trial, dtype: str, monkeypatch: pytest.MonkeyPatch
+    trial: MachineTrial, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = list_checks(trial)[f"log-probabilities, {dtype}"]
     assert {"log p", "entropy", "gradient"} == measure().keys()
@@ -74,8 +74,8 @@ def test_scores_are_compared_with_float64(
         measure()
 
 
-def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path: Path) -> None:
-    other = Trial.create_in(tmp_path, CPU, 0, replace(trial.scale, layers=1))
+def test_another_model_in_the_sampler_breaks_the_promise(trial: MachineTrial, tmp_path: Path) -> None:
+    other = MachineTrial.create_in(tmp_path, CPU, 0, replace(trial.scale, layers=1))
     sampler = SamplerSpec(
         str(other.folder), trial.build_sampler_section(), trial.build_computation("fp32")
     ).open_in_process()
@@ -86,20 +86,20 @@ def test_another_model_in_the_sampler_breaks_the_promise(trial: Trial, tmp_path:
 def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> Measured:
+    def broken() -> CheckFigures:
         raise BrokenPromiseError("the sampler has other weights")
 
-    def failed() -> Measured:
+    def failed() -> CheckFigures:
         raise IndexError("no such stream")
 
-    def absent() -> Measured:
+    def absent() -> CheckFigures:
         raise InputError("needs two GPUs")
 
-    listed: Mapping[str, Callable[[], Measured]] = {}
+    listed: Mapping[str, Callable[[], CheckFigures]] = {}
     told: list[dict[str, str]] = []
     monkeypatch.setattr(command, "list_checks", lambda _: listed)
-    monkeypatch.setattr(command.Scale, "for_memory", lambda _: TINY)
-    states: list[tuple[Mapping[str, Callable[[], Measured]], int]] = [
+    monkeypatch.setattr(command.WorkloadSize, "for_memory", lambda _: TINY)
+    states: list[tuple[Mapping[str, Callable[[], CheckFigures]], int]] = [
         ({"good": lambda: {"GB/s": 3.25}, "absent": absent}, exit_codes.OK),
         ({"fails": failed, "good": lambda: {"GB/s": 3.25}}, exit_codes.CRASH),
         ({"breaks": broken, "fails": failed}, exit_codes.BROKEN),
@@ -124,7 +124,7 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
         options.command(options)
 
 
-def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) -> None:
+def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: MachineTrial) -> None:
     wanted = DeviceRates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
     seconds = sampling_seconds(
         trial.build_plan_rank("fp32"),
@@ -132,7 +132,7 @@ def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: Trial) ->
         trial.scale.response,
         wanted,
     )
-    measured: dict[str, Measured] = {
+    measured: dict[str, CheckFigures] = {
         "copy": {"from the host, GB/s": 2.0},
         "products": {
             "fp32, TFLOP/s": 2.0,

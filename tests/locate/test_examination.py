@@ -18,7 +18,7 @@ from located import TOKENS, ends
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from lockstep_doctor.cuts import Capture, CutPoint
+from lockstep_doctor.cuts import PassCapture, CutPoint
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.findings import describe_examination
@@ -218,7 +218,7 @@ class _Delivers(ModuleTap):
     scaled.
     """
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
         found = super().run(tokens_T, forced)
         column = pick_logprobs(found.logits, tokens_T)
         return replace(

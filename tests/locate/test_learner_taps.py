@@ -21,8 +21,8 @@ from lockstep.core.errors import InputError
 from lockstep_doctor.cuts import OUTPUT, CutPoint
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
-from lockstep_doctor.locate import Location, locate
-from lockstep_doctor.taps.learners import Attach, open_learner, open_megatron, open_torch
+from lockstep_doctor.locate import GapLocation, locate
+from lockstep_doctor.taps.learners import AttachTap, open_learner, open_megatron, open_torch
 
 TIGHT = 2e-6
 Models = Callable[[str], Path]
@@ -101,7 +101,7 @@ def assert_forced(tap: Any, attn: torch.Tensor) -> None:
     assert torch.equal(tap.run(TOKENS, {}).seen[OUTPUT], before[OUTPUT])
 
 
-def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]) -> Location:
+def find(folder: Path, backend: str, attach: AttachTap, parallel: Mapping[str, int]) -> GapLocation:
     with (
         open_hf(folder, EngineOptions()) as reference,
         open_hf(folder, EngineOptions(dtype=torch.float64)) as witness,
@@ -172,7 +172,7 @@ def find(folder: Path, backend: str, attach: Attach, parallel: Mapping[str, int]
 def test_a_fault_on_the_ranks_is_put_at_its_place(
     located_model: Models,
     backend: str,
-    attach: Attach,
+    attach: AttachTap,
     family: str,
     parallel: Mapping[str, int],
     expected: set[str],

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lockstep_doctor.cuts import CutPoint
-from lockstep_doctor.locate import Location, locate
+from lockstep_doctor.locate import GapLocation, locate
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import write_reproduction
 
@@ -68,7 +68,7 @@ def change_norms(model: Any) -> None:
             module.variance_epsilon = 0.1
 
 
-def find(fault: Fault) -> tuple[Location, ModuleTap]:
+def find(fault: Fault) -> tuple[GapLocation, ModuleTap]:
     wrong = build()
     fault(wrong)
     tap = ModuleTap(wrong, "wrong")

@@ -32,8 +32,8 @@ from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.locate import Location, locate
-from lockstep_doctor.modules import ModuleTap, Pass
+from lockstep_doctor.locate import GapLocation, locate
+from lockstep_doctor.modules import ModuleTap, PassState
 from lockstep_doctor.operators import OperatorTrace, Recorder
 
 # of vLLM's import
@@ -85,7 +85,7 @@ def kept_by(worker: Any) -> list[str]:
         if isinstance(value, dict) and any(map(torch.is_tensor, value.values()))
     ]
     return [
-        name for name, value in held if isinstance(value, Pass | Recorder | OperatorTrace)
+        name for name, value in held if isinstance(value, PassState | Recorder | OperatorTrace)
     ] + tables
 
 
@@ -98,7 +98,7 @@ def reference_of(folder: Path) -> ModuleTap:
     return ModuleTap(model.eval(), "hf")
 
 
-def find(folder: Path, tap: Any) -> Location:
+def find(folder: Path, tap: Any) -> GapLocation:
     reference = reference_of(folder)
     witness = ModuleTap(copy.deepcopy(reference.model).double(), "float64")
     return locate(reference, tap, TOKENS, witness)

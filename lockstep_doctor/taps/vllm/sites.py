@@ -19,7 +19,7 @@ _RESIDUAL = ("resid_in", "resid_mid", "resid_out")
 
 
 @dataclass(frozen=True)
-class Site:
+class TapSite:
     """A call in vLLM's model with cuts at its input or output.
 
     Attributes:
@@ -83,7 +83,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Sites:
+class ModelSites:
     """The sites of a model.
 
     Attributes:
@@ -91,11 +91,11 @@ class Sites:
         hidden: Cuts of the `transformers` model that a fused kernel of vLLM skips.
     """
 
-    sites: tuple[Site, ...]
+    sites: tuple[TapSite, ...]
     hidden: tuple[CutPoint, ...]
 
 
-def find_sites(model: nn.Module, network: nn.Module) -> Sites:
+def find_sites(model: nn.Module, network: nn.Module) -> ModelSites:
     """Finds the sites of a model.
 
     Args:
@@ -111,12 +111,12 @@ def find_sites(model: nn.Module, network: nn.Module) -> Sites:
         if cut.stage == "routed"
         for place in (1, 2)
     ]
-    return Sites(sites, (*(cut for cut in named.values() if cut not in seen), *routed))
+    return ModelSites(sites, (*(cut for cut in named.values() if cut not in seen), *routed))
 
 
 def _list_sites(
     model: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]
-) -> Iterator[Site]:
+) -> Iterator[TapSite]:
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for path, module in model.named_modules():
         yield from _of_module(path, module, network, named)
@@ -124,30 +124,30 @@ def _list_sites(
         parts: list[tuple[str, End]] = [(f"{base}.{part}", "out") for part in packed.get(name, ())]
         if parts and named.keys() >= set(parts) and (path, "out") not in named:
             sizes: Any = module.output_partition_sizes
-            yield Site(f"{path}.forward", "out", tuple(named[part] for part in parts), tuple(sizes))
-    yield Site("logits_processor._get_logits", "out", (CutPoint("logits"),))
-    yield Site("logits_processor.forward", "out", (OUTPUT,))
+            yield TapSite(f"{path}.forward", "out", tuple(named[part] for part in parts), tuple(sizes))
+    yield TapSite("logits_processor._get_logits", "out", (CutPoint("logits"),))
+    yield TapSite("logits_processor.forward", "out", (OUTPUT,))
 
 
 def _of_module(
     path: str, module: nn.Module, network: nn.Module, named: Mapping[tuple[str, End], CutPoint]
-) -> Iterator[Site]:
+) -> Iterator[TapSite]:
     """Yields the sites of a module that has the same name in both models."""
     start = named.get((path, "in"))
     cut = named.get((path, "out"))
     if path == "lm_head" or type(module).__name__.endswith("AndMul"):
         return  # lm_head is not called as a module; *AndMul is an activation fused with a product
     if start is not None:
-        yield Site(f"{path}.forward", "in", (start,))
+        yield TapSite(f"{path}.forward", "in", (start,))
     if (
         cut is not None
         and cut.stage == "embed"
         and hasattr(network.get_submodule(path), "embed_scale")
     ):
-        yield Site(f"{path.rpartition('.')[0]}.embed_input_ids", "out", (cut,))  # which scales
+        yield TapSite(f"{path.rpartition('.')[0]}.embed_input_ids", "out", (cut,))  # which scales
     elif cut is not None:
-        yield Site(f"{path}.forward", "out", (cut,))
+        yield TapSite(f"{path}.forward", "out", (cut,))
     router = getattr(module, "router", None)
     if start is not None and isinstance(router, FusedMoERouter):
         chosen = tuple(CutPoint(f"router.{place}", start.layer) for place in (1, 2))
-        yield Site(f"{path}.router.select_experts", "out", chosen)
+        yield TapSite(f"{path}.router.select_experts", "out", chosen)

@@ -17,9 +17,9 @@ from lockstep.config import VLLM, SamplerSection
 from lockstep.core.errors import InputError
 from lockstep.models.folder import find_context_length, read_config
 from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
-from lockstep_doctor.cuts import OUTPUT, Capture, CutPoint
+from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.operators import Frame, Operator, OperatorTrace
+from lockstep_doctor.operators import StackFrame, Operator, OperatorTrace
 from lockstep_doctor.taps.computation import computation_of
 
 _CACHE_GIB = 0.1
@@ -70,11 +70,11 @@ class VLLMTap:
     def __init__(self, sampler: TappedSampler) -> None:
         self.sampler = sampler
 
-    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> Capture:
+    def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
         header, values, column = self.sampler.read_sequence(tokens_T.tolist(), {}, forced)
         seen = {CutPoint.from_name(name): values[name] for name in header["order"]}
         logits = forced.get(OUTPUT, seen[OUTPUT])
-        return Capture(
+        return PassCapture(
             logits.reshape(seen[OUTPUT].shape),
             seen,
             column,
@@ -94,7 +94,7 @@ class VLLMTap:
         return OperatorTrace(
             [values[f"#{number}"] for number in range(count)],
             list(map(_parse_operator, header["operators"])),
-            tuple(Frame(**line) for line in header["around"]),
+            tuple(StackFrame(**line) for line in header["around"]),
         )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
@@ -106,7 +106,7 @@ def _parse_operator(plain: Mapping[str, Any]) -> Operator:
     """Reads an operator from JSON."""
     return Operator(
         plain["name"],
-        tuple(Frame(**frame) for frame in plain["stack"]),
+        tuple(StackFrame(**frame) for frame in plain["stack"]),
         tuple(plain["inputs"]),
         tuple(plain["outputs"]),
         tuple(_parse_scalar(one) for one in plain["scalars"]),

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lockstep.samplers.vllm.worker import WeightReceiver
 from lockstep_doctor.cuts import CutPoint
-from lockstep_doctor.modules import Pass, count_functions
-from lockstep_doctor.operators import Frame, Operator, Recorder
-from lockstep_doctor.taps.vllm.sites import Site, find_sites
+from lockstep_doctor.modules import PassState, count_functions
+from lockstep_doctor.operators import StackFrame, Operator, Recorder
+from lockstep_doctor.taps.vllm.sites import TapSite, find_sites
 
 OPENED = ("vllm", "vllm_ir")
 """Namespaces of operators written in Python; the operators inside are recorded instead."""
@@ -52,7 +52,7 @@ class PassRequest:
     functions: bool = False
 
 
-class RollingPass(Pass):
+class RollingPass(PassState):
     """`Pass` that records from the last cuts before `end`, unless `start` is executed earlier.
 
     vLLM may execute cuts in a different order, with `start` in parallel with `end` or after it.
@@ -106,7 +106,7 @@ class TappedWorker(WeightReceiver):
         values |= {cut: values[cut].transpose(1, 2) for cut in self._turned}
         self._recorder = Recorder(OPENED)
         self._ran: dict[str, int] = {}
-        self._pass = Pass(values)
+        self._pass = PassState(values)
         if self._asked.end is not None:
             if self._asked.start is None:
                 start = None
@@ -162,7 +162,7 @@ class TappedWorker(WeightReceiver):
             {name: value.contiguous().cpu() for name, value in (seen | traced).items()}
         )
 
-    def _tap_at(self, site: Site) -> None:
+    def _tap_at(self, site: TapSite) -> None:
         """Visits the cuts of a site on every call."""
         plain = attrgetter(site.path)(self._model)
 
@@ -176,7 +176,7 @@ class TappedWorker(WeightReceiver):
 
         self._replace_method(site.path, call_tapped)
 
-    def _visit_site(self, site: Site, value: Any) -> None:
+    def _visit_site(self, site: TapSite, value: Any) -> None:
         with self._recorder.pause_recording():
             if isinstance(value, tuple):
                 added = self._sums.get(site.path)
@@ -243,7 +243,7 @@ def _encode_operator(one: Operator) -> dict[str, Any]:
     return asdict(replace(one, stack=_drop_machinery(one.stack)))
 
 
-def _drop_machinery(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+def _drop_machinery(stack: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
     """Drops lines of vLLM's operator dispatch and of taps from a stack."""
     return tuple(frame for frame in stack if not frame.file.endswith(_MACHINERY))
 
