@@ -12,7 +12,7 @@ from functools import partial
 from types import FrameType, ModuleType
 from typing import Any
 
-from lockstep_doctor.operators import StackFrame, Recorder, frame_of, is_model_file
+from lockstep_doctor.operators import Recorder, StackFrame, frame_of, is_model_file
 
 
 class LineRecorder(Recorder):

@@ -74,7 +74,10 @@ def _list_entries(entries: list[ConvertedKey]) -> Iterator[str]:
                 f"{option}: {shorten_value(option, value)}"
                 for option, value in entry.options.items()
             )
-            yield f"  {_describe_entry(entry)} → {ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
+            yield (
+                f"  {_describe_entry(entry)} → "
+                f"{ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
+            )
     for sentence in dict.fromkeys(entry.sentence for entry in entries if not entry.options):
         names = [
             _describe_entry(entry)
@@ -93,7 +96,8 @@ def _list_defaults(converted: ConvertedConfig, resolved: Mapping[str, Any]) -> I
             )
         elif not resolved:
             yield (
-                f"  {option}: theirs is {spell_value(theirs)} ({key}), ours is known when the recipe "
+                f"  {option}: theirs is {spell_value(theirs)} ({key}), ours is known when the "
+                "recipe "
                 "loads"
             )
         elif resolved.get(option) != theirs:

@@ -91,7 +91,9 @@ def _read_logprobs(tap: Tap, tokens_T: Tensor) -> LogprobPair:
     return pick_logprobs(capture.logits, tokens_T), capture.column
 
 
-def _check_columns(name: str, requests: Sequence[Tensor], read: Sequence[LogprobPair]) -> Iterator[str]:
+def _check_columns(
+    name: str, requests: Sequence[Tensor], read: Sequence[LogprobPair]
+) -> Iterator[str]:
     """Yields faults in an engine's log-probabilities: the returned ones must match its own
     logits.
     """

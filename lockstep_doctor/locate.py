@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from lockstep_doctor.cuts import TRUNK, PassCapture, CutPoint
+from lockstep_doctor.cuts import TRUNK, CutPoint, PassCapture
 from lockstep_doctor.measures import BROKEN, find_error
 from lockstep_doctor.operators import Operator
 from lockstep_doctor.statistics import CAP, find_gap, score_tokens

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep_doctor.cuts import OUTPUT, ROUTED, PassCapture, CutPoint, End, name_cuts
+from lockstep_doctor.cuts import OUTPUT, ROUTED, CutPoint, End, PassCapture, name_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder, is_model_file
 
 
@@ -25,7 +25,7 @@ class CutShare:
         return value
 
     def scatter_tokens(self, cut: CutPoint, whole: Tensor, value: Tensor) -> None:
-        """Writes this process's part of a value that `gather` would return."""
+        """Writes this process's part of a value that `gather_tokens` would return."""
         value.copy_(whole)
 
 
@@ -249,7 +249,9 @@ def use_default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def visit_cuts(model: nn.Module, paths: Sequence[str], values: CutValues, one: PassState) -> Iterator[None]:
+def visit_cuts(
+    model: nn.Module, paths: Sequence[str], values: CutValues, one: PassState
+) -> Iterator[None]:
     """Context in which hooks visit every cut at the input and output of these modules."""
 
     def visit_module(path: str, end: End, value: Any) -> None:

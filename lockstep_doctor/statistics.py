@@ -69,7 +69,7 @@ class TokenComparison:
         return TokenComparison(self.infer, self.train, self.lengths, self.position, self.cluster)
 
     def select_tokens(self, mask_M: Tensor) -> TokenComparison:
-        """The masked tokens; `index` then counts only these."""
+        """The masked tokens; `token_index` then counts only these."""
         lengths = torch.zeros_like(self.lengths).index_add_(0, self.row_index, mask_M.long())
         return TokenComparison(
             self.train[mask_M], self.infer[mask_M], lengths, self.position[mask_M], self.cluster

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lockstep_doctor.cuts import PassCapture, CutPoint
+from lockstep_doctor.cuts import CutPoint, PassCapture
 from lockstep_doctor.operators import OperatorTrace
 
 

@@ -21,7 +21,8 @@ def check_rows(
         check_tokens(token_MK, len(logits_Mv))
     if floor_M is not None and floor_M.shape != logits_Mv.shape[:1]:
         raise ValueError(
-            f"floor must have one number per row, [{len(logits_Mv)}], not {_describe_tensor(floor_M)}"
+            f"floor must have one number per row, [{len(logits_Mv)}], not "
+            f"{_describe_tensor(floor_M)}"
         )
 
 
@@ -38,7 +39,8 @@ def check_sampled(token_MK: Tensor) -> None:
     """Raises ValueError unless there is one token per row, which is added to the support."""
     if token_MK.shape[1] != 1:
         raise ValueError(
-            f"with a floor, pass one sampled token per row [M, 1], not {_describe_tensor(token_MK)}; score "
+            "with a floor, pass one sampled token per row [M, 1], not "
+            f"{_describe_tensor(token_MK)}; score "
             "other tokens without sampled"
         )
 

@@ -29,7 +29,7 @@ _ONE = 2.0**40
 
 _LIKELY = 64
 _CLOSE = 2.0**-16
-"""Bound on the relative error of the approximate sum, compared with the sum of `masses`."""
+"""Bound on the relative error of the approximate sum, compared with the sum of `compute_masses`."""
 
 _NO_MASS = -44.0
 """Exponent of 2 at which the mass is already 0; exponentials of far smaller numbers are slow."""
@@ -157,7 +157,7 @@ def _search_digits(
         maximum_R: Largest logit of each row.
         top_p: Probability to reach.
         temperature: Divides the logits.
-        reach: The digits cover `powers` from 0 down to −reach.
+        reach: The digits cover `compute_powers` from 0 down to −reach.
     """
     rows = len(maximum_R)
     start_R = torch.arange(len(maximum_R)) * (BASE + 1)

@@ -161,7 +161,9 @@ class RowSums:
         return RowSums(highest_M, a.total + b.total, both)
 
     def merge_tiles(self, temperature: float) -> RowSums:
-        """Merges the sums of all tiles; bit-identical to `merge` tile after tile, but faster."""
+        """Merges the sums of all tiles; bit-identical to `merge_columns` tile after tile, but
+        faster.
+        """
         highest_TM = self.maximum.t().contiguous().cummax(0).values
         down_TM = _compute_drop(
             F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature

@@ -79,7 +79,7 @@ def local_topk(logits: Tensor, k: int, max_rows: int | None = None) -> tuple[Ten
     lambda logits, k, start, max_rows: logits.new_empty((logits.shape[0], k), dtype=torch.int64),
 )
 def _topk_keys(logits: Tensor, k: int, start: int, max_rows: int | None) -> Tensor:
-    """`local_topk` as `_keys`.
+    """`local_topk` as `_pack_keys`.
 
     Values and tokens travel together and are never both in memory.
     """
@@ -136,7 +136,7 @@ def _pack_keys(value: Tensor, token: Tensor) -> Tensor:
 
 
 def _values_and_tokens(key: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of `_keys`."""
+    """The inverse of `_pack_keys`."""
     ordered = (key >> _ID_BITS).int()
     bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
     return bits.view(torch.float32), ~key & 0xFFFFFFFF

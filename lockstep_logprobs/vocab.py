@@ -138,7 +138,7 @@ def _row_sums(
     max_rows: int | None,
     row_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The sums over these columns (`RowSums.rows`), and their tokens' logits, fp32 [M, K]."""
+    """The sums over these columns (`RowSums.stack_rows`), and their tokens' logits, fp32 [M, K]."""
     sums = RowSums.build_empty(len(logits), entropy, logits.device)
     tiles_RMT = list[Tensor]()
     picked_MK = torch.zeros_like(token, dtype=torch.float32)

@@ -55,7 +55,7 @@ def project() -> list[SourceFile]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name_of)
-def test_the_project_keeps(rule: Rule, project: list[SourceFile]) -> None:
+def test_source_files_follow_architecture_rule(rule: Rule, project: list[SourceFile]) -> None:
     broken = [
         f"{file.path}:{line}: {name_of(rule)}: {what}"
         for file in project
@@ -65,20 +65,22 @@ def test_the_project_keeps(rule: Rule, project: list[SourceFile]) -> None:
     assert not broken, "\n" + "\n".join(broken)
 
 
-def test_no_two_modules_of_the_tests_have_one_name(project: list[SourceFile]) -> None:
+def test_names_of_test_modules_are_unique(project: list[SourceFile]) -> None:
     """Tests find each other's helpers by bare names, so pytest can import only one of two."""
     names = [PurePosixPath(file.path).name for file in project if file.path.startswith("tests/")]
     assert {name for name, count in Counter(names).items() if count > 1} <= {"conftest.py"}
 
 
-def test_every_exception_has_a_reason_and_is_still_needed(project: list[SourceFile]) -> None:
+def test_every_architecture_exception_has_a_reason_and_is_still_needed(
+    project: list[SourceFile],
+) -> None:
     files, rules = {file.path: file for file in project}, {name_of(rule): rule for rule in RULES}
     for (path, rule), reason in EXCEPTIONS.items():
         assert reason, f"why may {path} break {rule}?"
         assert list(rules[rule](files[path])), f"{path} keeps {rule} by now; remove the exception"
 
 
-def test_the_command_line_answers_without_torch() -> None:
+def test_importing_command_line_and_recipe_loading_does_not_import_torch() -> None:
     """And so do recipes and their schema."""
     modules = ("lockstep.config.loading", "lockstep.config.schema", "lockstep.cli")
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
@@ -157,5 +159,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
 
 
 @pytest.mark.parametrize(("rule", "path", "text", "line"), BROKEN)
-def test_a_rule_finds_what_breaks_it(rule: Rule, path: str, text: str, line: int) -> None:
+def test_architecture_rule_reports_line_of_violation(
+    rule: Rule, path: str, text: str, line: int
+) -> None:
     assert [found for found, _ in rule(SourceFile(path, text))] == [line]

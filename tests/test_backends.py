@@ -84,7 +84,7 @@ def imported(node: ast.AST) -> list[str]:
             return []
 
 
-def test_nothing_outside_of_its_folder_knows_a_backend() -> None:
+def test_code_outside_backend_folder_does_not_name_or_import_backend() -> None:
     said: dict[str, list[str]] = {}
     for file in sorted((ROOT / "lockstep").rglob("*.py")):
         path = file.relative_to(ROOT).as_posix()
@@ -116,7 +116,7 @@ def test_nothing_outside_of_its_folder_knows_a_backend() -> None:
         ("lockstep/samplers/torch/a.py", "import lockstep.samplers.vllm.sampler\n", 1),
     ],
 )
-def test_the_rule_finds_what_breaks_it(path: str, text: str, line: int) -> None:
+def test_backend_rule_reports_line_of_violation(path: str, text: str, line: int) -> None:
     assert [found for found, _ in known(path, text)] == [line]
 
 
@@ -135,18 +135,18 @@ def test_the_rule_finds_what_breaks_it(path: str, text: str, line: int) -> None:
         ),
     ],
 )
-def test_the_rule_lets_pass_what_keeps_it(path: str, text: str) -> None:
+def test_backend_rule_accepts_allowed_code(path: str, text: str) -> None:
     assert not list(known(path, text))
 
 
-def test_each_folder_has_its_line_and_each_line_its_folder() -> None:
+def test_backend_folders_match_registry_entries() -> None:
     lines = {
         f"lockstep/{wing}/{name}" for wing, registry in WINGS.items() for name in registry.names
     }
     assert lines == FOLDERS
 
 
-def test_declarations_are_whole_and_import_no_torch() -> None:
+def test_all_5_backend_declarations_load_without_importing_torch() -> None:
     code = (
         "import sys\nfrom lockstep.config.backends import INFERENCE, TRAINING\n"
         "assert len([*TRAINING.every(), *INFERENCE.every()]) == 5\nsys.exit('torch' in sys.modules)"
@@ -157,14 +157,14 @@ def test_declarations_are_whole_and_import_no_torch() -> None:
 @pytest.mark.parametrize(
     "kind", [TrainingOptions, InferenceOptions, learners.TrainingBackend, samplers.InferenceBackend]
 )
-def test_what_is_forgotten_cannot_be_made(kind: type) -> None:
+def test_backend_class_without_required_members_cannot_be_instantiated(kind: type) -> None:
     """Of a class that is marked final, a type checker says so beforehand."""
     assert isabstract(kind)
     with pytest.raises(TypeError, match="abstract"):
         type("Forgetful", (kind,), {})()
 
 
-def test_a_section_finds_its_backend() -> None:
+def test_find_backend_returns_backend_of_section_and_rejects_unknown_name() -> None:
     assert learners.find_backend(LearnerSection()).title == "torch"
     engine = samplers.find_backend(SamplerSection())
     assert engine is not None

@@ -26,7 +26,7 @@ def test_a_process_exits_while_its_background_work_hangs() -> None:
     assert "KeyboardInterrupt" in done.stderr
 
 
-def test_results_and_errors_belong_to_the_caller() -> None:
+def test_run_in_background_gives_result_or_error_to_caller() -> None:
     assert run_in_background(lambda: 7).result(60) == 7
     with pytest.raises(ZeroDivisionError):
         run_in_background(lambda: 1 // 0).result(60)

@@ -24,7 +24,7 @@ def assert_equal(left: Batch, right: Batch) -> None:
     assert left.sampling == right.sampling
 
 
-def test_rows_and_positions() -> None:
+def test_batch_gives_row_and_position_of_each_token() -> None:
     batch = Batch(torch.arange(6), torch.tensor([2, 3, 1]))
     assert batch.row.tolist() == [0, 0, 1, 1, 1, 2]
     assert batch.position.tolist() == [0, 1, 0, 1, 2, 0]
@@ -32,7 +32,7 @@ def test_rows_and_positions() -> None:
     assert batch.per_sample(torch.ones(6)).tolist() == [2.0, 3.0, 1.0]
 
 
-def test_outputs_describe_the_token_to_their_right() -> None:
+def test_target_token_is_aligned_with_state_of_previous_token() -> None:
     batch = Batch(torch.arange(6), torch.tensor([2, 3, 1]))
     own = align.target_indices(batch)
     assert own.tolist() == [1, 3, 4]
@@ -41,7 +41,7 @@ def test_outputs_describe_the_token_to_their_right() -> None:
 
 
 @given(LENGTHS, st.randoms())
-def test_select_moves_sequences_whole(lengths: list[int], random) -> None:
+def test_batch_select_copies_complete_sequences_in_given_order(lengths: list[int], random) -> None:
     batch = ragged(lengths)
     rows = [random.randrange(len(lengths)) for _ in range(random.randrange(2 * len(lengths) + 1))]
     picked = batch.select(rows)
@@ -54,14 +54,14 @@ def test_select_moves_sequences_whole(lengths: list[int], random) -> None:
 
 
 @given(LENGTHS, st.integers(1, 5))
-def test_pieces_join_to_the_whole(lengths: list[int], rows: int) -> None:
+def test_concat_of_split_batch_equals_original_batch(lengths: list[int], rows: int) -> None:
     batch = ragged(lengths, sampling=SamplingParams(max_tokens=3))
     pieces = batch.split(rows)
     assert all(len(piece) <= rows for piece in pieces)
     assert_equal(concat_batches(pieces), batch)
 
 
-def test_only_like_batches_join() -> None:
+def test_concat_rejects_batches_with_different_columns_or_options() -> None:
     batch = ragged((3, 1))
     asking = replace(batch, top_k=4, entropy=False, values="final")
     sampled = ragged((2,), sampling=SamplingParams(max_tokens=1))

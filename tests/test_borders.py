@@ -61,7 +61,7 @@ def broken(root: Path, head: Any = "logits") -> RankLearner:
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_the_first_number_and_its_place_are_named(value: float) -> None:
+def test_require_finite_names_first_bad_value_and_its_row_and_token(value: float) -> None:
     column_N = torch.zeros(26)
     column_N[[13, 20]] = torch.tensor([value, NAN])
     with pytest.raises(
@@ -74,7 +74,7 @@ def test_the_first_number_and_its_place_are_named(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 0.2])
-def test_a_log_probability_is_finite_and_not_above_0(value: float) -> None:
+def test_require_logprobs_rejects_non_finite_and_positive_values(value: float) -> None:
     column_NK = torch.full((26, 3), -1.0)
     column_NK[25, 2] = value
     with pytest.raises(
@@ -147,7 +147,7 @@ ASKED = requests((5, 3, 9))
 
 
 @pytest.mark.parametrize(("alter", "sentence"), ALTERED)
-def test_what_a_sampler_says_is_checked(
+def test_invalid_sampler_output_is_rejected_with_its_row(
     tmp_path: Path, alter: Callable[[Batch], Batch], sentence: str
 ) -> None:
     section = SamplerSection()
@@ -166,7 +166,7 @@ class AlteringSpec(SamplerSpec):
         return Altering(super().build(), say_nan)
 
 
-def test_what_a_worker_sends_is_checked_too(tmp_path: Path) -> None:
+def test_nan_log_probability_from_sampler_worker_is_rejected(tmp_path: Path) -> None:
     spec = AlteringSpec(
         str(model_folder(tmp_path, "llama")), SamplerSection(), LearnerSection(device="cpu")
     )
@@ -195,7 +195,7 @@ class OneAnswer:
 
 
 @pytest.mark.parametrize("value", [NAN, INF, 1e39])
-def test_a_reward_that_32_bits_do_not_hold_is_not_taken_for_no_verdict(
+def test_non_finite_float32_reward_is_rejected_and_not_taken_as_no_verdict(
     tmp_path: Path, value: float
 ) -> None:
     section = SamplerSection()
@@ -221,7 +221,9 @@ def test_a_reward_that_32_bits_do_not_hold_is_not_taken_for_no_verdict(
 
 
 @pytest.mark.parametrize("reward", ["1e39", "10**400", "-1e39"])
-def test_a_reward_function_gives_what_32_bits_hold(run: Run, reward: str) -> None:
+def test_reward_function_value_beyond_float32_is_rejected_with_its_row(
+    run: Run, reward: str
+) -> None:
     Path("rewards.py").write_text(
         f"def parity(prompt, response, answer, row):\n    return {reward}\n"
     )
@@ -238,7 +240,9 @@ def test_a_reward_function_gives_what_32_bits_hold(run: Run, reward: str) -> Non
 @pytest.mark.parametrize(
     ("model", "name"), [("policy", "the policy"), ("reference", "the reference policy")]
 )
-def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name: str) -> None:
+def test_nan_log_probability_of_policy_or_reference_is_rejected_by_model_name(
+    tmp_path: Path, model: str, name: str
+) -> None:
     sound = LearnerSpec(
         str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0
     ).build()
@@ -258,14 +262,14 @@ def test_models_of_a_policy_gradient_are_named(tmp_path: Path, model: str, name:
 
 
 @pytest.mark.usefixtures("run")
-def test_a_reference_policy_is_named(tmp_path: Path) -> None:
+def test_nan_reference_log_probability_of_preference_pairs_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         NotFiniteError, match="log-probabilities of the reference policy are nan for token"
     ):
         with_reference(PAIRS, broken(tmp_path))
 
 
-def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
+def test_nan_log_probability_of_teacher_is_rejected(tmp_path: Path) -> None:
     options = DistillSection(
         num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2
     )
@@ -289,7 +293,7 @@ def test_a_teacher_that_breaks_is_named(tmp_path: Path) -> None:
 # Gradients, checkpoints.
 
 
-def test_a_gradient_that_breaks_changes_no_weight(tmp_path: Path) -> None:
+def test_non_finite_gradient_is_rejected_and_changes_no_weight(tmp_path: Path) -> None:
     learner = broken(tmp_path)
     before = [piece.local.clone() for piece in learner.pieces]
     with pytest.raises(

@@ -35,27 +35,27 @@ def figures() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", CEILINGS)
-def test_nothing_grows_above_its_ceiling(name: str, figures: dict[str, float]) -> None:
+def test_measured_size_stays_within_its_budget(name: str, figures: dict[str, float]) -> None:
     ceiling, wanted = CEILINGS[name]
     assert figures[name] <= max(ceiling, wanted), (
         f"{name} weighs {figures[name]:.1f}: take something else out"
     )
 
 
-def test_every_figure_has_a_ceiling(figures: dict[str, float]) -> None:
+def test_every_measured_size_has_a_budget(figures: dict[str, float]) -> None:
     assert figures.keys() == CEILINGS.keys()
     print(
         *(f"{name:<20}{value:8.1f}  {CEILINGS[name]}" for name, value in figures.items()), sep="\n"
     )
 
 
-def test_comments_and_layout_are_free_and_a_docstring_is_one_token() -> None:
+def test_count_tokens_ignores_comments_and_counts_docstring_as_one_token() -> None:
     assert (
         count_tokens('"""Doc\nof two lines."""\n\n# a comment\nx = [1,\n     2]  # another\n') == 8
     )
 
 
-def test_words_and_protocols_are_counted(tmp_path: Path) -> None:
+def test_count_words_and_count_protocols_are_right_for_small_project(tmp_path: Path) -> None:
     (tmp_path / "lockstep").mkdir()
     (tmp_path / "lockstep/a.py").write_text(
         "class A(Protocol[T]): ...\nclass B(A): ...\nclass C(typing.Protocol): ...\n"

@@ -48,7 +48,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     "text",
     ["import lockstep.b", "def f():\n    from lockstep.b import C", "from lockstep import b"],
 )
-def test_a_circle_of_two_files_is_seen(text: str) -> None:
+def test_import_cycle_of_two_modules_is_detected(text: str) -> None:
     with pytest.raises(CycleError):
         TopologicalSorter(
             import_graph({"lockstep.a": text, "lockstep.b": "from lockstep.a import D"})

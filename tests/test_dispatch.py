@@ -168,7 +168,7 @@ def test_decisions_name_every_choice(rule: Any) -> None:
     assert not [one for one in said if one not in EXCEPTIONS]
 
 
-def test_the_rules_see_what_they_are_for() -> None:
+def test_dispatch_rules_detect_decisions_that_omit_choices() -> None:
     """Written as it was before."""
     two_way = ast.parse(
         "def build(self):\n    if self.section.backend == 'vllm':\n        return 1\n    return 2"
@@ -184,7 +184,7 @@ def test_the_rules_see_what_they_are_for() -> None:
     assert list(asked(ast.parse("x = 1 if isinstance(recipe, SamplingRecipe) else 0")))
 
 
-def test_a_sampler_that_does_not_exist_is_not_replaced_by_another() -> None:
+def test_unknown_sampler_backend_raises_key_error() -> None:
     """As if a name had been added to those that are allowed, and nothing else."""
     section = SamplerSection().model_copy(update={"backend": "sglang"})
     spec = SamplerSpec("no model is opened", section, Computation())

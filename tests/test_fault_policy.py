@@ -26,14 +26,14 @@ SLEEPERS = {
 """Files that wait by the clock, and what for."""
 
 
-def test_every_source_has_a_rule_that_something_keeps() -> None:
+def test_every_fault_source_has_a_policy_that_is_used() -> None:
     assert set(POLICY) == set(get_args(FaultSource))
     sources = "\n".join(path.read_text() for path in Path(lockstep.__file__).parent.rglob("*.py"))
     used = set(re.findall(r"""(?:RetryCounter\(|POLICY\[)"(\w+)\"""", sources))
     assert used == set(POLICY)
 
 
-def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
+def test_only_listed_files_sleep_or_retry() -> None:
     folder = Path(lockstep.__file__).parent
     waiting = {
         path.relative_to(folder).as_posix()
@@ -47,7 +47,7 @@ def test_nothing_waits_or_tries_again_beside_the_policy() -> None:
     assert client.count("anyio.sleep") == client.count("RetryCounter(") == 1
 
 
-def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_waits_grow_to_last_value_and_end_at_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         POLICY, "worker", replace(POLICY["worker"], waits_s=(0.0, 1.0, 5.0), limit=4)
     )
@@ -62,7 +62,7 @@ def test_waits_grow_to_the_last_and_end_at_the_limit(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
+def test_retry_limit_0_disables_retries_and_no_limit_retries_endlessly() -> None:
     assert RetryCounter("worker", limit=0).next_wait() is None
     assert not RetryCounter("worker", limit=0).wait_for_retry("lost")
     told: list[str] = []
@@ -71,7 +71,7 @@ def test_a_recipe_says_how_often_and_none_is_without_end() -> None:
     assert told[0] == "away; asking again in 0.5 s"
 
 
-def test_what_is_told_seldom_is_told_first_and_then_when_it_is_due(
+def test_rate_limited_note_is_written_first_and_again_after_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []

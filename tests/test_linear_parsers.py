@@ -262,7 +262,7 @@ def cpu_s(parse: Parse, text: str) -> float:
     return time.process_time() - start
 
 
-def test_every_kind_of_instruction_is_here() -> None:
+def test_linear_time_cases_cover_every_instruction_kind() -> None:
     kinds = {
         name
         for kind in get_args(AnyInstruction)
@@ -272,7 +272,7 @@ def test_every_kind_of_instruction_is_here() -> None:
 
 
 @pytest.mark.parametrize(("parse", "texts", "length"), CASES)
-def test_time_grows_no_faster_than_the_text(
+def test_parsing_time_grows_less_than_quadratically_with_text_length(
     parse: Parse, texts: Sequence[Text], length: int
 ) -> None:
     """Four times the text may take ten times as long, and a little more; where its square counts,

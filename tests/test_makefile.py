@@ -48,7 +48,9 @@ def extra_index(folder: Path, *words: str, gpu: bool = False) -> str | None:
     return None if found is None else found[1]
 
 
-def test_the_build_for_cpus_is_taken_where_its_index_answers(index: str, tmp_path: Path) -> None:
+def test_make_uses_cpu_torch_index_only_if_reachable_and_without_gpu(
+    index: str, tmp_path: Path
+) -> None:
     assert extra_index(tmp_path, f"CPU_INDEX={index}") == index
     assert extra_index(tmp_path, f"CPU_INDEX={index}", gpu=True) is None
     assert extra_index(tmp_path, "CPU_INDEX=http://127.0.0.1:9") is None

@@ -44,7 +44,7 @@ KINDS: dict[
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(x=NUMBERS, cut=st.integers(1, 19))
-def test_parts_merge_to_the_whole(kind: str, x: list[float], cut: int) -> None:
+def test_merged_metric_equals_metric_of_all_values(kind: str, x: list[float], cut: int) -> None:
     part, whole = KINDS[kind]
     pieces = [Metrics(it=part(piece)) for piece in (x[:cut], x[cut:]) if piece]
     assert merge_metrics(pieces).floats()["it"] == pytest.approx(whole(x), rel=1e-9, abs=1e-9)
@@ -66,7 +66,7 @@ def test_explained_variance_is_exact_over_any_split(
     assert halves[0].merge(halves[1]).value() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-def test_nothing_has_no_mean_and_no_variance() -> None:
+def test_mean_of_nothing_and_explained_variance_of_constant_returns_are_nan() -> None:
     assert math.isnan(Mean(0.0, 0.0).value())
     assert math.isnan(ExplainedVariance(0, 0, 0, 0, 0).value())
     assert math.isnan(explained([2.0, 2.0], [1.0, 0.0]).value())

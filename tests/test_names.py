@@ -139,7 +139,7 @@ def banned(text: str) -> Iterator[str]:
                 yield f"{token.start[0] + token.string[: found.start()].count(chr(10))}: {found[0]}"
 
 
-def test_docstrings_begin_with_what_they_are_about() -> None:
+def test_docstrings_do_not_begin_with_question_word_or_preposition() -> None:
     found = [f"{path}:{one}" for path, text in files().items() for one in riddles(text)]
     assert not found, "begin these with a noun, or with a verb such as Returns:\n" + "\n".join(
         found
@@ -165,11 +165,11 @@ def test_no_function_is_named_by_a_participle() -> None:
     )
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_class_names_are_unique() -> None:
     assert not {name: places for name, places in classes(files()).items() if len(places) > 1}
 
 
-def test_each_name_of_the_field_is_needed() -> None:
+def test_every_exempt_participle_name_is_still_in_use() -> None:
     nodes = [node for text in files().values() for node in ast.walk(ast.parse(text))]
     assert {node.name for node in nodes if isinstance(node, ast.FunctionDef)} >= FIELD_NAMES.keys()
     assert all(map(begins_with_participle, FIELD_NAMES))
@@ -187,7 +187,7 @@ def test_each_name_of_the_field_is_needed() -> None:
         "def masked_sum(): 1",
     ],
 )
-def test_a_participle_is_found(text: str) -> None:
+def test_participle_rule_finds_function_named_by_participle(text: str) -> None:
     assert len(list(participles(text))) == 1
 
 
@@ -202,7 +202,7 @@ def test_a_participle_is_found(text: str) -> None:
         'LIMIT = 1\n"""How many."""',
     ],
 )
-def test_a_riddle_is_found(text: str) -> None:
+def test_docstring_rule_finds_question_word_or_preposition_at_start(text: str) -> None:
     assert len(list(riddles(text))) == 1
 
 
@@ -215,5 +215,5 @@ def test_a_riddle_is_found(text: str) -> None:
         '"""It is what\nthere is."""',
     ],
 )
-def test_a_banned_word_is_found(text: str) -> None:
+def test_banned_word_rule_finds_word_with_its_line(text: str) -> None:
     assert [one.partition(":")[0] for one in banned(text)] == ["1"]

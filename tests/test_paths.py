@@ -30,14 +30,14 @@ def home(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a~b/run$", "a~b/run$"),
     ],
 )
-def test_what_a_shell_would_replace_is_replaced(written: str, meant: str) -> None:
+def test_tilde_and_variables_in_path_are_expanded(written: str, meant: str) -> None:
     assert expand_path(written) == path_argument(written) == meant
 
 
 @pytest.mark.parametrize(
     "written", ["$NOWHERE/run", "${NOWHERE}", "~no.such.user/run", "", " ", "a\0b"]
 )
-def test_what_stands_for_nothing_is_refused(written: str) -> None:
+def test_path_with_unknown_variable_or_user_or_no_text_is_rejected(written: str) -> None:
     with pytest.raises(InputError):
         expand_path(written)
     with pytest.raises(argparse.ArgumentTypeError):

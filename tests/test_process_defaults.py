@@ -32,13 +32,13 @@ THREADS = (
 )
 
 
-def test_threads_are_set_before_torch_is_imported_by_what_the_process_may_use() -> None:
+def test_torch_thread_count_is_set_from_cores_the_process_may_use() -> None:
     assert int(heard(THREADS)) == process_defaults.usual_threads()
     first = str(min(os.sched_getaffinity(0)))
     assert heard(THREADS, "taskset", "-c", first) == "1"
 
 
-def test_what_the_user_has_set_wins() -> None:
+def test_environment_variables_set_by_user_override_process_defaults() -> None:
     assert heard(THREADS, OMP_NUM_THREADS="1") == "1"
     offline = (
         "import os; from lockstep.cli import main; main(['config']); "
@@ -65,7 +65,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
-def test_a_command_keeps_memory_that_tensors_leave_and_so_do_its_children() -> None:
+def test_keep_freed_memory_avoids_page_faults_in_process_and_children() -> None:
     plain, keep = (
         FAULTS.format(before=""),
         "from lockstep.system.process_defaults import keep_freed_memory; keep_freed_memory()",
@@ -92,7 +92,7 @@ def test_a_command_keeps_memory_that_tensors_leave_and_so_do_its_children() -> N
 @pytest.mark.parametrize(
     ("quota", "threads"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)]
 )
-def test_a_machine_of_many_cores_is_shared_as_a_container_says(
+def test_thread_count_follows_container_cpu_quota_up_to_8(
     quota: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text(quota)
@@ -104,7 +104,7 @@ def test_a_machine_of_many_cores_is_shared_as_a_container_says(
 @pytest.mark.parametrize(("maker", "given", "order"), [
     ("GenuineIntel", {}, "AUTO,STRICT"), ("GenuineIntel", {"MKL_CBWR": "AVX2"}, "AVX2"), ("AuthenticAMD", {}, None),
 ])  # fmt: skip
-def test_mkl_adds_in_one_order_on_processors_of_intel(
+def test_mkl_summation_order_is_fixed_on_intel_only_unless_user_sets_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     maker: str,

@@ -32,7 +32,7 @@ def find_lost(table: symtable.SymbolTable) -> Iterator[str]:
         yield from find_lost(child)
 
 
-def test_no_comprehension_takes_a_name_that_another_binds() -> None:
+def test_no_comprehension_reads_global_name_bound_in_sibling_comprehension() -> None:
     files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
     tables = {
         str(file): symtable.symtable(file.read_text(encoding="utf-8"), str(file), "exec")

@@ -38,7 +38,7 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_tests_of_the_real_model_are_skipped_by_name_where_it_is_not(tmp_path: Path) -> None:
+def test_missing_real_model_skips_test_with_its_name(tmp_path: Path) -> None:
     said = f"{real_model_of_make.NAME} is not on this machine; `make real-model` makes it"
     with pytest.raises(pytest.skip.Exception, match=said):
         real.require(tmp_path)
@@ -53,7 +53,7 @@ def test_tests_of_the_real_model_are_skipped_by_name_where_it_is_not(tmp_path: P
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-def test_no_token_of_a_real_model_differs(real_model: Path, tmp_path: Path) -> None:
+def test_certify_finds_no_mismatching_token_on_real_model(real_model: Path, tmp_path: Path) -> None:
     few = ("--count", "2", "--max-tokens", "8", "--out", "found.json")
     run("-m", "lockstep", "certify", str(real_model), *few, cwd=tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
@@ -64,7 +64,7 @@ def test_no_token_of_a_real_model_differs(real_model: Path, tmp_path: Path) -> N
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-def test_the_loop_of_the_readme_has_no_gap_on_a_real_model(
+def test_readme_loop_has_no_log_probability_gap_on_real_model(
     real_model: Path, tmp_path: Path
 ) -> None:
     loop = (ROOT / "examples" / "rl_loop.py").read_text()
@@ -80,7 +80,9 @@ def test_the_loop_of_the_readme_has_no_gap_on_a_real_model(
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-def test_a_step_of_ppo_has_no_gap_on_a_real_model(real_model: Path, tmp_path: Path) -> None:
+def test_ppo_step_has_no_log_probability_gap_on_real_model(
+    real_model: Path, tmp_path: Path
+) -> None:
     write_rows(tmp_path / "train.jsonl", TRAINED)
     write_rows(tmp_path / "validation.jsonl", HELD_OUT)
     short = (
@@ -117,7 +119,7 @@ def test_a_step_of_ppo_has_no_gap_on_a_real_model(real_model: Path, tmp_path: Pa
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-def test_sharded_log_probabilities_of_a_real_model_are_those_of_float64(real_model: Path) -> None:
+def test_sharded_log_probabilities_of_real_model_match_float64(real_model: Path) -> None:
     names = [
         "DistributedLogprob",
         "from_parallel_logits_to_logprobs_packed_sequences",

@@ -24,12 +24,12 @@ def lockstep(words: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("command", ["config nosuch", "train nosuch"])
-def test_messages_that_a_full_disk_refuses_change_no_exit_code(command: str) -> None:
+def test_stderr_on_full_disk_does_not_change_exit_code(command: str) -> None:
     done = lockstep(f"{command} 2>/dev/full")
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_note_that_a_full_disk_refuses_ends_nothing() -> None:
+def test_note_to_full_disk_does_not_end_program() -> None:
     program = (
         "import sys; from lockstep.system.unread import outlive; sys.stderr = outlive(sys.stderr); "
         "print('a note', file=sys.stderr); print('done')"
@@ -39,7 +39,7 @@ def test_a_note_that_a_full_disk_refuses_ends_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "done\n")
 
 
-def test_files_are_read_and_written_in_utf8_whatever_the_locale() -> None:
+def test_source_opens_every_text_file_with_explicit_encoding() -> None:
     packages = ("lockstep", "lockstep_logprobs", "lockstep_doctor")
     files = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
     assert [

@@ -33,12 +33,12 @@ def run_unread(*command: str, messages_too: bool = False) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("command", [["schema", "ppo"], ["config", "ppo_arithmetic"]])
-def test_a_command_whose_output_no_one_reads_ends_quietly(command: list[str]) -> None:
+def test_command_ends_without_message_if_output_pipe_has_no_reader(command: list[str]) -> None:
     ended = run_unread("-m", "lockstep", *command)
     assert (ended.returncode, ended.stderr) == (exit_codes.UNREAD, b"")
 
 
-def test_a_pipe_is_unread_when_its_reader_has_gone() -> None:
+def test_is_unread_detects_pipe_with_closed_reader() -> None:
     reader, writer = os.pipe()
     with open(writer, "w") as stream:
         assert not is_unread(stream)
@@ -49,7 +49,7 @@ def test_a_pipe_is_unread_when_its_reader_has_gone() -> None:
         assert not is_unread(stream)
 
 
-def test_a_run_that_no_one_reads_goes_on_to_its_end(in_tmp: Path) -> None:
+def test_training_run_finishes_if_output_pipes_have_no_reader(in_tmp: Path) -> None:
     Path("rewards.py").write_text(
         "def score(prompt, response, answer, row):\n    print('scored', flush=True)\n    return "
         "1.0\n"

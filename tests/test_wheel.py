@@ -83,7 +83,7 @@ def test_the_wheel_starts_trains_and_reports(installed: Lockstep) -> None:
     assert "prompts" in installed("config", "doctor")
 
 
-def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
+def test_wheel_has_package_metadata_and_type_stubs(site: Path) -> None:
     assert all((site / package / "py.typed").is_file() for package in PACKAGES)
     assert "class PPOOptions(TypedDict" in (site / "lockstep/api/options.pyi").read_text()
     assert "Unpack[PPOOptions]" in (site / "lockstep/api/algorithms.pyi").read_text()
@@ -98,7 +98,7 @@ def test_the_wheel_says_what_it_is_and_has_types(site: Path) -> None:
     assert "lockstep train" in (about["Description"] or ""), "README.md is its description"
 
 
-def test_the_wheel_has_the_tables_of_other_libraries(installed: Lockstep) -> None:
+def test_installed_wheel_can_convert_trl_options(installed: Lockstep) -> None:
     words = (
         "--model_name_or_path",
         "m",

@@ -20,7 +20,7 @@ from lockstep.system import yaml12
         ("'1e-5'", "1e-5"), ('"true"', "true"), (".", "."), ("e5", "e5"), ("[1, a]", [1, "a"]), ("{a: }", {"a": None}),
     ],
 )  # fmt: skip
-def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
+def test_yaml_scalars_are_parsed_to_expected_values_and_types(text: str, value: object) -> None:
     assert yaml12.parse_yaml(text) == value
     assert type(yaml12.parse_yaml(text)) is type(value)
 
@@ -35,7 +35,7 @@ def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
         ("a: b: c\n", "line 1: invalid YAML"),
     ],
 )
-def test_what_is_refused_is_refused_with_its_line(text: str, message: str) -> None:
+def test_invalid_yaml_is_rejected_with_line_and_reason(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         yaml12.parse_yaml(text)
 
@@ -50,7 +50,7 @@ trees = st.recursive(
 
 
 @given(trees)
-def test_what_is_dumped_reads_back_as_the_same(tree: Any) -> None:
+def test_dumped_yaml_parses_to_equal_value(tree: Any) -> None:
     assert yaml12.parse_yaml(yaml12.dump_yaml(tree)) == tree
 
 

@@ -93,8 +93,14 @@ FAULTS = {
         "learner",
         "attention's scores times 0.9",
         "lockstep.models.kernels",
-        "return attend(query, key, value, mask, scaling).transpose(1, 2).flatten(0, 1)",
-        "return attend(query, key, value, mask, 0.9 * scaling).transpose(1, 2).flatten(0, 1)",
+        (
+            "return run_torch_attention(query, key, value, mask, scaling).transpose(1, 2).flatten(0, "
+            "1)"
+        ),
+        (
+            "return run_torch_attention(query, key, value, mask, 0.9 * scaling).transpose(1, "
+            "2).flatten(0, 1)"
+        ),
     ),
     "megatron": Fault(
         "learner",

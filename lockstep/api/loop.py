@@ -283,7 +283,8 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
             raise InputError(
-                f"rollout: prompt {number} is {user_code.describe_object(row)}; pass a string, or a row with "
+                f"rollout: prompt {number} is {user_code.describe_object(row)}; pass a string, or "
+                "a row with "
                 "`question`"
             )
     if not rows:

@@ -50,7 +50,7 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     Short forms become sections: `model` is a folder, `train` and `validation` are rows, a reward is
     a function, a list of functions, names with functions (and weights), or the name of a verifier,
     an environment is a class, trackers are a function. Functions and classes become references, see
-    `user_code.refer`.
+    `user_code.make_reference`.
 
     Raises:
         InputError: A value cannot be part of a recipe, or a row is not a mapping.
@@ -84,7 +84,8 @@ def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {} if options.get("data") is None else options["data"]
     if not isinstance(given, Mapping):
         raise InputError(
-            f"data is {user_code.describe_object(given)}; pass its options as a mapping, and rows as train=…"
+            f"data is {user_code.describe_object(given)}; pass its options as a mapping, and rows "
+            "as train=…"
         )
     data = dict(given)
     for key in _ROW_KEYS:

@@ -58,7 +58,7 @@ class ChildProcess:
         theirs.close()
         self._channel = SocketChannel(ours)
         self._closed = False
-        # Fails if a child dies at start; the first `recv` then tells how it died.
+        # Fails if a child dies at start; the first `receive_message` then tells how it died.
         with contextlib.suppress(ConnectionError):
             self._channel.send_message(factory)
 

@@ -93,7 +93,7 @@ def require_computable(config: PreTrainedConfig, section: LearnerSection) -> Non
 
 
 BeginHook = Callable[["MeshLearner"], None]
-"""`Turns.begin`, which frees memory for a learner before it works."""
+"""`DeviceTurns.begin_work`, which frees memory for a learner before it works."""
 
 
 def launch_learner(
@@ -202,10 +202,11 @@ class MeshLearner:
     """Implements `learners.base.Learner` over ranks.
 
     Args:
-        ranks: Proxies of learners that share a process group, in the order of `RankMesh.number`.
+        ranks: Proxies of learners that share a process group, in the order of
+            `RankMesh.rank_number`.
         section: The learner's section, with the layout of the ranks.
         host: Host of the store that connects the ranks; lives as long as they do.
-        begin: See `launch`.
+        begin: See `launch_learner`.
         one_machine: True if the ranks share memory with this process.
     """
 
@@ -288,7 +289,7 @@ class MeshLearner:
     def require_shared(self, folder: Path) -> None:
         """Raises InputError if a rank's machine lacks the run's folder, where it writes."""
         with tempfile.NamedTemporaryFile(prefix=".seen-by-ranks-", dir=folder) as file:
-            found = self.call_all("finds", Path(file.name).absolute())
+            found = self.call_all("has_file", Path(file.name).absolute())
         missing = [rank.name for rank, has in zip(self.ranks, found, strict=True) if not has]
         if missing:
             raise InputError(

@@ -1,8 +1,8 @@
 """The second transport: workers as actors of a Ray cluster.
 
-An actor serves as a child process does (`transport.serve`); messages travel through Ray's object
-store, as the same bytes that a socket would carry. A Ray that is started here listens on loopback
-only, and requires a token.
+An actor serves as a child process does (`transport.serve_calls`); messages travel through Ray's
+object store, as the same bytes that a socket would carry. A Ray that is started here listens on
+loopback only, and requires a token.
 """
 
 from __future__ import annotations

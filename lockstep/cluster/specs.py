@@ -102,7 +102,7 @@ class SamplerSpec:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the sampler's weights."""
-        return self.backend.dtype(self.learner)
+        return self.backend.weight_dtype(self.learner)
 
     @property
     def backend(self) -> InferenceBackend:

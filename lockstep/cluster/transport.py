@@ -115,7 +115,7 @@ class WorkerTransport(Protocol):
         ...
 
     def has_message(self, timeout_s: float) -> bool:
-        """True if `recv` would not block: a message is there, or the worker is gone."""
+        """True if `receive_message` would not block: a message is there, or the worker is gone."""
         ...
 
     def is_alive(self) -> bool:
@@ -142,7 +142,7 @@ def encode_message(message: WireMessage) -> list[memoryview]:
 
 
 def decode_message(frame: Sequence[bytearray]) -> Any:
-    """Decodes the output of `encode`; tensors live in the frame's memory."""
+    """Decodes the output of `encode_message`; tensors live in the frame's memory."""
     return pickle.loads(frame[0], buffers=frame[1:])
 
 
@@ -230,7 +230,7 @@ def take_threads(count: int) -> None:
 
 
 MessageFrame = Sequence[bytearray]
-"""The parts of a message, by `encode`."""
+"""The parts of a message, by `encode_message`."""
 
 
 def serve_calls(receive: Callable[[], MessageFrame], send: Callable[[WireMessage], None]) -> None:

@@ -80,7 +80,7 @@ class PendingCall:
         if isinstance(message, StreamItem):
             self.discard_rest()
             raise TypeError(
-                f"{self.verb} of worker {self.name} streams its result; use Remote.stream"
+                f"{self.verb} of worker {self.name} streams its result; use WorkerProxy.stream"
             )
         assert isinstance(message, CallResult), (
             f"expected a result from the worker, not {type(message).__name__}"

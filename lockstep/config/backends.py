@@ -74,7 +74,7 @@ class BackendRegistry(Generic[B]):
     """The backends that one option can name; as the option's annotation, it checks the name."""
 
     def __init__(self, option: str, base: type[B], places: Mapping[str, str]) -> None:
-        """Registers backends by place; `find` imports one on demand.
+        """Registers backends by place; `find_backend` imports one on demand.
 
         Args:
             option: Key of the option, for messages.

@@ -122,7 +122,8 @@ def algorithm_sentence(given: Any) -> str:
     """Describes a missing or unknown `algorithm`."""
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
-        f"algorithm {found}; choose one of: {', '.join(registry.list_algorithms())}, or name your own as "
+        f"algorithm {found}; choose one of: {', '.join(registry.list_algorithms())}, or name your "
+        "own as "
         "file.py:Class or package.module:Class"
     )
 
@@ -145,7 +146,10 @@ def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: R
     match told["type"]:
         case "extra_forbidden":
             wrong = _find_innermost(told["input"], path)
-            return f"unknown option {'.'.join(map(str, wrong)) or repr('')}; {suggest_option(recipe, wrong)}"
+            return (
+                f"unknown option {'.'.join(map(str, wrong)) or repr('')}; "
+                f"{suggest_option(recipe, wrong)}"
+            )
         case "missing":
             return f"{key} is missing{_describe_option(recipe, path)}"
         case "value_error":

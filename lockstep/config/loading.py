@@ -190,7 +190,7 @@ def load_recipe(
 
 
 def load_options(name: str, base: str | None, *said: RecipeLayer) -> LoadedRecipe:
-    """Resolves a recipe from options that a program gives, as `load` does from a file.
+    """Resolves a recipe from options that a program gives, as `load_recipe` does from a file.
 
     Args:
         name: Name of the recipe.
@@ -299,7 +299,8 @@ def _find_recipe_class(
     kind = registry.find_algorithm(algorithm) if isinstance(algorithm, str) else None
     if kind is None:
         raise RecipeError(
-            f"{_find_last_layer(layers, overriding, ['algorithm']).source}: {algorithm_sentence(algorithm)}"
+            f"{_find_last_layer(layers, overriding, ['algorithm']).source}: "
+            f"{algorithm_sentence(algorithm)}"
         )
     return kind
 

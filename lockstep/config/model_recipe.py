@@ -35,7 +35,7 @@ class ModelCommand:
         sections: The sections that it takes over from a run's recipe.
         data: Section class of the rows; None if the run's data options do not apply.
         sampling: Builds sampling options from a run's options, as JSON, and from
-            `room_of_demonstrations`.
+            `read_response_room`.
         name_model: Builds the options that name the model from the command's argument.
     """
 

@@ -23,7 +23,7 @@ class PluginRegistry(Generic[T]):
     def __init__(
         self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]
     ) -> None:
-        """Registers classes by place; `find` imports one on demand.
+        """Registers classes by place; `find_class` imports one on demand.
 
         Args:
             option: Key of the option, for messages.

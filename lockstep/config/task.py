@@ -108,7 +108,8 @@ def find_task(said: object) -> type[Task]:
     if found is not None:
         return found
     raise InputError(
-        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.list_names())}, or name your own "
+        f"name is {json.dumps(name)}; choose one of {', '.join(_TASKS.list_names())}, or name "
+        "your own "
         "as file.py:Class"
     )
 

@@ -78,7 +78,8 @@ _OBJECTS: dict[str, Callable[..., Any]] = {}
 
 
 def make_reference(found: Callable[..., Any]) -> str:
-    """Returns a reference that `load` resolves: by module if importable, else in this program.
+    """Returns a reference that `load_object` resolves: by module if importable, else in this
+    program.
 
     The latter holds a digest of the object's code, so that a different function is a different
     recipe (`lockstep.config.code_digest`). Only this process can call it.
@@ -181,7 +182,8 @@ def describe_error(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in frames if frame.filename != frames[0].filename), frames[-1])
     return (
-        f"raised {type(error).__name__}: {describe_object(error, str)} ({Path(frame.filename).name}, line "
+        f"raised {type(error).__name__}: {describe_object(error, str)} "
+        f"({Path(frame.filename).name}, line "
         f"{frame.lineno})"
     )
 

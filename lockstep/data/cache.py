@@ -60,7 +60,7 @@ class CachedTable:
 
 
 def load_or_compute(name: str, compute: Callable[[], CachedTable]) -> CachedTable:
-    """Returns the table `name` (from `entry`); computes it if it is not cached."""
+    """Returns the table `name` (from `name_entry`); computes it if it is not cached."""
     path = find_cache_folder() / name
     if path.is_file():
         try:

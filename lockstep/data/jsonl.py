@@ -211,7 +211,7 @@ def parse_row(line: bytes) -> dict[str, Any]:
 
 
 def parse_any(text: bytes) -> Any:
-    """Parses a JSON value of any type, with the checks of `parse`."""
+    """Parses a JSON value of any type, with the checks of `parse_row`."""
     try:
         value = _DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:

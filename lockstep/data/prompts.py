@@ -213,7 +213,8 @@ def token_ids(
     if failure is not None:
         place, failure = _find_failure(tokenizer, texts, failure)
         raise DataError(
-            f"{_prefix_name(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the text "
+            f"{_prefix_name(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the "
+            "text "
             f"starting with {texts[place][:40]!r} ({failure}); use a different tokenizer, or "
             "remove the row"
         )

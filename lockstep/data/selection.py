@@ -186,7 +186,8 @@ class RowSelection:
                 )
                 why = "" if first is None else f"; the first: {first}"
                 raise DataError(
-                    f"{part.name}: none of its {part.size} rows can be used ({self.skipped_summary}{why}); "
+                    f"{part.name}: none of its {part.size} rows can be used "
+                    f"({self.skipped_summary}{why}); "
                     "raise data.max_prompt_tokens, or correct the rows"
                 )
         return sizes

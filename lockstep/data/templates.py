@@ -105,7 +105,10 @@ def find_field_fault(
         else:
             endless = find_not_finite(value)
         if endless is not None:
-            return f"has {shorten_text(str(endless))} in the field {name!r}, which is not a finite number"
+            return (
+                f"has {shorten_text(str(endless))} in the field {name!r}, which is not a "
+                "finite number"
+            )
     return None
 
 

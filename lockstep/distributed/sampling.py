@@ -193,7 +193,7 @@ def draw_tokens(
 def _draw_plain(
     logits_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool
 ) -> tuple[Tensor, Tensor]:
-    """`draw`, with log-probabilities by PyTorch's operations."""
+    """`draw_tokens`, with log-probabilities by PyTorch's operations."""
     if not len(logits_MV):
         return torch.zeros_like(uniform_M, dtype=torch.int64), torch.zeros_like(
             uniform_M, dtype=torch.float32
@@ -224,7 +224,9 @@ def _draw_plain(
 def _draw_from_one_tile(
     z_MV: Tensor, uniform_M: Tensor, sampling: SamplingParams, row_invariant: bool
 ) -> tuple[Tensor, Tensor]:
-    """`draw` from an unfiltered vocabulary of one tile: the same bits, in fewer operations."""
+    """`draw_tokens` from an unfiltered vocabulary of one tile: the same bits, in fewer
+    operations.
+    """
     weight_MV = torch.empty_like(z_MV)
     row = sum_block(z_MV, weight_MV, None, sampling.divisor, row_invariant=row_invariant)
     if sampling.greedy:

@@ -108,7 +108,7 @@ def answers(class_name: str, tool_format: str = "") -> AnswerFunction:
     """Runs in the child: answers each move with the environment's answer or an error.
 
     Args:
-        class_name: The class, see `user_code.load`.
+        class_name: The class, see `user_code.load_object`.
         tool_format: Format in which the policy writes tool calls; empty: no tools.
 
     Raises:

@@ -175,7 +175,8 @@ def name_functions(declared: object) -> dict[str, tuple[ToolSchema | None, ToolF
                 name = function.__name__
             case _:
                 raise InputError(
-                    f"tools returned {describe_object(tool)}; return a list of functions, or of pairs of a "
+                    f"tools returned {describe_object(tool)}; return a list of functions, or of "
+                    "pairs of a "
                     "schema, "
                     '{"type": "function", "function": {"name": …}}, and a function'
                 )

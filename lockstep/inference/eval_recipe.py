@@ -140,8 +140,8 @@ def eval_recipe(
 ) -> LoadedRecipe:
     """Resolves an evaluation of a model's answers, or of a judge if the recipe has one.
 
-    The reward or judge can come from a run. Arguments and errors: `ModelCommand.resolve`; a judge's
-    model can be a server's address, `http://…/v1`.
+    The reward or judge can come from a run. Arguments and errors: `ModelCommand.resolve_recipe`; a
+    judge's model can be a server's address, `http://…/v1`.
     """
     if (
         recipe is None

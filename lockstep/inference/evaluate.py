@@ -36,8 +36,7 @@ from lockstep.judge.asking import JudgeModel
 from lockstep.models.source import ModelSource, describe_passed_end, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.report.progress import RunProgress, show_progress
-from lockstep.rewards.build import OpenJudge
-from lockstep.rewards.build import build_reward as build_reward
+from lockstep.rewards.build import OpenJudge, build_reward
 from lockstep.rewards.options import RewardJudge
 from lockstep.rewards.row_rules import build_row_rule
 from lockstep.rollouts.evaluation import (

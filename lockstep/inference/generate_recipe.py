@@ -74,7 +74,7 @@ def generate_recipe(
     recipe: str | None = None,
     folder: str | None = None,
 ) -> LoadedRecipe:
-    """Resolves a generation. Arguments and errors: `ModelCommand.resolve`."""
+    """Resolves a generation. Arguments and errors: `ModelCommand.resolve_recipe`."""
     return _GENERATE.resolve_recipe(model, data, overrides, recipe, folder)
 
 

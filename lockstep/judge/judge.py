@@ -227,7 +227,8 @@ class LLMJudge(Generic[V]):
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
         raise JudgeError(
             f"{causes.total()} of {total} judgments have no verdict ({counts}), above "
-            f"{self.section}.max_no_verdict_rate={limit:g}; {_describe_example(judged)}check the template, "
+            f"{self.section}.max_no_verdict_rate={limit:g}; {_describe_example(judged)}check the "
+            "template, "
             f"{self.section}.sampling.max_tokens and the judge, or raise the limit"
         )
 

@@ -104,7 +104,7 @@ class TorchOptimizer:
                 )
 
     def restore_moments(self, saved: BoxReader) -> None:
-        """Restores saved `moments`; a parameter without saved moments starts fresh.
+        """Restores saved `list_moments`; a parameter without saved moments starts fresh.
 
         Raises:
             InputError: A different optimizer class wrote them.

@@ -295,8 +295,8 @@ class RankLearner(SendsWeights):
     def _gather_piece(
         self, piece: ParameterPiece, dtype: torch.dtype | None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yields `ParameterPiece.gather` of a piece; an offloaded piece is on the device only
-        meanwhile.
+        """Yields `ParameterPiece.gather_tensors` of a piece; an offloaded piece is on the device
+        only meanwhile.
         """
         with self._host.lend_tensors([piece.local]):
             for name, tensor in piece.gather_tensors(dtype):

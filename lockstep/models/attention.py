@@ -121,7 +121,7 @@ def _attend_uncompiled(
     s_aux: Tensor | None,
     kernel: AttentionKernel | None,
 ) -> Tensor:
-    """`attention` outside of compiled graphs; `kernel=None` selects the exact one."""
+    """`attention_forward` outside of compiled graphs; `kernel=None` selects the exact one."""
     name = type(module).__name__
     if layout is None:
         raise InputError(

@@ -200,7 +200,9 @@ class HeadLogits:
         return token_scores(logits_mv, token, sampling, self.shard, self.exact, entropy)
 
     def find_likeliest(self, k: int) -> tuple[Tensor, Tensor]:
-        """Tokens and their log-probabilities, [m, k] each, in the order of `sampling.likeliest`."""
+        """Tokens and their log-probabilities, [m, k] each, in the order of
+        `sampling.find_likeliest`.
+        """
         return find_likeliest(self.logits_mv, k, self.shard)
 
     def find_greedy_token(self) -> Tensor:

@@ -34,7 +34,9 @@ class AttentionKernel(ABC):
 
     @abstractmethod
     def build_mask(self, seen: Tensor) -> Tensor:
-        """Converts each row's seen keys, bool [rows, keys], to `newest`'s mask [rows, …, keys]."""
+        """Converts each row's seen keys, bool [rows, keys], to `attend_newest`'s mask [rows, …,
+        keys].
+        """
 
     @abstractmethod
     def attend_newest(
@@ -68,7 +70,7 @@ class VarlenKernel(FusedKernel):
     """`FusedKernel` without padding: PyTorch's flash attention takes packed sequences, in bf16."""
 
     def supports_heads(self, query: Tensor, value: Tensor) -> bool:
-        """True if `sequences` supports these head sizes."""
+        """True if `attend_sequences` supports these head sizes."""
         return query.shape[-1] == value.shape[-1] and takes_heads(query.shape[-1])
 
     def attend_sequences(

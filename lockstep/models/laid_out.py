@@ -73,8 +73,8 @@ class LaidOut(Batch):
             batch: The batch.
             ranks: Ranks that hold the model together.
             read: Selects the outputs to compute.
-            side_by_side: See `RowShare.of`.
-            multiple: See `RowShare.of`.
+            side_by_side: See `RowShare.from_batch`.
+            multiple: See `RowShare.from_batch`.
         """
         batch = batch.keep_places()
         cut = RowShare.from_batch(batch, ranks, side_by_side, multiple)

@@ -32,7 +32,9 @@ def compute_needed_states(lm: PreTrainedModel) -> None:
 
 
 def compute_all_states(lm: PreTrainedModel) -> None:
-    """Undoes `read_less` for good: compiled layers would recompile when a single state is read."""
+    """Undoes `compute_needed_states` for good: compiled layers would recompile when a single state
+    is read.
+    """
     if takes_read(lm.base_model):
         vars(_find_last_layer(lm)).pop("forward")
     vars(lm.base_model)[_MARK] = False

@@ -82,7 +82,7 @@ def list_targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 
 
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
-    """The maps that get adapters; raises as `targets`."""
+    """The maps that get adapters; raises as `list_targets`."""
     endings = list_targets(network, section)
     linear = [
         (name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)
@@ -109,7 +109,7 @@ def build_adapter_config(network: PreTrainedModel, section: LoRA, **fields: Any)
     """peft's configuration of a network's adapters.
 
     Raises:
-        ValueError: If peft is not installed, or as `targets`.
+        ValueError: If peft is not installed, or as `list_targets`.
     """
     require_peft()
     from peft import LoraConfig

@@ -121,7 +121,8 @@ def _require_all(
         unknown = unknown - {_UNIT}
     if missing:
         raise ModelError(
-            f"the model in {path} lacks weights for {_summarize_names(missing)}; download it again, or "
+            f"the model in {path} lacks weights for {_summarize_names(missing)}; download it "
+            "again, or "
             "use a causal language model"
         )
     if unknown:

@@ -15,9 +15,9 @@ temperature 1 over all tokens. If it sampled differently, tokens are only rescor
 as the first.
 
 If both sides are exact, the learner's log-probabilities equal the sampler's. So only a keyed share
-of a step's responses is recomputed before training (`score`). The first minibatch is trained at the
-same weights, and its other tokens are compared then (`compare_trained`). After the first token that
-differs, all are recomputed.
+of a step's responses is recomputed before training (`score_recomputed`). The first minibatch is
+trained at the same weights, and its other tokens are compared then (`compare_trained`). After the
+first token that differs, all are recomputed.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class Agreement:
                 Responses that are not `recomputed` are left out; without `old_logprob` the learner
                 scores some of them here.
             snapshot: Source of the learner's weights if the sampler rescores; None: the learner.
-            read_N: Result of `read`, if older weights may have sampled; then call this outside the
-                session.
+            read_N: Result of `read_back`, if older weights may have sampled; then call this outside
+                the session.
 
         Returns:
             `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared,
@@ -259,7 +259,8 @@ class Agreement:
         )
 
     def compare_trained(self, step: int, now: MismatchTally) -> Metrics:
-        """Compares tokens scored by training at the weights that sampled, not by `score`.
+        """Compares tokens scored by training at the weights that sampled, not by
+        `score_recomputed`.
 
         Args:
             step: Number of the step, from 1; call `compare` first.
@@ -306,7 +307,7 @@ class Agreement:
         }
 
     def restore_state(self, saved: Mapping[str, Any]) -> None:
-        """Restores the state from `dump`."""
+        """Restores the state from `dump_state`."""
         self.state = AgreementState(
             MismatchTally(**saved["total"]), saved["broken"], saved.get("not_recomputed", 0)
         )

@@ -148,7 +148,8 @@ class DriftEvidence:
 
     def __str__(self) -> str:
         return (
-            f"{self.drift_cause}: {_MEANING[self.drift_cause]} (mean e^|Δ| {1 + self.rescored:.4f} when "
+            f"{self.drift_cause}: {_MEANING[self.drift_cause]} (mean e^|Δ| "
+            f"{1 + self.rescored:.4f} when "
             f"it rescores, {1 + self.resent:.4f} after the weights are resent, "
             f"{1 + self.kept_now:.4f} after {1 + self.kept_then:.4f} on sequences of the first "
             "steps)"
@@ -232,7 +233,7 @@ class DriftWatch:
         return asdict(self.state)
 
     def restore_state(self, saved: Mapping[str, Any]) -> None:
-        """Restores the state from `dump`."""
+        """Restores the state from `dump_state`."""
         kept = None if saved["kept"] is None else KeptSequences(**saved["kept"])
         self.state = WatchState(DriftState(**saved["drift"]), kept)
 

@@ -34,7 +34,7 @@ def conservative_dpo(gap_P: Tensor, beta: float, flipped: float) -> Tensor:
     finite distance.
 
     Returns:
-        [P]; bit-identical to `dpo` for ε = 0.
+        [P]; bit-identical to `dpo_loss` for ε = 0.
     """
     return (1.0 - flipped) * dpo_loss(gap_P, beta) + flipped * dpo_loss(-gap_P, beta)
 

@@ -106,7 +106,7 @@ class MemoryEstimate:
         )
         found = replace(found, sampler=sampler, sequences=sequences)
         if sampler.weights:
-            sent = backend.dtype(learner).itemsize
+            sent = backend.weight_dtype(learner).itemsize
             if placement.devices.on_gpu:
                 buckets = BUFFERS * max(sent * sizes.largest, CAPACITY)
             else:

@@ -452,7 +452,7 @@ class EngineMemory:
         if alone:
             weights = 0
         else:
-            weights = -(-sizes.policy_parameters * backend.dtype(learner).itemsize // width)
+            weights = -(-sizes.policy_parameters * backend.weight_dtype(learner).itemsize // width)
         fixed = backend.cache_bytes(sampler)
         stays = backend.reserves_cache
         seen = backend.penalty_bytes(sequences, sizes.table // sizes.hidden, penalizes)

@@ -86,7 +86,8 @@ def _describe_model(search: LayoutSearch, name: str, gpus: int) -> str:
         ),
         (
             "model",
-            f"{sizes.policy_parameters:,} parameters: {sizes.layers} layers, hidden size {sizes.hidden:,}, "
+            f"{sizes.policy_parameters:,} parameters: {sizes.layers} layers, hidden size "
+            f"{sizes.hidden:,}, "
             f"vocabulary {sizes.vocabulary_size:,}"
             + (
                 f"; {sizes.adapters:,} more in adapters, the only trained parameters"
@@ -181,7 +182,10 @@ def _describe_memory(estimate: MemoryEstimate) -> str:
         lines.append(
             (
                 "judge",
-                f"{format_bytes(judge.weights)} weights, {format_bytes(judge.cache)} keys and values",
+                (
+                    f"{format_bytes(judge.weights)} weights, {format_bytes(judge.cache)} keys and "
+                    "values"
+                ),
             )
         )
     lines.append(("together", f"{format_bytes(estimate.device_bytes)} on the most loaded GPU"))
@@ -217,7 +221,10 @@ def _describe_verdict(
 ) -> str:
     memory = format_bytes(search.memory)
     if own is not None and search.fits_device(own):
-        return f"It fits: {format_bytes(own.device_bytes)} of {memory}. {_render_command(said, cache_override(own))}"
+        return (
+            f"It fits: {format_bytes(own.device_bytes)} of {memory}. "
+            f"{_render_command(said, cache_override(own))}"
+        )
     asked = describe_layouts(
         search.recipe.learner, {role.name: role.learner for role in search.recipe.own_layouts}
     )
@@ -227,7 +234,8 @@ def _describe_verdict(
         begin = f"The recipe asks for {asked}, not {_format_count(gpus, 'GPU')}."
     if found is None:
         return (
-            f"{begin} No change makes it fit on {_format_count(gpus, 'GPU')}: use more GPUs or more "
+            f"{begin} No change makes it fit on {_format_count(gpus, 'GPU')}: use more GPUs or "
+            "more "
             "memory."
         )
     command = _render_command(said, list_overrides(search.recipe, found))

@@ -132,7 +132,7 @@ def read_numbers(path: Path) -> Iterator[dict[str, float]]:
     """Yields decoded lines of a log of metrics or timings; `step` is one of the numbers.
 
     Raises:
-        InputError: See `lines`; or a value is not a number.
+        InputError: See `read_lines`; or a value is not a number.
     """
     for place, (row, _) in enumerate(read_lines(path), 1):
         yield decode_numbers(f"{path}:{place}", row)
@@ -188,6 +188,7 @@ def _parse_number(where: str, name: str, value: Any) -> float:
             return value
         case _:
             raise InputError(
-                f"{where} has {shorten_text(repr(value))} for {name}, which is not a number; restore "
+                f"{where} has {shorten_text(repr(value))} for {name}, which is not a number; "
+                "restore "
                 "the file or remove it"
             )

@@ -218,7 +218,7 @@ def show_progress(
 
     Args:
         title: Title of the run.
-        total_steps: Number of steps of the run; if unknown, `RunProgress.total` sets it later.
+        total_steps: Number of steps of the run; if unknown, `RunProgress.set_total` sets it later.
         stream: Output; standard error if None. A terminal shows a bar; other outputs get a line for
             each tenth of the steps, and for the first and the last.
         clock: A monotonic clock, in seconds.

@@ -41,7 +41,9 @@ from lockstep.system.sums import find_altered_beginnings
 
 
 class _SavedState(BaseModel):
-    """A checkpoint's state besides the learners', as made by `TrainingSession._state`."""
+    """A checkpoint's state besides the learners', as made by
+    `TrainingSession._build_checkpoint_state`.
+    """
 
     model_config = ConfigDict(strict=True)
     position: NonNegativeInt
@@ -57,7 +59,8 @@ def read_state(checkpoint: VerifiedCheckpoint) -> _SavedState:
     except ValidationError as error:
         raise InputError(
             f"{checkpoint.folder}/manifest.json was saved by a different version of Lockstep "
-            f"({describe_first_error(error)}); resume with that version, or set run.folder to start a new "
+            f"({describe_first_error(error)}); resume with that version, or set run.folder to "
+            "start a new "
             "run"
         ) from None
 
@@ -66,7 +69,7 @@ class TrainingSession:
     """A job, its folder and its logs, ready to run.
 
     Args:
-        options: The section `run`.
+        options: The section `run_to_end`.
         job: The job to run.
         folder: Folder of the run.
         identity: Everything that the results depend on now, see `lockstep.run.folder.identity`.

@@ -91,7 +91,10 @@ def _run_recipe(
     deadline_s: float | None,
     on_step: OnStep | None = None,
 ) -> bool:
-    """Runs a recipe like `train`, without a summary. Returns True if it was already finished."""
+    """Runs a recipe like `train_recipe`, without a summary.
+
+    Returns True if it was already finished.
+    """
     recipe = loaded.expect_recipe(Algorithm)
     if deadline_s is None and recipe.run.max_time_s is not None:
         deadline_s = time.monotonic() + recipe.run.max_time_s

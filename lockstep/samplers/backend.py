@@ -85,7 +85,7 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
     ) -> Sampler:
         """A sampler in this process that shares the weights of `lm`, such as the learner's.
 
-        Only called if `in_process` is true. Otherwise like `build`.
+        Only called if `in_process` is true. Otherwise like `build_sampler`.
         """
         raise AssertionError(f"{type(self).__name__} never runs in the calling process")
 

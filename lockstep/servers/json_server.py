@@ -202,12 +202,14 @@ class JsonServer:
                 return f"denies access; put the correct key in the environment variable {variable}"
             case openai.NotFoundError():
                 return (
-                    f"returns 404 at this address ({_error_detail(error.body)}); correct the option "
+                    f"returns 404 at this address ({_error_detail(error.body)}); correct the "
+                    "option "
                     f"{option}"
                 )
             case openai.APIStatusError():
                 return (
-                    f"returns {error.status_code} after {attempts} ({_error_detail(error.body)}); check "
+                    f"returns {error.status_code} after {attempts} ({_error_detail(error.body)}); "
+                    "check "
                     "its log"
                 )
             case ValidationError():

@@ -105,7 +105,7 @@ def sync_path(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Syncs everything in a folder, contents before the folder itself; see `sync`."""
+    """Syncs everything in a folder, contents before the folder itself; see `sync_path`."""
     for path in sorted(folder.rglob("*"), reverse=True):
         sync_path(path)
     sync_path(folder)

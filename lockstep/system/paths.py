@@ -37,7 +37,7 @@ def expand_path(path: str) -> str:
 
 
 def path_argument(text: str) -> str:
-    """Like `expand`, for a command's argument; usable as argparse's `type`."""
+    """Like `expand_path`, for a command's argument; usable as argparse's `type`."""
     try:
         return expand_path(text)
     except InputError as error:

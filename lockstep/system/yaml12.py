@@ -108,7 +108,7 @@ def nest_value(path: str, value: Any) -> Any:
 
 
 def dump_yaml(tree: Any, width: float = 120) -> str:
-    """Writes YAML that `parse` reads back as the same values."""
+    """Writes YAML that `parse_yaml` reads back as the same values."""
     return yaml.dump(tree, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=width)
 
 
@@ -147,7 +147,9 @@ def _annotate_lines(
 
 
 class _RecipeDumper(yaml.SafeDumper):
-    """Quotes text that `parse` would read as a number, and keeps multi-line text on one line."""
+    """Quotes text that `parse_yaml` would read as a number, and keeps multi-line text on one
+    line.
+    """
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = '"' if "\n" in text else None

@@ -93,7 +93,9 @@ class TransferRoute:
 
 
 class BucketCarrier(ABC):
-    """One end of a route: senders call `memory`, `seal`, `ship`; receivers `take`, `release`."""
+    """One end of a route: senders call `bucket_memory`, `seal_bucket`, `ship_bucket`; receivers
+    `receive_bytes`, `wait_until_read`.
+    """
 
     @abstractmethod
     def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
@@ -107,14 +109,16 @@ class BucketCarrier(ABC):
 
     @abstractmethod
     def seal_bucket(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
-        """The bucket whose bytes were written to `memory`; the caller passes it to receivers."""
+        """The bucket whose bytes were written to `bucket_memory`; the caller passes it to
+        receivers.
+        """
 
     def ship_bucket(self, bucket: WeightBucket) -> None:  # noqa: B027 — in shared memory, receivers see what was written
         """Sends the newest bucket's bytes to receivers that were passed it; returns when done."""
 
     @abstractmethod
     def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
-        """A bucket's bytes on the receiver's device. They may change after `release`."""
+        """A bucket's bytes on the receiver's device. They may change after `wait_until_read`."""
 
     def wait_until_read(self) -> None:  # noqa: B027 — copies from host memory are finished when they are used
         """Waits until the last taken bytes have been read."""

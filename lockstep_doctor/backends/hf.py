@@ -154,7 +154,10 @@ class HFBackend:
 
     @torch.no_grad()
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: BackendConditions = USUAL,
     ) -> Batch:
         if sampling.stop_token_ids:
             raise InputError("the doctor draws responses of full length; leave out stop_token_ids")
@@ -200,7 +203,11 @@ class HFBackend:
         )
 
     def compute_logprobs(
-        self, logits_MV: Tensor, token_M: Tensor, sampling: SamplingParams, conditions: BackendConditions
+        self,
+        logits_MV: Tensor,
+        token_M: Tensor,
+        sampling: SamplingParams,
+        conditions: BackendConditions,
     ) -> Tensor:
         """Log-probabilities of tokens from the logits that predict them, nats, fp32 [M]."""
         shaped_MV = shape_logits(logits_MV.float(), sampling)

@@ -81,7 +81,10 @@ class LearnerBackend:
         )
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: BackendConditions = USUAL,
     ) -> Batch:
         assert self.network is not None, f"{self.name} cannot generate, see its capabilities"
         size = conditions.batch_size or self._batch_size

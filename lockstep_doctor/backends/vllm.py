@@ -81,7 +81,10 @@ class VLLMBackend:
         return torch.cat([self.engine.logprobs(part) for part in parts])
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: BackendConditions = USUAL,
     ) -> Batch:
         """Implements `Backend.generate`.
 

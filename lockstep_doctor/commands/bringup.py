@@ -232,14 +232,17 @@ def check_prefix_cache(name: str, backend: Backend) -> BringUpObservation:
     ]
     sampling = SamplingParams(4, temperature=0.0)
     first, again = (
-        backend.generate(prompts, sampling, BackendConditions(fresh=fresh)) for fresh in (True, False)
+        backend.generate(prompts, sampling, BackendConditions(fresh=fresh))
+        for fresh in (True, False)
     )
     if "prefix_hits" in again.sample:
         hits = int(again["prefix_hits"].sum())
     else:
         hits = 0
     if not hits:
-        return BringUpObservation("prefix cache", name, "SKIPPED", "no prompt was read from a cache")
+        return BringUpObservation(
+            "prefix cache", name, "SKIPPED", ("no prompt was read from a cache")
+        )
     column = again["sampler_logprob"][again.mask]
     fresh = first["sampler_logprob"][first.mask]
     broken = not bool(column.isfinite().all() and fresh.isfinite().all())
@@ -271,7 +274,9 @@ def check_experts(
     chosen: dict[str, Mapping[str, Tensor]] = {}
     for name, backend in backends.items():
         if backend.network is None:
-            yield BringUpObservation("experts", name, "SKIPPED", "its routers are in a different process")
+            yield BringUpObservation(
+                "experts", name, "SKIPPED", ("its routers are in a different process")
+            )
             continue
         chosen[name] = record_experts(backend, backend.network, sequences, each)
         idle = {

@@ -32,7 +32,7 @@ from lockstep_doctor.hf import open_witnesses
 from lockstep_doctor.modules import ModuleTap
 from lockstep_doctor.reproduction import write_engine_reproduction, write_reproduction
 from lockstep_doctor.table.options import DoctorRecipe, ranks_of
-from lockstep_doctor.table.plan import TableCell, PromptSource, requests_for
+from lockstep_doctor.table.plan import PromptSource, TableCell, requests_for
 from lockstep_doctor.tap import Tap
 
 LOCATION = "location.json"

@@ -306,7 +306,9 @@ class NoiseWeights:
             yield name, tensor
 
 
-def _fingerprint_all(source: RankLearner | NoiseWeights, dtype: torch.dtype) -> dict[str, SentFingerprint]:
+def _fingerprint_all(
+    source: RankLearner | NoiseWeights, dtype: torch.dtype
+) -> dict[str, SentFingerprint]:
     """Returns fingerprints of the weights that would be sent."""
     outgoing = OutgoingWeights(source.weights, dtype)
     for _ in outgoing:

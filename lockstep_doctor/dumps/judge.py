@@ -12,7 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lockstep_doctor.columns import TEMPERATURES, ColumnSide, ColumnFinding, TokenColumns, examine_columns
+from lockstep_doctor.columns import (
+    TEMPERATURES,
+    ColumnFinding,
+    ColumnSide,
+    TokenColumns,
+    examine_columns,
+)
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.hf import load_model

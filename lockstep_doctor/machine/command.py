@@ -25,7 +25,7 @@ from lockstep.report.progress import show_progress
 from lockstep.report.terminal import markdown_table
 from lockstep.run.folder.machine import describe_machine
 from lockstep_doctor.machine.checks import FEW_ROWS, CheckFigures, list_checks
-from lockstep_doctor.machine.trial import TYPES, WorkloadSize, MachineTrial
+from lockstep_doctor.machine.trial import TYPES, MachineTrial, WorkloadSize
 
 CheckState = Literal["ok", "skipped", "failed", "broken"]
 """`broken`: a guarantee does not hold on this machine. `failed`: the check could not run."""
@@ -77,7 +77,10 @@ def check_machine(device: str, out: Path) -> int:
     with tempfile.TemporaryDirectory() as folder, show_progress(f"gpu-check → {out}") as progress:
         with progress.phase("make a model"):
             trial = MachineTrial.create_in(
-                Path(folder), chosen, _count_gpus(chosen), WorkloadSize.for_memory(_device_memory(chosen))
+                Path(folder),
+                chosen,
+                _count_gpus(chosen),
+                WorkloadSize.for_memory(_device_memory(chosen)),
             )
         checks = list_checks(trial)
         progress.set_total(len(checks), "takes a few minutes", unit="check")
@@ -129,11 +132,15 @@ def _run_check(name: str, measure: Callable[[], CheckFigures]) -> CheckOutcome:
             note = str(error)
         else:
             note = f"{type(error).__name__}: {error}".splitlines()[0]
-        return CheckOutcome(name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc())
+        return CheckOutcome(
+            name, "failed", {}, note, time.monotonic() - begun, traceback.format_exc()
+        )
     return CheckOutcome(name, "ok", measured, "", time.monotonic() - begun)
 
 
-def find_rates(trial: MachineTrial, measured: Mapping[str, CheckFigures]) -> dict[DType, DeviceRates]:
+def find_rates(
+    trial: MachineTrial, measured: Mapping[str, CheckFigures]
+) -> dict[DType, DeviceRates]:
     """Rates for `lockstep plan --rates`, for each dtype whose checks all succeeded."""
     sync = next((measured[name] for name in _SYNCS if name in measured), None)
     if sync is None:

@@ -77,7 +77,9 @@ class MachineTrial:
     scale: WorkloadSize
 
     @classmethod
-    def create_in(cls, folder: Path, device: torch.device, gpus: int, scale: WorkloadSize) -> MachineTrial:
+    def create_in(
+        cls, folder: Path, device: torch.device, gpus: int, scale: WorkloadSize
+    ) -> MachineTrial:
         """Writes a random model to the folder."""
         config = AutoConfig.for_model(
             "llama",

@@ -78,7 +78,10 @@ class Backend(Protocol):
         ...
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: BackendConditions = USUAL,
     ) -> Batch:
         """Generates like `Sampler.generate`; `sampler_logprob` comes from decoding."""
         ...

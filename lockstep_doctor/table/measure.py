@@ -162,7 +162,9 @@ class CellMeasurer:
             return self.generating
         return self.generating[-1:]
 
-    def list_scorers(self, sampling: SamplingParams, drawer: str) -> dict[ComparisonKind, list[str]]:
+    def list_scorers(
+        self, sampling: SamplingParams, drawer: str
+    ) -> dict[ComparisonKind, list[str]]:
         """Returns the backends that score a drawer's samples, by kind; `plain` is added if a
         backend supports only that.
 
@@ -193,7 +195,9 @@ class CellMeasurer:
             )
         return found
 
-    def _rescore_batch(self, cell: TableCell, drawer: str, batch: Batch, cluster: Tensor) -> DrawnSamples:
+    def _rescore_batch(
+        self, cell: TableCell, drawer: str, batch: Batch, cluster: Tensor
+    ) -> DrawnSamples:
         said = {"decoded": batch["sampler_logprob"][batch.mask]}
         for kind, names in self.list_scorers(cell.sampling, drawer).items():
             for name in names:
@@ -206,7 +210,9 @@ class CellMeasurer:
                 )
         return DrawnSamples(drawer, batch, cluster, said, self.dtypes)
 
-    def repeat_requests(self, cell: TableCell, name: str, requests: Sequence[Request]) -> RepeatResult:
+    def repeat_requests(
+        self, cell: TableCell, name: str, requests: Sequence[Request]
+    ) -> RepeatResult:
         """Generates the beginning of one batch of a cell `grid.repeats` times, and scores the first
         round as often.
         """
@@ -341,7 +347,9 @@ def judge_rows(
     return found
 
 
-def _judge_tails(rows: Sequence[TableRow], pair: BackendPair, method: str, limits: DoctorLimits) -> Clause:
+def _judge_tails(
+    rows: Sequence[TableRow], pair: BackendPair, method: str, limits: DoctorLimits
+) -> Clause:
     """The outlier clause over all cells of a pair; if it does not pass, over the cells of one
     method.
 

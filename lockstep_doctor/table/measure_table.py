@@ -27,8 +27,8 @@ from lockstep_doctor.table.measure import CellMeasurer, RepeatResult, TableRow, 
 from lockstep_doctor.table.options import DoctorRecipe
 from lockstep_doctor.table.plan import (
     ROOM,
-    TableCell,
     PromptSource,
+    TableCell,
     cells_of,
     count_sequences,
     put_text_before,
@@ -56,7 +56,9 @@ def measure_and_report(loaded: LoadedRecipe) -> TableResult:
         ValueError: The model or its prompts cannot be used.
     """
     with open_session(loaded) as (results, backends, shown):
-        found = TableMeasurement(loaded.expect_recipe(DoctorRecipe), backends, shown).measure_cells()
+        found = TableMeasurement(
+            loaded.expect_recipe(DoctorRecipe), backends, shown
+        ).measure_cells()
         with shown.phase("write"):
             _write_results(results.folder, tree_of(found, loaded, results.inputs), found)
     print(render_markdown(found), end="")

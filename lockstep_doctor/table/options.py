@@ -75,7 +75,12 @@ class DoctorGrid(Section):
         default=("real", "counting"), description="prompts: text, or counting numbers"
     )
     methods: tuple[SamplingMethod, ...] = Field(
-        default=(SamplingMethod(temperature=0.0), SamplingMethod(), SamplingMethod(temperature=0.7), SamplingMethod(top_p=0.9)),
+        default=(
+            SamplingMethod(temperature=0.0),
+            SamplingMethod(),
+            SamplingMethod(temperature=0.7),
+            SamplingMethod(top_p=0.9),
+        ),
         description="sampling distributions",
     )
     batch_sizes: tuple[PositiveInt, ...] = Field(

@@ -86,7 +86,9 @@ def rescore_limit(cell: TableCell, grid: DoctorGrid) -> int:
     return max(1, grid.max_tokens // cell.length)
 
 
-def requests_for(cell: TableCell, prompts: Sequence[Prompt], count: int, seed: int) -> list[Request]:
+def requests_for(
+    cell: TableCell, prompts: Sequence[Prompt], count: int, seed: int
+) -> list[Request]:
     """One request per sequence: every prompt once, then again with new random keys; once only if
     greedy.
     """

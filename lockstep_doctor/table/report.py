@@ -61,8 +61,8 @@ from lockstep.run.folder.machine import describe_machine
 from lockstep_doctor.statistics import compute_figures
 from lockstep_doctor.table.base import Backend
 from lockstep_doctor.table.measure import (
-    DrawnSamples,
     BackendPair,
+    DrawnSamples,
     RepeatResult,
     TableRow,
     counts_segments,

@@ -79,7 +79,7 @@ class Clause:
 
     Attributes:
         side: Side that drew the tokens.
-        limit: Upper limit; a lower limit for `sequence_ess`.
+        limit: Upper limit; a lower limit for `judge_sequence_ess`.
         what: Name of the figure in words.
     """
 
@@ -341,7 +341,9 @@ class _SideJudge:
             z = standard_errors(own, allowed)
             what = f"{formula}, in standard errors beyond rounding,"
             verdict = _decide_verdict(abs(z), abs(z), LARGEST_BIAS)
-            found.append(self._build_clause(name, FigureBounds(z, z, z), LARGEST_BIAS, what, verdict))
+            found.append(
+                self._build_clause(name, FigureBounds(z, z, z), LARGEST_BIAS, what, verdict)
+            )
         return found
 
     def _judge_rate(self, name: str, hit_M: Tensor, what: str) -> Clause:
@@ -349,7 +351,12 @@ class _SideJudge:
         return self._build_clause(name, found, self.limits.max_outlier_rate, what)
 
     def _build_clause(
-        self, name: str, found: FigureBounds, limit: float, what: str, verdict: Verdict | None = None
+        self,
+        name: str,
+        found: FigureBounds,
+        limit: float,
+        what: str,
+        verdict: Verdict | None = None,
     ) -> Clause:
         """A clause; by default its limit is an upper limit."""
         verdict = verdict or _decide_verdict(found.low, found.high, limit)

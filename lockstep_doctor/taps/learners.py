@@ -23,7 +23,7 @@ from lockstep.distributed.meeting import RendezvousAddress
 from lockstep.learners.rank import RankLearner
 from lockstep.models.folder import read_config
 from lockstep.models.heads import LogitsHead
-from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint, End, name_cuts
+from lockstep_doctor.cuts import OUTPUT, CutPoint, End, PassCapture, name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import find_watched_modules, values_by_name
 from lockstep_doctor.operators import OperatorTrace, chain_traces, join_traces

@@ -23,8 +23,8 @@ from lockstep.learners.rank import MicroBatches, RankLearner
 from lockstep.models.cut import RowShare
 from lockstep.models.heads import LogitsHead
 from lockstep.models.laid_out import LaidOut, OutputStates
-from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint, End
-from lockstep_doctor.modules import PassState, CutShare, CutValues, count_functions, visit_cuts
+from lockstep_doctor.cuts import OUTPUT, CutPoint, End, PassCapture
+from lockstep_doctor.modules import CutShare, CutValues, PassState, count_functions, visit_cuts
 from lockstep_doctor.operators import OperatorTrace, Recorder, find_own_part
 
 LOGITS = CutPoint("logits")

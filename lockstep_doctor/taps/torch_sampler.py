@@ -28,11 +28,11 @@ from lockstep.models.heads import PLAIN
 from lockstep.models.precision import open_autocast
 from lockstep.samplers.torch.continuous import ContinuousLayout, call_modules
 from lockstep.samplers.torch.scheduler import BatchScheduler
-from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint, name_cuts
+from lockstep_doctor.cuts import OUTPUT, CutPoint, PassCapture, name_cuts
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.modules import (
-    PassState,
     CutShare,
+    PassState,
     count_functions,
     find_watched_modules,
     values_by_name,

@@ -29,7 +29,7 @@ SHAPE = {
         ("llama", "vllm", "sampler.backend=vllm uses its own kernels"),
     ],
 )
-def test_a_sampler_is_exact_or_a_line_says_why_not(
+def test_sampler_is_exact_or_note_gives_reason(
     tmp_path: Path, kind: str, backend: str, reason: str | None
 ) -> None:
     AutoConfig.for_model(kind, **SHAPE).save_pretrained(tmp_path)
@@ -69,7 +69,7 @@ def test_a_sampler_is_exact_or_a_line_says_why_not(
         ("llama", LearnerSection(device="cpu", lora=LoRA()), "learner.lora adapters"),
     ],
 )
-def test_a_learner_is_exact_or_a_line_says_why_not(
+def test_learner_is_exact_or_note_gives_reason(
     tmp_path: Path, kind: str, learner: LearnerSection, reason: str | None
 ) -> None:
     AutoConfig.for_model(kind, **SHAPE).save_pretrained(tmp_path)

@@ -85,7 +85,7 @@ def only_adapted_maps_moved(folder: str = "run") -> bool:
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "reward_model"])
-def test_losses_fall(run: Run, name: str) -> None:
+def test_lora_lowers_loss_and_trains_and_saves_only_adapters(run: Run, name: str) -> None:
     loss = series(
         run(name, WIDE, "run.max_steps=12", "run.save_every=12", "optimizer.lr=2e-2"),
         LOSS.get(name, "train/loss"),
@@ -101,7 +101,7 @@ def test_losses_fall(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
-def test_rewards_rise_and_both_sides_agree(run: Run, name: str) -> None:
+def test_lora_raises_reward_with_sampler_learner_agreement(run: Run, name: str) -> None:
     merged = ("agreement.exact=false", "run.save_every=14")
     rows = run(name, WIDE, "run.max_steps=14", "policy.lr=0.02", f"{name}.kl.coef=0.01", *merged)
     reward = series(rows, "train/reward")
@@ -114,7 +114,7 @@ def test_rewards_rise_and_both_sides_agree(run: Run, name: str) -> None:
     assert only_adapted_maps_moved()
 
 
-def test_a_model_rewards_itself_and_its_reference_takes_over_the_adapters(run: Run) -> None:
+def test_self_rewarding_reference_takes_over_lora_adapters_of_policy(run: Run) -> None:
     rows = run(
         "judged",
         "optimizer.lr=1e-2",
@@ -132,7 +132,7 @@ def test_a_model_rewards_itself_and_its_reference_takes_over_the_adapters(run: R
     assert any(tensor.any() for key, tensor in reference.items() if ".lora_B." in key)
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
+def test_resumed_lora_ppo_run_has_bit_identical_metrics_and_weights(run: Run) -> None:
     options = ("ppo.kl.coef=0.1", "run.max_steps=2", "run.save_every=1")
     whole = run("ppo", "run.folder=whole", *options)
     run("ppo", "run.folder=stopped", *options)
@@ -153,7 +153,7 @@ def logits(model: Any) -> Tensor:
     return model.eval()(torch.arange(3, 40)[None]).logits.detach()
 
 
-def test_peft_reads_the_adapters_and_transformers_the_merged_model(run: Run) -> None:
+def test_peft_loads_adapters_with_logits_of_merged_model(run: Run) -> None:
     from peft import PeftModel
 
     run("sft", "run.max_steps=6", "optimizer.lr=1e-2")
@@ -184,7 +184,7 @@ def test_peft_reads_the_adapters_and_transformers_the_merged_model(run: Run) -> 
     )
 
 
-def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
+def test_lora_export_rejects_merge_into_changed_base_but_exports_adapter(run: Run) -> None:
     """And a run whose first model is another now cannot be merged; its adapters are there as they
     were.
     """
@@ -203,7 +203,7 @@ def test_what_follows_begins_with_the_merged_model(run: Run) -> None:
     "option",
     ["learner.lora.rank=2", "learner.lora.alpha=32", "learner.lora.target_modules=[q_proj]"],
 )
-def test_every_option_has_its_effect(run: Run, option: str) -> None:
+def test_every_lora_option_changes_the_loss(run: Run, option: str) -> None:
     loss = [
         series(run("sft", f"run.folder=of_{n}", *more), LOSS["sft"])[-1]
         for n, more in enumerate(((), (option,)))

@@ -56,14 +56,14 @@ def recipe(kind: type[lockstep.PolicyGradient]) -> lockstep.PolicyGradient:
     return kind.model_construct(grpo=GRPOSection.model_validate(options))
 
 
-def test_the_advantages_of_a_class_are_those_that_are_trained_on() -> None:
+def test_custom_advantages_method_fills_advantage_column() -> None:
     median = import_file(EXAMPLE / "median.py").MedianBaseline
     batch, _ = with_advantages(scored([1.0, 5.0, 2.0, 0.0, 0.0, 9.0]), recipe(median))
     assert batch["advantage"].tolist() == [0, -1, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9]
 
 
 @pytest.mark.parametrize("found", [torch.zeros(5), 3.0, None])
-def test_what_is_no_advantage_is_refused(found: object) -> None:
+def test_custom_advantages_of_wrong_size_or_type_are_rejected(found: object) -> None:
     kind = type("Odd", (lockstep.PolicyGradient,), {"advantages": lambda self, batch: found})
     with pytest.raises(
         InputError,
@@ -73,7 +73,7 @@ def test_what_is_no_advantage_is_refused(found: object) -> None:
 
 
 @pytest.mark.parametrize("mean", ["tokens", "responses"])
-def test_a_kl_added_to_any_loss_has_the_gradient_of_the_built_in_one(mean: str) -> None:
+def test_kl_penalized_loss_has_gradient_of_built_in_kl(mean: str) -> None:
     """A clipped loss with β inside, and the same without plus β·KL, differ by rounding alone."""
     generator = torch.Generator().manual_seed(0)
     old_N, ref_N, advantage_N, weight_N = torch.randn(
@@ -101,7 +101,7 @@ def test_a_kl_added_to_any_loss_has_the_gradient_of_the_built_in_one(mean: str) 
 
 
 @pytest.mark.parametrize("added", [lambda loss: KLPenalizedLoss(loss, 0.3), ComparedLoss])
-def test_a_loss_that_returns_no_metrics_is_named_whatever_is_added_to_it(
+def test_wrapped_loss_that_returns_no_metrics_is_rejected_by_name(
     added: Callable[[Any], Loss],
 ) -> None:
     class Bare:
@@ -114,7 +114,7 @@ def test_a_loss_that_returns_no_metrics_is_named_whatever_is_added_to_it(
         added(Bare())(Outputs(), scored([1.0]))
 
 
-def test_a_kl_in_the_reward_that_its_advantages_drop_is_refused(example: Path) -> None:
+def test_kl_in_reward_is_rejected_if_custom_advantages_ignore_it(example: Path) -> None:
     with pytest.raises(
         RecipeError, match=r'does not subtract batch\["kl_penalty"\].*set placement to loss'
     ):
@@ -129,7 +129,7 @@ def test_a_kl_in_the_reward_that_its_advantages_drop_is_refused(example: Path) -
     )
 
 
-def test_its_run_learns_with_kl_exactly_and_is_resumed(
+def test_custom_algorithm_with_kl_is_exact_and_resumes_bit_identically(
     example: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "median.yaml", "algorithm=median.py:MedianReinforce", KL, *SHORT]
@@ -147,7 +147,7 @@ def test_its_run_learns_with_kl_exactly_and_is_resumed(
     assert main(["plan", "median.yaml", "--gpus", "2", "--memory", "80GB"]) == 0
 
 
-def test_it_is_trained_from_python(example: Path) -> None:
+def test_custom_algorithm_class_trains_with_python_trainer(example: Path) -> None:
     median = import_file(Path("median.py")).MedianBaseline
     run = {"max_steps": 1, "validate_every": 0, "folder": "run"}
     assert lockstep.Trainer(median, recipe="median.yaml", run=run).train().metrics
@@ -155,7 +155,7 @@ def test_it_is_trained_from_python(example: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_its_loss_is_sent_to_two_ranks(example: Path) -> None:
+def test_custom_loss_on_two_ranks_matches_one_rank(example: Path) -> None:
     one, two = (
         read_metrics(
             train_recipe(

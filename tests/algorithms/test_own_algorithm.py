@@ -41,7 +41,7 @@ def lockstep(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "lockstep", *arguments]
 
 
-def test_it_learns_and_is_reported_and_exported(
+def test_custom_algorithm_learns_and_can_be_reported_and_exported(
     example: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "recipe.yaml", "run=run"]) == 0
@@ -64,14 +64,18 @@ def test_it_learns_and_is_reported_and_exported(
     assert yaml.safe_load(header)["tags"] == ["lockstep", "reinforce.py:Reinforce"]
 
 
-def test_a_dry_run_opens_it(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_custom_algorithm_reports_rows_and_creates_no_run(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "recipe.yaml", "--dry-run", "run=run"]) == 0
     told = capsys.readouterr().out
     assert "1 optimizer step of 64 rows" in told
     assert not Path("run").exists()
 
 
-def test_it_is_planned_with_its_critic(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_memory_of_custom_algorithm_policy_and_critic(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "recipe.yaml", "--gpus", "2", "--memory", "80GB"]) == 0
     told = capsys.readouterr().out
     assert re.search(r"^policy +[\d.]+ MB per rank", told, re.MULTILINE)
@@ -80,7 +84,7 @@ def test_it_is_planned_with_its_critic(example: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_two_ranks_learn_what_one_does(example: Path) -> None:
+def test_custom_algorithm_on_two_ranks_matches_one_rank_metrics(example: Path) -> None:
     """The loss is of a class that is in the user's file alone, and every rank is sent it."""
     one, two = (
         read_metrics(
@@ -118,7 +122,7 @@ def forget(name: str) -> None:
     Path("reinforce.py").write_text(text.replace(found[0], ""))
 
 
-def test_what_it_forgets_to_declare_is_told_when_it_runs(
+def test_algorithm_with_missing_declarations_is_rejected_with_their_names(
     example: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forget("models")
@@ -132,7 +136,7 @@ def test_what_it_forgets_to_declare_is_told_when_it_runs(
     assert "Traceback" not in told
 
 
-def test_a_file_is_what_it_is_in_this_folder_now(
+def test_algorithm_file_is_reloaded_after_folder_change_or_edit(
     example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = registry.find_algorithm("reinforce.py:Reinforce")
@@ -148,7 +152,7 @@ def test_a_file_is_what_it_is_in_this_folder_now(
 
 
 @pytest.mark.full
-def test_a_package_brings_one(example: Path) -> None:
+def test_algorithm_from_installed_package_trains_and_is_recorded(example: Path) -> None:
     site = Path("site")
     (site / "baselines").mkdir(parents=True)
     shutil.move("reinforce.py", site / "baselines/reinforce.py")

@@ -61,7 +61,7 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
+def test_reward_model_chat_recipe_trains_on_user_pairs(chat_model: Folder) -> None:
     def pairs(numbers: range) -> list[dict[str, Any]]:
         answers = (
             {"prompt": f"Who is there, {n}?", "chosen": f"Lily and {n} cats.", "rejected": "No."}
@@ -92,7 +92,7 @@ def test_a_reward_model_of_ones_own_pairs(chat_model: Folder) -> None:
     assert AutoModelForSequenceClassification.from_pretrained("run/final").config.num_labels == 1
 
 
-def test_a_student_and_a_teacher_of_ones_own(chat_model: Folder) -> None:
+def test_distill_chat_recipe_trains_user_student_with_user_teacher(chat_model: Folder) -> None:
     write("prompts.jsonl", [{"prompt": f"Tell me a story about {n} cats."} for n in range(256)])
     models = [f"model.path={chat_model('student', 0)}", f"teacher.path={chat_model('teacher', 1)}"]
     short = ["data.train=prompts.jsonl", "sampling.max_tokens=6"]

@@ -57,12 +57,12 @@ def model(assets: Path) -> str:
     return str(assets / "models/stories260K/hf")
 
 
-def test_the_readme_shows_the_example() -> None:
+def test_readme_contains_the_rl_loop_example() -> None:
     assert CODE.rstrip() in (ROOT / "README.md").read_text()
     assert len([line for line in CODE.splitlines() if line.strip()]) <= 26
 
 
-def test_the_example_learns(model: str, in_tmp: Path) -> None:
+def test_rl_loop_example_more_than_doubles_its_reward(model: str, in_tmp: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/rl_loop.py"), model]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     lines = subprocess.run(
@@ -128,14 +128,16 @@ class Undivided:
         (Undivided(), "loss Undivided has no denominator; .* one of: tokens, rows, pairs"),
     ],
 )
-def test_a_loss_that_is_none_is_told_what_to_return(model: str, loss: Any, message: str) -> None:
+def test_loss_with_invalid_result_or_denominator_is_rejected_with_expected_form(
+    model: str, loss: Any, message: str
+) -> None:
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
     with pytest.raises(InputError, match=message):
         learner.forward_backward(batch, loss)
 
 
-def test_the_guide_s_loss_logs_what_the_guide_says(model: str) -> None:
+def test_guide_loss_logs_loss_entropy_grad_norm_and_lr(model: str) -> None:
     guide = (ROOT / "docs/guides/python.md").read_text()
     [block] = [
         block
@@ -155,7 +157,7 @@ def test_the_guide_s_loss_logs_what_the_guide_says(model: str) -> None:
     assert logged["entropy"] > 0
 
 
-def test_a_step_without_a_gradient_is_refused_and_one_without_rows_is_not(model: str) -> None:
+def test_optim_step_without_gradient_is_rejected_and_without_rows_is_skipped(model: str) -> None:
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
     nothing = batch.with_columns({"mask": torch.zeros_like(batch.mask)})
@@ -171,7 +173,7 @@ def test_a_step_without_a_gradient_is_refused_and_one_without_rows_is_not(model:
         learner.optim_step()
 
 
-def test_other_weights_are_seen(model: str) -> None:
+def test_logprob_gap_appears_after_update_and_vanishes_after_weight_sync(model: str) -> None:
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-2})
     sampler = lockstep.open_sampler(model)  # with weights of its own
     rollouts = lockstep.rollout(sampler, ["Once"], score, max_tokens=8, num_generations=4)
@@ -188,7 +190,7 @@ def test_other_weights_are_seen(model: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "shared"), [("fp32", True), ("bf16", True), full("fp32", False)])
-def test_what_is_sampled_has_the_learner_s_log_probability_to_the_bit(
+def test_sampler_logprobs_equal_learner_logprobs_bit_for_bit_after_each_sync(
     model: str, dtype: Literal["fp32", "bf16"], shared: bool
 ) -> None:
     learner = lockstep.open_learner(
@@ -212,7 +214,9 @@ def test_what_is_sampled_has_the_learner_s_log_probability_to_the_bit(
     assert compared > 200
 
 
-def test_a_loop_that_is_not_exact_says_why(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_reports_exactness_and_lora_learner_prints_reason(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = lockstep.open_learner(model, exact=False)
     assert not lockstep.sync(chosen, lockstep.open_sampler(model, chosen)).exact
     assert "exact" not in capsys.readouterr().err
@@ -229,7 +233,7 @@ def test_a_loop_that_is_not_exact_says_why(model: str, capsys: pytest.CaptureFix
     assert "exact" not in capsys.readouterr().err
 
 
-def test_seeds_and_rows(model: str) -> None:
+def test_rollout_is_reproducible_by_seed_and_passes_row_answer_to_reward(model: str) -> None:
     sampler = lockstep.open_sampler(model)
     rows = [{"question": "Once", "answer": "upon"}]
     seen: list[tuple[str, str]] = []
@@ -249,7 +253,7 @@ def test_seeds_and_rows(model: str) -> None:
     assert lockstep.rollout(sampler, rows, judge, max_tokens=2).batch["score"].isnan().all()
 
 
-def test_a_model_that_decodes_wrongly_is_refused_when_its_sampler_opens(tmp_path: Path) -> None:
+def test_open_sampler_rejects_model_with_incorrect_decoding(tmp_path: Path) -> None:
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 32,
@@ -274,7 +278,7 @@ def test_a_model_that_decodes_wrongly_is_refused_when_its_sampler_opens(tmp_path
         lockstep.open_sampler(tmp_path, learner)
 
 
-def test_heads_and_frozen_models(model: str) -> None:
+def test_value_head_gives_value_per_token_and_frozen_learner_rejects_optim_step(model: str) -> None:
     critic = lockstep.open_learner(model, head="value", optimizer={"lr": 1e-3}, seed=3)
     sampler = lockstep.open_sampler(model)
     batch = lockstep.rollout(sampler, ["Once"], score, max_tokens=4).batch
@@ -289,7 +293,9 @@ def test_heads_and_frozen_models(model: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_two_ranks_and_two_samplers_compute_the_same(model: str, tmp_path: Path) -> None:
+def test_python_loop_on_two_ranks_and_two_samplers_matches_one_of_each(
+    model: str, tmp_path: Path
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, lockstep\n"
@@ -323,7 +329,7 @@ def test_two_ranks_and_two_samplers_compute_the_same(model: str, tmp_path: Path)
     assert results[0].stdout == results[1].stdout
 
 
-def test_a_reward_reads_a_response_as_it_continues_its_prompt(model: str) -> None:
+def test_reward_receives_response_as_exact_continuation_of_prompt(model: str) -> None:
     """Also by a tokenizer that drops the space before the first word of a text."""
     sampler = lockstep.open_sampler(model)
     seen: list[str] = []
@@ -340,7 +346,9 @@ def test_a_reward_reads_a_response_as_it_continues_its_prompt(model: str) -> Non
     assert all(response.startswith(" ") for response in seen)
 
 
-def test_what_is_saved_is_there_and_comes_back(model: str, tmp_path: Path) -> None:
+def test_loaded_learner_has_same_logprobs_and_save_rejects_existing_folder(
+    model: str, tmp_path: Path
+) -> None:
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-2})
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
     batch = batch.with_columns({"advantage": batch.mask.float()})

@@ -42,7 +42,7 @@ def outputs(client: NotebookClient, cell: int) -> list[Any]:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-def test_a_cell_trains_and_shows_progress(assets: Path, tmp_path: Path) -> None:
+def test_notebook_cell_trains_and_shows_progress(assets: Path, tmp_path: Path) -> None:
     model = f"MODEL = {str(assets / 'models/stories260K/hf')!r}"
     client = client_of([model + CELLS, "run = train(2)", "run"], tmp_path)
     client.execute()
@@ -53,7 +53,9 @@ def test_a_cell_trains_and_shows_progress(assets: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-def test_the_stop_button_saves_and_the_same_cell_resumes(assets: Path, tmp_path: Path) -> None:
+def test_notebook_interrupt_stops_run_and_rerun_of_cell_finishes_it(
+    assets: Path, tmp_path: Path
+) -> None:
     model = f"MODEL = {str(assets / 'models/stories260K/hf')!r}"
     slow = "import os, pathlib, time\ndef slowly(step, values):\n    time.sleep(0.3)\n"
     slow += (

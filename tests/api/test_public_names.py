@@ -24,7 +24,7 @@ from lockstep.config import registry
 ROOT = Path(__file__).parents[2]
 
 
-def test_public_names() -> None:
+def test_lockstep_all_lists_exactly_the_public_names() -> None:
     assert lockstep.__all__ == [
         "DPO", "GRPO", "KTO", "ORPO", "PPO", "SFT", "AgreementSummary", "Batch", "Distill",
         "Learner", "Loss", "Metrics", "OnlineDPO", "PolicyGradient", "RewardModel", "Rollouts",
@@ -36,7 +36,7 @@ def test_public_names() -> None:
 
 
 @pytest.mark.parametrize("name", lockstep.__all__)
-def test_each_is_there_and_documented(name: str) -> None:
+def test_every_public_name_exists_and_has_docstring(name: str) -> None:
     found = vars(lockstep).get(name) or lockstep.__getattr__(name)
     assert found.__doc__
 
@@ -63,7 +63,7 @@ def list_returned(found: object) -> Iterator[tuple[str, str]]:
         )
 
 
-def test_what_public_names_return_is_public() -> None:
+def test_public_functions_return_only_public_types() -> None:
     """But for members that only the author of a backend reads."""
     known = {
         *lockstep.__all__,
@@ -100,14 +100,14 @@ def test_what_public_names_return_is_public() -> None:
 
 
 @pytest.mark.parametrize("package", ["losses", "objectives", "algorithms"])
-def test_packages_export_what_they_name(package: str) -> None:
+def test_packages_define_every_name_in_their_all(package: str) -> None:
     module = importlib.import_module(f"lockstep.{package}")
     assert module.__all__
     for name in module.__all__:
         assert hasattr(module, name), name
 
 
-def test_a_wrong_name_is_told() -> None:
+def test_unknown_attribute_error_lists_available_names() -> None:
     with pytest.raises(
         AttributeError, match="has no attribute 'PPO2'; it has AgreementSummary, Batch, DPO"
     ):
@@ -117,12 +117,12 @@ def test_a_wrong_name_is_told() -> None:
 @pytest.mark.parametrize(
     "name", [name for name, kind in vars(algorithms).items() if getattr(kind, "algorithm", None)]
 )
-def test_the_example_of_an_algorithm_is_a_valid_recipe(name: str) -> None:
+def test_algorithm_docstring_example_is_a_valid_recipe(name: str) -> None:
     [example] = re.findall(r"lockstep\..*\)", vars(algorithms)[name].__doc__)
     assert eval(example.removesuffix(".train()"), {"lockstep": lockstep}).describe()
 
 
-def test_the_import_pulls_in_nothing_heavy() -> None:
+def test_importing_lockstep_does_not_import_torch_or_pydantic() -> None:
     code = (
         "import sys, lockstep; dir(lockstep); sys.exit(any(name in sys.modules for name in "
         "('torch', 'pydantic')))"

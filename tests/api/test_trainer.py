@@ -52,7 +52,9 @@ def grpo(assets: Path, **options: Any) -> lockstep.GRPO:
     return lockstep.GRPO(model=assets / "models/stories260K/hf", **options)
 
 
-def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> None:
+def test_python_trainer_gives_same_metrics_as_command_line_recipe(
+    assets: Path, in_tmp: Path
+) -> None:
     Path("rewards.py").write_text(
         "def letters(prompt, response, answer, row):\n    return response.count('e') / 10\n"
     )
@@ -87,7 +89,7 @@ def test_it_trains_what_the_command_line_trains(assets: Path, in_tmp: Path) -> N
     assert "sampled reward" in run._repr_html_()
 
 
-def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: Path) -> None:
+def test_on_step_callback_receives_validation_before_first_step(assets: Path, in_tmp: Path) -> None:
     seen: list[tuple[int, bool]] = []
 
     def note(step: int, values: Mapping[str, float]) -> None:
@@ -97,7 +99,9 @@ def test_validation_calls_back_before_the_first_step_too(assets: Path, in_tmp: P
     assert seen == [(0, True), (1, False), (2, True)]
 
 
-def test_an_interrupt_saves_and_the_same_call_resumes(assets: Path, in_tmp: Path) -> None:
+def test_interrupted_trainer_saves_and_same_call_resumes_with_same_metrics(
+    assets: Path, in_tmp: Path
+) -> None:
     def interrupt(step: int, values: Mapping[str, float]) -> None:
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -110,7 +114,7 @@ def test_an_interrupt_saves_and_the_same_call_resumes(assets: Path, in_tmp: Path
     assert grpo(assets, run={"max_steps": 3}).train().metrics == whole.metrics
 
 
-def test_another_function_is_another_run(assets: Path, in_tmp: Path) -> None:
+def test_changed_reward_function_changes_the_run_folder(assets: Path, in_tmp: Path) -> None:
     assert grpo(assets).folder == grpo(assets).folder
     assert grpo(assets).folder != grpo(assets, reward=shifted(1.0)).folder
 
@@ -143,7 +147,7 @@ def reward(prompt, response, answer, row):
         ("x * K for", "x + K for"),
     ],
 )
-def test_what_a_function_names_is_part_of_it(then: str, now: str) -> None:
+def test_function_reference_changes_with_helpers_and_globals_it_uses(then: str, now: str) -> None:
     assert (
         run_program(REWARD)
         == run_program(f"{REWARD}  # and a remark")
@@ -152,7 +156,7 @@ def test_what_a_function_names_is_part_of_it(then: str, now: str) -> None:
     assert run_program(REWARD) != run_program(REWARD.replace(then, now))
 
 
-def test_a_class_of_the_program_is_told_apart_by_its_methods() -> None:
+def test_class_reference_changes_with_its_attributes_and_methods() -> None:
     text = "class reward:\n    turns = 2\n    def step(self, r):\n        return 'x' in {'a', 'b'}"
     assert run_program(text) == run_program(text)  # sets have another order in each process
     assert run_program(text) != run_program(text.replace("turns = 2", "turns = 3"))
@@ -163,7 +167,7 @@ def test_a_class_of_the_program_is_told_apart_by_its_methods() -> None:
     assert run_program(text) != run_program(text.replace("return 2", "return 3"))
 
 
-def test_a_function_of_a_module_is_isolated_by_its_name() -> None:
+def test_module_function_is_referenced_by_module_and_name() -> None:
     assert user_code.make_reference(letters) == f"{__name__}:letters"
     assert not user_code.is_in_program(user_code.make_reference(letters))
     assert user_code.is_in_program(user_code.make_reference(shifted(0.0)))
@@ -182,7 +186,9 @@ class Echo:
         return "again", response.count("e") / 10, self.turns == 2
 
 
-def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: Path) -> None:
+def test_environment_replaces_default_reward_unless_reward_is_given(
+    assets: Path, in_tmp: Path
+) -> None:
     """The recipe `grpo`, to begin with, has one, which knows nothing of the environment."""
     options: dict[str, Any] = {
         "train": ROWS,
@@ -199,7 +205,7 @@ def test_an_environment_rewards_where_no_reward_is_given(assets: Path, in_tmp: P
 
 
 @pytest.mark.full
-def test_an_environment_may_be_a_class(assets: Path, in_tmp: Path) -> None:
+def test_trainer_accepts_environment_class_from_module_or_main(assets: Path, in_tmp: Path) -> None:
     own = type("Own", (Echo,), {})
     own.__module__ = "__main__"
     for made in (Echo, own):
@@ -213,7 +219,9 @@ def test_an_environment_may_be_a_class(assets: Path, in_tmp: Path) -> None:
         assert run.metrics[0]["train/reward"] > 0
 
 
-def test_rewards_of_the_program_keep_their_contract(assets: Path, in_tmp: Path) -> None:
+def test_reward_function_with_wrong_result_or_signature_is_rejected(
+    assets: Path, in_tmp: Path
+) -> None:
     with pytest.raises(InputError, match=r"returned 'much'; return a finite number, or None"):
         grpo(assets, reward=lambda prompt, response, answer, row: "much").train()
     with pytest.raises(InputError, match=r"is called with \(prompt, response, answer, row\)"):
@@ -226,7 +234,9 @@ async def even(prompt: str, response: str, answer: str, row: dict[str, Any]) -> 
     return float(len(response) % 2)
 
 
-def test_several_functions_are_a_sum_under_their_names_or_yours(assets: Path, in_tmp: Path) -> None:
+def test_reward_functions_are_summed_with_weights_under_their_names(
+    assets: Path, in_tmp: Path
+) -> None:
     def long(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float:
         return len(response) / 100
 
@@ -240,7 +250,7 @@ def test_several_functions_are_a_sum_under_their_names_or_yours(assets: Path, in
             grpo(assets, reward=wrong)
 
 
-def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
+def test_trainer_dry_run_and_describe_create_no_run_folder(assets: Path, in_tmp: Path) -> None:
     trainer = grpo(assets)
     assert "1 optimizer step of 16 rows" in trainer.dry_run()
     assert "num_prompts_per_step: 4" in trainer.describe()
@@ -248,7 +258,7 @@ def test_a_dry_run_and_the_recipe(assets: Path, in_tmp: Path) -> None:
     assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"
 
 
-def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
+def test_policy_gradient_class_from_main_trains_with_trainer(in_tmp: Path) -> None:
     options = {
         key: value
         for key, value in RECIPE.items()
@@ -267,6 +277,6 @@ def test_an_algorithm_out_of_the_tree(in_tmp: Path) -> None:
     assert trainer.train().is_finished
 
 
-def test_datasets_are_rows(assets: Path, in_tmp: Path) -> None:
+def test_hugging_face_dataset_gives_same_run_as_equal_row_list(assets: Path, in_tmp: Path) -> None:
     datasets = pytest.importorskip("datasets")
     assert grpo(assets, train=datasets.Dataset.from_list(ROWS)).folder == grpo(assets).folder

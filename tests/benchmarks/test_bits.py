@@ -97,7 +97,7 @@ def drop_a_sample(folder: Path) -> None:
         (drop_a_sample, "samples.jsonl has 2 rows in the baseline and 1 in HEAD"),
     ],
 )
-def test_the_smallest_change_is_seen(
+def test_bits_reports_smallest_change_of_weights_metrics_or_samples(
     finished: Path, tmp_path: Path, spoil: Callable[[Path], object], said: str
 ) -> None:
     keep(finished, tmp_path / "kept")
@@ -109,7 +109,7 @@ def test_the_smallest_change_is_seen(
     assert find_difference(baseline, Outputs.read(finished)) == said
 
 
-def test_renames_of_metrics_columns_and_tensors_keep_the_proof(
+def test_bits_treats_declared_renames_as_equal(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     baseline = Outputs.read(finished)
@@ -171,7 +171,7 @@ def baseline_commit() -> None:
 
 
 @pytest.mark.full
-def test_the_baseline_and_this_tree_come_to_the_same(
+def test_bits_finds_working_tree_equal_to_baseline_commit(
     baseline_commit: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

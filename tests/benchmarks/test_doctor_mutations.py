@@ -59,7 +59,7 @@ def test_each_kind_of_edit_changes_its_line_alone(file: str, kind: str, after: s
     assert {edit.function for edit in edits} == {"Layer.forward"}
 
 
-def test_a_mutant_is_scored_by_its_line(tmp_path: Path) -> None:
+def test_mutant_is_scored_by_located_line_function_and_reproduction(tmp_path: Path) -> None:
     judge = Judge(find_programs()["llama"])
     score = judge.score(
         patch_of(LLAMA, "x1 = x[..., : x.shape[-1] // 2]", "x1 = x[..., x.shape[-1] // 2 :]")
@@ -77,7 +77,7 @@ def test_a_mutant_is_scored_by_its_line(tmp_path: Path) -> None:
     assert "| llama | 1 of 1 | 0 | 0 | 1 | 1 | 1 | 1 | 100% |" in "\n".join(table_of([score]))
 
 
-def test_code_that_carries_weights_is_edited_where_it_runs() -> None:
+def test_mutation_of_weight_sync_code_changes_synced_weights() -> None:
     program = find_programs()["weight sync"]
     assert any(name.startswith("lockstep.weight_sync") for name in program.modules)
     file = str(importlib.import_module("lockstep.weight_sync.outgoing").__file__)
@@ -95,7 +95,7 @@ def test_code_that_carries_weights_is_edited_where_it_runs() -> None:
 ATTENTION = str(importlib.import_module("lockstep.models.attention").__file__)
 
 
-def test_what_a_segment_reads_is_followed_to_the_code_before_the_models_call() -> None:
+def test_fault_before_model_call_is_located_in_its_function() -> None:
     edit = patch_of(ATTENTION, "token_C = batch.starts[order_B][cells.row] +", "token_C = 0 *")
     score = Judge(find_programs()["Lockstep's attention"]).score(edit)
     assert score.outcome == "kept"

@@ -41,19 +41,19 @@ def rollouts() -> Rollouts:
 
 
 @pytest.mark.parametrize("case", ours.cases(), ids=lambda case: case.formula)
-def test_a_formula_equals_the_paper(case: Case, rollouts: Rollouts) -> None:
+def test_formula_matches_paper_except_for_documented_grpo_convention(
+    case: Case, rollouts: Rollouts
+) -> None:
     outcome = judge("lockstep", case, FORMULAS[case.formula].reference, rollouts)
     assert outcome.verdict == DIFFERENT.get(case.formula, "equal"), outcome
 
 
-def test_every_formula_is_compared() -> None:
+def test_every_formula_has_a_comparison_case() -> None:
     assert [case.formula for case in ours.cases()] == list(FORMULAS)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_gradients_of_the_references_are_slopes_of_their_values(
-    name: str, rollouts: Rollouts
-) -> None:
+def test_reference_gradients_match_finite_differences(name: str, rollouts: Rollouts) -> None:
     batch, reference, step = rollouts.double(), FORMULAS[name].reference, 1e-6
     by = {"value_loss": "value", "entropy": "logits"}.get(name, "logprob")
     column: Tensor = getattr(batch, by)
@@ -68,7 +68,7 @@ def test_gradients_of_the_references_are_slopes_of_their_values(
         )
 
 
-def test_rollouts_tell_formulas_apart(rollouts: Rollouts) -> None:
+def test_rollouts_distinguish_every_pair_of_formulas(rollouts: Rollouts) -> None:
     answers = {name: formula.reference(rollouts) for name, formula in FORMULAS.items()}
     for one, other in combinations(answers, 2):
         pairs = zip(vars(answers[one]).values(), vars(answers[other]).values(), strict=True)

@@ -46,7 +46,7 @@ def test_the_band_holds_every_resample_of_two_seeds() -> None:
     assert difference([0.5, 0.9], [0.4, 0.7]).low == pytest.approx(0.1)
 
 
-def test_a_claim_holds_only_if_every_likely_difference_is_above_nothing() -> None:
+def test_ladder_claim_holds_only_if_difference_band_is_above_zero() -> None:
     claim = Claim("good", "bad", "because it is")
     ends = {"good": (0.8, 0.9), "bad": (0.5, 0.7)}
     clear = [result(arm, seed, end) for arm in ends for seed, end in enumerate(ends[arm])]
@@ -61,7 +61,9 @@ def test_a_claim_holds_only_if_every_likely_difference_is_above_nothing() -> Non
 
 
 @pytest.mark.parametrize("name", list_rungs())
-def test_every_arm_of_a_rung_resolves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_ladder_arm_resolves_to_distinct_recipe(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(ASSETS, "assets")  # nothing is read of them
     rung = open_rung(name)
     digests = {
@@ -74,7 +76,7 @@ def test_every_arm_of_a_rung_resolves(name: str, monkeypatch: pytest.MonkeyPatch
     assert name in table(rung)
 
 
-def test_the_page_has_the_figures_that_the_results_have(tmp_path: Path) -> None:
+def test_ladder_page_matches_stored_results(tmp_path: Path) -> None:
     page = Path("docs/ladder.md")
     copy = tmp_path / "ladder.md"
     copy.write_text(page.read_text())
@@ -85,7 +87,9 @@ def test_the_page_has_the_figures_that_the_results_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_rung_tells_two_arms_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandit_rung_ranks_grpo_above_dr_grpo_and_skips_finished_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     rung = open_rung("bandit")
     assert isinstance(rung, Rung)
@@ -102,7 +106,9 @@ def test_a_rung_tells_two_arms_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", list_rungs())
-def test_what_held_holds_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supported_ladder_claims_hold_after_retraining(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The claims of a rung that its results bear out, trained anew on three seeds."""
     rung = open_rung(name)
     held = [claim for claim in rung.claims if judge(claim, read_results(name)).startswith("holds")]

@@ -34,7 +34,7 @@ from lockstep.distributed import model_utils
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
 
 
-def test_page_and_pictures_are_those_of_the_results() -> None:
+def test_mission_page_and_figures_match_stored_results() -> None:
     files = write(json.loads(FILE.read_text()))
     assert PAGE in files
     for file, text in files.items():
@@ -63,7 +63,7 @@ def test_cpu_minutes_count_processes_that_outlive_their_program() -> None:
     assert float(done.stdout) >= 0.3
 
 
-def test_curves_that_differ_do_not_hold() -> None:
+def test_equal_curves_claim_fails_if_rewards_differ() -> None:
     one = {"train/reward": [[step, 0.5] for step in range(4)]}
     other = {"train/reward": [[step, 0.5 + 0.21 * (step % 2)] for step in range(4)]}
     assert ppo._verdict("equal", one, one).startswith(
@@ -74,7 +74,7 @@ def test_curves_that_differ_do_not_hold() -> None:
     )
 
 
-def test_a_shift_that_is_ahead_by_chance_does_not_hold() -> None:
+def test_value_shift_claim_fails_if_reward_lead_alternates() -> None:
     late = {
         "train/reward": [[step, 0.5] for step in range(1, 21)],
         "critic/explained_variance": [[1, 0.0]],
@@ -109,7 +109,7 @@ def test_a_short_response_with_the_right_word_is_rewarded(response: str, reward:
         ("Hot.", 1),
     ],
 )
-def test_the_right_judgement_has_the_score_that_the_reward_gives(
+def test_opposite_judgement_scores_5_only_for_rewarded_responses(
     response: str, score: float
 ) -> None:
     assert (
@@ -119,7 +119,7 @@ def test_the_right_judgement_has_the_score_that_the_reward_gives(
     assert (score == 5) == bool(name_opposite("", response, "cold", {}))
 
 
-def test_rows_of_the_warm_start_are_asked_as_the_judges_ask_and_their_replies_can_be_read(
+def test_warm_start_rows_use_judge_prompts_and_parsable_replies(
     tmp_path: Path,
 ) -> None:
     task = {"instruction": "Sum up.", "instances": [{"input": "", "output": "In short."}]}
@@ -163,7 +163,7 @@ def _found(
     return {"stages": start | stages, "runs": dict.fromkeys(self_rewarding_page.RUNS, run)}
 
 
-def test_what_self_rewarding_does_not_show_does_not_hold() -> None:
+def test_self_rewarding_claims_fail_for_poor_results() -> None:
     good = self_rewarding_page._verdicts(_found([0.8, 0.7, 0.9], [0.7, 0.6, 0.8], 4, None))
     poor = self_rewarding_page._verdicts(
         _found([0.55, 0.45, 0.65], [0.52, 0.42, 0.62], 60, "sft_loss")
@@ -189,7 +189,7 @@ TABLE: dict[str, Any] = {
 }
 
 
-def test_a_table_holds_if_every_verdict_is_pass() -> None:
+def test_agreement_claims_hold_only_if_all_verdicts_and_repeats_pass() -> None:
     assert agreement_page.judge_table(TABLE).startswith("- **Holds**: fp32")
     assert "3 of 3 verdicts are PASS, in 1 of 2 cells" in agreement_page.judge_table(TABLE)
     for word, verdicts in {
@@ -215,7 +215,7 @@ def test_a_table_holds_if_every_verdict_is_pass() -> None:
         (0, 0, 2, "Does not hold"),
     ],
 )
-def test_a_type_is_exact_if_no_token_differs_and_a_moved_weight_shows(
+def test_exactness_claim_needs_zero_mismatches_and_detected_control(
     tokens: int, mismatches: int, seen: int, word: str
 ) -> None:
     own, control = {"tokens": tokens, "mismatches": mismatches}, {"tokens": 4, "seen": seen}
@@ -225,7 +225,7 @@ def test_a_type_is_exact_if_no_token_differs_and_a_moved_weight_shows(
 @pytest.mark.parametrize(
     ("exact", "usual", "word"), [(0, 5, "Holds"), (1, 5, "Does not hold"), (0, 0, "Does not hold")]
 )
-def test_exactness_has_to_leave_no_gap_where_there_is_one_without(
+def test_depth_claim_needs_zero_gap_in_exact_mode_and_gap_otherwise(
     exact: int, usual: int, word: str
 ) -> None:
     windows = [[0, 4, 0.1, 0.01], [128, 4, 0.2, 0.02], [256, 1, 0.0, 0.0]]
@@ -245,7 +245,7 @@ def test_exactness_has_to_leave_no_gap_where_there_is_one_without(
         (1, ["hf"], "Does not hold"),
     ],
 )
-def test_a_fault_is_located_by_its_line_and_its_engine(
+def test_fault_claim_needs_first_ranked_line_and_right_engine(
     rank: int | None, wrong: list[str], word: str
 ) -> None:
     faults = [
@@ -255,13 +255,13 @@ def test_a_fault_is_located_by_its_line_and_its_engine(
     assert agreement_page.judge_faults(faults).startswith(f"- **{word}**")
 
 
-def test_the_long_form_adds_tables(tmp_path: Path) -> None:
+def test_long_mission_adds_four_agreement_tables(tmp_path: Path) -> None:
     every = {one.name for one in agreement.list_programs(tmp_path, long=True)}
     short = {one.name for one in agreement.list_programs(tmp_path, long=False)}
     assert every - short == {"fp32_whole", "bf16_whole", "fp32_8000", "bf16_8000"}
 
 
-def test_a_program_that_ended_is_not_run_again_and_a_failed_one_is(tmp_path: Path) -> None:
+def test_finished_program_is_skipped_and_failed_one_is_rerun(tmp_path: Path) -> None:
     text = tmp_path / "one.json"
     text.write_text("1")
     program = Program("program", ("json.tool", str(text), str(tmp_path / "out.json")))
@@ -287,7 +287,7 @@ LATER = {
 """Names of `model_utils` that NeMo RL's page does not have."""
 
 
-def test_the_26_names_are_shown_and_all_that_are_not_exempt_are_measured() -> None:
+def test_mission_measures_all_26_nemo_rl_functions_except_exempt_ones() -> None:
     assert len(logprobs.NAMES) == 26
     assert set(logprobs.NAMES) == set(model_utils.__all__) - LATER
     assert set(logprobs.NAMES) == CHECKS.keys() | set(logprobs.EXEMPT)
@@ -298,7 +298,7 @@ def figures(share: float) -> dict[str, Any]:
     return {name: {"tp 1": kinds} for name in CHECKS}
 
 
-def test_a_name_outside_of_its_bound_does_not_hold() -> None:
+def test_logprob_claim_fails_if_one_function_exceeds_its_error_bound() -> None:
     assert logprobs._verdict(figures(1.0)).startswith("- **Holds**: 24 of the 26 names")
     one = figures(1.0) | {"DistributedLogprob": figures(1.01)["DistributedLogprob"]}
     assert logprobs._verdict(one).startswith("- **Does not hold**: ")
@@ -308,7 +308,7 @@ def test_a_name_outside_of_its_bound_does_not_hold() -> None:
     assert logprobs._verdict(missing).endswith("Not within them: `DistributedLogprob`.")
 
 
-def test_what_is_only_moved_may_not_differ() -> None:
+def test_values_with_zero_tolerance_must_match_exactly() -> None:
     wanted = torch.tensor([1.0, -torch.inf], dtype=torch.float64)
     assert measure(Claim([wanted.float()], [wanted], [0.0]))["share"] == 0.0
     moved = torch.tensor([1.0 + 2**-23, -torch.inf])
@@ -320,7 +320,7 @@ def test_what_is_only_moved_may_not_differ() -> None:
     )
 
 
-def test_a_test_of_nemo_rl_that_fails_without_a_known_reason_does_not_hold() -> None:
+def test_nemo_rl_claim_fails_on_test_failure_without_known_reason() -> None:
     (known,) = logprobs.REASONS
     counts = {"distributed": [51, 53], "algorithms": [14, 14]}
     peer: dict[str, Any] = {"commit": "7ea279abf", "date": "2026-11-29", "failures_by_its_own": {}}

@@ -15,7 +15,7 @@ from lockstep.run.folder.logs import RunLogs
 pytestmark = pytest.mark.needs("browser")
 
 
-def test_the_page_follows_the_run_and_leaves_samples_to_their_reader(
+def test_watch_page_follows_run_and_renews_samples_only_on_click(
     written: Callable[..., Path], browser: Browser
 ) -> None:
     folder = written(

@@ -23,9 +23,7 @@ def choose(page: Page, row: int = 0) -> None:
     page.wait_for_selector(".rollout dd")
 
 
-def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(
-    written: Written, opened: Opened
-) -> None:
+def test_curves_plot_logged_values_with_gaps_for_nan(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=METRICS)))
     (trace,) = traces(page, "train/reward")
     assert trace["x"] == [1, 2, 3, 4, 5]
@@ -33,7 +31,9 @@ def test_curves_show_what_was_logged_and_gaps_where_that_is_no_number(
     assert "1 value" in page.locator("[data-metric='train/reward'] figcaption").first.inner_text()
 
 
-def test_agreement_times_and_recipes_are_there(written: Written, opened: Opened) -> None:
+def test_report_shows_agreement_by_depth_phase_times_and_recipe_diff(
+    written: Written, opened: Opened
+) -> None:
     timings = [
         {"generate": 1.0, "policy": 3.0, "beside/generate": 9.0},
         {"generate": 2.0, "policy": 2.0},
@@ -75,7 +75,7 @@ def test_samples_are_filtered_by_step_and_text(written: Written, opened: Opened)
     assert page.locator(".found").inner_text() == "1 of 4"
 
 
-def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> None:
+def test_rollout_view_shows_each_token_with_its_values(written: Written, opened: Opened) -> None:
     other = sample(token=token_columns(["z"], value=[9.0]))
     page = opened(page_of(written(samples=[[other, sample(), other]])), "samples")
     choose(page, 1)
@@ -93,7 +93,7 @@ def test_a_rollout_opens_token_by_token(written: Written, opened: Opened) -> Non
     assert shown["probability"] == "0.1353"
 
 
-def test_a_pair_shows_both_answers_and_what_the_judge_said(
+def test_preference_pair_view_shows_both_responses_and_judgements(
     written: Written, opened: Opened
 ) -> None:
     row = {
@@ -133,7 +133,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_what_a_model_wrote_stays_text(written: Written, opened: Opened) -> None:
+def test_model_output_is_shown_as_text_and_never_executed(written: Written, opened: Opened) -> None:
     samples = [
         sample(text, id=text, prompt=text, answer=text, token=token_columns([text, *text]))
         for text in HOSTILE
@@ -173,7 +173,7 @@ def test_what_a_model_wrote_stays_text(written: Written, opened: Opened) -> None
     assert set(elements) == {"", "application/gzip"}
 
 
-def test_no_other_script_would_run_and_nothing_would_be_loaded(
+def test_report_page_blocks_injected_scripts_and_network_requests(
     written: Written, browser: Any
 ) -> None:
     page = browser.new_page()
@@ -194,7 +194,7 @@ def test_no_other_script_would_run_and_nothing_would_be_loaded(
 
 
 @pytest.mark.full
-def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
+def test_report_with_million_samples_scrolls_and_sorts(written: Written, opened: Opened) -> None:
     folder = written()
     count = 1_000_000
     with (folder / "samples.jsonl").open("w") as file:
@@ -220,9 +220,7 @@ def test_a_million_rows_stay_usable(written: Written, opened: Opened) -> None:
     assert page.locator("#samples *").count() < 500
 
 
-def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(
-    written: Written, opened: Opened
-) -> None:
+def test_held_out_view_lists_validations_newest_first(written: Written, opened: Opened) -> None:
     def validated(chosen: str) -> dict[str, Any]:
         pair = {
             "chosen": chosen,
@@ -270,7 +268,7 @@ def test_each_validation_has_a_table_of_held_out_prompts_the_newest_first(
     assert rows(page, 1) == ["", "held out", "", "held out", "held out"]
 
 
-def test_the_command_writes_one_file(
+def test_report_command_writes_single_html_file(
     written: Written, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = written("one", METRICS), written("two", METRICS)

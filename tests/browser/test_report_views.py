@@ -21,7 +21,7 @@ Written = Callable[..., Path]
 Opened = Callable[..., Page]
 
 
-def test_who_works_and_who_waits(written: Written, opened: Opened) -> None:
+def test_time_view_shows_busy_share_of_each_worker(written: Written, opened: Opened) -> None:
     timings = [{"generate": 1.0, "policy": 3.0, "critic": 4.0, "beside/generate": 2.0}]
     page = opened(page_of(written(metrics=METRICS, timings=timings)), "time")
     lanes = dict(
@@ -49,7 +49,7 @@ def agreeing(*values: float, bound: float = 1.05) -> list[dict[str, float]]:
     ]  # fmt: skip
 
 
-def test_a_certificate_says_its_level_and_what_it_rests_on(
+def test_agreement_view_shows_certificate_level_and_compared_tokens(
     written: Written, opened: Opened
 ) -> None:
     runs = [
@@ -70,7 +70,7 @@ def test_a_certificate_says_its_level_and_what_it_rests_on(
     assert "because a reason <b>" in second.inner_text()
 
 
-def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -> None:
+def test_agreement_chart_scale_includes_its_bound(written: Written, opened: Opened) -> None:
     page = opened(page_of(written(metrics=agreeing(1.0, 1.02), agreement={"on_breach": "warn"})))
     metric = "agreement/token_mult_prob_error"
     assert [trace["y"] for trace in traces(page, metric)] == [[1.0, 1.02], [1.05, 1.05]]
@@ -84,7 +84,9 @@ def test_agreement_is_drawn_around_its_bound(written: Written, opened: Opened) -
     assert page.locator("#alarms").inner_text() == ""
 
 
-def test_a_broken_bound_is_marked_and_told_at_the_head(written: Written, opened: Opened) -> None:
+def test_agreement_breach_is_marked_in_chart_and_listed_in_alarms(
+    written: Written, opened: Opened
+) -> None:
     page = opened(
         page_of(written(metrics=agreeing(1.0, 1.2, 1.1, 1.0), agreement={"on_breach": "warn"}))
     )
@@ -98,9 +100,7 @@ def test_a_broken_bound_is_marked_and_told_at_the_head(written: Written, opened:
     )
 
 
-def test_samples_of_one_prompt_stand_together_and_the_first_is_open(
-    written: Written, opened: Opened
-) -> None:
+def test_samples_are_grouped_by_prompt_and_first_is_open(written: Written, opened: Opened) -> None:
     logged = [
         sample(text, id=prompt, logged_as="best score", **{"reward/math": 0.25})
         for text, prompt in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"))

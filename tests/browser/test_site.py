@@ -23,7 +23,7 @@ def site() -> Path:
 @pytest.mark.parametrize(
     "name", ["index.html", "coming_from.html", "reference/lockstep.html", "notebooks/own_loop.html"]
 )
-def test_pages_ask_for_nothing_outside_and_search_finds(
+def test_docs_pages_load_nothing_external_and_search_finds_results(
     site: Path, name: str, browser: Browser
 ) -> None:
     page, complaints, asked = browser.new_page(), list[str](), list[str]()

@@ -48,14 +48,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ranks_of_another_machine_give_the_bits_of_one_machine(runs: Path) -> None:
+def test_ranks_on_two_machines_give_bit_identical_samples_and_weights(runs: Path) -> None:
     here, there = runs / "grpo_here", runs / "grpo_there"
     assert (there / "final").is_dir(), (runs / "said.txt").read_text(errors="replace")
     for name in ("samples.jsonl", "final/model.safetensors"):
         assert (here / name).read_bytes() == (there / name).read_bytes()
 
 
-def test_a_run_folder_that_a_machine_does_not_have_is_refused(runs: Path) -> None:
+def test_run_folder_missing_on_a_machine_is_rejected(runs: Path) -> None:
     said = (runs / "said.txt").read_text(errors="replace")
     assert (
         "REFUSED run.folder is /mnt/unshared, where ranks write checkpoints, but the machine "

@@ -45,7 +45,7 @@ STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num
     ],
     ids=["apart", "together", "stages"],
 )
-def test_ppo_by_actors_has_the_bits_of_child_processes(
+def test_ppo_on_ray_actors_matches_child_processes_bit_for_bit(
     ray: None, run: Run, options: tuple[str, ...], many: tuple[str, ...]
 ) -> None:
     here = run("run.folder=here", *many)
@@ -81,7 +81,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 @pytest.mark.parametrize(
     "cluster", ["local", pytest.param("ray", marks=[pytest.mark.needs("ray"), pytest.mark.proof])]
 )
-def test_a_rank_that_is_killed_costs_nothing_but_time(
+def test_run_restarts_after_killed_rank_with_identical_metrics(
     run: Run,
     undisturbed: list[dict[str, Any]],
     cluster: str,
@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes_on(
+def test_rank_killed_with_max_restarts_0_ends_run_and_rerun_gives_same_metrics(
     run: Run, undisturbed: list[dict[str, Any]]
 ) -> None:
     with (
@@ -114,7 +114,7 @@ def test_a_learner_that_is_lost_too_often_ends_the_run_and_the_same_command_goes
 
 
 @pytest.mark.proof
-def test_self_rewarding_by_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
+def test_self_rewarding_on_ray_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
     for folder, *options in (("here",), ("there", RAY, *sizes(2, dp=2))):
         train_recipe(
@@ -131,7 +131,9 @@ def test_self_rewarding_by_actors_picks_the_same_pairs(ray: None, in_tmp: Path) 
     assert Path("here/samples.jsonl").read_bytes() == Path("there/samples.jsonl").read_bytes()
 
 
-def test_answers_are_the_same_whoever_runs_the_sampler(ray: None, in_tmp: Path) -> None:
+def test_generation_on_ray_replicas_is_identical_to_local_generation(
+    ray: None, in_tmp: Path
+) -> None:
     furnish(in_tmp)
     words = ["generate", "model", "rows.jsonl", "sampling.max_tokens=8", "learner.device=cpu"]
     words += ['data.prompt="{question}\\n"', "data.max_prompt_tokens=64"]
@@ -146,7 +148,7 @@ def test_answers_are_the_same_whoever_runs_the_sampler(ray: None, in_tmp: Path) 
 
 @pytest.mark.proof
 @pytest.mark.needs("vllm")
-def test_the_doctor_asks_an_actor(ray: None, in_tmp: Path) -> None:
+def test_doctor_completes_on_ray_with_exit_code_0_or_3(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
     words = [
         "doctor",
@@ -159,7 +161,7 @@ def test_the_doctor_asks_an_actor(ray: None, in_tmp: Path) -> None:
     assert main([*words, RAY, "run.folder=there"]) in (0, 3)
 
 
-def test_no_room_is_said(ray: None, run: Run) -> None:
+def test_ray_cluster_with_too_few_cpus_is_rejected_with_counts(ray: None, run: Run) -> None:
     with pytest.raises(
         ValueError,
         match=r"has no room for 1 workers with 99 CPUs each \(it has 16 CPUs\), and none became",
@@ -167,7 +169,7 @@ def test_no_room_is_said(ray: None, run: Run) -> None:
         run(RAY, "cluster.ray.cpus_per_worker=99", "cluster.ray.timeout_s=1")
 
 
-def test_ray_listens_on_loopback_alone(ray: None) -> None:
+def test_ray_listens_only_on_loopback(ray: None) -> None:
     ours = {process.pid for process in psutil.Process().children(recursive=True)}
     listening = [
         c

@@ -44,7 +44,7 @@ def devices_of(places: tuple[ProcessPlace, ...]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     "devices", MACHINES, ids=lambda found: f"{found.machines}x{found.per_machine}"
 )
-def test_every_process_has_devices_of_its_own_kind_to_itself(devices: DeviceGrid) -> None:
+def test_placement_gives_each_rank_and_each_engine_distinct_gpus(devices: DeviceGrid) -> None:
     placed = 0
     for processes in CASES:
         try:
@@ -82,7 +82,7 @@ def test_every_process_has_devices_of_its_own_kind_to_itself(devices: DeviceGrid
 
 
 @pytest.mark.parametrize("processes", CASES, ids=str)
-def test_cores_have_room_for_any_number(processes: ProcessCounts) -> None:
+def test_cpu_placement_fits_any_number_of_ranks_and_engines(processes: ProcessCounts) -> None:
     found = RunPlacement.from_devices(DeviceGrid.from_cores(processes), processes)
     assert (len(found.ranks), len(found.engines)) == (processes.ranks, processes.engines)
     assert all(place.build_environment() == {} for place in found.ranks + found.engines)
@@ -90,7 +90,7 @@ def test_cores_have_room_for_any_number(processes: ProcessCounts) -> None:
     assert not shared or not processes.apart
 
 
-def test_a_process_sees_its_own_gpus_alone() -> None:
+def test_placement_sets_cuda_visible_devices_to_gpus_of_the_process() -> None:
     found = RunPlacement.from_devices(DeviceGrid(2, 8, True), ProcessCounts(16, 8, 2))
     assert found.ranks[9].build_environment({}) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert found.engines[5].build_environment({}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
@@ -102,7 +102,9 @@ def test_a_process_sees_its_own_gpus_alone() -> None:
     )
 
 
-def test_a_child_process_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_gets_cuda_visible_devices_of_its_placement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     place = RunPlacement.from_devices(DeviceGrid(1, 2, True), ProcessCounts(2)).ranks[1]
     remote = WorkerPool().start_worker(Abacus, "seeing", 400.0, place)
@@ -140,7 +142,7 @@ NCCL = TransferRoute("process_group", backend="nccl")
         (DeviceGrid(2, 4, False), ProcessCounts(4, 4, apart=True), GLOO),
     ],
 )
-def test_weights_take_the_shortest_way_that_there_is(
+def test_weight_transfer_route_follows_device_placement(
     devices: DeviceGrid, processes: ProcessCounts, route: TransferRoute
 ) -> None:
     placement = RunPlacement.from_devices(devices, processes)
@@ -148,7 +150,9 @@ def test_weights_take_the_shortest_way_that_there_is(
     assert choose_route(SamplerSection(), placement, one_machine) == route
 
 
-def test_engines_that_are_opened_one_by_one_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_placed_on_distinct_gpus_after_the_learner_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As `lockstep.open_sampler` and a judge do."""
     show_gpus(monkeypatch, 8)
     sampler = SamplerSection(backend="vllm", replicas=4, tensor_parallel=2)
@@ -191,7 +195,7 @@ def many_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.full
 @pytest.mark.needs("ray")
-def test_actors_see_their_own_gpus_alone(many_gpus: None) -> None:
+def test_ray_actors_see_only_their_own_gpus(many_gpus: None) -> None:
     from lockstep.cluster.ray_transport import RayCluster
     from lockstep.config import RaySection
 
@@ -233,14 +237,16 @@ TURNS = {
 
 
 @pytest.mark.parametrize("case", TURNS)
-def test_turns_are_taken_where_memory_is_shared(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learner_and_sampler_take_turns_only_if_they_share_gpu_memory(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overrides, expected = TURNS[case]
     show_gpus(monkeypatch, 8)
     recipe = recipe_of(*overrides)
     assert takes_turns(recipe, plan_placement(recipe)) is expected
 
 
-def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_uses_the_gpus_visible_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 4)
     on, off = Computation(), Computation(device="cpu")
     assert choose_placement(COLOCATED, on, ProcessCounts(4, 4)).devices == DeviceGrid(1, 4, True)
@@ -253,7 +259,7 @@ def test_this_machine_has_the_devices_that_torch_sees(monkeypatch: pytest.Monkey
     )
 
 
-def test_weights_of_the_host_go_another_way_than_those_of_a_gpu() -> None:
+def test_host_weights_use_shared_memory_or_gloo_route() -> None:
     assert (
         WITHIN.for_host_weights(one_machine=True) == NCCL.for_host_weights(one_machine=True) == HOST
     )

@@ -29,7 +29,7 @@ def find_token() -> str:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("ray")
-def test_a_stranger_without_the_token_cannot_connect(tmp_path: Path) -> None:
+def test_ray_rejects_clients_without_valid_token(tmp_path: Path) -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address

@@ -23,7 +23,9 @@ LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler
         ("shared_memory", 2),
     ],
 )
-def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str, dp: int) -> None:
+def test_remote_samplers_agree_with_learner_and_attest_all_weights(
+    run: Run, transfer: str, dp: int
+) -> None:
     rows = run(
         "sampler.replicas=2",
         f"sampler.transfer={transfer}",
@@ -38,7 +40,9 @@ def test_samplers_elsewhere_agree_and_are_attested(run: Run, transfer: str, dp: 
 
 
 @pytest.mark.full
-def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_killed_samplers_resumes_to_bit_identical_weights(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(*LONG, "run.folder=calm")
     with killing("stormy", [5, 12], sampler_process) as victims:
         run(*LONG, "run.folder=stormy")
@@ -53,7 +57,7 @@ def test_a_dead_sampler_changes_nothing(run: Run, capsys: pytest.CaptureFixture[
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.proof)])
-def test_vllm_starts_by_itself_and_again_when_it_dies(
+def test_vllm_run_restarts_after_killed_engine_and_logs_every_step(
     run: Run, capsys: pytest.CaptureFixture[str], kills: int
 ) -> None:
     after = [3 * kill for kill in range(1, kills + 1)]
@@ -74,7 +78,7 @@ def test_vllm_starts_by_itself_and_again_when_it_dies(
     assert f"({kills} of {kills} times)" in told
 
 
-def test_an_engine_apart_has_a_process_of_its_own_and_the_same_responses(run: Run) -> None:
+def test_separately_placed_engine_runs_in_own_process_with_identical_samples(run: Run) -> None:
     """Also where it could share the learner's weights in its process."""
     run("run.folder=here", "run.max_steps=12")
     with killing("apart", [2], sampler_process) as victims:

@@ -91,12 +91,12 @@ def proof(
     ],
     ids=lambda fields: fields["model_type"],
 )
-def test_models_that_are_right_are_proven(fields: dict[str, Any]) -> None:
+def test_self_check_accepts_supported_architectures(fields: dict[str, Any]) -> None:
     assert proof(fields).largest_gap < 1e-4
 
 
 @pytest.mark.parametrize("fields", [MAMBA2, LFM2, QWEN35], ids=lambda fields: fields["model_type"])
-def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught(
+def test_self_check_detects_state_leaking_between_packed_sequences(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What every such model did while states were packed like attention."""
@@ -105,19 +105,21 @@ def test_a_state_that_leaks_over_the_border_of_packed_sequences_is_caught(
         proof(fields, sampling=None)
 
 
-def test_a_neighbor_that_is_seen_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_check_detects_attention_between_packed_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def merged(batch: Batch) -> PackedLayout:
         first, second = int(batch.lengths[0]), int(batch.lengths[1:].sum())
         lengths = batch.lengths if second == 0 else torch.tensor([first, second])
         return original(Batch(batch.tokens, lengths))
 
     original = PackedLayout.from_batch
-    monkeypatch.setattr(cut.PackedLayout, "of", merged)
+    monkeypatch.setattr(cut.PackedLayout, "from_batch", merged)
     with pytest.raises(ModelError, match="differs from transformers"):
         proof({"model_type": "llama"}, sampling=None)
 
 
-def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_check_detects_ignored_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:
     def blind(self: PackedLayout, *arguments: Any) -> Tensor:
         return original(self, *arguments[:-1], None)
 
@@ -127,7 +129,7 @@ def test_a_window_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -
         proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
 
 
-def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(
+def test_self_check_rejects_wrong_decode_only_for_sampling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def shifted(self: SideBySide, *arguments: Any) -> Tensor:
@@ -141,13 +143,13 @@ def test_a_model_that_is_decoded_wrong_is_refused_only_where_it_is_sampled(
     assert proof(QWEN35, sampling=None).largest_gap < 1e-4
 
 
-def test_what_keeps_a_state_of_its_own_is_refused_by_name() -> None:
+def test_self_check_rejects_recurrent_gemma_by_name() -> None:
     griffin = {"model_type": "recurrent_gemma", "num_hidden_layers": 3, "lru_width": 32}
     with pytest.raises(ModelError, match="recurrent_gemma differs from transformers"):
         proof(griffin)
 
 
-def test_a_miniature_keeps_one_layer_of_each_kind_and_the_sizes_of_heads() -> None:
+def test_miniature_model_keeps_each_layer_kind_and_head_size() -> None:
     small = build_miniature(
         config(
             model_type="gemma3_text", hidden_size=2560, intermediate_size=10240, num_hidden_layers=34,
@@ -161,7 +163,7 @@ def test_a_miniature_keeps_one_layer_of_each_kind_and_the_sizes_of_heads() -> No
     assert sparse.config.num_hidden_layers == 2  # one dense, one with experts
 
 
-def test_a_proof_is_kept_for_its_configuration(
+def test_self_check_result_is_cached_per_model_and_sampling(
     models: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
@@ -171,7 +173,7 @@ def test_a_proof_is_kept_for_its_configuration(
     def unwanted(*arguments: object) -> None:
         raise AssertionError("it is in the cache")
 
-    monkeypatch.setattr(self_check, "prove", unwanted)
+    monkeypatch.setattr(self_check, "compute_proof", unwanted)
     assert require_proof(folder, computation, PLAIN) == first
     with pytest.raises(AssertionError):
         require_proof(folder, computation, SamplingParams(1, temperature=0.5))

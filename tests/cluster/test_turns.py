@@ -32,7 +32,7 @@ class Noting:
         self.asked.append("empty")
 
 
-def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
+def test_offload_keeps_weights_of_the_learner_an_engine_computes_with() -> None:
     turns = DeviceTurns()
     learners: list[Any] = [Noting(), Noting()]
     for learner in learners:
@@ -45,7 +45,7 @@ def test_all_leave_but_for_weights_that_an_engine_computes_with() -> None:
     ]
 
 
-def test_whoever_worked_before_gives_back_what_it_keeps_for_later() -> None:
+def test_learner_empties_its_cache_when_another_learner_begins() -> None:
     turns = DeviceTurns()
     policy: Any = Noting()
     critic: Any = Noting()
@@ -54,7 +54,7 @@ def test_whoever_worked_before_gives_back_what_it_keeps_for_later() -> None:
     assert (policy.asked, critic.asked) == (["empty"], ["empty"])
 
 
-def test_an_engine_sleeps_where_learners_leave_and_has_a_larger_cache(
+def test_offload_idle_makes_vllm_take_turns_and_frees_memory_for_kv_cache(
     assets: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show_gpus(monkeypatch, 1)

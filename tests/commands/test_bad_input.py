@@ -83,13 +83,13 @@ def refusal(command: str, capsys: pytest.CaptureFixture[str], code: int = exit_c
     return lines[-1].removeprefix("lockstep: ")
 
 
-def test_the_page_and_the_catalogue_have_the_same_entries() -> None:
+def test_messages_page_and_bad_input_catalogue_have_the_same_entries() -> None:
     assert set(SENTENCES) - NOTES == set(CATALOGUE)
     assert len(CATALOGUE) > 90
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_bad_input_gets_its_sentence_and_leaves_nothing(
+def test_bad_input_gives_documented_error_and_leaves_no_files(
     name: str, here: Path, spoiled: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = CATALOGUE[name]
@@ -106,7 +106,7 @@ TRAINED = [name for name, bad in CATALOGUE.items() if bad.dry and bad.command.st
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_dry_run_says_the_same(
+def test_dry_run_gives_documented_error_and_leaves_no_files(
     name: str, here: Path, spoiled: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = refusal(f"{CATALOGUE[name].command} --dry-run", capsys)
@@ -114,7 +114,9 @@ def test_a_dry_run_says_the_same(
     assert left(here) == spoiled
 
 
-def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_reports_all_errors_together(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "model/model.safetensors").unlink()
     overrides = (
         "data.validation=absent.jsonl reward.marker=null reward.type=python "
@@ -142,7 +144,7 @@ def test_a_dry_run_says_all_at_once(here: Path, capsys: pytest.CaptureFixture[st
         assert sum(text in line for line in lines[1:]) == 1, text
 
 
-def test_a_dry_run_computes_no_part_of_a_model_that_this_machine_has_no_memory_for(
+def test_dry_run_rejects_model_that_needs_more_memory_than_machine_has(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -151,7 +153,7 @@ def test_a_dry_run_computes_no_part_of_a_model_that_this_machine_has_no_memory_f
     assert "the run needs about 123 TB of memory, but this machine has" in capsys.readouterr().err
 
 
-def test_a_dry_run_finds_another_recipe_in_the_folder(
+def test_dry_run_rejects_run_folder_of_different_recipe_unless_changes_are_allowed(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "sft.yaml"]) == 0
@@ -164,7 +166,7 @@ def test_a_dry_run_finds_another_recipe_in_the_folder(
 
 
 @pytest.mark.parametrize("recipe", ["tiny.yaml", "own.yaml", "sft.yaml"])
-def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
+def test_dry_run_of_valid_recipe_reports_plan_and_leaves_no_files(
     recipe: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = left(here)
@@ -177,14 +179,14 @@ def test_a_dry_run_of_what_is_in_order_reports_and_leaves_nothing(
     assert main(["train", recipe]) == 0
 
 
-def test_epochs_that_are_asked_for_take_back_the_steps_of_the_recipe(
+def test_max_epochs_override_replaces_max_steps_of_recipe(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "tiny.yaml", "--dry-run", "run.max_epochs=2"]) == 0
     assert "steps: 16;" in capsys.readouterr().out
 
 
-def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(
+def test_dry_run_also_checks_warm_start_recipe(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "later.yaml").write_text(
@@ -196,18 +198,20 @@ def test_a_dry_run_goes_on_to_the_recipe_that_is_trained_first(
     assert "sft: model: has no tokenizer" in refusal("train later.yaml --dry-run", capsys)
 
 
-def test_only_arguments_that_must_be_said_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_without_data_names_only_the_missing_argument(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         main(["generate", "model"])
     assert capsys.readouterr().err.endswith("the following arguments are required: DATA\n")
 
 
-def test_traceback_may_stand_behind_the_command(here: Path) -> None:
+def test_traceback_option_is_accepted_after_command(here: Path) -> None:
     with pytest.raises(InputError, match=r"recipe absent\.yaml not found"):
         main(["train", "absent.yaml", "--traceback"])
 
 
-def test_all_overrides_that_cannot_be_read_are_told_at_once(
+def test_all_unreadable_overrides_are_reported_together(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "own.yaml", "run.keep=", "ppo.clip = 0.1"]) == exit_codes.INPUT
@@ -217,7 +221,7 @@ def test_all_overrides_that_cannot_be_read_are_told_at_once(
 
 
 @pytest.mark.needs("gloo")
-def test_numbers_that_break_on_two_ranks_get_the_same_sentence(
+def test_non_finite_numbers_on_two_ranks_give_the_documented_error(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = refusal(f"{BREAKING} learner.parallel.dp=2", capsys, exit_codes.CRASH)
@@ -249,7 +253,7 @@ def test_a_step_that_trained_on_nothing_is_noted(
         ("note: validation that is trained on", "train own.yaml data.validation=copy.jsonl"),
     ],
 )
-def test_what_is_probably_not_meant_is_noted(
+def test_validation_on_training_rows_is_reported_in_note(
     name: str, command: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy("rows.jsonl", "copy.jsonl")
@@ -262,7 +266,7 @@ def test_what_is_probably_not_meant_is_noted(
     assert any(is_said(name, line) for line in capsys.readouterr().err.splitlines())
 
 
-def test_a_failed_start_takes_back_what_it_made_and_nothing_else(
+def test_failed_start_removes_only_folders_it_created(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refusal("train tiny.yaml sampling.max_tokens=100 run.folder=deep/er/run", capsys)
@@ -273,7 +277,7 @@ def test_a_failed_start_takes_back_what_it_made_and_nothing_else(
     assert os.listdir("mine") == ["notes.txt"]
 
 
-def test_a_start_that_finds_the_run_in_use_takes_nothing_away(
+def test_start_refused_by_run_lock_leaves_run_folder_unchanged(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("run").mkdir()

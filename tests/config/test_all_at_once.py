@@ -29,7 +29,7 @@ def faults(recipe: str, *overrides: str) -> list[str]:
     return [line.partition(": ")[2] for line in str(caught.value).splitlines()]
 
 
-def test_rules_of_all_sections_are_told_in_one_start(tmp_path: Path) -> None:
+def test_recipe_errors_of_all_sections_are_reported_together(tmp_path: Path) -> None:
     recipe = write(
         tmp_path,
         """
@@ -46,7 +46,7 @@ run: {best: {metric: validation/reward}, save_every: 7, validate_every: 5}
     assert len(sections) == len(set(sections))
 
 
-def test_options_that_only_a_shipped_base_sets_give_way(
+def test_shipped_base_options_that_conflict_with_user_options_are_dropped_with_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = load_recipe(write(tmp_path, OWN_REWARD))
@@ -61,7 +61,7 @@ def test_options_that_only_a_shipped_base_sets_give_way(
     assert "data.max_validation_samples=256 of ppo_gsm8k is dropped" in notes
 
 
-def test_what_a_user_wrote_does_not_give_way(tmp_path: Path) -> None:
+def test_conflicting_option_written_by_user_is_rejected_and_not_dropped(tmp_path: Path) -> None:
     recipe = write(tmp_path, OWN_REWARD)
     assert any("validate_every" in sentence for sentence in faults(recipe, "run.validate_every=3"))
     own_base = write(tmp_path, OWN_REWARD + "run: {validate_every: 3}\n", "team.yaml")
@@ -69,7 +69,7 @@ def test_what_a_user_wrote_does_not_give_way(tmp_path: Path) -> None:
     assert any("validate_every" in sentence for sentence in faults(above))
 
 
-def test_the_option_that_sets_up_a_reward_names_its_type(tmp_path: Path) -> None:
+def test_reward_type_is_inferred_from_reward_options(tmp_path: Path) -> None:
     base = "base: ppo_gsm8k\nmodel: {path: FOLDER}\ndata: {train: rows.jsonl}\n"
     recipe = write(tmp_path, base)
 

@@ -58,7 +58,7 @@ def test_floats_without_a_point_are_numbers_in_files_and_overrides(recipe: str) 
     assert ppo(recipe, "policy.lr=3e-6").policy.lr == 3e-6
 
 
-def test_overrides_are_typed_and_later_than_the_file(recipe: str) -> None:
+def test_overrides_are_typed_and_take_precedence_over_recipe_file(recipe: str) -> None:
     options = ppo(
         recipe,
         "ppo.clip=0.1",
@@ -95,19 +95,17 @@ def test_every_shipped_recipe_loads_by_name() -> None:
 @pytest.mark.parametrize(
     "override", ["model.path=FOLDER", "model.scratch={config: {model_type: llama}}"]
 )
-def test_another_model_source_takes_the_place_of_the_old(recipe: str, override: str) -> None:
+def test_new_model_source_replaces_from_recipe(recipe: str, override: str) -> None:
     assert ppo(recipe, override).model.from_recipe is None
 
 
-def test_another_data_source_takes_the_place_of_the_old(recipe: str, tmp_path: Path) -> None:
+def test_data_train_option_replaces_task_of_recipe(recipe: str, tmp_path: Path) -> None:
     assert ppo(recipe, "data.train=rows.jsonl").data.task is None
     child = variant(tmp_path, f"base: {Path(recipe).name}\ndata: {{train: rows.jsonl}}\n")
     assert ppo(child).data.task is None
 
 
-def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(
-    recipe: str, tmp_path: Path
-) -> None:
+def test_override_replaces_all_listed_train_files(recipe: str, tmp_path: Path) -> None:
     several = ppo(
         recipe,
         "data.train=[a.jsonl, b.jsonl]",
@@ -124,9 +122,7 @@ def test_several_files_can_be_trained_on_and_are_replaced_as_a_whole(
     assert ppo(child, "data.train=x.jsonl").data.train == "x.jsonl"
 
 
-def test_messages_take_the_place_of_a_prompt_and_a_prompt_that_of_messages(
-    recipe: str, tmp_path: Path
-) -> None:
+def test_data_messages_and_data_prompt_replace_each_other(recipe: str, tmp_path: Path) -> None:
     templated = variant(
         tmp_path, f"base: {Path(recipe).name}\ndata: {{prompt: 'Q: {{question}}'}}\n"
     )
@@ -178,7 +174,7 @@ def test_a_problem_in_a_base_names_the_base(tmp_path: Path) -> None:
     assert refusal(top).startswith(f"{tmp_path / 'bottom.yaml'}: ppo.clip is")
 
 
-def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: str) -> None:
+def test_recipe_digest_changes_only_with_options_that_may_change_results(recipe: str) -> None:
     loaded = load_recipe(recipe)
     assert load_recipe(recipe, ["run.folder=elsewhere"]).digest == loaded.digest
     assert load_recipe(recipe, ["ppo.clip=0.2"]).digest == loaded.digest
@@ -196,7 +192,9 @@ def test_the_digest_changes_with_every_option_that_may_change_a_result(recipe: s
     assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"
 
 
-def test_a_described_recipe_is_the_same_recipe(recipe: str, tmp_path: Path) -> None:
+def test_described_recipe_loads_as_equal_recipe_with_same_digest(
+    recipe: str, tmp_path: Path
+) -> None:
     odd = [
         "data.prompt='{question}: 1e5\n'",
         "model.path='1e5'",
@@ -209,7 +207,7 @@ def test_a_described_recipe_is_the_same_recipe(recipe: str, tmp_path: Path) -> N
     assert again.digest == loaded.digest
 
 
-def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
+def test_described_recipe_names_origin_of_each_value_and_still_loads(
     recipe: str, tmp_path: Path
 ) -> None:
     child = variant(
@@ -263,7 +261,9 @@ def test_a_recipe_says_where_each_value_comes_from_and_is_still_a_recipe(
         ("ppo.kl", "      gain: 0.1      # rate at which the coefficient adapts"),
     ],
 )
-def test_an_option_is_explained(recipe: str, key: str, text: str) -> None:
+def test_explain_options_shows_value_and_meaning_of_option(
+    recipe: str, key: str, text: str
+) -> None:
     assert text in explain_options(load_recipe(recipe, ["ppo.clip=0.3"]), [key])
 
 
@@ -277,7 +277,7 @@ def test_recipes_are_listed_with_a_sentence_each(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "layout", ["learner.parallel.dp=2", "learner.parallel.tp=2", "learner=megatron", "cluster=ray"]
 )
-def test_every_layout_begins_with_the_same_warm_start(layout: str) -> None:
+def test_warm_start_digest_does_not_depend_on_learner_layout(layout: str) -> None:
     alone, laid_out = (
         load_recipe("ppo_arithmetic").warm_start,
         load_recipe("ppo_arithmetic", [layout]).warm_start,
@@ -287,7 +287,7 @@ def test_every_layout_begins_with_the_same_warm_start(layout: str) -> None:
     assert laid_out.digest == alone.digest
 
 
-def test_a_warm_start_has_the_seed_and_the_type_of_its_run() -> None:
+def test_warm_start_digest_depends_on_seed_and_dtype() -> None:
     digests = {
         first.digest
         for override in ("seed=1", "seed=2", "learner.dtype=bf16")
@@ -296,7 +296,7 @@ def test_a_warm_start_has_the_seed_and_the_type_of_its_run() -> None:
     assert len(digests) == 3
 
 
-def test_a_recipe_that_is_trained_first_is_found_from_the_recipe_that_names_it(
+def test_from_recipe_path_is_resolved_from_recipe_folder_or_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or from the working directory, as in the recipe that a run folder keeps."""

@@ -81,7 +81,7 @@ def renamed(files: dict[str, bytes], **changes: bytes | None) -> dict[str, bytes
     return {name: data for name, data in changed.items() if data is not None}
 
 
-def test_a_run_takes_one_commit_and_keeps_it(
+def test_run_pins_one_hub_commit_and_never_fetches_a_newer_one(
     hub: HubServer, files: dict[str, bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = train_recipe(tiny())
@@ -114,14 +114,14 @@ def test_a_run_takes_one_commit_and_keeps_it(
     assert '"train.jsonl' in (folder / "samples.jsonl").read_text()
 
 
-def test_only_what_is_read_is_fetched(hub: HubServer) -> None:
+def test_only_needed_model_files_are_fetched_from_hub(hub: HubServer) -> None:
     path = Path(str(fetch_names(tiny()).training_recipe.model.path))
     fetched = {file.name for file in path.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= fetched
     assert fetched.isdisjoint({"modeling_ada.py", "pytorch_model.bin", "README.md"})
 
 
-def test_a_dry_run_leaves_the_weights_where_they_are(hub: HubServer) -> None:
+def test_dry_run_does_not_download_weights_from_hub(hub: HubServer) -> None:
     assert "can start" in dry_run(tiny())
     assert not list(Path("cache").rglob("*.safetensors"))
     hub.code = 451
@@ -138,7 +138,7 @@ def test_a_dry_run_leaves_the_weights_where_they_are(hub: HubServer) -> None:
         fetch_names(tiny())
 
 
-def test_without_a_network_this_machines_copy_is_used(
+def test_cached_hub_files_are_used_without_network(
     hub: HubServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = fetch_names(tiny())
@@ -160,7 +160,7 @@ def test_without_a_network_this_machines_copy_is_used(
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json", "generation_config.json"])
-def test_a_copy_in_part_is_refused(hub: HubServer, lost: str) -> None:
+def test_incomplete_cached_hub_model_is_rejected_without_network(hub: HubServer, lost: str) -> None:
     folder = Path(str(fetch_names(tiny()).training_recipe.model.path))
     (folder / lost).unlink()
     hub.code = 451
@@ -170,7 +170,9 @@ def test_a_copy_in_part_is_refused(hub: HubServer, lost: str) -> None:
         fetch_names(tiny())
 
 
-def test_all_shards_are_fetched(hub: HubServer, files: dict[str, bytes]) -> None:
+def test_exactly_the_indexed_weight_shards_are_fetched_from_hub(
+    hub: HubServer, files: dict[str, bytes]
+) -> None:
     index = json.dumps(
         {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
     ).encode()
@@ -184,14 +186,16 @@ def test_all_shards_are_fetched(hub: HubServer, files: dict[str, bytes]) -> None
     assert {file.name for file in folder.glob("**/*.safetensors")} == set(shards)
 
 
-def test_a_refusal_tells_no_token(hub: HubServer, files: dict[str, bytes]) -> None:
+def test_gated_model_error_does_not_contain_hub_token(
+    hub: HubServer, files: dict[str, bytes]
+) -> None:
     hub.gated.add("models/ada/tiny")  # all others: tests/commands/bad_hub.py
     with pytest.raises(InputError, match="is gated; accept the terms") as caught:
         fetch_names(tiny())
     assert SECRET not in str(caught.value)
 
 
-def test_parsing() -> None:
+def test_hub_name_parser_reads_revision_and_file_and_rejects_parent_path() -> None:
     assert parse_name_of_kind("hf:ada/tiny@v1.2", "model").revision == "v1.2"
     assert (
         parse_name_of_kind("hf:datasets/ada/sums@refs/convert/parquet/a/0.parquet", "dataset").file

@@ -116,7 +116,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("algorithm", "option", "beside"), CASES)
-def test_what_does_nothing_is_refused(
+def test_option_without_effect_is_rejected_by_name(
     algorithm: str, option: str, beside: tuple[str, ...], in_tmp: Path
 ) -> None:
     Path("plain.yaml").write_text(yaml.safe_dump({"algorithm": algorithm, **RECIPES[algorithm]}))
@@ -133,7 +133,7 @@ def test_what_does_nothing_is_refused(
     assert name.rsplit(".", 1)[-1] in str(refused.value)
 
 
-def test_the_table_has_rows_for_every_algorithm_that_trains() -> None:
+def test_idle_option_table_covers_every_training_algorithm() -> None:
     assert {algorithm for algorithm, _, _ in CASES} == set(RECIPES)
     rules = [line for line in TABLE.splitlines() if line.startswith("|") and "`" in line]
     assert len(ROWS) == len(rules), "each row of the table is read"

@@ -22,7 +22,7 @@ def refusal(**options: Any) -> str:
 
 
 @pytest.mark.parametrize("recipe", ["ppo_arithmetic", "eval_gsm8k", "generate"])
-def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_needed(
+def test_openai_sampler_is_rejected_for_recipes_that_load_weights_into_sampler(
     recipe: str,
 ) -> None:
     server = "sampler={backend: openai, openai: {base_url: http://localhost:8000/v1, model: m}}"
@@ -37,7 +37,7 @@ def test_a_server_is_refused_where_weights_and_exact_log_probabilities_are_neede
         load_recipe(recipe, ["sampler=openai"])
 
 
-def test_a_server_may_move_and_be_asked_more_gently() -> None:
+def test_openai_server_address_and_concurrency_do_not_change_recipe_digest() -> None:
     engine = "judge.sampler"
     here = [
         "judge.path=null",
@@ -59,7 +59,7 @@ def test_a_server_may_move_and_be_asked_more_gently() -> None:
 @pytest.mark.parametrize(
     "base_url", ["http://me:secret@localhost/v1", "http://localhost/v1?key=secret"]
 )
-def test_an_address_holds_no_key(base_url: str) -> None:
+def test_openai_base_url_that_contains_a_key_is_rejected(base_url: str) -> None:
     said = refusal(backend="openai", openai=SERVER | {"base_url": base_url})
     assert (
         "an address cannot contain a key; put the key in the environment variable named by "

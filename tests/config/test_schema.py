@@ -56,20 +56,20 @@ def test_a_shipped_recipe_validates_as_it_is_written_and_as_it_is_resolved(name:
         ({"algorithm": "ppo", "grpo": {}}, []),
     ],
 )
-def test_a_typo_is_refused(wrong: dict[str, Any], where: list[str]) -> None:
+def test_schema_rejects_wrong_option_at_its_path(wrong: dict[str, Any], where: list[str]) -> None:
     found: list[ValidationError] = list(PPO.iter_errors(wrong))
     assert found
     deepest = max(found, key=lambda error: len(error.absolute_path))
     assert list(deepest.absolute_path) == where
 
 
-def test_a_short_form_and_a_task_of_the_user_are_taken() -> None:
+def test_schema_accepts_short_forms_and_custom_tasks() -> None:
     PPO.validate({"base": "ppo_gsm8k", "ppo": {"clip": 0.1}, "sampler": "vllm", "run": "runs/mine"})
     PPO.validate({"data": {"task": {"name": "rows.py:Rows", "count": 3}}})
 
 
 @pytest.mark.parametrize(("name", "kind"), list(registry.iterate_algorithms()))
-def test_each_option_is_described(name: str, kind: type) -> None:
+def test_schema_contains_every_option_with_its_description(name: str, kind: type) -> None:
     described = json.dumps(make_schema(name), ensure_ascii=False)
     for keys, meaning in options(RecipeShape(kind)).items():
         assert f'"{keys.rpartition(".")[2]}"' in described
@@ -79,7 +79,9 @@ def test_each_option_is_described(name: str, kind: type) -> None:
         ), keys
 
 
-def test_an_algorithm_of_the_user_has_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_command_makes_schema_of_custom_algorithm(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     place = f"{ROOT}/examples/custom_algorithm/reinforce.py:Reinforce"
     assert main(["schema", place]) == 0
     made = json.loads(capsys.readouterr().out)

@@ -34,19 +34,19 @@ def options(section: PromptSection, of: type[PromptSection] = PromptSection) -> 
     return section.model_dump(include=set(of.model_fields))
 
 
-def test_these_two_say_something_of_everything() -> None:
+def test_example_prompt_sections_cover_every_option() -> None:
     talks, chats = options(TALKS), options(CHATS)
     assert all(
         field.default != talks[name] or talks[name] != chats[name] for name, field in FIELDS.items()
     )
 
 
-def test_samplers_are_told_all_that_a_recipe_says() -> None:
+def test_sampling_section_passes_every_option_to_sampler() -> None:
     section = Sampling(max_tokens=3, temperature=0.5, top_k=4, top_p=0.9)
     assert asdict(section.params((1, 2))) == {**section.model_dump(), "stop_token_ids": (1, 2)}
 
 
-def test_a_learner_computes_as_the_recipe_says() -> None:
+def test_learner_section_keeps_every_computation_option() -> None:
     computation, parallel = Computation(device="cpu", dtype="bf16"), Parallel(dp=2)
     section = LearnerSection.from_computation(computation, "megatron", parallel)
     assert section.model_dump(include=set(Computation.model_fields)) == computation.model_dump()
@@ -56,7 +56,7 @@ def test_a_learner_computes_as_the_recipe_says() -> None:
 
 
 @pytest.mark.parametrize("said", [TALKS, CHATS], ids=["messages", "prompt"])
-def test_rows_are_read_as_their_section_says(said: PromptSection) -> None:
+def test_generate_and_eval_data_keep_every_prompt_option(said: PromptSection) -> None:
     given = options(said)
     answered = GenerateData.model_validate({"prompts": "rows.jsonl", **given}).in_order
     asked = EvalData.model_validate(

@@ -27,7 +27,9 @@ def gae() -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize(("gamma", "lam"), DISCOUNTS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_advantages(case: Case, gamma: float, lam: float, gae: Callable[..., Tensor]) -> None:
+def test_gae_matches_definition_and_is_zero_outside_actions(
+    case: Case, gamma: float, lam: float, gae: Callable[..., Tensor]
+) -> None:
     rewards, values, mask, lengths, final_values = tensors(case)
     try:
         advantages = gae(

@@ -163,7 +163,7 @@ SEEDS = range(5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_in_the_reward_every_token_pays_for_what_follows_it(seed: int) -> None:
+def test_kl_in_reward_gives_exact_gradient_of_sequence_kl(seed: int) -> None:
     old, ref = table(2 * seed), table(2 * seed + 1)
     wanted = exact(lambda logits: divergence(logits, ref), old)
     torch.testing.assert_close(in_reward_of_reinforce(old, ref), wanted, rtol=1e-9, atol=1e-12)
@@ -181,7 +181,9 @@ def test_in_the_reward_every_token_pays_for_what_follows_it(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("distance", [0.0, 0.1, 1.0])
-def test_in_the_loss_it_is_the_divergence_at_the_sampled_states(seed: int, distance: float) -> None:
+def test_kl_in_loss_gives_gradient_of_token_kl_at_sampled_states(
+    seed: int, distance: float
+) -> None:
     """On-policy (distance 0) and with the policy moved since it sampled."""
     now, ref = table(2 * seed), table(2 * seed + 1)
     old = now + distance * table(100 + seed)
@@ -195,7 +197,7 @@ def test_in_the_loss_it_is_the_divergence_at_the_sampled_states(seed: int, dista
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
-def test_a_sampler_of_other_weights_is_corrected_for_in_the_loss_too() -> None:
+def test_importance_weights_correct_kl_loss_for_stale_sampler() -> None:
     """Importance weights from sampler to learner weigh the divergence as they weigh the
     surrogate.
     """

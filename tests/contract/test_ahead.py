@@ -107,7 +107,7 @@ def bench(sampler: TabularSampler | None = None, policy: TabularLearner | None =
         return Bench(used, place, shown, agreement)
 
 
-def test_it_learns_from_weights_of_one_step_before() -> None:
+def test_one_step_ahead_ppo_trains_on_rollouts_of_previous_weights() -> None:
     here = bench()
     rows = here.run(here.ahead(30), range(30))
     assert [row["agreement/weights_age"] for row in rows] == [0.0] + [1.0] * 29
@@ -151,7 +151,7 @@ class Biased(TabularSampler):
 
 
 @pytest.mark.parametrize("sampler", [Hotter(since=3), Biased()])
-def test_an_engine_that_is_wrong_stops_it_before_that_is_trained_on(
+def test_wrong_engine_raises_disagreement_before_its_rollouts_are_trained_on(
     sampler: TabularSampler, tmp_path: Path
 ) -> None:
     here = bench(sampler)
@@ -172,7 +172,7 @@ def test_an_engine_that_is_wrong_stops_it_before_that_is_trained_on(
     assert again.step(resumed, len(rows)).metrics.floats()["agreement/breach"] == 0.0
 
 
-def test_what_is_drawn_otherwise_is_compared_by_reading() -> None:
+def test_wrong_sampler_weights_raise_disagreement_at_temperature_below_one() -> None:
     here = bench(Biased())
     ahead = here.ahead(30, sampling={"max_tokens": 4, "temperature": 0.7})
     with pytest.raises(DisagreementError):
@@ -214,7 +214,7 @@ class Telling(TabularLearner):
         return metrics
 
 
-def test_the_sampler_draws_while_the_learner_learns_and_its_weights_stay() -> None:
+def test_sampler_weights_stay_fixed_while_learner_updates_concurrently() -> None:
     sampler = Concurrent()
     policy = Telling(sampler.learned)
     here, before = bench(sampler, policy), policy.logits.detach().clone()
@@ -223,7 +223,7 @@ def test_the_sampler_draws_while_the_learner_learns_and_its_weights_stay() -> No
     assert not torch.equal(policy.logits, before)
 
 
-def test_nothing_is_drawn_for_a_step_that_never_comes() -> None:
+def test_no_rollout_is_generated_beyond_the_last_step() -> None:
     here = bench()
     here.run(here.ahead(3), range(3))
     assert here.sampler.phases.count("generate") == 3
@@ -231,7 +231,9 @@ def test_nothing_is_drawn_for_a_step_that_never_comes() -> None:
 
 
 @pytest.mark.parametrize("steps_before", [1, 3])
-def test_a_run_that_goes_on_draws_the_same_again(steps_before: int, tmp_path: Path) -> None:
+def test_resumed_one_step_ahead_run_repeats_metrics_exactly(
+    steps_before: int, tmp_path: Path
+) -> None:
     whole, first, second = bench(), bench(), bench()
     expected = whole.run(whole.ahead(5), range(5))
     ahead = first.ahead(5)
@@ -267,7 +269,7 @@ class Fragile(TabularSampler):
 @pytest.mark.parametrize(
     ("verb", "at", "done"), [("generate", 1, 0), ("generate", 3, 2), ("load", 2, 1)]
 )
-def test_what_breaks_is_told_between_steps_and_what_is_saved_then_goes_on_the_same(
+def test_sampler_error_is_raised_between_steps_and_saved_state_resumes_exactly(
     verb: str, at: int, done: int, tmp_path: Path
 ) -> None:
     whole, broken, second = bench(), bench(Fragile(verb, at)), bench()
@@ -291,14 +293,14 @@ class Crowded(TabularLearner):
         raise MemoryError("no room")
 
 
-def test_an_error_of_the_learner_ends_the_sampler_at_work() -> None:
+def test_learner_error_abandons_the_running_sampler_once() -> None:
     here = bench(policy=Crowded(3.0))
     with pytest.raises(MemoryError):
         here.run(here.ahead(2), range(1))
     assert len(here.abandoned) == 1
 
 
-def test_the_time_beside_is_told_apart() -> None:
+def test_overlapped_generation_time_is_reported_separately() -> None:
     here = bench()
     here.run(here.ahead(2), range(2))
     timings = here.shown.take_timings()

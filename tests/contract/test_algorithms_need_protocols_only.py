@@ -28,7 +28,7 @@ def run(rule: PPOSettings, steps: int) -> list[dict[str, float]]:
     return rows
 
 
-def test_ppo_learns_on_fakes() -> None:
+def test_ppo_raises_reward_with_fake_sampler_and_learner() -> None:
     rows = run(build_settings(recipe(), ()), 30)
     assert rows[0]["train/reward"] == pytest.approx(0.25, abs=0.08)
     assert rows[-1]["train/reward"] > 0.8
@@ -36,19 +36,19 @@ def test_ppo_learns_on_fakes() -> None:
     assert rows[-1]["refit/version"] == 29
 
 
-def test_position_moves_by_the_prompts_that_were_drawn() -> None:
+def test_ppo_step_advances_position_by_number_of_prompts() -> None:
     result = ppo_step(0, 100, workers(TabularSampler()), build_settings(recipe(), ()))
     assert result.position == 164
     assert result.samples[0]["id"] == "100"
 
 
-def test_kl_keeps_the_policy_near_the_reference() -> None:
+def test_kl_loss_reduces_reward_gain_of_policy() -> None:
     free = run(build_settings(recipe(), ()), 20)[-1]
     held = run(build_settings(recipe(kl={"coef": 1.0, "placement": "loss"}), ()), 20)[-1]
     assert held["train/reward"] < free["train/reward"] - 0.1
 
 
-def test_a_sampler_with_stale_weights_is_caught_at_the_refit() -> None:
+def test_stale_sampler_weights_raise_weight_sync_error() -> None:
     class Stale(TabularSampler):
         def load_weights(self, stream: Any, version: int) -> Any:
             held = self.logits
@@ -62,7 +62,7 @@ def test_a_sampler_with_stale_weights_is_caught_at_the_refit() -> None:
             ppo_step(1, 64, place, rule)
 
 
-def test_every_draw_is_keyed_so_equal_steps_are_equal() -> None:
+def test_identical_ppo_steps_give_identical_metrics() -> None:
     one, other = (
         ppo_step(0, 0, workers(TabularSampler()), build_settings(recipe(), ())) for _ in range(2)
     )

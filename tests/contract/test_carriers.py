@@ -120,7 +120,7 @@ def assert_same(left: Taken, right: Taken) -> None:
         assert torch.equal(tensor, right[name])
 
 
-def test_what_is_taken_is_what_was_written(ends: Ends) -> None:
+def test_received_tensors_equal_sent_tensors_over_every_transfer(ends: Ends) -> None:
     numbers = list[int]()
     for bucket in ends.sender.fill_buckets(
         OutgoingWeights.wrap_stream(weights().items()), columns=True
@@ -134,7 +134,7 @@ def test_what_is_taken_is_what_was_written(ends: Ends) -> None:
     assert len(numbers) >= 4
 
 
-def test_a_bucket_stays_while_the_next_is_filled(ends: Ends) -> None:
+def test_bucket_contents_survive_filling_of_next_bucket(ends: Ends) -> None:
     """The receiver begins to read a bucket only when the sender has filled the next one."""
     if ends.host is not None:
         pytest.skip("a broadcast ends when all have the bytes")
@@ -151,7 +151,7 @@ def test_a_bucket_stays_while_the_next_is_filled(ends: Ends) -> None:
     assert_same(ends.finish(), weights())
 
 
-def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
+def test_second_weight_transfer_with_larger_tensors_is_received(ends: Ends) -> None:
     """The second time there is more of it, so that memory has to grow."""
     more = {"more": torch.arange(3000.0)}
     for sent in ({"one": torch.ones(3)}, {"one": torch.zeros(3), **more}):
@@ -163,7 +163,9 @@ def test_what_is_sent_again_is_taken_again(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
-def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dtype | None) -> None:
+def test_sent_fingerprints_are_of_tensors_cast_to_transfer_dtype(
+    ends: Ends, dtype: torch.dtype | None
+) -> None:
     held = {"matrix": torch.randn(50, 30), "turned": torch.randn(4, 9).T, "count": torch.arange(7)}
     outgoing = OutgoingWeights(lambda: iter(held.items()), dtype)
     for bucket in ends.sender.fill_buckets(outgoing, columns=True):
@@ -178,7 +180,7 @@ def test_fingerprints_are_those_of_the_cast_tensors(ends: Ends, dtype: torch.dty
         )
 
 
-def test_a_stream_is_gone_through_as_it_is_sent() -> None:
+def test_weight_stream_is_read_lazily_while_buckets_are_sent() -> None:
     asked: list[str] = []
 
     def stream() -> Iterator[tuple[str, Tensor]]:
@@ -192,7 +194,7 @@ def test_a_stream_is_gone_through_as_it_is_sent() -> None:
     assert len(asked) < len(SHAPES)
 
 
-def test_files_of_shared_memory_are_gone_with_their_owner() -> None:
+def test_shared_memory_files_are_removed_with_their_owner() -> None:
     files = SharedFiles()
     assert len(set(files.file_paths)) == 2
     for place in files.file_paths:
@@ -217,7 +219,7 @@ def test_files_of_shared_memory_are_gone_with_their_owner() -> None:
         ),
     ],
 )
-def test_without_a_gpu_what_needs_one_is_refused_by_name(
+def test_gpu_only_transfer_is_refused_by_name_without_gpu(
     carrier: Callable[[], TransferRoute], what: str
 ) -> None:
     with pytest.raises(InputError, match=f"{what} .*torch sees none here"):

@@ -18,7 +18,7 @@ ASKED = ([Request((0,), 1)], SamplingParams(max_tokens=2))
 UNUSED = "arrived, but the engine does not compute with it"
 
 
-def test_wake_refit_generate_sleep() -> None:
+def test_sampler_session_loads_weights_once_per_version_between_wake_and_sleep() -> None:
     sampler = TabularSampler()
     engine = SamplerSession(sampler, TabularLearner(0.1))
     for version in (0, 0, 1):
@@ -38,7 +38,7 @@ def test_wake_refit_generate_sleep() -> None:
     ]
 
 
-def test_brackets_do_not_nest_and_nothing_is_generated_outside() -> None:
+def test_sampler_session_refuses_nesting_and_generation_outside_it() -> None:
     engine = SamplerSession(TabularSampler(), TabularLearner(0.1))
     with pytest.raises(RuntimeError, match="do not nest"), engine.at(0), engine.at(0):
         pass
@@ -48,7 +48,7 @@ def test_brackets_do_not_nest_and_nothing_is_generated_outside() -> None:
         assert len(engine.generate(*ASKED)) == 1
 
 
-def test_a_refit_that_failed_is_made_again() -> None:
+def test_failed_weight_sync_is_repeated_on_next_session_entry() -> None:
     class Once(TabularSampler):
         failed = False
 
@@ -96,7 +96,7 @@ SENT = {"embed": SentFingerprint(1, 10), "norm": SentFingerprint(2, None)}
         ),
     ],
 )
-def test_what_differs_is_named_with_its_reason(
+def test_attestation_check_names_each_differing_tensor_with_reason(
     held: WeightAttestation, faults: dict[str, str]
 ) -> None:
     assert find_differences(SENT, held) == faults

@@ -142,7 +142,7 @@ def hand_written_steps(model: nn.Module, batches: list[Batch]) -> list[float]:
     return norms
 
 
-def test_logprobs_are_those_of_a_plain_forward_pass(pair: Pair) -> None:
+def test_learner_logprobs_match_plain_forward_pass(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     expected = plain_logprobs(plain_model(pair.model), batch)
     logprob = pair.policy.logprobs(batch)
@@ -152,7 +152,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("k", [3, VOCABULARY])
-def test_the_likeliest_tokens_are_those_of_a_plain_forward_pass(pair: Pair, k: int) -> None:
+def test_topk_tokens_and_logprobs_match_unfiltered_forward_pass(pair: Pair, k: int) -> None:
     batch, model = (
         ragged(LENGTHS, sampling=SamplingParams(max_tokens=8, temperature=0.7, top_k=2)),
         plain_model(pair.model),
@@ -170,7 +170,7 @@ def test_the_likeliest_tokens_are_those_of_a_plain_forward_pass(pair: Pair, k: i
     assert (logprob[~batch.mask] == 0).all()
 
 
-def test_value_of_a_token_is_the_output_one_token_before_it(pair: Pair) -> None:
+def test_critic_values_are_shifted_right_by_one_token(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     value, final = pair.critic.values(batch)
     head = {name: tensor for name, tensor in pair.critic.weights() if name.startswith("value.")}
@@ -179,7 +179,7 @@ def test_value_of_a_token_is_the_output_one_token_before_it(pair: Pair) -> None:
     torch.testing.assert_close(final.double(), expected_final, atol=1e-5, rtol=0.0)
 
 
-def test_scores_under_the_distribution_that_was_sampled_from(pair: Pair) -> None:
+def test_learner_logprobs_apply_sampling_temperature_top_k_and_top_p(pair: Pair) -> None:
     sampling = SamplingParams(max_tokens=8, temperature=0.7, top_k=40, top_p=0.95)
     batch = ragged(LENGTHS, sampling=sampling)
     model, expected = plain_model(pair.model), []
@@ -194,7 +194,7 @@ def test_scores_under_the_distribution_that_was_sampled_from(pair: Pair) -> None
     assert torch.isfinite(logprob).all()
 
 
-def test_order_of_rows_does_not_matter(pair: Pair) -> None:
+def test_logprobs_and_values_do_not_depend_on_row_order(pair: Pair) -> None:
     batch, order = ragged(LENGTHS), [3, 0, 7, 5, 1, 6, 2, 4]
     shuffled, back = batch.select(order), torch.argsort(torch.tensor(order))
     logprob = Batch(pair.policy.logprobs(shuffled), shuffled.lengths).select(back).tokens
@@ -209,7 +209,7 @@ def test_order_of_rows_does_not_matter(pair: Pair) -> None:
     )
 
 
-def test_three_steps_are_those_of_a_hand_written_loop(pair: Pair) -> None:
+def test_three_training_steps_match_hand_written_adamw_loop(pair: Pair) -> None:
     batches = [ragged(LENGTHS, seed) for seed in range(3)]
     model = plain_model(pair.model)
     norms = hand_written_steps(model, batches)
@@ -233,7 +233,7 @@ def test_metrics_are_exact_over_micro_batches_and_ranks(pair: Pair) -> None:
     assert metrics["surprise"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_critic_learns_from_the_same_verbs(pair: Pair) -> None:
+def test_critic_training_lowers_squared_error_every_step(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     errors = [train(pair.critic, batch, SquaredError()).floats()["error"] for _ in range(8)]
     assert errors == sorted(errors, reverse=True)
@@ -242,7 +242,7 @@ def test_critic_learns_from_the_same_verbs(pair: Pair) -> None:
     assert now < errors[-1]
 
 
-def test_ppos_losses_and_metrics_are_those_of_one_process(pair: Pair) -> None:
+def test_ppo_update_over_ranks_matches_one_process_learner(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     noise = 0.3 * torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(5))
     columns = {"weight": torch.ones_like(noise), "old_value": pair.critic.values(batch)[0] + noise}
@@ -259,7 +259,7 @@ def test_ppos_losses_and_metrics_are_those_of_one_process(pair: Pair) -> None:
         assert_close(snapshot(learner), snapshot(alone), 1e-6)
 
 
-def test_gathered_gradients_are_those_of_the_joined_batch(pair: Pair) -> None:
+def test_accumulated_gradients_match_concatenated_batch(pair: Pair) -> None:
     one, two = ragged(LENGTHS, 1), ragged((3, 28, 5), 2)
     train(pair.policy, concat_batches([one, two]), WeightedLogprob())
     together = snapshot(pair.policy)
@@ -270,7 +270,7 @@ def test_gathered_gradients_are_those_of_the_joined_batch(pair: Pair) -> None:
     assert_close(snapshot(pair.policy), together, 1e-6)
 
 
-def test_loss_may_be_divided_by_rows(pair: Pair) -> None:
+def test_loss_denominator_rows_divides_by_number_of_rows(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     rows = int((batch.per_sample(batch.mask.float()) > 0).sum())
     tokens = int(batch.mask.sum())
@@ -281,7 +281,7 @@ def test_loss_may_be_divided_by_rows(pair: Pair) -> None:
     assert by_rows == pytest.approx(by_tokens, rel=1e-5)
 
 
-def test_nothing_to_learn_skips_the_update(pair: Pair) -> None:
+def test_all_masked_batch_skips_update_and_keeps_schedule(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     before = snapshot(pair.policy)
     metrics = train(
@@ -294,7 +294,7 @@ def test_nothing_to_learn_skips_the_update(pair: Pair) -> None:
     )
 
 
-def test_a_saved_learner_goes_on_bit_for_bit(pair: Pair, tmp_path: Path) -> None:
+def test_learner_loaded_from_save_continues_bit_for_bit(pair: Pair, tmp_path: Path) -> None:
     batches = [ragged(LENGTHS, seed) for seed in range(4)]
     for batch in batches[:2]:
         train(pair.policy, batch, WeightedLogprob())
@@ -310,7 +310,7 @@ def test_a_saved_learner_goes_on_bit_for_bit(pair: Pair, tmp_path: Path) -> None
     assert_same(snapshot(pair.policy), expected)
 
 
-def test_weights_have_the_names_of_the_checkpoint(pair: Pair) -> None:
+def test_learner_weights_have_checkpoint_names_and_values(pair: Pair) -> None:
     weights = snapshot(pair.policy)
     buffers = {name for name, _ in plain_model(pair.model).named_buffers()}
     assert buffers < weights.keys()
@@ -318,7 +318,7 @@ def test_weights_have_the_names_of_the_checkpoint(pair: Pair) -> None:
     assert_same(kept, load_file(pair.model / "model.safetensors"))
 
 
-def test_a_refused_batch_leaves_the_learner_usable(pair: Pair) -> None:
+def test_learner_trains_after_refused_batch_and_reload(pair: Pair) -> None:
     batch = ragged(LENGTHS)
     lame = replace(batch, token={"mask": batch.mask})
     with pytest.raises((KeyError, RuntimeError), match="no column 'advantage'"):
@@ -362,7 +362,7 @@ def test_micro_batches_change_no_gradient(models: Callable[..., Path], budget: i
     assert_close(gradients, expected, 2e-6 * largest)
 
 
-def test_updates_of_one_in_a_hundred_thousand_survive_bf16(models: Callable[..., Path]) -> None:
+def test_bf16_learner_keeps_fp32_weight_updates_of_1e_5(models: Callable[..., Path]) -> None:
     batch, folder = ragged(LENGTHS), models("llama")
     section = SECTION.model_copy(update={"dtype": "bf16"})
     settings = OPTIMIZER.model_copy(
@@ -385,7 +385,7 @@ def test_updates_of_one_in_a_hundred_thousand_survive_bf16(models: Callable[...,
 
 
 @pytest.mark.parametrize("budget", [64, 4096])
-def test_real_weights_score_real_text_like_transformers(assets: Path, budget: int) -> None:
+def test_stories260k_logprobs_match_transformers(assets: Path, budget: int) -> None:
     folder = assets / "models/stories260K/hf"
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     batch = ragged((40, 3, 25, 64, 9))

@@ -92,7 +92,7 @@ class Run:
         raise AssertionError("there was no alarm")
 
 
-def test_text_that_became_uncertain_is_no_fault() -> None:
+def test_drift_alarm_from_uncertain_text_has_outcome_text() -> None:
     run = Run(Noisy())
     for _ in range(6):
         assert run.step(SURE).floats()["watch/alarm"] == 0
@@ -102,7 +102,7 @@ def test_text_that_became_uncertain_is_no_fault() -> None:
     assert found["watch/rescored"] == pytest.approx(found["watch/mismatch"], abs=1e-6)
 
 
-def test_numbers_that_became_worse_are_found_on_kept_sequences() -> None:
+def test_drift_alarm_from_larger_logit_error_has_outcome_weights() -> None:
     run = Run(Noisy())
     for _ in range(6):
         run.step(UNSURE)
@@ -112,7 +112,7 @@ def test_numbers_that_became_worse_are_found_on_kept_sequences() -> None:
     assert found["watch/kept_now"] - 1 > 3 * (found["watch/kept_then"] - 1)
 
 
-def test_kept_sequences_that_became_unlikely_are_no_fault() -> None:
+def test_kept_sequences_made_unlikely_by_policy_give_outcome_text() -> None:
     """The policy comes to be unsure where it was sure: |Δ| of the kept sequences grows, by the
     policy alone.
     """
@@ -135,7 +135,7 @@ def test_kept_sequences_that_became_unlikely_are_no_fault() -> None:
     assert "; text: " in run.notes[0]
 
 
-def test_a_sampler_that_is_lost_at_an_alarm_leaves_the_state_as_it_was() -> None:
+def test_sampler_failure_during_drift_alarm_leaves_watch_state_unchanged() -> None:
     run = Run(Noisy())
     for _ in range(6):
         run.step(UNSURE)
@@ -162,7 +162,9 @@ def test_a_sampler_that_is_lost_at_an_alarm_leaves_the_state_as_it_was() -> None
         ({"usual": 0.0, "kept_then": 0.0, "rescored": 5e-4}, "decode"),
     ],
 )
-def test_the_outcome_is_the_first_that_holds(measured: dict[str, float], outcome: str) -> None:
+def test_drift_evidence_picks_first_matching_outcome(
+    measured: dict[str, float], outcome: str
+) -> None:
     usual = DriftEvidence(
         usual=0.01, now=0.09, rescored=0.08, resent=0.08, kept_then=0.01, kept_now=0.01
     )

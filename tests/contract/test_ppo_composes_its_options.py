@@ -116,7 +116,7 @@ def one_token(advantage: float, ratio: float, weight: float = 1.0) -> Batch:
         ({"clip": 0.1, "dual_clip": 3.0}, -1.0, 5.0, 3.0),
     ],
 )
-def test_bounds_on_the_ratio(
+def test_ppo_policy_loss_applies_clip_clip_high_and_dual_clip(
     ppo: dict[str, float], advantage: float, ratio: float, expected: float
 ) -> None:
     batch = one_token(advantage, ratio)
@@ -125,12 +125,12 @@ def test_bounds_on_the_ratio(
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_bound_on_the_value(clip: float | None) -> None:
+def test_value_clip_option_reaches_critic_loss(clip: float | None) -> None:
     _, critic, _ = steps(1, value_clip=clip)
     assert critic.losses == [ClippedValue(clip)] * 2
 
 
-def test_kl_in_the_reward_is_not_in_the_loss() -> None:
+def test_kl_placed_in_reward_is_subtracted_per_token_and_absent_from_loss() -> None:
     policy, _, _ = steps(1, reference=tilted(), kl={"coef": 0.5, "placement": "reward"})
     batch = policy.batches[0]
     delta = batch["old_logprob"] - batch["ref_logprob"]
@@ -140,7 +140,7 @@ def test_kl_in_the_reward_is_not_in_the_loss() -> None:
     assert all(isinstance(loss, ClippedSurrogate) and loss.kl_coef == 0 for loss in policy.losses)
 
 
-def test_kl_in_the_loss_is_not_in_the_reward() -> None:
+def test_kl_placed_in_loss_is_absent_from_token_rewards() -> None:
     policy, _, _ = steps(1, reference=tilted(), kl={"coef": 0.5, "placement": "loss"})
     batch, loss = policy.batches[0], policy.losses[0]
     assert isinstance(loss, ClippedSurrogate)
@@ -151,7 +151,7 @@ def test_kl_in_the_loss_is_not_in_the_reward() -> None:
 
 
 @pytest.mark.parametrize("placement", ["reward", "loss"])
-def test_what_is_maximized_has_the_kl_wherever_it_stands(placement: str) -> None:
+def test_shaped_reward_metric_subtracts_kl_for_both_placements(placement: str) -> None:
     policy, critic = Witness(3.0), Witness(0.3)
     collector = RolloutCollector(
         SamplerSession(TabularSampler(), policy), OnePrompt(), share_of_ones, str, seed=0
@@ -167,7 +167,7 @@ def test_what_is_maximized_has_the_kl_wherever_it_stands(placement: str) -> None
     )
 
 
-def test_the_coefficient_follows_its_target_and_a_checkpoint_holds_it(tmp_path: Path) -> None:
+def test_adaptive_kl_coefficient_follows_target_and_is_restored_exactly(tmp_path: Path) -> None:
     kl = {"coef": 0.5, "placement": "loss", "adaptive": {"target": 100.0}}
     policy, _, _ = steps(3, reference=tilted(), kl=kl)
     assert kl_coefs(policy) == pytest.approx([0.5, 0.5, 0.49, 0.49, 0.4802, 0.4802]), (
@@ -186,13 +186,13 @@ def test_the_coefficient_follows_its_target_and_a_checkpoint_holds_it(tmp_path: 
     assert restored.value == coefficient.value, "to the bit"
 
 
-def test_the_coefficient_waits_until_the_policy_learns() -> None:
+def test_adaptive_kl_coefficient_is_unchanged_during_critic_warmup() -> None:
     kl = {"coef": 0.5, "placement": "loss", "adaptive": {"target": 100.0}}
     policy, _, _ = steps(3, reference=tilted(), kl=kl, critic_warmup_steps=2)
     assert kl_coefs(policy) == [0.5, 0.5]
 
 
-def test_the_reference_is_not_the_policy() -> None:
+def test_ref_logprobs_come_from_reference_model_not_policy() -> None:
     reference = tilted()
     policy, _, _ = steps(2, reference=reference, kl={"coef": 0.5})
     batch = policy.batches[-1]
@@ -200,7 +200,7 @@ def test_the_reference_is_not_the_policy() -> None:
     assert not torch.equal(batch["ref_logprob"], batch["old_logprob"])
 
 
-def test_minibatches_are_dealt_anew_in_every_epoch_and_step() -> None:
+def test_minibatches_are_reshuffled_in_every_epoch_and_step() -> None:
     policy, critic, _ = steps(2, ppo_epochs=2)
     assert [order(batch) for batch in policy.batches] == [order(batch) for batch in critic.batches]
     passes = [order(policy.batches[i]) + order(policy.batches[i + 1]) for i in range(0, 8, 2)]
@@ -221,7 +221,7 @@ def test_correction_weights_reach_the_loss() -> None:
     assert light == pytest.approx(heavy / 2)
 
 
-def test_sequences_within_the_bound_stay_and_those_beyond_it_go() -> None:
+def test_sequences_beyond_max_sequence_mismatch_are_masked() -> None:
     policy, _, _ = steps(1, sampler=Slanted(), max_sequence_mismatch=1.5, global_batch_size=64)
     batch = policy.batches[0]
     error = (
@@ -234,14 +234,14 @@ def test_sequences_within_the_bound_stay_and_those_beyond_it_go() -> None:
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
-def test_critic_warmup_lasts_exactly_so_many_steps(warmup: int) -> None:
+def test_critic_warmup_delays_policy_training_by_exactly_its_steps(warmup: int) -> None:
     for count in range(1, 5):
         policy, critic, _ = steps(count, critic_warmup_steps=warmup)
         assert len(critic.batches) == 2 * count
         assert len(policy.batches) == 2 * max(0, count - warmup)
 
 
-def test_responses_without_a_verdict_leave_the_training() -> None:
+def test_responses_with_none_reward_are_masked_from_training() -> None:
     def undecided(prompts: Any, responses: list[str], answers: Any) -> list[float | None]:
         return [None if response[0] == "1" else 1.0 for response in responses]
 
@@ -258,7 +258,7 @@ def test_responses_without_a_verdict_leave_the_training() -> None:
     assert batch["reward"].view(64, 5)[~trained].eq(0).all()
 
 
-def test_dynamic_sampling_moves_the_position_by_all_that_was_drawn() -> None:
+def test_dynamic_sampling_advances_position_by_all_prompts_drawn() -> None:
     def rarely(prompts: Any, responses: list[str], answers: Any) -> list[float | None]:
         return [float(response == "11") for response in responses]
 
@@ -295,7 +295,7 @@ def credit(**ppo: Any) -> Batch:
     return with_advantages(batch, PPOSection.model_validate({**plain, **ppo}))[0]
 
 
-def test_each_lambda_goes_where_it_belongs() -> None:
+def test_policy_lambda_shapes_advantages_and_value_lambda_shapes_returns() -> None:
     batch = credit(gae_lambda_policy=0.0, gae_lambda_value=1.0)
     assert batch["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
     assert batch["advantage"].tolist() == pytest.approx(
@@ -303,7 +303,7 @@ def test_each_lambda_goes_where_it_belongs() -> None:
     )
 
 
-def test_lambda_that_grows_with_the_response_is_for_advantages_alone() -> None:
+def test_length_adaptive_lambda_changes_advantages_not_returns() -> None:
     batch = credit(gae_lambda=1.0, length_adaptive_alpha=1.0)
     assert batch["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
     short = 0.1 - 0.3 + 0.5 * (1 - 0.1)  # λ = 1 − 1/2
@@ -311,13 +311,13 @@ def test_lambda_that_grows_with_the_response_is_for_advantages_alone() -> None:
     assert batch["advantage"][[1, 4]].tolist() == pytest.approx([short, long])
 
 
-def test_bootstrap_only_where_asked_and_only_where_truncated() -> None:
+def test_final_value_bootstraps_only_truncated_responses_if_enabled() -> None:
     assert credit(gae_lambda=1.0)["return"].tolist() == pytest.approx([0, 1, 1, 0, 1, 1, 1])
     bootstrapped = credit(gae_lambda=1.0, bootstrap_truncated=True)["return"].tolist()
     assert bootstrapped == pytest.approx([0, 1, 1, 0, 1.5, 1.5, 1.5])
 
 
-def test_whitening_only_where_asked() -> None:
+def test_whiten_advantages_option_normalizes_advantages_and_keeps_returns() -> None:
     plain, white = (credit(whiten_advantages=on) for on in (False, True))
     chosen = plain["advantage"][plain.mask]
     torch.testing.assert_close(

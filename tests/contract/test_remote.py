@@ -100,7 +100,7 @@ def gone(pid: int, within_s: float) -> bool:
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_tensor_crosses_as_it_is_and_alone(name: str) -> None:
+def test_encoded_tensor_decodes_unchanged_and_sends_only_its_elements(name: str) -> None:
     tensor = TENSORS[name]
     parts = encode_message(CallResult({"tensor": tensor}))
     assert sum(part.nbytes for part in parts[1:]) == tensor.numel() * tensor.element_size()
@@ -110,13 +110,13 @@ def test_a_tensor_crosses_as_it_is_and_alone(name: str) -> None:
     assert torch.equal(crossed.value["tensor"], tensor)
 
 
-def test_calls_keep_their_object(shared: WorkerProxy) -> None:
+def test_worker_object_keeps_state_between_calls(shared: WorkerProxy) -> None:
     total = shared.call("add", 2)
     assert shared.call("add", 3) == total + 3
     assert shared.call("echo", "x", twice=True) == ("x", "x")
 
 
-def test_several_workers_work_at_the_same_time(
+def test_workers_run_calls_concurrently(
     shared: WorkerProxy, own: WorkerProxy, tmp_path: Path
 ) -> None:
     """Each waits for the other to have begun."""
@@ -128,7 +128,7 @@ def test_several_workers_work_at_the_same_time(
     assert wait_for_calls(pending) == ["met", "met"]
 
 
-def test_a_worker_does_one_thing_at_a_time(shared: WorkerProxy) -> None:
+def test_second_call_to_busy_worker_is_refused(shared: WorkerProxy) -> None:
     pending = shared.submit("sleep", 0.2)
     assert not pending.is_done()
     with pytest.raises(RuntimeError, match="worker abacus received add while sleep is running"):
@@ -136,7 +136,7 @@ def test_a_worker_does_one_thing_at_a_time(shared: WorkerProxy) -> None:
     assert pending.result() == "rested"
 
 
-def test_a_refusal_reads_as_it_was_written(shared: WorkerProxy) -> None:
+def test_worker_input_error_keeps_its_type_and_message(shared: WorkerProxy) -> None:
     with pytest.raises(InputError, match=r"policy\.lr is -1") as caught:
         shared.call("refuse")
     assert str(caught.value) == "policy.lr is -1, but must be positive"
@@ -148,7 +148,7 @@ def test_a_refusal_reads_as_it_was_written(shared: WorkerProxy) -> None:
     )
 
 
-def test_an_error_brings_its_traceback(shared: WorkerProxy) -> None:
+def test_remote_error_contains_worker_traceback(shared: WorkerProxy) -> None:
     with pytest.raises(
         RemoteError, match="fail of worker abacus raised LookupError: no such thing"
     ) as caught:
@@ -157,7 +157,7 @@ def test_an_error_brings_its_traceback(shared: WorkerProxy) -> None:
     assert shared.call("echo", 1) == 1
 
 
-def test_streams_come_item_by_item(shared: WorkerProxy) -> None:
+def test_worker_stream_yields_items_in_order_and_can_be_closed_early(shared: WorkerProxy) -> None:
     pieces = shared.stream("pieces", 1000, 100_000)
     assert next(pieces)[0] == 0
     pieces.close()
@@ -165,14 +165,16 @@ def test_streams_come_item_by_item(shared: WorkerProxy) -> None:
     assert [piece.tolist() for piece in pieces] == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_a_stream_is_not_made_ahead_of_its_reader(shared: WorkerProxy, tmp_path: Path) -> None:
+def test_worker_stream_does_not_run_far_ahead_of_its_reader(
+    shared: WorkerProxy, tmp_path: Path
+) -> None:
     with closing(shared.stream("pieces", 50, 1_000_000, progress=tmp_path / "made")) as pieces:
         next(pieces)
         time.sleep(0.3)
         assert (tmp_path / "made").stat().st_size <= 5
 
 
-def test_a_stream_that_breaks_says_so(shared: WorkerProxy) -> None:
+def test_error_inside_worker_stream_raises_remote_error(shared: WorkerProxy) -> None:
     pieces = shared.stream("broken_pieces")
     assert next(pieces) == 1
     with pytest.raises(RemoteError, match="the second piece is missing"):
@@ -180,7 +182,7 @@ def test_a_stream_that_breaks_says_so(shared: WorkerProxy) -> None:
     assert shared.call("echo", 1) == 1
 
 
-def test_an_error_in_building_shows_itself(workers: WorkerPool) -> None:
+def test_worker_build_error_is_raised_by_ready(workers: WorkerPool) -> None:
     remote = workers.start_worker(build_nothing, "broken", 120.0, PLACE)
     with pytest.raises(ValueError, match="the model folder is empty"):
         remote.wait_until_ready()
@@ -189,7 +191,7 @@ def test_an_error_in_building_shows_itself(workers: WorkerPool) -> None:
     remote.close()
 
 
-def test_a_worker_that_takes_too_long_is_ended(workers: WorkerPool) -> None:
+def test_worker_call_past_timeout_is_killed_and_raises_worker_died(workers: WorkerPool) -> None:
     hasty = abacus(workers, name="hasty")
     hasty.wait_until_ready()
     hasty.timeout_s = 0.5
@@ -203,7 +205,7 @@ def test_a_worker_that_takes_too_long_is_ended(workers: WorkerPool) -> None:
         hasty.call("add", 1)
 
 
-def test_a_worker_that_takes_no_message_in_time_is_ended(own: WorkerProxy) -> None:
+def test_worker_that_cannot_receive_before_timeout_raises_worker_died(own: WorkerProxy) -> None:
     own.timeout_s = 0.5
     os.kill(own.call("pid"), signal.SIGSTOP)
     with pytest.raises(WorkerDied, match=r"for echo and was ended"):
@@ -214,7 +216,9 @@ def test_a_worker_that_takes_no_message_in_time_is_ended(own: WorkerProxy) -> No
     ("verb", "argument", "ending"),
     [("end", signal.SIGKILL, KILLED), ("leave", 3, "(exit code 3|Ray says: .*)")],
 )
-def test_death_is_named(own: WorkerProxy, verb: str, argument: int, ending: str) -> None:
+def test_worker_died_error_names_worker_verb_and_exit_cause(
+    own: WorkerProxy, verb: str, argument: int, ending: str
+) -> None:
     total = own.call("add", 5)
     assert total >= 15
     with pytest.raises(WorkerDied, match=f"^worker abacus died in {verb}: {ending}$"):
@@ -224,7 +228,7 @@ def test_death_is_named(own: WorkerProxy, verb: str, argument: int, ending: str)
         own.call("add", 1)
 
 
-def test_a_worker_killed_from_outside_is_noticed_at_once(own: WorkerProxy) -> None:
+def test_external_sigkill_of_worker_fails_its_pending_call(own: WorkerProxy) -> None:
     pid = own.call("pid")
     pending = own.submit("sleep", 60.0)
     os.kill(pid, signal.SIGKILL)
@@ -232,7 +236,9 @@ def test_a_worker_killed_from_outside_is_noticed_at_once(own: WorkerProxy) -> No
         pending.result()
 
 
-def test_the_rest_is_not_waited_for_where_one_fails(shared: WorkerProxy, own: WorkerProxy) -> None:
+def test_one_failed_worker_ends_others_after_grace_period(
+    shared: WorkerProxy, own: WorkerProxy
+) -> None:
     shared.wait_until_ready()
     with pytest.raises(RemoteError, match="no such thing"):
         wait_for_calls([own.submit("sleep", 60.0), shared.submit("fail")], grace_s=0.2)
@@ -240,7 +246,7 @@ def test_the_rest_is_not_waited_for_where_one_fails(shared: WorkerProxy, own: Wo
     assert shared.call("echo", 1) == 1
 
 
-def test_a_death_is_told_before_the_errors_it_may_have_caused(
+def test_worker_death_is_reported_before_errors_of_other_workers(
     shared: WorkerProxy, own: WorkerProxy
 ) -> None:
     failing = shared.submit("fail")
@@ -250,7 +256,7 @@ def test_a_death_is_told_before_the_errors_it_may_have_caused(
 
 
 @pytest.mark.full
-def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
+def test_ray_worker_behaves_like_local_worker_process(ray: None) -> None:
     """Calls, refusals, errors, streams, a death and a deadline, over the other transport."""
     with open_workers("ray") as workers:
         own = abacus(workers, start=10)
@@ -282,7 +288,7 @@ def test_an_actor_keeps_the_contract_of_a_child(ray: None) -> None:
         assert not own.is_alive()
 
 
-def test_threads_are_shared_out(own: WorkerProxy) -> None:
+def test_worker_torch_threads_match_requested_thread_count(own: WorkerProxy) -> None:
     assert own.call("threads") == torch.get_num_threads()
     one = HERE.start_worker(Abacus, "abacus", 400.0, PLACE, threads=3)
     assert one.call("threads") == 3
@@ -294,7 +300,7 @@ from lockstep.cluster.placement import ProcessPlace
 from lockstep.cluster.workers import HERE
 from remote_workers import Abacus
 if __name__ == "__main__":
-    remote = HERE.start(Abacus, "orphan", 400.0, ProcessPlace(0, (0,), 0, on_gpu=False))
+    remote = HERE.start_worker(Abacus, "orphan", 400.0, ProcessPlace(0, (0,), 0, on_gpu=False))
     print(remote.call("pid"), flush=True)
     remote.call("sleep", 60.0)
 """
@@ -318,7 +324,7 @@ def test_a_busy_worker_does_not_outlive_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_script_without_a_main_guard_fails_in_one_sentence(tmp_path: Path) -> None:
+def test_script_without_main_guard_fails_with_worker_died_in_build(tmp_path: Path) -> None:
     script = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace(
         '"orphan"', '"unguarded"'
     )

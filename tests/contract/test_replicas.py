@@ -33,7 +33,9 @@ def shared_files() -> int:
     )
 
 
-def test_a_death_ends_the_block_and_keeps_those_before_it(start: Start, tmp_path: Path) -> None:
+def test_sampler_death_raises_after_finished_blocks_are_delivered(
+    start: Start, tmp_path: Path
+) -> None:
     pool, wanted = start(), requests()
     blocks = pool.generate_blocks(enumerate([wanted[:4], wanted[4:]]), SAMPLING)
     number, batch = next(blocks)
@@ -44,7 +46,7 @@ def test_a_death_ends_the_block_and_keeps_those_before_it(start: Start, tmp_path
 
 
 @pytest.mark.full
-def test_one_that_hangs_is_found_by_its_deadline(start: Start, tmp_path: Path) -> None:
+def test_hung_sampler_raises_sampler_lost_after_timeout(start: Start, tmp_path: Path) -> None:
     pool, wanted = start(signal.SIGSTOP, timeout_s=10.0), requests()
     pool.wait_until_ready()
     (tmp_path / f"doom-{wanted[3].key}").touch()
@@ -53,7 +55,7 @@ def test_one_that_hangs_is_found_by_its_deadline(start: Start, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
-def test_a_death_in_a_weight_sync_is_a_samplers_and_the_version_is_unknown(
+def test_sampler_death_in_weight_sync_raises_sampler_lost_and_clears_version(
     start: Start, models: Callable[..., Path], transfer: str
 ) -> None:
     pool = start(replicas=2, transfer=transfer, timeout_s=30.0)
@@ -73,7 +75,7 @@ def test_a_death_in_a_weight_sync_is_a_samplers_and_the_version_is_unknown(
     assert pool.version is None
 
 
-def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(
+def test_learner_death_in_weight_sync_is_not_reported_as_sampler_lost(
     start: Start, models: Callable[..., Path]
 ) -> None:
     pool = start(replicas=2)
@@ -91,7 +93,7 @@ def test_a_learner_that_dies_in_a_weight_sync_is_no_samplers_death(
     assert not isinstance(caught.value, SamplerLost)
 
 
-def test_work_that_is_left_leaves_idle_workers_ready(start: Start) -> None:
+def test_sampler_pool_generates_after_block_iterator_is_closed_early(start: Start) -> None:
     pool = start()
     blocks = pool.generate_blocks(enumerate([requests()] * 3), SAMPLING)
     next(blocks)
@@ -100,7 +102,7 @@ def test_work_that_is_left_leaves_idle_workers_ready(start: Start) -> None:
     assert len(pool.generate(requests(), SAMPLING)) == 10
 
 
-def test_abandoned_workers_end_the_call_that_another_thread_waits_for(
+def test_abandoning_sampler_pool_ends_its_pending_generate_call(
     start: Start, tmp_path: Path
 ) -> None:
     ends = list[BaseException]()
@@ -124,7 +126,9 @@ def test_abandoned_workers_end_the_call_that_another_thread_waits_for(
     assert not any(remote.is_alive() for remote in pool.remotes)
 
 
-def test_weight_syncs_share_one_carrier(start: Start, models: Callable[..., Path]) -> None:
+def test_repeated_weight_sync_opens_no_more_shared_memory_files(
+    start: Start, models: Callable[..., Path]
+) -> None:
     before, pool = shared_files(), start(replicas=2)
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", SECTION, None, 0).build()
     sync_weights(learner, pool, 7)

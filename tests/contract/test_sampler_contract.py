@@ -114,7 +114,9 @@ def subject(started: Subject) -> Subject:
 
 
 @pytest.mark.parametrize("sampling", SHAPED.values(), ids=SHAPED)
-def test_logprobs_are_the_learners(subject: Subject, sampling: SamplingParams) -> None:
+def test_sampler_logprobs_of_generated_tokens_match_learner(
+    subject: Subject, sampling: SamplingParams
+) -> None:
     batch = subject.sampler.generate(requests(), sampling)
     assert int(batch.mask.sum()) == 120
     learned = subject.learner.logprobs(batch)
@@ -122,7 +124,7 @@ def test_logprobs_are_the_learners(subject: Subject, sampling: SamplingParams) -
     assert (batch["sampler_logprob"][~batch.mask] == 0).all()
 
 
-def test_a_response_follows_its_prompt(subject: Subject) -> None:
+def test_generated_mask_covers_exactly_the_response_after_its_prompt(subject: Subject) -> None:
     wanted = requests()
     batch = subject.sampler.generate(wanted, PLAIN)
     assert batch.sampling == PLAIN
@@ -137,7 +139,7 @@ def test_a_response_follows_its_prompt(subject: Subject) -> None:
     assert batch["truncated"].all()
 
 
-def test_draws_depend_on_the_key_alone(subject: Subject) -> None:
+def test_sampled_tokens_depend_only_on_request_key_not_on_batch(subject: Subject) -> None:
     wanted = requests()
     drawn = responses(subject.sampler.generate(wanted, PLAIN))
     assert responses(subject.sampler.generate(wanted[::-1], PLAIN)) == drawn[::-1]
@@ -145,7 +147,7 @@ def test_draws_depend_on_the_key_alone(subject: Subject) -> None:
     assert responses(subject.sampler.generate(requests(role="another"), PLAIN)) != drawn
 
 
-def test_a_stop_token_ends_and_belongs(subject: Subject) -> None:
+def test_stop_token_ends_response_and_is_included_in_it(subject: Subject) -> None:
     stops = (7, 20, 33, 48)
     wanted = requests(tuple(range(1, 25)))
     free = responses(subject.sampler.generate(wanted, PLAIN))
@@ -159,7 +161,7 @@ def test_a_stop_token_ends_and_belongs(subject: Subject) -> None:
     )
 
 
-def test_a_stop_string_ends_with_the_token_that_completes_it(subject: Subject) -> None:
+def test_response_ends_with_token_that_completes_stop_string(subject: Subject) -> None:
     """Tokens are numbers without spaces: "13" is in 1 and 3, in 21 and 30, and in 13."""
     strings, read = ("13", "24", "35"), load_tokenizer(subject.model).decode
     wanted, free_length = requests(tuple(range(1, 25))), SamplingParams(max_tokens=8)
@@ -182,7 +184,7 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(subject: Subject) -
     assert responses(subject.sampler.generate(wanted[3:5], sampling)) == responses(batch)[3:5]
 
 
-def test_the_context_ends_a_response(subject: Subject) -> None:
+def test_response_is_truncated_at_context_length(subject: Subject) -> None:
     lengths = (CONTEXT - 3, 5, CONTEXT - 1, CONTEXT - 20)
     batch = subject.sampler.generate(requests(lengths), PLAIN)
     assert [len(response) for response in responses(batch)] == [3, 12, 1, 12]
@@ -190,14 +192,14 @@ def test_the_context_ends_a_response(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 5])
-def test_a_prompt_without_room_is_refused(subject: Subject, length: int) -> None:
+def test_empty_or_context_filling_prompt_is_refused(subject: Subject, length: int) -> None:
     with pytest.raises(
         ValueError, match=f"request 1 has {length} prompt tokens; .* at most {CONTEXT - 1}"
     ):
         subject.sampler.generate(requests((4, length)), PLAIN)
 
 
-def test_new_weights_are_used_stamped_and_attested(
+def test_loaded_weights_are_attested_used_and_stamped_with_version(
     subject: Subject, models: Callable[..., Path]
 ) -> None:
     other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
@@ -215,7 +217,7 @@ def test_new_weights_are_used_stamped_and_attested(
     assert (batch["sampler_logprob"] - subject.learner.logprobs(batch)).abs().max() > 0.1
 
 
-def test_attestation_tells_of_a_tensor_that_did_not_come(
+def test_attestation_differs_only_for_tensor_missing_from_stream(
     subject: Subject, models: Callable[..., Path]
 ) -> None:
     other = LearnerSpec(str(models("qwen2", seed=1)), "logits", SECTION, None, 0).build()
@@ -227,7 +229,7 @@ def test_attestation_tells_of_a_tensor_that_did_not_come(
         assert {name for name in sent if sent[name] != held.get(name)} == {skipped}
 
 
-def test_a_sampler_scores_as_the_learner_does(subject: Subject) -> None:
+def test_sampler_logprobs_of_given_batch_match_learner(subject: Subject) -> None:
     batch = ragged((9, 1, 30, 5))
     torch.testing.assert_close(
         subject.sampler.logprobs(batch), subject.learner.logprobs(batch), atol=1e-5, rtol=0.0
@@ -237,7 +239,7 @@ def test_a_sampler_scores_as_the_learner_does(subject: Subject) -> None:
 @pytest.mark.parametrize(
     "sampling", [PLAIN, SHAPED["all three"]], ids=["full support", "all three"]
 )
-def test_frequencies_are_those_of_the_distribution(
+def test_sampled_token_frequencies_match_filtered_distribution(
     subject: Subject, sampling: SamplingParams
 ) -> None:
     draws = 3000
@@ -268,7 +270,7 @@ def plain_distribution(model: Any, prompt: Tensor, sampling: SamplingParams) -> 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_is_what_transformers_generates(
+def test_greedy_sampling_matches_transformers_generate(
     models: Callable[..., Path], architecture: str
 ) -> None:
     folder, wanted = models(architecture), requests((9, 2, 25))
@@ -287,7 +289,7 @@ def test_greedy_is_what_transformers_generates(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_samples_as_it_scores(
+def test_rollout_logprobs_match_learner_for_every_architecture(
     models: Callable[..., Path], architecture: str
 ) -> None:
     lm = load_causal_lm(models(architecture))
@@ -298,7 +300,9 @@ def test_every_architecture_samples_as_it_scores(
     )
 
 
-def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
+def test_sampler_sharing_learner_model_uses_updates_without_copy(
+    models: Callable[..., Path],
+) -> None:
     lm = load_causal_lm(models("llama"))
     learner, sampler = TorchLearner(LogitsHead(lm), SECTION, OPTIMIZER), TorchSampler(lm, 64)
     first = sampler.generate(requests(), PLAIN)
@@ -319,7 +323,7 @@ def test_a_shared_model_needs_no_copy(models: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_16_bits_sample_as_a_learner_of_that_type_scores(
+def test_16_bit_sampler_logprobs_are_close_to_learner_of_same_dtype(
     models: Callable[..., Path], dtype: DType
 ) -> None:
     lm = load_causal_lm(models("qwen2"))
@@ -331,7 +335,7 @@ def test_16_bits_sample_as_a_learner_of_that_type_scores(
 
 @pytest.mark.parametrize("sampling", SHAPED.values(), ids=SHAPED)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_name_model_step_and_row(
+def test_non_finite_logits_raise_error_naming_step_token_and_row(
     models: Callable[..., Path], sampling: SamplingParams, value: float
 ) -> None:
     """Row 1 alone reads token 9, whose embedding is broken; so what follows it is not finite."""

@@ -115,7 +115,9 @@ def recipe(found: ConvertedConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("library", CONFIGS)
-def test_every_key_is_accounted_for_and_the_recipe_loads(library: str, tmp_path: Path) -> None:
+def test_converted_config_accounts_for_every_key_and_loads_as_recipe(
+    library: str, tmp_path: Path
+) -> None:
     found = converted(tmp_path, *CONFIGS[library])
     assert found.table.name.lower().replace(" ", "-") == library
     given = dict(flatten_tree(read_config([str(tmp_path / CONFIGS[library][0])]).tree))
@@ -127,7 +129,7 @@ def test_every_key_is_accounted_for_and_the_recipe_loads(library: str, tmp_path:
     recipe(found)
 
 
-def test_what_verl_trains(tmp_path: Path) -> None:
+def test_verl_config_is_converted_to_expected_options(tmp_path: Path) -> None:
     options = recipe(converted(tmp_path, *CONFIGS["verl"]))
     assert options["model.path"] == "hf:Qwen/Qwen3-0.6B"
     assert options["data.messages"] == "prompt"
@@ -138,7 +140,7 @@ def test_what_verl_trains(tmp_path: Path) -> None:
     assert options["trackers.wandb.project"] == "mine"
 
 
-def test_what_the_others_train(tmp_path: Path) -> None:
+def test_openrlhf_nemo_rl_and_trl_configs_are_converted_to_expected_options(tmp_path: Path) -> None:
     options = recipe(converted(tmp_path, *CONFIGS["openrlhf"]))
     assert (options["grpo.baseline"], options["grpo.scale_rewards"]) == ("mean", "group")
     assert (options["policy.lr"], options["data.prompt"], options["data.answer"]) == (
@@ -190,7 +192,9 @@ LOOK = {
 
 
 @pytest.mark.parametrize("case", LOOK)
-def test_what_is_doubtful_is_listed_and_left_out(case: str, tmp_path: Path) -> None:
+def test_inconvertible_key_is_listed_for_review_and_left_out_of_recipe(
+    case: str, tmp_path: Path
+) -> None:
     library, algorithm, word, key = LOOK[case]
     name, text, usual = CONFIGS[library]
     found = converted(tmp_path, name, text, algorithm or usual, *filter(None, [word]))
@@ -203,7 +207,7 @@ def test_what_is_doubtful_is_listed_and_left_out(case: str, tmp_path: Path) -> N
     recipe(found)
 
 
-def test_their_defaults_that_differ_are_named(tmp_path: Path) -> None:
+def test_differing_defaults_of_other_library_are_reported(tmp_path: Path) -> None:
     text = VERL.replace("actor_rollout_ref.actor.optim.lr=1e-6", "").replace(
         "actor.kl_loss_type=k3+", "actor.ppo_epochs=1"
     )
@@ -254,7 +258,7 @@ def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> N
     assert clash.sentence == "seed is already 1, from data.seed"
 
 
-def test_a_secret_is_not_shown(tmp_path: Path) -> None:
+def test_conversion_report_hides_api_key(tmp_path: Path) -> None:
     _, report, _ = convert_words(
         [
             str(write(tmp_path, OPENRLHF.rstrip() + " --logger.wandb.key abc")),
@@ -283,13 +287,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read_is_refused(case: str, tmp_path: Path) -> None:
+def test_unreadable_config_is_rejected_with_reason(case: str, tmp_path: Path) -> None:
     text, name, said = REFUSED[case]
     with pytest.raises(InputError, match=said):
         convert_words([str(write(tmp_path, text, name))], None, None)
 
 
-def test_the_command_writes_a_recipe_and_reports(
+def test_convert_command_writes_loadable_recipe_and_refuses_to_overwrite_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mine.yaml"
@@ -304,7 +308,9 @@ def test_the_command_writes_a_recipe_and_reports(
     assert "look at trainer.total_epochs" in capsys.readouterr().err
 
 
-def test_flags_are_given_as_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_command_reads_flags_of_other_library_as_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = [
         "--model_name_or_path",
         "m",

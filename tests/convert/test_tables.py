@@ -72,7 +72,7 @@ def named_keys(row: KeyEntry) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("library", list_libraries())
-def test_every_row_names_options_and_keys_that_exist(library: str) -> None:
+def test_key_table_names_only_existing_options_keys_and_conversions(library: str) -> None:
     table: KeyTable = load_table(library)
     options = {name for row in table.rows.values() for name in named_options(row)}
     options |= {name for sets in table.always.values() for name in sets}
@@ -83,7 +83,7 @@ def test_every_row_names_options_and_keys_that_exist(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", list_libraries())
-def test_a_row_without_an_option_has_a_reason(library: str) -> None:
+def test_key_table_row_without_option_has_a_reason(library: str) -> None:
     rows = load_table(library).rows
     assert not [
         key for key, row in rows.items() if row.verdict is not KeyVerdict.CONVERTED and not row.note
@@ -100,7 +100,7 @@ def test_a_row_without_an_option_has_a_reason(library: str) -> None:
     ]
 
 
-def test_requirements_and_placeholders_name_options() -> None:
+def test_conversion_requirements_and_placeholders_name_existing_options() -> None:
     ours = load_ours()
     names = {
         *ours["requires"],
@@ -126,7 +126,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("override", SAYS)
-def test_a_key_of_theirs_in_a_recipe_is_explained(
+def test_override_with_key_of_other_library_gets_hint_with_lockstep_option(
     override: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "ppo_arithmetic", override]) == 2
@@ -135,7 +135,7 @@ def test_a_key_of_theirs_in_a_recipe_is_explained(
     assert message.count("\n") == 1
 
 
-def test_a_section_of_theirs_in_a_recipe_is_explained(
+def test_recipe_with_section_of_other_library_gets_hint_with_lockstep_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tmp_path / "mine.yaml"
@@ -156,7 +156,7 @@ class Hidden:
         return None
 
 
-def test_without_the_package_there_is_no_hint(
+def test_missing_lockstep_convert_gives_plain_error_without_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])

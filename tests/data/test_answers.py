@@ -147,13 +147,13 @@ def learn(
         (CHATML, assistant("4", weight=1), "4<|im_end|>"),
     ],
 )
-def test_what_the_template_writes_after_the_prompt_is_learned(
+def test_text_rendered_after_prompt_is_learned_up_to_one_stop_token(
     tmp_path: Path, template: str, answer: dict[str, Any], learned: str
 ) -> None:
     assert learn(tmp_path, template, user("2+2?"), answer, stops=(TEXT_END,)) == learned
 
 
-def test_calls_without_content_are_rendered_in_earlier_turns(tmp_path: Path) -> None:
+def test_earlier_tool_call_turn_with_null_content_is_rendered(tmp_path: Path) -> None:
     talk = [
         user("2+2?"),
         assistant(None, tool_calls=CALL),
@@ -163,7 +163,9 @@ def test_calls_without_content_are_rendered_in_earlier_turns(tmp_path: Path) -> 
     assert learn(tmp_path, CALLS, *talk) == "It is 4.<|im_end|>"
 
 
-def test_a_template_may_write_the_last_question_with_more(tmp_path: Path) -> None:
+def test_answer_is_learned_if_chat_template_adds_system_message_to_last_question(
+    tmp_path: Path,
+) -> None:
     """Mistral's writes the system message into the last question, and not if an answer follows
     it.
     """
@@ -200,14 +202,16 @@ def test_an_answer_of_a_template_that_writes_no_stop_token_ends_with_the_end_of_
         (CHATML, assistant(None, reasoning_content="two"), "message, number 2, that is not"),
     ],
 )
-def test_an_answer_that_cannot_be_learned_is_a_bad_row(
+def test_unlearnable_answer_is_rejected_with_line_and_reason(
     tmp_path: Path, template: str, answer: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=f"line 1: .*{message}"):
         learn(tmp_path, template, user("2+2?"), answer)
 
 
-def test_a_thought_that_the_template_does_not_write_is_noted(tmp_path: Path, capsys: Any) -> None:
+def test_reasoning_content_omitted_by_chat_template_is_reported(
+    tmp_path: Path, capsys: Any
+) -> None:
     assert (
         learn(tmp_path, CHATML, user("2+2?"), assistant("4", reasoning_content="two", id=None))
         == "4<|im_end|>"
@@ -231,7 +235,7 @@ def test_tools_of_a_row_are_given_to_the_template(tmp_path: Path, tools: Any) ->
 @pytest.mark.parametrize(
     ("answer", "learned"), [("x<|im_end|>", "x<|im_end|>"), ("x", "x<|endoftext|>")]
 )
-def test_text_that_already_ends_gets_no_second_end(
+def test_answer_that_ends_with_stop_token_gets_no_second_stop_token(
     tmp_path: Path, answer: str, learned: str
 ) -> None:
     tokenizer = build_tokenizer(None, end=TEXT_END)
@@ -239,7 +243,7 @@ def test_text_that_already_ends_gets_no_second_end(
     assert tokenizer.decode(list(row.answers[0])) == learned
 
 
-def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:
+def test_pair_answers_include_their_reasoning_content(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(THINKS)
     answers = {name: [assistant("4", reasoning_content=name)] for name in ("chosen", "rejected")}
     rows = write(tmp_path, {"talk": [user("2+2?")], **answers})
@@ -250,7 +254,9 @@ def test_pairs_learn_thoughts_and_calls_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("question", ["<s>2+2?", "2+2?"])
-def test_a_prompt_has_one_opening_token(question: str, assets: Path, tmp_path: Path) -> None:
+def test_prompt_starts_with_exactly_one_bos_token(
+    question: str, assets: Path, tmp_path: Path
+) -> None:
     llama = load_tokenizer(assets / "models/stories260K/hf")
     data = DataSection(train="rows.jsonl", prompt="{question}", max_prompt_tokens=99, answer="")
     tokens = PromptRows(write(tmp_path, {"question": question}), llama, data)[0].tokens
@@ -266,7 +272,7 @@ def open_prompts(folder: Path, tokenizer: Any, **options: Any) -> PromptRows:
 DATED = CHATML + "{{ strftime_now('%d %b %Y %H:%M') }}"
 
 
-def test_a_run_keeps_the_date_that_its_template_writes(tmp_path: Path) -> None:
+def test_run_folder_keeps_date_used_by_chat_template(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     with keep_date(run):

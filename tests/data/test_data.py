@@ -51,7 +51,7 @@ def drawn(folder: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("files")
-def test_a_mixture_counts_what_it_skips_and_goes_on_to_the_same_bits(
+def test_data_mixture_reports_skipped_rows_and_resumes_with_same_prompts_and_metrics(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run(*MIXTURE, "run.folder=whole", "run.max_steps=4")

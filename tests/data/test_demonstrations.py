@@ -42,9 +42,7 @@ def section(**options: Any) -> DataSection:
     return DataSection(**fields)
 
 
-def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
-    index: Any, tokenizer: Any
-) -> None:
+def test_loss_mask_covers_completion_and_stop_token_only(index: Any, tokenizer: Any) -> None:
     batch = build_answer_batch(
         DemonstrationRows(index, tokenizer, section(), max_tokens=64).read_first()
     )
@@ -56,7 +54,7 @@ def test_the_mask_is_on_the_completion_and_its_stop_token_and_on_nothing_else(
         assert mask.int().diff().abs().sum() == 1
 
 
-def test_the_prompt_has_the_tokens_that_a_sampler_is_given(index: Any, assets: Path) -> None:
+def test_demonstration_prompt_has_same_tokens_as_sampled_prompt(index: Any, assets: Path) -> None:
     llama = load_tokenizer(assets / "models/stories260K/hf")
     demonstrations, prompts = (
         DemonstrationRows(index, llama, section(), 512),
@@ -155,7 +153,7 @@ def test_messages_in_prompt_and_completion_are_read_by_the_chat_template(
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 2\n", "7 end<eos>")
 
 
-def test_dots_lead_into_objects(tmp_path: Path, tokenizer: Any) -> None:
+def test_dotted_field_names_read_nested_objects(tmp_path: Path, tokenizer: Any) -> None:
     data = section(prompt="Say {info.score}", completion="{info.truth}")
     [row] = DemonstrationRows(write_row(tmp_path, CHAT_ROW), tokenizer, data, 64).read_first()
     assert (row.prompt.text, tokenizer.decode(list(row.answers[0]))) == ("Say 3", "7 end<eos>")

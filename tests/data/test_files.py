@@ -46,7 +46,9 @@ FORMATS = [jsonl, parquet]
 
 
 @pytest.mark.parametrize("make", FORMATS)
-def test_every_format_keeps_the_protocol(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_jsonl_and_parquet_files_implement_the_same_row_protocol(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
     path = make(tmp_path)
     rows = open_rows(FileGroup((path,)))
     assert len(rows) == 2
@@ -59,7 +61,9 @@ def test_every_format_keeps_the_protocol(make: Callable[[Path], Path], tmp_path:
 
 
 @pytest.mark.parametrize("make", FORMATS)
-def test_a_file_that_changes_is_an_error(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_reading_file_modified_after_opening_is_rejected(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
     path = make(tmp_path)
     rows = open_rows(FileGroup((path,)))
     os.utime(path, ns=(0, 0))
@@ -75,7 +79,7 @@ def many(folder: Path, name: str, answers: range) -> Path:
     return path
 
 
-def test_files_stand_one_after_the_other(tmp_path: Path) -> None:
+def test_several_files_are_indexed_as_one_in_given_order(tmp_path: Path) -> None:
     paths = (
         many(tmp_path, "a.jsonl", range(3)),
         parquet(tmp_path),
@@ -111,7 +115,7 @@ def padded(value: Any, keys: tuple[str, ...]) -> Any:
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "json"])
-def test_null_keys_inside_of_objects_are_padding_in_every_format(form: str, tmp_path: Path) -> None:
+def test_null_keys_inside_objects_are_dropped_in_every_format(form: str, tmp_path: Path) -> None:
     path, lines = tmp_path / f"rows.{form}", [padded(value, ("name", "b")) for value in CALLS]
     match form:
         case "parquet":
@@ -127,7 +131,7 @@ def test_null_keys_inside_of_objects_are_padding_in_every_format(form: str, tmp_
 @pytest.mark.parametrize(
     "value", [float("nan"), float("inf"), [1.0, float("nan")], {"a": {"b": float("nan")}}]
 )
-def test_a_number_of_a_table_that_is_not_finite_is_never_text(value: Any, tmp_path: Path) -> None:
+def test_non_finite_number_in_parquet_row_makes_it_a_bad_row(value: Any, tmp_path: Path) -> None:
     good = {float: 1.0, list: [1.0], dict: {"a": {"b": 1.0}}}[type(value)]
     rows = [{"question": "q", "answer": good}, {"question": "q", "answer": value}]
     table = open_rows(FileGroup((write_table(tmp_path / "rows.parquet", rows),)))

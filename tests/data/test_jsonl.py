@@ -30,7 +30,7 @@ def all_rows(index: JsonlIndex) -> list[dict]:
     return index.read_rows(range(len(index)))
 
 
-def test_strings_come_back_as_written_whatever_other_rows_hold(tmp_path: Path) -> None:
+def test_jsonl_strings_are_not_retyped_by_types_in_other_rows(tmp_path: Path) -> None:
     # One row with another type makes some loaders retype the strings of all others.
     strings = [
         "007",
@@ -64,7 +64,9 @@ def test_strings_come_back_as_written_whatever_other_rows_hold(tmp_path: Path) -
         b'\xef\xbb\xbf\n{"a": 1}\n{"a": 2}',
     ],
 )
-def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: bytes) -> None:
+def test_line_endings_byte_order_mark_and_blank_lines_are_ignored_in_jsonl(
+    tmp_path: Path, content: bytes
+) -> None:
     index = JsonlIndex(written(tmp_path, content))
     assert all_rows(index) == [{"a": 1}, {"a": 2}]
     assert index.skipped.count == 0
@@ -83,7 +85,7 @@ def test_line_ends_marks_and_blank_lines_change_no_row(tmp_path: Path, content: 
         "7",
     ],
 )
-def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number: str) -> None:
+def test_template_renders_numbers_exactly_as_written_in_jsonl(tmp_path: Path, number: str) -> None:
     line = f'{{"n": {number}, "nested": [{{"n": {number}}}]}}'.encode()
     row = pickle.loads(pickle.dumps(JsonlIndex(written(tmp_path, line)).read_rows([0])[0]))
     assert row["n"] == json.loads(number)
@@ -106,7 +108,7 @@ def test_a_number_goes_into_a_template_as_it_was_written(tmp_path: Path, number:
         (b'{"b": [{"a": 1, "a" : 1}]}', 'has the key "a" twice'),
     ],
 )
-def test_a_bad_line_is_an_error_with_its_place_or_a_counted_skip(
+def test_bad_jsonl_line_is_rejected_by_line_number_or_skipped_and_counted(
     tmp_path: Path, bad: bytes, what: str
 ) -> None:
     path = written(tmp_path, b'{"a": 1}\n' + bad + b'\n{"a": 2}\n')
@@ -138,12 +140,12 @@ def refused(*_: Any) -> Any:
     raise AssertionError("the file was read again")
 
 
-def test_the_second_opening_reads_nothing_and_finds_the_same(
+def test_second_opening_of_jsonl_uses_cached_index_without_a_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = b'{"a": 1}\nbad\n{"a": 2}\n'
     first = JsonlIndex(written(tmp_path, content), "skip")
-    monkeypatch.setattr(JsonlIndex, "_scan", refused)
+    monkeypatch.setattr(JsonlIndex, "_scan_rows", refused)
     second = JsonlIndex(first.path, "skip")
     assert all_rows(second) == all_rows(first)
     assert second.skipped == first.skipped
@@ -151,7 +153,7 @@ def test_the_second_opening_reads_nothing_and_finds_the_same(
 
 
 @pytest.mark.parametrize("left", [0, 7, 30])
-def test_a_cache_entry_that_is_cut_short_is_made_anew(
+def test_truncated_jsonl_index_cache_entry_is_rebuilt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
@@ -162,7 +164,7 @@ def test_a_cache_entry_that_is_cut_short_is_made_anew(
     assert all_rows(JsonlIndex(path)) == [{"a": 1}, {"a": 2}]
 
 
-def test_a_packed_file_is_read_as_what_it_holds(
+def test_gzipped_jsonl_is_read_with_rows_lines_and_digest_of_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
@@ -197,7 +199,7 @@ print(kib("VmHWM") - before)
     not Path("/proc/self/status").exists(),
     reason="the system does not tell a process's peak memory",
 )
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+def test_jsonl_index_memory_stays_below_32_mb_for_125_mb_file(tmp_path: Path) -> None:
     line = b'{"text": "' + b"x" * 300 + b'"}\n'
     path = written(tmp_path, line * 400_000)  # 125 MB
     grown = subprocess.run(
@@ -213,7 +215,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         max_size=8,
     )
 )
-def test_any_rows_come_back_in_any_order(
+def test_jsonl_rows_can_be_read_in_reverse_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict]
 ) -> None:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"

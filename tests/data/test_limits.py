@@ -53,7 +53,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("short")
-def test_a_template_ends_in_time_and_gets_no_more_than_its_memory(template: str, why: str) -> None:
+def test_chat_template_that_exceeds_time_or_memory_limit_is_rejected(
+    template: str, why: str
+) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(ChatTemplateError, match=why):
@@ -61,7 +63,7 @@ def test_a_template_ends_in_time_and_gets_no_more_than_its_memory(template: str,
 
 
 @pytest.mark.usefixtures("short")
-def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
+def test_tokenizer_that_exceeds_time_limit_is_stopped_and_row_named(tmp_path: Path) -> None:
     """There are more slow rows than a small machine has cores, so no thread of the tokenizer is
     free to find one.
     """
@@ -75,7 +77,7 @@ def test_a_tokenizer_ends_in_time_and_the_row_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["question", "answer"])
-def test_a_text_that_would_take_a_tokenizer_gigabytes_is_refused_by_row(
+def test_row_with_text_above_character_limit_is_rejected_by_line(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "_MOST_CHARACTERS", 1000)

@@ -16,7 +16,9 @@ def split(parts: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
 
 
 @given(parts=PARTS, position=st.integers(0, 10**15))
-def test_after_any_number_of_rows_each_part_has_given_its_share(parts: list, position: int) -> None:
+def test_mixture_draws_from_each_part_in_proportion_to_its_weight(
+    parts: list, position: int
+) -> None:
     _, weights = split(parts)
     counts = count_drawn(position, tuple(weights))
     assert sum(counts) == position
@@ -28,7 +30,7 @@ def test_after_any_number_of_rows_each_part_has_given_its_share(parts: list, pos
 
 
 @given(parts=PARTS, seed=st.integers(0, 99))
-def test_every_row_of_a_part_comes_once_before_any_comes_again(parts: list, seed: int) -> None:
+def test_mixture_draws_every_row_of_part_once_per_epoch(parts: list, seed: int) -> None:
     sizes, weights = split(parts)
     rows = mix_rows_at(0, 60, sizes, weights, seed, shuffle=True)
     ends = list(accumulate(sizes))

@@ -66,7 +66,7 @@ def opened(
     return PairRows(JsonlIndex(path, data.bad_rows), tokenizer, data, max_tokens, stops)
 
 
-def test_either_answer_follows_its_prompt_and_is_learned_with_its_stop_token(
+def test_loss_mask_of_pair_covers_each_answer_and_its_stop_token_only(
     tmp_path: Path, tokenizer: Any
 ) -> None:
     batch = build_answer_batch(opened(tmp_path, tokenizer, ROWS).read_first())
@@ -100,7 +100,9 @@ def test_pairs_come_in_the_order_of_prompts_and_with_their_scores(
     ]
 
 
-def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer: Any) -> None:
+def test_pair_prompt_and_answers_are_read_from_conversations(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     tokenizer.chat_template = CHAT
     row = {
         "talk": TALK[:1],
@@ -134,7 +136,7 @@ def test_conversations_give_the_prompt_and_the_answers(tmp_path: Path, tokenizer
         ),
     ],
 )
-def test_a_row_that_is_no_pair_is_an_error_or_skipped(
+def test_invalid_pair_row_is_rejected_by_line_or_skipped(
     tmp_path: Path, tokenizer: Any, change: dict[str, Any], message: str
 ) -> None:
     rows, scores = [{**ROWS[0], **change}, *ROWS[1:]], {"chosen_score": "w", "rejected_score": "l"}

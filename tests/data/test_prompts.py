@@ -51,7 +51,7 @@ def test_render_fills_fields_and_leaves_everything_else() -> None:
     assert fill_template("no fields", {}, "") == "no fields"
 
 
-def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(
+def test_prompt_has_rendered_text_its_tokens_row_and_line_id(
     index: JsonlIndex, tokenizer: Any
 ) -> None:
     prompt = PromptRows(index, tokenizer, section(prompt="{question}\n", answer="#### {answer}"))[3]
@@ -61,7 +61,9 @@ def test_a_prompt_is_the_rendered_row_with_its_tokens_and_place(
     assert prompt.row == ROWS[3]
 
 
-def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer: Any) -> None:
+def test_row_without_answer_is_rejected_only_if_answers_are_required(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "What?"}) + "\n" + json.dumps(ROWS[1]))
     prompts = PromptRows(JsonlIndex(path), tokenizer, section(), NO_ANSWERS)
@@ -72,7 +74,7 @@ def test_a_row_needs_no_answer_where_nobody_reads_one(tmp_path: Path, tokenizer:
         PromptRows(JsonlIndex(path), tokenizer, section())
 
 
-def test_a_chat_template_wraps_the_prompt_and_opens_the_reply(
+def test_chat_template_adds_system_prompt_and_generation_prompt(
     index: JsonlIndex, tokenizer: Any
 ) -> None:
     tokenizer.chat_template = CHAT
@@ -87,7 +89,7 @@ THINKING = CHAT + (
 )
 
 
-def test_a_chat_template_reads_its_arguments(index: JsonlIndex, tokenizer: Any) -> None:
+def test_template_args_are_passed_to_chat_template(index: JsonlIndex, tokenizer: Any) -> None:
     tokenizer.chat_template = THINKING
     plain = PromptRows(index, tokenizer, section(chat=True))[1].text
     assert (
@@ -119,7 +121,7 @@ def test_arguments_that_a_chat_template_does_not_read_are_refused(
         section(template_args={"style": "x"})
 
 
-def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_from_both(
+def test_bos_token_is_not_doubled_if_chat_template_writes_it(
     index: JsonlIndex, assets: Path
 ) -> None:
     llama = load_tokenizer(assets / "models/stories260K/hf")
@@ -128,7 +130,7 @@ def test_special_tokens_come_from_the_tokenizer_or_from_the_chat_template_never_
     assert PromptRows(index, llama, section(chat=True))[0].tokens.count(llama.bos_token_id) == 1
 
 
-def test_real_questions_with_a_real_tokenizer(assets: Path) -> None:
+def test_gsm8k_prompts_are_tokenized_or_skipped_as_overlong(assets: Path) -> None:
     data = section(
         prompt="Question: {question}\nAnswer:", max_prompt_tokens=300, overlong_prompts="skip"
     )
@@ -149,7 +151,7 @@ def talks(tmp_path: Path, *talks: Any) -> JsonlIndex:
     return JsonlIndex(path)
 
 
-def test_messages_go_through_the_chat_template_without_the_answer(
+def test_final_assistant_message_is_left_out_of_rendered_prompt(
     tmp_path: Path, tokenizer: Any
 ) -> None:
     tokenizer.chat_template = CHAT

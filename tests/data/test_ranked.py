@@ -32,7 +32,7 @@ def said(role: str, text: str, *replies: dict[str, Any], rank: int | None = None
     return {"role": role, "text": text, "replies": list(replies), "rank": rank}
 
 
-def test_rows_with_lists(tmp_path: Path) -> None:
+def test_ranked_responses_are_read_from_list_fields(tmp_path: Path) -> None:
     rows = [{"prompt": "p", "responses": ["a", "b", "c"], "ranks": [2, 0, 1.5]}]
     (one,), skipped = ranked(tmp_path, rows, FLAT)
     assert one == RankedResponses(
@@ -41,7 +41,7 @@ def test_rows_with_lists(tmp_path: Path) -> None:
     assert skipped.count == 0
 
 
-def test_rows_with_a_template_for_each_response_and_the_best_of_them(tmp_path: Path) -> None:
+def test_ranked_responses_are_read_from_response_templates_and_best_field(tmp_path: Path) -> None:
     rows = [{"input": "p", "output_1": "a", "output_2": "b", "label": 2}]
     section = {
         "ranked": "x",
@@ -56,7 +56,7 @@ def test_rows_with_a_template_for_each_response_and_the_best_of_them(tmp_path: P
         )
 
 
-def test_every_message_of_a_tree_with_ranked_replies_is_a_prompt(tmp_path: Path) -> None:
+def test_each_tree_message_with_ranked_replies_becomes_a_prompt(tmp_path: Path) -> None:
     again = said("prompter", "q", said("assistant", "c", rank=1), said("assistant", "d", rank=0))
     unranked = said(
         "assistant",
@@ -108,7 +108,7 @@ BAD = (
 
 
 @pytest.mark.parametrize(("row", "section", "sentence"), BAD)
-def test_a_bad_row_is_named_or_counted(
+def test_bad_ranked_row_is_rejected_by_line_or_skipped_and_counted(
     tmp_path: Path, row: Any, section: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(
@@ -128,7 +128,7 @@ def test_a_bad_row_is_named_or_counted(
     assert skipped.first[0].startswith(f"{tmp_path / 'rows.jsonl'}, line 1: ")
 
 
-def test_the_real_data_can_be_read(assets: Path) -> None:
+def test_oasst_tree_file_gives_212_prompts_with_641_ranked_responses(assets: Path) -> None:
     section = RankedSection.model_validate({"ranked": "x", "tree": True})
     found, skipped = read_ranked(
         open_rows(FileGroup((assets / "data/oasst/en_100_tree.jsonl",))), section

@@ -81,7 +81,7 @@ KINDS = {"text": "", "number": 0.5, "boolean": False, "list": [], "object": {}}
 
 @pytest.mark.parametrize("kind", [*KINDS, "any"])
 @pytest.mark.parametrize("given", [*KINDS, "null", "date"])
-def test_a_field_has_the_type_it_should_have(kind: Any, given: str) -> None:
+def test_field_type_check_accepts_only_the_required_type(kind: Any, given: str) -> None:
     value = {**KINDS, "null": None, "date": datetime.date(2026, 1, 1)}[given]
     fits = given == kind or (kind == "any" and given in KINDS)
     assert (find_field_fault({"field": value}, {"field": kind}) is None) == fits
@@ -91,7 +91,7 @@ def refused(*_: Any, **__: Any) -> Any:
     raise AssertionError("rows were tokenised again")
 
 
-def test_the_pass_over_all_rows_is_made_once(
+def test_second_opening_reuses_cached_row_selection_without_tokenizing(
     path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     used(path, tokenizer)
@@ -109,7 +109,7 @@ def test_the_pass_over_all_rows_is_made_once(
     [{"max_prompt_tokens": 2}, {"prompt": "{question}."}, {"answer": "{answer}."},
      {"chat": True}, {"chat": True, "system_prompt": "one"}],
 )  # fmt: skip
-def test_what_decides_about_a_row_makes_another_pass(
+def test_changed_prompt_options_invalidate_cached_row_selection(
     path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
     tokenizer.chat_template = "{{ messages[0].content }}"

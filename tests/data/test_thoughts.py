@@ -34,14 +34,12 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("response", "answer"), ANSWERS.items())
-def test_an_answer_follows_the_thoughts_that_a_response_begins_with(
-    response: str, answer: str
-) -> None:
+def test_drop_thought_removes_leading_thoughts_and_keeps_answer(response: str, answer: str) -> None:
     assert drop_thought(response) == answer
 
 
 @pytest.mark.parametrize("marks", THOUGHT_MARKS)
-def test_each_kind_of_marks_is_known(marks: ThoughtMarks) -> None:
+def test_drop_thought_recognizes_every_kind_of_thought_marks(marks: ThoughtMarks) -> None:
     thought = f"two and two{marks.closing}"
     prompt = f"What is 2 + 2?\n{marks.opening}\n"
 
@@ -51,7 +49,7 @@ def test_each_kind_of_marks_is_known(marks: ThoughtMarks) -> None:
     assert drop_thought("two and two", prompt) == ""
 
 
-def test_a_prompt_that_closes_its_thought_opens_none() -> None:
+def test_prompt_with_closed_thought_leaves_no_thought_open() -> None:
     assert opening_mark("<think>\n") == "<think>"
     assert opening_mark("<think>\n\n</think>\n\n") == ""
     assert drop_thought("4", "<think>\n\n</think>\n\n") == "4"
@@ -74,7 +72,7 @@ def with_specials(*texts: str) -> PreTrainedTokenizerFast:
         ),
     ],
 )
-def test_marks_that_are_special_tokens_stay_in_the_text(
+def test_decode_marked_keeps_thought_marks_that_are_special_tokens(
     marks: tuple[str, ...], response: str
 ) -> None:
     tokenizer = with_specials(*marks)

@@ -61,7 +61,7 @@ def kill_soon(learner: MeshLearner, rank: int) -> None:
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
 
 
-def test_two_ranks_learn_labeled_rows_as_one(
+def test_kto_on_two_ranks_matches_one_process(
     two: MeshLearner, spec: LearnerSpec, tmp_path: Path
 ) -> None:
     """With KTO's reference point, which is of the whole batch."""
@@ -87,7 +87,7 @@ def test_two_ranks_learn_labeled_rows_as_one(
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
 
 
-def test_a_rank_without_rows_takes_part_in_the_update(
+def test_two_ranks_match_one_process_when_a_rank_has_no_rows(
     two: MeshLearner, spec: LearnerSpec, tmp_path: Path
 ) -> None:
     two.save(tmp_path)
@@ -102,7 +102,7 @@ def test_a_rank_without_rows_takes_part_in_the_update(
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0.0)
 
 
-def test_weights_are_handed_over_in_a_folder_of_the_run(
+def test_hand_over_copies_weights_and_removes_its_folder(
     two: MeshLearner, spec: LearnerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is named as seen from the command's working directory, and may hold what a killed
@@ -121,7 +121,7 @@ def test_weights_are_handed_over_in_a_folder_of_the_run(
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ranks_send_their_weights_as_one_process_would(
+def test_weights_sent_by_two_ranks_have_fingerprints_of_full_weights(
     two: MeshLearner, models: Callable[..., Path], transfer: str, dtype: torch.dtype
 ) -> None:
     """In the engine's type: fingerprints of what ranks cast in parts, or before they gather, are
@@ -151,7 +151,7 @@ class Killing:
     def __init__(self, sender: RankSender, victim: str) -> None:
         self._sender, self._victim = sender, victim
         self.route: TransferRoute | None = None
-        self.places, self.on_host, self.one_machine = (
+        self.file_paths, self.on_host, self.one_machine = (
             sender.file_paths,
             sender.on_host,
             sender.one_machine,
@@ -179,7 +179,7 @@ class Killing:
 
 
 @pytest.mark.parametrize("transfer", ["shared_memory", "process_group"])
-def test_ranks_survive_an_engine_that_dies_while_they_send(
+def test_learner_ranks_survive_engine_killed_during_weight_sync(
     two: MeshLearner, models: Callable[..., Path], transfer: str
 ) -> None:
     section = SamplerSection.model_validate(
@@ -198,7 +198,7 @@ def test_ranks_survive_an_engine_that_dies_while_they_send(
     assert {name: fingerprint_tensor(tensor) for name, tensor in two.weights()} == expected
 
 
-def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
+def test_rank_killed_during_optim_step_is_named_in_error(two: MeshLearner) -> None:
     batch = ragged(LENGTHS)
     two.forward_backward(batch, WeightedLogprob())
     kill_soon(two, 1)  # rank 0 waits for it in the sum of the gradients
@@ -212,9 +212,7 @@ def test_a_rank_that_dies_in_a_collective_is_noticed(two: MeshLearner) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_while_ranks_send_weights_is_the_one_named(
-    spec: LearnerSpec, rank: int
-) -> None:
+def test_rank_killed_while_sending_weights_is_named_in_error(spec: LearnerSpec, rank: int) -> None:
     learner = launch_learner(over(spec, dp=2), timeout_s=400.0)
     learner.sender.open_route(TransferRoute("shared_memory", learner.sender.file_paths))
     kill_soon(learner, rank)

@@ -116,7 +116,7 @@ def scored(layout: Layout, tied: bool, chunk_size: int) -> tuple[Tensor, Tensor,
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunk_size", [4, 1024])
-def test_log_probabilities_and_gradients_are_those_of_logits(
+def test_megatron_linear_ce_logprobs_and_gradients_match_full_logits(
     ranks: Ranks, tied: bool, chunk_size: int
 ) -> None:
     for found, expected, apart in ranks.run(scored, tied, chunk_size, tp=2, cp=2):

@@ -60,7 +60,7 @@ def steps_of(pair: Twins) -> list[tuple[Batch, Loss]]:
     return [(recorded(batch, seed), ClippedValue(0.2)) for seed, batch in enumerate(drawn)]
 
 
-def test_ranks_begin_with_the_same_adapters_and_learn_the_same(pair: Twins) -> None:
+def test_lora_over_ranks_starts_with_equal_adapters_and_matches_one_process(pair: Twins) -> None:
     first = [dict(learner.weights()) for learner in (pair.one, pair.many)]
     assert all(torch.equal(tensor, first[1][name]) for name, tensor in first[0].items())
     pair.alike(steps_of(pair)[:3])
@@ -70,7 +70,7 @@ def test_ranks_begin_with_the_same_adapters_and_learn_the_same(pair: Twins) -> N
     assert 2 * 4 <= sum(name.endswith("weight") for name in moved) < len(first[1]) - 2
 
 
-def test_a_checkpoint_of_adapters_goes_on_in_one_process_and_back(
+def test_lora_checkpoint_of_ranks_resumes_in_one_process_and_in_ranks(
     pair: Twins, tmp_path: Path
 ) -> None:
     steps = steps_of(pair)

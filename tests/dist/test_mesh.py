@@ -128,21 +128,23 @@ LENGTHS_OF_RUNS = pytest.mark.parametrize(
 
 @layouts(*TWO, "2 copies dp2")
 @LENGTHS_OF_RUNS
-def test_demonstrations(policy: Twins, steps: int) -> None:
+def test_sft_over_ranks_matches_one_process(policy: Twins, steps: int) -> None:
     policy.alike(demonstrations(steps))
     policy.hold_the_same()
 
 
 @layouts(*TWO, "dp2 tp2", "megatron pp2")
 @LENGTHS_OF_RUNS
-def test_pairs(policy: Twins, steps: int) -> None:
+def test_preference_loss_over_ranks_matches_one_process(policy: Twins, steps: int) -> None:
     policy.alike(pairs(steps))
     policy.hold_the_same()
 
 
 @layouts(*TWO, "megatron pp2")
 @pytest.mark.parametrize(("k", "outside"), [(VOCABULARY, False), (5, True)], ids=["all", "some"])
-def test_distillation(policy: Twins, models: Models, k: int, outside: bool) -> None:
+def test_distillation_over_ranks_matches_one_process(
+    policy: Twins, models: Models, k: int, outside: bool
+) -> None:
     teacher = LearnerSpec(str(models("llama")), "logits", SECTION, None, seed=0).build()
     made: list[tuple[Batch, Loss]] = []
     for batch, _ in demonstrations(STEPS):
@@ -173,7 +175,7 @@ def test_distillation(policy: Twins, models: Models, k: int, outside: bool) -> N
     ],
     ids=["shaped", "warm"],
 )
-def test_recorded_rollouts(
+def test_clipped_surrogate_over_ranks_matches_one_process(
     policy: Twins, layout: tuple[LearnerSection, Path], sampling: SamplingParams, steps: int
 ) -> None:
     made = rollouts(layout[1], sampling, steps)
@@ -187,7 +189,9 @@ def test_recorded_rollouts(
 
 @layouts("cp2")
 @LENGTHS_OF_RUNS
-def test_a_critic(layout: tuple[LearnerSection, Path], tmp_path: Path, steps: int) -> None:
+def test_context_parallel_critic_matches_one_process(
+    layout: tuple[LearnerSection, Path], tmp_path: Path, steps: int
+) -> None:
     plain = [
         batch.with_columns({"sampler_logprob": batch["advantage"]})
         for batch, _ in demonstrations(steps)
@@ -204,7 +208,7 @@ def test_a_critic(layout: tuple[LearnerSection, Path], tmp_path: Path, steps: in
 
 @pytest.mark.full
 @layouts("dp2 tp2", "2 copies dp2")
-def test_a_checkpoint_goes_on_in_one_process_and_back(policy: Twins, tmp_path: Path) -> None:
+def test_checkpoint_of_ranks_resumes_in_one_process_and_back(policy: Twins, tmp_path: Path) -> None:
     steps = demonstrations(6)
     policy.alike(steps[:3])
     policy.many.save(tmp_path / "many")
@@ -240,7 +244,7 @@ WAYS = [
     ("first", "then"),
     [*WAYS[:2], *(pytest.param(*way, marks=pytest.mark.proof) for way in WAYS[2:])],
 )
-def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
+def test_checkpoint_resumes_in_other_rank_layout_and_backend(
     models: Models, first: LearnerSection, then: LearnerSection, tmp_path: Path
 ) -> None:
     spec = LearnerSpec(str(models("llama")), "logits", SECTION, OPTIMIZER, seed=0)
@@ -262,7 +266,7 @@ def test_a_checkpoint_goes_on_over_other_ranks_and_by_another_backend(
 
 
 @pytest.mark.parametrize(("head", "architecture"), [("logits", "qwen2 tied"), ("value", "llama")])
-def test_ranks_that_never_held_the_model_hold_what_its_folder_says(
+def test_ranks_load_weights_equal_to_the_model_folder(
     models: Models, head: HeadKind, architecture: str
 ) -> None:
     spec = LearnerSpec(str(models(architecture)), head, SECTION, None, seed=3)
@@ -286,7 +290,7 @@ def test_ranks_that_never_held_the_model_hold_what_its_folder_says(
         ),
     ],
 )
-def test_ways_to_save_memory_and_time_change_no_number(
+def test_offload_checkpointing_and_compile_match_plain_learner(
     models: Models, ways: dict[str, object], tmp_path: Path
 ) -> None:
     section = SECTION.model_copy(update={"activation_checkpointing": True, **ways})
@@ -300,7 +304,7 @@ def test_ways_to_save_memory_and_time_change_no_number(
     saving.close()
 
 
-def test_other_families_have_rows_and_tokens_cut_but_no_heads(
+def test_gpt_neox_trains_with_dp_and_cp_and_rejects_tensor_parallelism(
     models: Models, tmp_path: Path
 ) -> None:
     folder = models("gpt neox")

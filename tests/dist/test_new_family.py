@@ -26,7 +26,7 @@ from pathlib import Path
 import lockstep
 from tiny_models import ARCHITECTURES, SECTION, model_folder, ragged
 from lockstep.config import Parallel
-from lockstep.cluster.learner_group import launch
+from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
 
 def main():
@@ -36,7 +36,7 @@ def main():
     gaps, wanted = {}, alone.build().logprobs(batch)
     for backend, tp in (("torch", 2), ("megatron", 1)):
         section = SECTION.model_copy(update={"backend": backend, "parallel": Parallel(tp=tp)})
-        many = launch(replace(alone, section=section), timeout_s=400.0)
+        many = launch_learner(replace(alone, section=section), timeout_s=400.0)
         gaps[backend] = float((many.logprobs(batch) - wanted).abs().max())
         many.close()
     print(json.dumps({"from": lockstep.__file__, "gaps": gaps, "least": float(wanted.min())}))
@@ -78,7 +78,7 @@ def compute(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.needs("gloo")
 @pytest.mark.needs("megatron")
 @pytest.mark.usefixtures("megatron")
-def test_a_family_is_one_file(tmp_path: Path) -> None:
+def test_model_family_from_guide_matches_reference_on_torch_and_megatron(tmp_path: Path) -> None:
     install(tmp_path)
     ended = compute(tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -102,7 +102,7 @@ def started(
     learner.close()
 
 
-def test_ranks_that_leave_between_their_verbs_learn_the_same(
+def test_offloading_ranks_between_calls_gives_bit_identical_training(
     started: Started, tmp_path: Path
 ) -> None:
     learner, batches = (
@@ -139,7 +139,7 @@ def test_ranks_that_leave_between_their_verbs_learn_the_same(
 
 
 @pytest.mark.full
-def test_an_engine_is_sent_the_weights_of_ranks_that_are_away(models: Models) -> None:
+def test_weight_sync_attests_weights_of_offloaded_ranks(models: Models) -> None:
     folder, how = str(models("llama")), section("torch", dp=2)
     turns = DeviceTurns()
     learner = launch_learner(

@@ -65,7 +65,7 @@ def spec_of(
     ],
     ids=["policy", "critic", "adapters", "copies", "critic copies"],
 )
-def test_ranks_in_bf16_step_as_one(
+def test_bf16_training_over_ranks_matches_one_process(
     models: Models, parallel: dict[str, int], architecture: str, head: Any, lora: LoRA | None
 ) -> None:
     """Norms, biases and a value head among them: what one process computes in fp32 is not rounded
@@ -136,7 +136,7 @@ def learn(layout: Layout, spec: LearnerSpec, passes: int) -> list[tuple[str, tor
     ],
     ids=["bf16", "copies", "every pass", "checkpointed", "offload", "fp32"],
 )
-def test_a_step_sends_what_was_planned(
+def test_fsdp_step_sends_the_planned_bytes_and_gradient_reductions(
     ranks: Pool, models: Models, dtype: str, options: dict[str, bool], parallel: dict[str, int]
 ) -> None:
     """Layers twice a pass, in bf16 where they are computed in it, the rest once; gradients once, or
@@ -191,7 +191,9 @@ class FailsLater:
         return WeightedLogprob()(outputs, batch)
 
 
-def test_an_interrupted_batch_leaves_nothing_behind(models: Models, tmp_path: Path) -> None:
+def test_checkpoint_load_drops_gradients_of_interrupted_batch(
+    models: Models, tmp_path: Path
+) -> None:
     """A pass has left gradients that are not summed yet; loading a checkpoint drops them."""
     batch = ragged((9,) * 8)
     with closing(launch_learner(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
@@ -205,7 +207,7 @@ def test_an_interrupted_batch_leaves_nothing_behind(models: Models, tmp_path: Pa
         assert train(many, batch, WeightedLogprob()).floats() == expected, "bit for bit"
 
 
-def test_several_batches_before_a_step_are_summed_as_one(models: Models) -> None:
+def test_gradients_of_several_batches_on_two_ranks_match_one_process(models: Models) -> None:
     one, batches = spec_of(models).build(), [ragged(LENGTHS, seed) for seed in range(3)]
     with closing(launch_learner(over(spec_of(models), dp=2), timeout_s=400.0)) as many:
         for learner in (one, many):
@@ -215,7 +217,9 @@ def test_several_batches_before_a_step_are_summed_as_one(models: Models) -> None
 
 
 @pytest.mark.parametrize("steps", [10, pytest.param(100, marks=pytest.mark.proof)])
-def test_a_critic_in_bf16_over_ranks_learns_as_one_in_fp32(models: Models, steps: int) -> None:
+def test_bf16_critic_loss_on_two_ranks_stays_within_5_percent_of_fp32(
+    models: Models, steps: int
+) -> None:
     """Returns are a function of the token before, with noise, so that the loss falls and never to
     nothing.
     """

@@ -64,7 +64,7 @@ def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list
 @pytest.mark.parametrize(
     ("cp", "lengths"), [(2, (8,)), (2, (12, 4, 40, 4, 16)), (4, (8, 48, 16, 8))]
 )
-def test_each_rank_has_its_share_of_values_and_gradients(
+def test_zigzag_attention_outputs_and_gradients_match_one_process(
     ranks: Ranks, cp: int, lengths: tuple[int, ...], window: int | None
 ) -> None:
     expected = whole(lengths, window)
@@ -96,12 +96,12 @@ def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, boo
     return moved, any(bool((gradient[:, :, ~mine] != 0).any()) for gradient in gradients)
 
 
-def test_neighbours_in_a_row_do_not_see_each_other(ranks: Ranks) -> None:
+def test_zigzag_attention_does_not_leak_between_packed_sequences(ranks: Ranks) -> None:
     for own in range(3):
         assert ranks.run(leaks, (12, 20, 8), own, cp=2) == [(False, False)] * 2
 
 
-def test_ranks_have_the_same_work_to_do() -> None:
+def test_zigzag_split_gives_every_rank_equal_attention_work() -> None:
     packing = Packing(torch.tensor([0, 64]), 64, 4)
     shares = [ZigzagLayout.from_row(row((64,)), packing, rank, None).chunks for rank in range(4)]
     assert len({sum(chunk.size * chunk.seen for chunk in chunks) for chunks in shares}) == 1

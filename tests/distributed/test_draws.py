@@ -41,7 +41,7 @@ def even_uniforms(draws: int) -> Tensor:
 @ALL
 @pytest.mark.parametrize("columns", [2063, 2064, 9000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(
+def test_exact_draw_logprob_equals_score_bit_for_bit_in_any_batch(
     name: str, columns: int, dtype: torch.dtype
 ) -> None:
     logits, uniform = make(13, columns).to(dtype), even_uniforms(13)[torch.randperm(13)]
@@ -58,7 +58,9 @@ def test_an_exact_draw_has_the_bits_of_a_score_in_any_company(
 @ALL
 @EXACT
 @pytest.mark.parametrize("spread", [1.0, 4.0])
-def test_draws_follow_the_distribution_over_tiles(name: str, exact: bool, spread: float) -> None:
+def test_draws_over_many_vocabulary_tiles_follow_filtered_distribution(
+    name: str, exact: bool, spread: float
+) -> None:
     draws, sampling = 1_000, SAMPLINGS[name]
     logits = spread * make(1, 5003, seed=1) / 0.5
     token, logprob = draw_tokens(logits.expand(draws, -1), even_uniforms(draws), sampling, exact)
@@ -78,7 +80,7 @@ def test_draws_follow_the_distribution_over_tiles(name: str, exact: bool, spread
 @ALL
 @EXACT
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_broken_row_says_so_and_leaves_the_others_as_they_are(
+def test_nan_or_inf_row_gets_non_finite_logprob_without_changing_other_draws(
     name: str, exact: bool, value: float
 ) -> None:
     logits, uniform = make(5, 9000), even_uniforms(5)
@@ -92,7 +94,7 @@ def test_a_broken_row_says_so_and_leaves_the_others_as_they_are(
 
 
 @EXACT
-def test_the_first_of_equally_likely_tokens_is_the_greedy_one(exact: bool) -> None:
+def test_greedy_draw_takes_first_of_tied_tokens(exact: bool) -> None:
     logits = make(3, 9000).bfloat16()
     logits[0, [2047, 2048, 8999]] = logits[1, [5000, 5001]] = 50.0
     logits[2] = 0.0

@@ -19,7 +19,7 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_gloo_listens_on_the_interface_that_reaches_the_host(
+def test_gloo_interface_is_the_one_that_reaches_the_rendezvous_host(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = RendezvousAddress(address, 1, 0, 2, 1.0)

@@ -58,7 +58,7 @@ def by_hand(batch: Batch, logits_mV: Tensor, sampling: SamplingParams) -> Tensor
     ],
     ids=["all", "repetition", "presence", "frequency"],
 )
-def test_penalties_are_those_of_their_definition(sampling: SamplingParams) -> None:
+def test_penalized_logits_match_definition_token_by_token(sampling: SamplingParams) -> None:
     batch = episodes()
     own_m = batch.mask_indices
     logits = torch.randn(len(own_m), VOCABULARY, generator=torch.Generator().manual_seed(1))
@@ -68,7 +68,7 @@ def test_penalties_are_those_of_their_definition(sampling: SamplingParams) -> No
     )
 
 
-def test_a_rank_with_some_places_and_some_columns_finds_its_part() -> None:
+def test_penalties_on_cp_and_vocab_shard_equal_slice_of_full_penalties() -> None:
     """A context-parallel share in zig-zag order, and a shard of the vocabulary."""
     batch = episodes()
     own_m = batch.mask_indices
@@ -84,7 +84,7 @@ def test_a_rank_with_some_places_and_some_columns_finds_its_part() -> None:
     assert torch.equal(found, whole[share][:, 2:5])
 
 
-def test_the_gradient_is_that_of_the_penalized_logits() -> None:
+def test_penalty_gradient_matches_float64_definition() -> None:
     batch = episodes()
     own_m, weight = batch.mask_indices, torch.randn(VOCABULARY)
     logits = torch.randn(

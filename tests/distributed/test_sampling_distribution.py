@@ -26,12 +26,14 @@ def even_uniforms(draws: int) -> Tensor:
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("top_k", [0, 1, 7, 50, 80])
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 0.99, 1.0])
-def test_filters_are_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
+def test_top_k_and_top_p_filters_match_transformers(
+    temperature: float, top_k: int, top_p: float
+) -> None:
     sampling = SamplingParams(1, temperature, top_k, top_p)
     torch.testing.assert_close(filtered_logits(LOGITS, sampling), plain_filtered(LOGITS, sampling))
 
 
-def test_equal_logits_stay_or_go_together() -> None:
+def test_top_k_and_top_p_keep_all_tokens_tied_at_threshold() -> None:
     """As in transformers and vLLM for the k-th; and for the token that reaches p, which there
     sorting decides.
     """
@@ -46,7 +48,7 @@ def test_equal_logits_stay_or_go_together() -> None:
     ]
 
 
-def test_a_drawn_token_is_never_scored_as_impossible() -> None:
+def test_scored_token_outside_top_k_has_finite_logprob() -> None:
     sampling = SamplingParams(1, top_k=1)
     likeliest, least = LOGITS.argmax(-1), LOGITS.argmin(-1)
     assert (token_scores(LOGITS, likeliest, sampling)[0] == 0).all()
@@ -63,7 +65,9 @@ def test_a_drawn_token_is_never_scored_as_impossible() -> None:
     ],
     ids=["plain", "temperature", "top-k", "top-p"],
 )
-def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -> None:
+def test_draws_follow_filtered_distribution_and_report_its_logprob(
+    sampling: SamplingParams,
+) -> None:
     draws = 20_000
     token, logprob = draw_tokens(LOGITS[:1].expand(draws, -1), even_uniforms(draws), sampling)
     probability = plain_filtered(LOGITS[:1].double(), sampling).softmax(-1)[0]
@@ -74,7 +78,7 @@ def test_draws_follow_the_distribution_and_report_it(sampling: SamplingParams) -
     assert torch.equal(logprob, scored)  # computed in the same way, to the bit
 
 
-def test_a_large_vocabulary_of_any_shape_is_inverted_as_float64_would() -> None:
+def test_draw_over_large_vocabulary_matches_float64_inverse_cdf() -> None:
     logits = torch.randn(1, 2_500, generator=torch.Generator().manual_seed(0)) * 3
     uniform = torch.cat(
         [even_uniforms(5_000), torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)]
@@ -99,7 +103,7 @@ def test_scores_have_the_gradient_of_a_filtered_softmax(sampling: SamplingParams
     torch.testing.assert_close(logits.grad, expected, atol=1e-6, rtol=0.0)
 
 
-def test_an_impossible_token_adds_nothing_to_the_entropy_when_all_are_scored() -> None:
+def test_minus_inf_logits_add_nothing_to_entropy_when_all_tokens_are_scored() -> None:
     logits = LOGITS.masked_fill(LOGITS < -4, -torch.inf).requires_grad_()
     every = torch.arange(50).expand(32, -1)
     entropy, expected = (

@@ -20,7 +20,7 @@ def rows(heading: str) -> list[list[str]]:
     ]
 
 
-def test_the_errors_are_those_of_rounding() -> None:
+def test_error_table_of_add_a_model_guide_follows_from_log_probability_spread() -> None:
     header = next(line for line in GUIDE.splitlines() if "left of 100 tokens" in line)
     listed = rows(header)
     assert len(listed) == 4

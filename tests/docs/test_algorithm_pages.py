@@ -24,7 +24,7 @@ def definitions(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_is_named_is_there(page: Path) -> None:
+def test_files_and_functions_named_on_algorithm_page_exist(page: Path) -> None:
     text = page.read_text()
     assert not [path for path in re.findall(r"`([\w/]+\.py)`", text) if not definitions(path)]
     named = re.findall(r"((?:`\w+`(?:, | and )?)+) in\s`([\w/]+\.py)`", text)

@@ -90,7 +90,7 @@ def test_each_page_with_python_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("page", CONCEPTS, ids=lambda page: page.stem)
-def test_concepts_print_what_they_say(
+def test_concept_page_code_prints_the_shown_output(
     page: Path, assets: Path, run_block: Callable[..., dict[str, Any]]
 ) -> None:
     names: dict[str, Any] = {"MODEL": str(assets / "models/stories260K/hf")}
@@ -101,7 +101,7 @@ def test_concepts_print_what_they_say(
         assert printed.getvalue() == expected
 
 
-def test_a_task_of_ones_own_writes_its_rows(
+def test_data_guide_custom_task_writes_correct_rows(
     in_tmp: Path, run_block: Callable[..., dict[str, Any]]
 ) -> None:
     [block] = python_of("data")
@@ -113,7 +113,9 @@ def test_a_task_of_ones_own_writes_its_rows(
     )
 
 
-def test_an_environment_of_ones_own_plays(run_block: Callable[..., dict[str, Any]]) -> None:
+def test_environments_guide_examples_give_expected_rewards_and_end(
+    run_block: Callable[..., dict[str, Any]],
+) -> None:
     guess, slow, shop, _ = python_of("environments")
     game = run_block(guess)["Guess"]()
     game.reset({"largest": 9}, seed=0)
@@ -149,7 +151,7 @@ def score_as_openrlhf(
     return {"rewards": torch.tensor(right), "scores": torch.tensor(right), "extra_logs": {}}
 
 
-def test_a_reward_of_ones_own_scores(
+def test_rewards_guide_functions_give_expected_scores(
     run_block: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, of_verl, of_trl, of_openrlhf, batch, slow, several = python_of("rewards")
@@ -170,7 +172,9 @@ def test_a_reward_of_ones_own_scores(
     assert {name: part.weight for name, part in parts.items()} == {"format": 0.2, "answer": 1.0}
 
 
-def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -> None:
+def test_servers_guide_code_reads_verdicts_from_judge_server(
+    run_block: Callable[..., dict[str, Any]],
+) -> None:
     class Polite(OpenAIServer):
         def answer(self, body: dict[str, Any]) -> Said:
             text = "yes" if "Good day" in body["messages"][0]["content"] else "no"
@@ -188,7 +192,9 @@ def test_a_server_answers_as_a_judge(run_block: Callable[..., dict[str, Any]]) -
     assert found["verdicts"] == {0: "yes", 1: "no"}
 
 
-def test_a_judge_scores(assets: Path, run_block: Callable[..., dict[str, Any]]) -> None:
+def test_judge_guide_code_gives_no_score_for_unreadable_verdict(
+    assets: Path, run_block: Callable[..., dict[str, Any]]
+) -> None:
     [block] = python_of("judge")
     folder = assets / "models/stories260K/hf"
     sampler, sampling = TorchSampler(load_causal_lm(folder), 1), SamplingParams(8)
@@ -225,7 +231,7 @@ def test_a_judge_scores(assets: Path, run_block: Callable[..., dict[str, Any]]) 
     ],
     ids=["evaluation", "generation"],
 )
-def test_a_model_is_asked(
+def test_evaluation_and_generation_guide_code_writes_result_folder(
     block: str,
     options: list[str],
     assets: Path,
@@ -241,7 +247,7 @@ def test_a_model_is_asked(
 
 
 @pytest.mark.full
-def test_python_s_guide_trains_and_examines(
+def test_python_guide_code_trains_to_end_and_gives_doctor_verdict(
     assets: Path, in_tmp: Path, run_block: Callable[..., dict[str, Any]]
 ) -> None:
     """Its loss is run by `tests/api/test_loop.py`."""

@@ -87,7 +87,7 @@ def hub(assets: Path, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_a_run_can_start(
+def test_every_train_command_of_deploy_files_passes_dry_run(
     name: str,
     hub: HubServer,
     in_tmp: Path,
@@ -102,7 +102,7 @@ def test_a_run_can_start(
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)
-def test_an_image_has_what_it_names(image: Path) -> None:
+def test_dockerfile_extras_pinned_versions_and_user_are_valid(image: Path) -> None:
     text = image.read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [extras] = re.findall(r'"\.\[(.+)\]"', text)
@@ -114,7 +114,7 @@ def test_an_image_has_what_it_names(image: Path) -> None:
     assert user == ["USER 1000"]
 
 
-def test_an_image_gets_the_packages_and_nothing_else() -> None:
+def test_dockerignore_includes_every_package_and_build_file() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     named = {line.removeprefix("!") for line in lines if line.startswith("!")}
     assert all((ROOT / name).exists() for name in named)
@@ -128,7 +128,7 @@ def test_an_image_gets_the_packages_and_nothing_else() -> None:
     } <= named
 
 
-def test_kuberay_s_job_fits_together() -> None:
+def test_kuberay_job_versions_images_gpus_and_volumes_are_consistent() -> None:
     cluster, (_, head), (_, worker) = JOB["spec"]["rayClusterSpec"], *containers()
     assert cluster["rayVersion"] == PINS["ray"]
     assert head["image"] == worker["image"]

@@ -97,7 +97,7 @@ def texts(program: str, what: str) -> list[str]:
     )
 
 
-def test_somebody_has_said_what_becomes_of_a_command() -> None:
+def test_every_documented_command_has_a_declared_check() -> None:
     """Of a new program in tests/docs/doc_commands.py; what is to be typed is in blocks of bash, so
     that it is.
     """
@@ -108,13 +108,13 @@ def test_somebody_has_said_what_becomes_of_a_command() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_are_of_the_shell(page: Path) -> None:
+def test_bash_blocks_of_docs_have_valid_syntax(page: Path) -> None:
     for language, block in blocks(page):
         if language == "bash":
             subprocess.run(["bash", "-n"], input=block, check=True, capture_output=True, text=True)
 
 
-def test_make_knows_the_targets() -> None:
+def test_every_documented_make_target_exists() -> None:
     targets = {
         word
         for command in (*texts("make", "run"), *texts("make", "check"))
@@ -127,7 +127,7 @@ def test_make_knows_the_targets() -> None:
 
 
 @pytest.mark.parametrize("command", texts("pip", "check"))
-def test_extras_are_there(command: str) -> None:
+def test_every_documented_pip_extra_exists(command: str) -> None:
     """Of packages of others, that constraints.txt or an extra knows them is not asked: those are
     taken away.
     """
@@ -140,7 +140,7 @@ def test_extras_are_there(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", texts("python", "check"))
-def test_module_is_there(command: str) -> None:
+def test_every_documented_python_script_or_module_exists(command: str) -> None:
     _, option, module, *_ = command.split()
     if option.endswith(".py"):
         assert (ROOT / option).is_file()
@@ -151,7 +151,7 @@ def test_module_is_there(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", texts("lockstep", "check"))
-def test_what_a_command_names_is_there(command: str) -> None:
+def test_documented_lockstep_command_uses_existing_options_and_recipe_keys(command: str) -> None:
     """Subcommand, options, recipe and the recipe's keys; values that are left to the reader are not
     looked at.
     """
@@ -178,7 +178,7 @@ def test_what_a_command_names_is_there(command: str) -> None:
 
 @pytest.mark.needs("gloo")
 @pytest.mark.parametrize("command", texts("python", "run"))
-def test_example_runs(command: str) -> None:
+def test_documented_example_runs_with_differences_below_1e_4(command: str) -> None:
     """Each says how far it is from one process; what that may be, only rounding in fp32 decides."""
     _, *arguments = shlex.split(command)
     run = subprocess.run(
@@ -274,7 +274,7 @@ def is_proven(command: str) -> bool:
 @pytest.mark.parametrize(
     "command", [pytest.param(command, marks=marks(command)) for command in texts("lockstep", "run")]
 )
-def test_command_runs(
+def test_documented_lockstep_command_runs(
     command: str,
     assets: Path,
     workplace: Path,

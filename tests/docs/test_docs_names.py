@@ -84,7 +84,7 @@ def imported(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_names_of_ours_exist(page: Path) -> None:
+def test_every_lockstep_name_quoted_in_docs_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not find_missing(text)
     assert not [name for name in imported(text) if not exists(name)]

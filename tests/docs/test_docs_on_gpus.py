@@ -92,7 +92,7 @@ def real(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
 
 @pytest.mark.full
 @pytest.mark.parametrize("text", TRAINING)
-def test_a_run_can_start_on_gpus(
+def test_documented_train_command_passes_dry_run_with_8_gpus(
     text: str,
     real: dict[str, str],
     in_tmp: Path,
@@ -111,7 +111,9 @@ def test_a_run_can_start_on_gpus(
 
 
 @pytest.mark.parametrize("text", ASKING)
-def test_a_sampler_can_be_had_on_gpus(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_eval_or_generate_command_has_available_sampler_on_8_gpus(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     show_gpus(monkeypatch, 8)
     _, program, *words = shlex.split(text)
     recipe = (
@@ -189,7 +191,7 @@ def test_dry_run_and_plan_place_a_run_alike(
     assert main([*command[1:], "--dry-run"]) == 0
 
 
-def test_a_run_that_has_too_few_gpus_is_refused_by_name(
+def test_run_with_unsatisfiable_gpu_placement_is_rejected_by_option(
     in_tmp: Path,
     real: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,

@@ -52,7 +52,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_dump_beside_its_model(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dumps_guide_code_compares_dump_with_its_model(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     moved = [*score()[1:], -1.0]
     row = {
         "token_ids": [IDS.tolist()],
@@ -73,7 +75,7 @@ RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
 COLUMN = -torch.arange(8.0).reshape(2, 4)
 
 
-def test_the_exporter_of_verl(here: Path) -> None:
+def test_dumps_guide_verl_exporter_writes_readable_dump(here: Path) -> None:
     class RayPPOTrainer:
         global_steps = 3
 
@@ -97,7 +99,7 @@ def test_the_exporter_of_verl(here: Path) -> None:
     check(here / "verl_3.pt", {"temperature": [0.7, 0.7]})
 
 
-def test_the_exporter_of_trl(here: Path) -> None:
+def test_dumps_guide_trl_exporter_writes_readable_dump(here: Path) -> None:
     class GRPOTrainer:
         state, temperature = SimpleNamespace(global_step=3), 0.7
 
@@ -128,7 +130,7 @@ def check(path: Path, facts: dict[str, list[float]]) -> None:
     assert {name: value.tolist() for name, value in columns.facts.items()} == facts
 
 
-def test_the_exporter_of_a_loop(here: Path) -> None:
+def test_dumps_guide_custom_loop_exporter_writes_readable_dump(here: Path) -> None:
     columns = [score()]
     exec(
         OWN,

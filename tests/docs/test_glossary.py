@@ -21,7 +21,7 @@ def rows(group: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_group_is_sorted_and_names_code(group: str) -> None:
+def test_glossary_group_is_sorted_and_every_row_names_code(group: str) -> None:
     table = rows(group)
     words = [row[0] for row in table]
     assert len(words) > 5

@@ -23,7 +23,7 @@ def lines_to_run(workflow: dict[str, Any]) -> list[str]:
     ]
 
 
-def test_the_workflow_runs_what_a_contributor_runs() -> None:
+def test_ci_workflow_runs_only_make_targets_and_repository_scripts() -> None:
     typed = lines_to_run(read(".github/workflows/ci.yml"))
     assert ".ci/run" in typed
     for line in typed:
@@ -33,7 +33,7 @@ def test_the_workflow_runs_what_a_contributor_runs() -> None:
         ), line
 
 
-def test_the_changelog_keeps_its_form() -> None:
+def test_changelog_has_valid_version_and_section_headings() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert versions

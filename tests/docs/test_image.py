@@ -34,7 +34,7 @@ def copy_context(to: Path) -> None:
             shutil.copy(source, to)
 
 
-def test_a_build_is_sent_what_its_steps_install(tmp_path: Path) -> None:
+def test_docker_build_context_has_every_installed_file_and_no_tests(tmp_path: Path) -> None:
     copy_context(tmp_path)
     installed = [
         word
@@ -50,7 +50,7 @@ def test_a_build_is_sent_what_its_steps_install(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.timeout(3600)
-def test_what_a_build_installs_trains(tmp_path: Path) -> None:
+def test_packages_installed_by_cpu_image_steps_can_train(tmp_path: Path) -> None:
     home, source, work = tmp_path / "opt", tmp_path / "src", tmp_path / "work"
     source.mkdir()
     work.mkdir()

@@ -59,7 +59,7 @@ def test_the_index_leads_to_every_page() -> None:
 
 
 @pytest.mark.parametrize("page", [*TOP, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_of_page_have_existing_file_and_heading(page: Path) -> None:
     assert not find_broken(page)
 
 

@@ -15,7 +15,7 @@ from lockstep.distributed import Shard, support_floor, vocab_logprobs
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "logprobs.md").read_text()
 
 
-def test_snippets_run() -> None:
+def test_logprobs_guide_snippets_run_and_give_gradient() -> None:
     torch.manual_seed(0)
     table, head = nn.Embedding(11, 4), nn.Linear(4, 11, bias=False)
     logits = torch.randn(6, 11)

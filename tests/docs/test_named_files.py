@@ -49,11 +49,11 @@ def missing(text: str, page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_files_are_there(page: Path) -> None:
+def test_every_file_named_in_docs_exists(page: Path) -> None:
     assert not missing(page.read_text(), page)
 
 
-def test_the_floors_are_those_of_the_conventions() -> None:
+def test_package_layers_in_conventions_page_match_architecture_rules() -> None:
     rows = re.findall(
         r"^\| F(\d+) \|(.*)\|$", (ROOT / "docs/conventions.md").read_text(), re.MULTILINE
     )

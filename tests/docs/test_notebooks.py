@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.ipynb"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_was_run_whole_and_without_an_error(path: Path) -> None:
+def test_stored_notebook_has_every_cell_run_in_order_without_error(path: Path) -> None:
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
     assert not [

@@ -37,7 +37,7 @@ def members(heading: str) -> set[str]:
     }
 
 
-def test_what_it_shows_is_the_example() -> None:
+def test_own_algorithm_guide_code_matches_example_files() -> None:
     shown = [
         block
         for block in BLOCKS
@@ -47,7 +47,7 @@ def test_what_it_shows_is_the_example() -> None:
     assert [block for block in shown if "lockstep.Trainer(" not in block] == [STATE]
 
 
-def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
+def test_custom_algorithm_state_is_restored_on_resume(in_tmp: Path) -> None:
     """The example with the guide's state: stopped after a step and resumed, it logs what a whole
     run does.
     """
@@ -91,7 +91,7 @@ def test_state_of_its_own_survives_a_stop(in_tmp: Path) -> None:
     assert 0 < first < second
 
 
-def test_its_tables_have_every_member() -> None:
+def test_own_algorithm_guide_tables_list_every_public_member() -> None:
     declared = {name for name in vars(Algorithm) if not name.startswith("_")} - vars(Common).keys()
     assert members("member") == {name for name in declared if name not in Algorithm.model_fields}
     assert Algorithm.__abstractmethods__ < members("member")
@@ -100,5 +100,5 @@ def test_its_tables_have_every_member() -> None:
 
 
 @pytest.mark.parametrize("name", lockstep.algorithms.__all__)
-def test_what_stands_under_one_name_is_there(name: str) -> None:
+def test_every_exported_algorithms_name_can_be_imported(name: str) -> None:
     assert lockstep.algorithms.__getattr__(name)

@@ -54,7 +54,7 @@ def made(in_tmp: Path) -> Path:
 
 
 @pytest.mark.full
-def test_a_class_of_ones_own_is_trained_once_it_is_trusted(
+def test_custom_model_class_is_trained_only_if_trusted(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "tiny.yaml"]) == 2

@@ -30,7 +30,7 @@ LINES = [
 @pytest.mark.parametrize(
     ("algorithm", "words"), [(algorithm[0], words) for algorithm, words in LINES]
 )
-def test_a_line_makes_a_recipe(algorithm: str, words: list[str]) -> None:
+def test_options_of_papers_page_line_load_as_recipe(algorithm: str, words: list[str]) -> None:
     assert words
     recipe = RECIPES[algorithm]
     loaded = load_recipe(recipe, [*(GIVEN if recipe.endswith("chat") else []), *words])
@@ -38,5 +38,5 @@ def test_a_line_makes_a_recipe(algorithm: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", re.findall(r"the recipe `(\w+)`", PAGE))
-def test_a_recipe_that_it_names_ships(name: str) -> None:
+def test_recipe_named_on_papers_page_is_shipped(name: str) -> None:
     assert name in find_shipped()

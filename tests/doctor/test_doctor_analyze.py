@@ -46,7 +46,7 @@ def shift(side: Tensor) -> Tensor:
     ("change", "verdict", "kinds"),
     [(torch.clone, "PASS", []), (in_bf16, "PASS", ["grid"]), (shift, "FAIL", ["positions moved"])],
 )
-def test_a_dump_has_a_verdict_and_its_marks(
+def test_analyze_passes_bf16_rounding_and_fails_shifted_positions(
     change: Callable[[Tensor], Tensor], verdict: str, kinds: list[str], tmp_path: Path
 ) -> None:
     found = analyze_dump(write(tmp_path / "dump.jsonl", change(SIDE)), FieldNames())
@@ -54,7 +54,7 @@ def test_a_dump_has_a_verdict_and_its_marks(
     assert {one.side for one in found.findings} <= {"infer", None}
 
 
-def test_minus_infinity_is_a_probability_and_is_counted(tmp_path: Path) -> None:
+def test_analyze_counts_minus_infinity_as_support_violation_and_fails(tmp_path: Path) -> None:
     train = SIDE.clone()
     train[0, 1] = -math.inf
     found = analyze_dump(write(tmp_path / "d.jsonl", SIDE, train), FieldNames())
@@ -62,7 +62,7 @@ def test_minus_infinity_is_a_probability_and_is_counted(tmp_path: Path) -> None:
     assert found.judgement.verdict == "FAIL"
 
 
-def test_the_report_can_be_read_and_columns_may_be_named(
+def test_analyze_reports_named_columns_and_rejects_dump_with_one_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write(tmp_path / "dump.jsonl", shift(SIDE), names=("own", "other")))

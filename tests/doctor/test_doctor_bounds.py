@@ -38,7 +38,7 @@ class Noting(LearnerBackend):
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(16384, 8), (70, 3), (1, 1)])
-def test_a_pass_has_room_for_so_many_tokens(
+def test_rows_scored_per_pass_are_limited_by_token_budget(
     models: Callable[..., Path], tokens: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of sequences of at most 22 tokens."""
@@ -54,7 +54,9 @@ def test_a_pass_has_room_for_so_many_tokens(
     assert noting.rows == rows
 
 
-def test_a_third_ones_draws_compare_two_that_drew_nothing(models: Callable[..., Path]) -> None:
+def test_two_backends_are_compared_on_samples_of_a_third_backend(
+    models: Callable[..., Path],
+) -> None:
     folder = str(models("llama"))
     recipe = asked(models("llama"), "grid.lengths=[12]", "grid.repeats=1", "grid.all_draw_to=1")
     silent = altered_torch(folder, scaled)

@@ -36,7 +36,7 @@ Models = Callable[..., Path]
 REQUESTS = [Request((1 + i, 2, 3), i) for i in range(8)]
 
 
-def test_a_model_that_is_well_passes(
+def test_bringup_command_passes_healthy_model(
     models: Models, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -59,7 +59,7 @@ def test_a_model_that_is_well_passes(
     assert "| decode | torch | PASS |" in capsys.readouterr().out
 
 
-def test_rows_that_no_training_has_touched_are_found() -> None:
+def test_find_untrained_reports_nan_near_zero_and_duplicate_rows() -> None:
     weight = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
     assert find_untrained(weight) == {"not finite": [], "near zero": [], "alike": []}
     weight[5] = 1e-4
@@ -74,7 +74,7 @@ def untrained(model: PreTrainedModel) -> None:
         model.get_parameter("lm_head.weight")[9] = 0.0
 
 
-def test_rows_beyond_the_tokenizer_only_pad(models: Models) -> None:
+def test_zero_head_row_is_flagged_only_within_tokenizer_vocabulary(models: Models) -> None:
     witness = altered_hf(models("llama"), untrained)
     said = {one.what: one for one in check_embeddings(witness, None)}
     assert said["head"].outcome == "LOOK"
@@ -88,7 +88,10 @@ class Limited(LearnerBackend):
     ends = 0
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: BackendConditions = USUAL,
     ) -> Batch:
         (request,) = requests
         tokens = min(sampling.max_tokens, self.ends - len(request.tokens))
@@ -98,7 +101,7 @@ class Limited(LearnerBackend):
 
 
 @pytest.mark.parametrize(("off", "outcome"), [(0, "PASS"), (1, "FAIL"), (-1, "FAIL")])
-def test_a_context_that_is_not_the_one_asked_for_is_found(
+def test_context_check_fails_if_context_length_is_off_by_one(
     models: Models, off: int, outcome: str
 ) -> None:
     backend = Limited(str(models("llama")))
@@ -118,7 +121,7 @@ class Drifting(LearnerBackend):
 
 
 @pytest.mark.parametrize(("by", "outcome"), [(0.0, "PASS"), (1e-6, "LOOK"), (1e-3, "FAIL")])
-def test_decoding_that_leaves_prefill_with_length_is_found(
+def test_decode_check_detects_gap_to_prefill_that_grows_with_length(
     models: Models, by: float, outcome: str
 ) -> None:
     backend = Drifting(str(models("llama")))
@@ -137,7 +140,7 @@ class Full(LearnerBackend):
         return super().score(batch, conditions)
 
 
-def test_what_is_decoded_leaves_room_to_be_scored(models: Models) -> None:
+def test_decode_check_generates_one_token_less_than_context_allows(models: Models) -> None:
     found = check_decode(
         "torch", Full(str(models("llama"))), REQUESTS, asked(models("llama"), "grid.lengths=[100]")
     )
@@ -150,7 +153,10 @@ class Caching(LearnerBackend):
     context, holds, calls = 100, 0.0, 0
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: BackendConditions = USUAL,
     ) -> Batch:
         batch = super().generate([Request(one.tokens[:8], one.key) for one in requests], sampling)
         hits = torch.full((len(requests),), 0 if conditions.fresh else 64)
@@ -161,7 +167,7 @@ class Caching(LearnerBackend):
 @pytest.mark.parametrize(
     ("holds", "outcome"), [(0.0, "PASS"), (0.5, "FAIL"), (float("nan"), "FAIL")]
 )
-def test_what_comes_out_of_a_prefix_cache_is_finite_and_the_same(
+def test_prefix_cache_check_fails_on_changed_or_nan_logprobs(
     models: Models, holds: float, outcome: str
 ) -> None:
     backend = Caching(str(models("llama")))
@@ -179,7 +185,7 @@ def mixture(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_experts_that_are_never_chosen_and_other_choices_are_found(
+def test_expert_check_detects_unused_experts_and_different_routing(
     models: Models, mixture: str
 ) -> None:
     folder = mixture

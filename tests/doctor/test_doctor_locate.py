@@ -41,7 +41,9 @@ def ask(
     return code, json.loads(at.read_text()) if at.is_file() else []
 
 
-def test_engines_that_agree_have_no_place(models: Callable[..., Path], tmp_path: Path) -> None:
+def test_locate_reports_no_fault_for_agreeing_engines(
+    models: Callable[..., Path], tmp_path: Path
+) -> None:
     code, (found,) = ask(models("llama"), tmp_path / "out")
     assert (code, found["agrees"], found["places"], found["reproduction"]) == (
         exit_codes.OK,
@@ -51,7 +53,7 @@ def test_engines_that_agree_have_no_place(models: Callable[..., Path], tmp_path:
     )
 
 
-def test_an_engine_that_decodes_otherwise_than_it_reads_is_found_beside_itself(
+def test_locate_detects_decoding_that_differs_from_prefill_of_same_engine(
     models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = DynamicCache.update
@@ -65,7 +67,7 @@ def test_an_engine_that_decodes_otherwise_than_it_reads_is_found_beside_itself(
     assert decoding["pair"] == ["hf", "hf decoding"]
 
 
-def test_a_fault_is_located_said_and_reproduced(
+def test_locate_finds_wrong_attention_scale_and_writes_failing_script(
     models: Callable[..., Path], tmp_path: Path, scaled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -88,7 +90,7 @@ def test_a_fault_is_located_said_and_reproduced(
     assert _run(script) == 1
 
 
-def test_the_script_passes_where_the_fault_is_mended(
+def test_reproduction_script_passes_after_fault_is_fixed(
     models: Callable[..., Path], tmp_path: Path
 ) -> None:
     kernels = AttentionInterface._global_mapping
@@ -109,7 +111,7 @@ def _run(script: Path) -> int:
     return int(end.value.code or 0)
 
 
-def test_a_table_that_fails_names_the_command(
+def test_failed_table_prints_locate_command_with_trust_option(
     models: Callable[..., Path], tmp_path: Path, scaled: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = models("llama"), tmp_path / "out"

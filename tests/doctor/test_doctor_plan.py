@@ -13,8 +13,8 @@ from lockstep.config import ModelFolder
 from lockstep.core.types import Prompt, Request
 from lockstep_doctor.table.options import DoctorData, DoctorGrid, DoctorRecipe, SamplingMethod
 from lockstep_doctor.table.plan import (
-    TableCell,
     PromptSource,
+    TableCell,
     cells_of,
     clusters_of,
     count_sequences,
@@ -22,7 +22,10 @@ from lockstep_doctor.table.plan import (
     requests_for,
 )
 
-SAMPLED, GREEDY = TableCell(100, "real", SamplingMethod(), 8), TableCell(100, "real", SamplingMethod(temperature=0.0), 8)
+SAMPLED, GREEDY = (
+    TableCell(100, "real", SamplingMethod(), 8),
+    TableCell(100, "real", SamplingMethod(temperature=0.0), 8),
+)
 MANY = 10**6
 PROMPTS = [Prompt(f"p:{i}", "", (i, i + 1), {}) for i in (3, 5, 3, 7)]
 SMALL = DoctorGrid(
@@ -42,7 +45,7 @@ def recipe(
     )
 
 
-def test_cells_are_every_combination_shortest_first() -> None:
+def test_grid_cells_cover_all_combinations_sorted_by_length() -> None:
     cells = cells_of(SMALL)
     assert [cell.name for cell in cells[:4]] == [
         "10 real, T=1, batch 1",
@@ -51,7 +54,10 @@ def test_cells_are_every_combination_shortest_first() -> None:
         "10 real, greedy, batch 4",
     ]
     assert [cell.length for cell in cells] == [10] * 4 + [50] * 4
-    assert TableCell(10, "real", SamplingMethod(temperature=0.5, top_k=3, top_p=0.9), 1).sampling.top_k == 3
+    assert (
+        TableCell(10, "real", SamplingMethod(temperature=0.5, top_k=3, top_p=0.9), 1).sampling.top_k
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,22 +72,28 @@ def test_cells_are_every_combination_shortest_first() -> None:
         ),
     ],
 )
-def test_methods_have_names(method: SamplingMethod, name: str) -> None:
+def test_sampling_method_name_shows_non_default_options(method: SamplingMethod, name: str) -> None:
     assert method.name == name
 
 
-def test_a_greedy_method_that_cuts_the_distribution_is_refused() -> None:
+def test_greedy_method_with_top_p_is_rejected() -> None:
     with pytest.raises(ValueError, match="temperature 0 is greedy"):
         SamplingMethod(temperature=0.0, top_p=0.9)
 
 
-def test_a_cell_gets_what_the_grid_says_or_a_batch() -> None:
+def test_cell_sequence_count_is_grid_setting_but_at_least_one_batch() -> None:
     assert count_sequences(SAMPLED, DoctorGrid(sequences=40)) == 40
-    assert count_sequences(TableCell(100, "real", SamplingMethod(), 64), DoctorGrid(sequences=40)) == 64
+    assert (
+        count_sequences(TableCell(100, "real", SamplingMethod(), 64), DoctorGrid(sequences=40))
+        == 64
+    )
 
 
-def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
-    one, batch = TableCell(1000, "real", SamplingMethod(), 1), TableCell(1000, "real", SamplingMethod(), 32)
+def test_max_steps_limits_sequences_of_long_cells_but_keeps_one_batch() -> None:
+    one, batch = (
+        TableCell(1000, "real", SamplingMethod(), 1),
+        TableCell(1000, "real", SamplingMethod(), 32),
+    )
     assert count_sequences(one, DoctorGrid(max_steps=5000, max_tokens=1000 * MANY)) == 5
     assert (
         count_sequences(batch, DoctorGrid(sequences=200, max_steps=5000, max_tokens=1000 * MANY))
@@ -90,7 +102,7 @@ def test_steps_bound_the_sequences_of_long_cells_but_for_one_batch() -> None:
     assert count_sequences(batch, DoctorGrid(max_steps=10, max_tokens=1000 * MANY)) == 32
 
 
-def test_of_a_long_response_the_end_is_decoded_after_text() -> None:
+def test_long_cells_decode_only_last_tokens_after_filler_text() -> None:
     short, long = cells_of(DoctorGrid(lengths=(10, 100), decoded_tokens=30))[::24]
     assert (short.beginning, short.decoded_tokens) == (0, 10)
     assert (long.beginning, long.decoded_tokens, long.sampling.max_tokens) == (70, 30, 30)
@@ -105,14 +117,14 @@ def test_of_a_long_response_the_end_is_decoded_after_text() -> None:
     assert put_text_before(plain, short, PROMPTS, 2) == plain
 
 
-def test_every_prompt_is_asked_before_one_is_asked_again() -> None:
+def test_requests_use_every_distinct_prompt_before_repeating_one() -> None:
     requests = requests_for(SAMPLED, PROMPTS, 7, seed=0)
     assert [request.tokens[0] for request in requests] == [3, 5, 7, 3, 5, 7, 3]
     assert len({request.key for request in requests}) == 7
     assert clusters_of(requests).tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_greedily_no_prompt_is_asked_twice() -> None:
+def test_greedy_cells_use_each_prompt_only_once() -> None:
     assert [request.tokens[0] for request in requests_for(GREEDY, PROMPTS, 7, seed=0)] == [3, 5, 7]
 
 
@@ -126,7 +138,7 @@ def test_draws_depend_on_seed_and_cell() -> None:
     assert not set(first) & set(keys(requests_for(GREEDY, PROMPTS, 3, seed=0)))
 
 
-def test_the_shipped_prompts_are_many_and_ragged(assets: Path) -> None:
+def test_shipped_prompts_are_at_least_60_and_vary_in_length(assets: Path) -> None:
     source = PromptSource(recipe(assets / "models/stories260K/hf"))
     prompts = source.read_prompts("real", 400)
     assert len({prompt.tokens for prompt in prompts}) >= 60
@@ -137,7 +149,7 @@ def test_the_shipped_prompts_are_many_and_ragged(assets: Path) -> None:
     )
 
 
-def test_counting_goes_on_where_the_prompt_ends(assets: Path) -> None:
+def test_counting_prompts_are_tokenized_number_sequences(assets: Path) -> None:
     source = PromptSource(recipe(assets / "models/stories260K/hf"))
     assert source.tokenizer is not None
     prompts = source.read_prompts("counting", 400)
@@ -147,12 +159,12 @@ def test_counting_goes_on_where_the_prompt_ends(assets: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["real", "counting"])
-def test_prompts_are_cut_to_the_room_there_is(assets: Path, data: str) -> None:
+def test_prompts_are_truncated_to_available_tokens(assets: Path, data: str) -> None:
     prompts = PromptSource(recipe(assets / "models/stories260K/hf")).read_prompts(data, 5)
     assert max(len(prompt.tokens) for prompt in prompts) == 5
 
 
-def test_a_file_of_prompts_is_read_as_the_recipe_says(assets: Path, tmp_path: Path) -> None:
+def test_prompt_file_rows_are_formatted_with_recipe_template(assets: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in ("A dog", "A cat", "A cow"))

@@ -60,7 +60,7 @@ def found(stage: RefitStage) -> dict[str, str]:
     return {finding.what: finding.why for finding in stage.findings}
 
 
-def test_a_whole_refit_passes_and_would_have_failed_on_old_weights(checked: Checked) -> None:
+def test_refit_check_passes_healthy_engine_and_moves_weights_visibly(checked: Checked) -> None:
     stages = checked()
     assert {name: stage.findings for name, stage in stages.items()} == dict.fromkeys(STAGES, ())
     assert min(stages["noise"].gap, stages["step"].gap) > 0.1
@@ -82,7 +82,7 @@ LOADS = ("noise", "refit", "again")
         ("scales", NORM, LOADS, "has different bits: 32 of 32 numbers, by up to"),
     ],
 )
-def test_a_lost_tensor_is_named_with_what_is_in_its_place(
+def test_refit_check_names_each_dropped_or_altered_tensor_and_why(
     checked: Checked, fault: str, victim: str, stages: tuple[str, ...], why: str
 ) -> None:
     seen = checked(fault, victim)
@@ -92,7 +92,7 @@ def test_a_lost_tensor_is_named_with_what_is_in_its_place(
     assert why in seen[stages[-1]].findings[0].why
 
 
-def test_tensors_that_change_places_are_named_with_each_other(checked: Checked) -> None:
+def test_refit_check_reports_swapped_tensors_by_both_names(checked: Checked) -> None:
     stages = checked("swaps", "layers.0.mlp")
     gate, up = sorted(PAIR)
     assert {finding.what: finding.why for finding in stages["again"].findings} == {
@@ -102,7 +102,7 @@ def test_tensors_that_change_places_are_named_with_each_other(checked: Checked) 
     assert found(stages["refit"]) == found(stages["again"])
 
 
-def test_an_engine_that_answers_from_memory_is_found_out(checked: Checked) -> None:
+def test_refit_check_detects_engine_that_returns_cached_logprobs(checked: Checked) -> None:
     stages = checked("remembers")
     for name in LOADS:
         assert found(stages[name]) == {
@@ -110,13 +110,13 @@ def test_an_engine_that_answers_from_memory_is_found_out(checked: Checked) -> No
         }
 
 
-def test_the_report_says_what_is_wrong(checked: Checked) -> None:
+def test_refit_report_shows_stage_verdicts_and_stale_tensor(checked: Checked) -> None:
     lines = render_refits({"torch": list(checked("drops", NORM).values())}).splitlines()
     assert [line.split()[-1] for line in lines[1:5]] == ["FAIL", "PASS", "PASS", "FAIL"]
     assert lines[5] == f"torch, noise: {NORM} still has the weights of the model's folder"
 
 
-def test_the_command_checks_a_real_model(
+def test_refit_check_passes_real_model_and_writes_refit_json(
     assets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = assets / "models" / "stories260K" / "hf"
@@ -129,7 +129,7 @@ def test_the_command_checks_a_real_model(
     assert capsys.readouterr().out.count("PASS") == 4
 
 
-def test_there_must_be_an_engine_that_takes_weights(assets: Path) -> None:
+def test_refit_check_without_weight_receiving_backend_is_rejected(assets: Path) -> None:
     model = assets / "models" / "stories260K" / "hf"
     with pytest.raises(ValueError, match="add torch or vllm"):
         check_model(load_recipe("doctor", [f"model.path={model}", "backends=[torch,hf]"]))

@@ -30,13 +30,15 @@ def both(models: Models) -> dict[str, Backend]:
     return {"hf": HFBackend(folder), "torch": LearnerBackend(folder)}
 
 
-def test_the_engine_alone_draws_long_responses(both: dict[str, Backend]) -> None:
+def test_responses_longer_than_all_draw_to_are_generated_by_engine_only(
+    both: dict[str, Backend],
+) -> None:
     bench = CellMeasurer(both, both["hf"], DoctorGrid(all_draw_to=100))
     assert bench.list_drawers(TableCell(100, "real", SamplingMethod(), 1)) == ["hf", "torch"]
     assert bench.list_drawers(TableCell(101, "real", SamplingMethod(), 1)) == ["torch"]
 
 
-def test_a_table_names_the_rows_that_are_judged_by_segments(
+def test_table_marks_rows_whose_bounds_come_from_segments(
     both: dict[str, Backend], models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep_doctor.table.measure.SHORTEST_SEGMENT", 2)
@@ -49,9 +51,11 @@ def test_a_table_names_the_rows_that_are_judged_by_segments(
     assert "judged by segments" not in render_markdown(many)
 
 
-def test_one_long_sequence_is_judged_by_its_segments() -> None:
+def test_sequence_is_split_into_equal_segments_unless_too_short() -> None:
     delta = torch.linspace(0, 1, 1000).double()
-    one = TokenComparison(delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000))
+    one = TokenComparison(
+        delta, torch.zeros(1000).double(), torch.tensor([600, 400]), torch.arange(1000)
+    )
     parts = one.in_segments(10, 50)
     assert parts.lengths.tolist() == [100] * 10
     assert parts.sum_clusters(parts.delta).shape == (10, 2)
@@ -59,16 +63,18 @@ def test_one_long_sequence_is_judged_by_its_segments() -> None:
 
 
 @pytest.mark.parametrize(("shortest", "count"), [(200, 2), (125, 8), (90, 11), (10, 16)])
-def test_there_are_as_many_segments_as_are_long_enough(
+def test_segment_count_follows_minimum_segment_length(
     monkeypatch: pytest.MonkeyPatch, shortest: int, count: int
 ) -> None:
     monkeypatch.setattr("lockstep_doctor.table.measure.SHORTEST_SEGMENT", shortest)
     delta = torch.linspace(0, 1, 1000).double()
-    two = TokenComparison(delta, torch.zeros(1000).double(), torch.tensor([500, 500]), torch.arange(1000))
+    two = TokenComparison(
+        delta, torch.zeros(1000).double(), torch.tensor([500, 500]), torch.arange(1000)
+    )
     assert make_independent(two).lengths.numel() == pytest.approx(count, abs=1)
 
 
-def test_a_budget_ends_the_table_by_the_time_that_cells_took(
+def test_time_budget_skips_cells_predicted_to_exceed_it(
     models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two cells of 10 s each are measured; those of twice the length would take 20 s, and 5 s are
@@ -83,7 +89,7 @@ def test_a_budget_ends_the_table_by_the_time_that_cells_took(
         return draw(bench, *asked)
 
     monkeypatch.setattr(measure_table, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(CellMeasurer, "draw", draw_slowly)
+    monkeypatch.setattr(CellMeasurer, "draw_samples", draw_slowly)
     folder = str(models("llama"))
     what = found(
         asked(models("llama"), "grid.budget_s=25"), HFBackend(folder), LearnerBackend(folder)

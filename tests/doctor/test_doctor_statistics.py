@@ -25,7 +25,9 @@ sequences = st.lists(
 )
 
 
-def compared(rows: list[list[tuple[float, float]]], cluster: list[int] | None = None) -> TokenComparison:
+def compared(
+    rows: list[list[tuple[float, float]]], cluster: list[int] | None = None
+) -> TokenComparison:
     """From (training, inference) log-probabilities of each sequence."""
     flat = [pair for row in rows for pair in row]
     return TokenComparison(
@@ -38,7 +40,9 @@ def compared(rows: list[list[tuple[float, float]]], cluster: list[int] | None = 
 
 
 @given(sequences)
-def test_every_figure_is_its_formula(rows: list[list[tuple[float, float]]]) -> None:
+def test_mismatch_figures_match_plain_python_formulas(
+    rows: list[list[tuple[float, float]]],
+) -> None:
     found = compute_figures(compared(rows))
     deltas = [[train - infer for train, infer in row] for row in rows]
     flat, n = [delta for row in deltas for delta in row], sum(map(len, deltas))
@@ -67,7 +71,7 @@ def test_every_figure_is_its_formula(rows: list[list[tuple[float, float]]]) -> N
     assert set(found) == set(expected)
 
 
-def test_tokens_without_a_probability_are_counted_and_hide_nothing() -> None:
+def test_infinite_and_nan_logprobs_count_as_support_violations() -> None:
     rows = [
         [(-1.0, -1.1), (-INF, -2.0)],
         [(-1.0, -1.2), (math.nan, -0.5)],
@@ -85,18 +89,18 @@ def test_tokens_without_a_probability_are_counted_and_hide_nothing() -> None:
     assert not any(math.isnan(value) for value in found.values())
 
 
-def test_enormous_differences_are_numbers() -> None:
+def test_huge_logprob_differences_give_finite_figures() -> None:
     found = compute_figures(compared([[(-1.0, -900.0), (-1.0, -1.0)], [(-900.0, -1.0)]]))
     assert all(math.isfinite(value) for value in found.values())
     assert found["max_abs"] == 899.0
 
 
-def test_nothing_to_compare_is_an_error() -> None:
+def test_figures_without_any_token_raise_error() -> None:
     with pytest.raises(ValueError, match="no token to compare"):
         compute_figures(compared([[], []]))
 
 
-def test_only_masked_tokens_are_compared() -> None:
+def test_comparison_keeps_only_tokens_with_mask_one() -> None:
     mask = torch.tensor([False, True, True, False, True])
     found = TokenColumns(
         -torch.arange(5.0), -torch.arange(5.0) - 1, mask, torch.tensor([0, 3, 5])
@@ -107,7 +111,7 @@ def test_only_masked_tokens_are_compared() -> None:
     assert (found.row_index.tolist(), found.token_index.tolist()) == ([0, 0, 1], [1, 2, 1])
 
 
-def test_pooled_cells_keep_their_clusters_apart() -> None:
+def test_pooling_cells_does_not_merge_their_clusters() -> None:
     one, two = (
         compared([[(-1.0, -1.0)], [(-1.0, -1.0)]], cluster=[5, 5]),
         compared([[(-2.0, -1.0)] * 2]),
@@ -129,9 +133,7 @@ def trials(k: int, n: int) -> Tensor:
 
 @pytest.mark.parametrize(("n", "k"), [(10, 0), (10, 10), (40, 17), (900, 1)])
 @pytest.mark.parametrize("level", [0.05, 0.01, 1e-4])
-def test_exact_bounds_are_where_the_binomial_tail_is_the_level(
-    n: int, k: int, level: float
-) -> None:
+def test_exact_rate_bounds_match_binomial_tail_probability(n: int, k: int, level: float) -> None:
     # of one cluster no variance is known, so all trials count
     together = trials(k, n).sum(0, keepdim=True)
     found = bound_rate(together, level, level)
@@ -145,7 +147,7 @@ def test_exact_bounds_are_where_the_binomial_tail_is_the_level(
     )
 
 
-def test_hits_that_come_together_are_worth_less() -> None:
+def test_clustered_hits_widen_rate_bounds() -> None:
     scattered = bound_rate(torch.tensor([[1.0, 100.0]] * 32), 0.01, 0.01)
     together = bound_rate(torch.tensor([[32.0, 100.0]] + [[0.0, 100.0]] * 31), 0.01, 0.01)
     assert (scattered.value, together.value) == pytest.approx((0.01, 0.01))
@@ -164,14 +166,14 @@ def test_hits_that_come_together_are_worth_less() -> None:
         (1, 0.05, 12.7062),
     ],
 )
-def test_students_quantiles_are_those_of_the_tables(
+def test_student_t_quantiles_match_published_tables(
     freedom: int, two_sided: float, t: float
 ) -> None:
     assert student_quantile(two_sided / 2, freedom) == pytest.approx(t, rel=5e-5)
     assert student_quantile(1 - two_sided / 2, freedom) == pytest.approx(-t, rel=5e-5)
 
 
-def test_a_bias_counts_in_standard_errors_beyond_what_is_allowed() -> None:
+def test_bias_is_measured_in_standard_errors_beyond_limit() -> None:
     # 1, with an error of 0.1/√999
     totals = torch.tensor([[0.9, 1.0], [1.1, 1.0]] * 500, dtype=torch.float64)
     assert standard_errors(totals, 0.99) == pytest.approx(0.01 / (0.1 / math.sqrt(999)), rel=1e-2)
@@ -217,7 +219,7 @@ def test_bounds_cover_though_clusters_are_few_and_skewed(
     assert sum(one.low > truth for one in found) / runs <= 0.025
 
 
-def test_one_cluster_says_nothing_and_equal_ones_all() -> None:
+def test_one_cluster_gives_infinite_bounds_and_equal_clusters_exact_ones() -> None:
     alone = bound_statistic(
         torch.tensor([[101.0, 100.0]], dtype=torch.float64), cluster_mean, 0.01, 0.01
     )

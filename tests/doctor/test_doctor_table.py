@@ -47,7 +47,7 @@ def verdicts(what: TableResult) -> dict[str, str]:
     return {what.rows[number].cell.name: one.verdict for (number, _), one in what.judged.items()}
 
 
-def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> None:
+def test_table_passes_every_cell_for_agreeing_backends(passed: tuple[Path, int]) -> None:
     out, code = passed
     tree = report(out)
     assert (code, tree["verdict"], tree["exit_code"]) == (0, "PASS", 0)
@@ -58,7 +58,7 @@ def test_two_backends_that_agree_pass_everywhere(passed: tuple[Path, int]) -> No
     assert all(1 <= pair["low"] <= pair["metric"] <= pair["high"] < 1.001 for pair in pairs)
 
 
-def test_the_report_says_what_was_asked_of_what(
+def test_table_report_records_model_recipe_backends_and_environment(
     passed: tuple[Path, int], models: Callable[..., Path]
 ) -> None:
     tree = report(passed[0])
@@ -73,7 +73,7 @@ def test_the_report_says_what_was_asked_of_what(
     assert "has no tokenizer" in tree["notes"][0]
 
 
-def test_the_columns_make_the_figures(passed: tuple[Path, int]) -> None:
+def test_saved_columns_reproduce_reported_figures(passed: tuple[Path, int]) -> None:
     """Whoever draws a plot has the numbers that the report was made of, token for token."""
     tree, tensors = report(passed[0]), load_file(passed[0] / "columns.safetensors")
     for cell in tree["cells"][:4]:
@@ -95,7 +95,7 @@ def test_the_columns_make_the_figures(passed: tuple[Path, int]) -> None:
             assert len(lengths) == cell["sequences"]
 
 
-def test_what_the_inference_side_drew_is_compared_by_its_decoding(passed: tuple[Path, int]) -> None:
+def test_inference_samples_are_compared_by_decoding_logprobs(passed: tuple[Path, int]) -> None:
     for cell in report(passed[0])["cells"][:4]:
         columns = {side: drawn["columns"] for side, drawn in cell["pairs"][0]["drawn"].items()}
         assert columns["infer"]["infer"].endswith(".torch.decoded")
@@ -104,7 +104,7 @@ def test_what_the_inference_side_drew_is_compared_by_its_decoding(passed: tuple[
         assert columns["train"]["train"].endswith(".hf.shaped.hf")
 
 
-def test_the_same_again_is_the_same_to_the_bit(passed: tuple[Path, int]) -> None:
+def test_repeated_requests_give_bitwise_equal_logprobs(passed: tuple[Path, int]) -> None:
     repeats = report(passed[0])["repeats"]
     assert [
         (repeat["backend"], repeat["times"], repeat["same_tokens"], repeat["bitwise"])
@@ -118,7 +118,7 @@ def test_the_same_again_is_the_same_to_the_bit(passed: tuple[Path, int]) -> None
     )
 
 
-def test_the_table_is_markdown(passed: tuple[Path, int]) -> None:
+def test_table_markdown_lists_cells_verdicts_and_repeats(passed: tuple[Path, int]) -> None:
     lines = (passed[0] / "table.md").read_text().splitlines()
     assert lines[0] == "| Length | Data | Method | Batch | hf vs torch |"
     assert all(line.count("|") == 6 for line in lines[:8])
@@ -129,7 +129,7 @@ def test_the_table_is_markdown(passed: tuple[Path, int]) -> None:
     assert lines[-1] == "**PASS** of 4 of 6 rows; the others were not measured"
 
 
-def test_the_same_question_is_answered_anew_and_another_one_refused(
+def test_report_folder_of_different_recipe_is_rejected(
     passed: tuple[Path, int], models: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["doctor", "table", str(models("llama")), "--out", str(passed[0])]
@@ -137,7 +137,9 @@ def test_the_same_question_is_answered_anew_and_another_one_refused(
     assert "holds a report on something else" in capsys.readouterr().err
 
 
-def test_a_budget_leaves_cells_out(models: Callable[..., Path], in_tmp: Path) -> None:
+def test_exhausted_time_budget_cuts_cells_and_is_inconclusive(
+    models: Callable[..., Path], in_tmp: Path
+) -> None:
     assert (
         main(["doctor", "table", str(models("llama")), "grid.budget_s=1e-9", *SMALL])
         == exit_codes.INCONCLUSIVE
@@ -157,7 +159,7 @@ def scaled(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.full
-def test_where_quick_fails_it_goes_on_to_locate(
+def test_quick_runs_locate_only_if_table_fails(
     models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [
@@ -175,7 +177,7 @@ def test_where_quick_fails_it_goes_on_to_locate(
     assert "**FAIL**" in capsys.readouterr().out
 
 
-def test_a_disagreement_fails(models: Callable[..., Path]) -> None:
+def test_table_fails_backend_with_different_weights(models: Callable[..., Path]) -> None:
     folder, dumb = models("llama"), altered_torch(models("llama"), scaled)
     what = found(asked(folder), HFBackend(str(folder)), dumb)
     assert what.verdict == "FAIL"
@@ -226,7 +228,7 @@ class Forgetful(LearnerBackend):
 
 
 @pytest.mark.parametrize(("backend", "verdict"), [(LearnerBackend, "PASS"), (Forgetful, "FAIL")])
-def test_every_option_of_sampling_is_compared(
+def test_table_compares_penalties_and_fails_backend_that_ignores_them(
     models: Callable[..., Path], backend: type[LearnerBackend], verdict: str
 ) -> None:
     folder = str(models("llama"))
@@ -246,7 +248,7 @@ def note(into: list[tuple[str, int]], name: str) -> Callable[[Any, Any, Mapping[
     return lambda _, __, given: into.append((name, given["input_ids"].numel()))
 
 
-def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
+def test_hf_scores_prefix_with_sdpa_and_response_in_eager_chunks(
     models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eager attention reads what is compared, in chunks of eight tokens; its numbers are those of
@@ -268,7 +270,7 @@ def test_the_long_text_before_a_response_is_read_by_the_usual_attention(
     assert read == [("sdpa", 29), ("eager", 8), ("eager", 3)]
 
 
-def test_a_column_that_the_machine_refuses_is_shown(
+def test_unsupported_backend_appears_as_refused_column_with_reason(
     models: Callable[..., Path], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [
@@ -296,7 +298,7 @@ class Restless(LearnerBackend):
         return super().score(batch, conditions) + 1e-6 * self.asked * batch.mask
 
 
-def test_repeats_that_differ_are_counted_and_told(models: Callable[..., Path]) -> None:
+def test_repeats_with_different_logprobs_are_counted_in_table(models: Callable[..., Path]) -> None:
     folder = str(models("llama"))
     what = found(
         asked(models("llama"), "grid.repeats=3", "grid.lengths=[12]"),
@@ -319,7 +321,10 @@ class Wanderer(HFBackend):
     asked = 0
 
     def generate(
-        self, requests: Sequence[Request], sampling: SamplingParams, conditions: BackendConditions = USUAL
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        conditions: BackendConditions = USUAL,
     ) -> Batch:
         self.asked += 1
         return super().generate(
@@ -327,7 +332,7 @@ class Wanderer(HFBackend):
         )
 
 
-def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
+def test_repeats_with_different_tokens_are_counted(models: Callable[..., Path]) -> None:
     folder = str(models("llama"))
     what = found(
         asked(models("llama"), "grid.lengths=[12]"), Wanderer(folder), LearnerBackend(folder)
@@ -339,7 +344,9 @@ def test_other_tokens_are_counted_too(models: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_the_floor_is_of_the_declared_types(models: Callable[..., Path], dtype: DType) -> None:
+def test_noise_floor_is_rounding_of_declared_dtypes(
+    models: Callable[..., Path], dtype: DType
+) -> None:
     """Where one side computes in 16 bits, that side's rounding is the floor; where both do, both
     sides' is.
     """
@@ -387,7 +394,7 @@ def usual_limit(tree: Mapping[str, Any]) -> float:
         ("limits.max_mult_prob_error=1.5", usual_limit, 1.5),
     ],
 )
-def test_options_are_heeded(
+def test_table_overrides_take_effect_in_report(
     option: str,
     shows: Callable[[Mapping[str, Any]], object],
     expected: object,
@@ -413,7 +420,7 @@ def test_options_are_heeded(
         (["data.prompts=nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_what_is_wrong_with_the_recipe_is_one_sentence(
+def test_invalid_table_recipe_gives_message_without_traceback(
     overrides: list[str],
     said: str,
     models: Callable[..., Path],
@@ -427,7 +434,9 @@ def test_what_is_wrong_with_the_recipe_is_one_sentence(
     assert not Path("doctor").exists()
 
 
-def test_a_run_says_how_it_computed(models: Callable[..., Path], in_tmp: Path) -> None:
+def test_doctor_of_run_folder_inherits_model_dtype_and_sampler(
+    models: Callable[..., Path], in_tmp: Path
+) -> None:
     run = Path("run")
     shutil.copytree(models("llama"), run / "final")
     Path("tiny.json").write_text(json.dumps(RECIPE))

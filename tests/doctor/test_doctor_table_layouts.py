@@ -14,7 +14,7 @@ from lockstep.core import exit_codes
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("vllm")
-def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
+def test_hf_torch_and_vllm_agree_in_all_three_pairs(assets: Path, in_tmp: Path) -> None:
     """vLLM rescores at temperature 1 only, so what others drew under top-p is compared there."""
     few = [
         "grid.lengths=[24]",
@@ -42,7 +42,9 @@ def test_three_backends_make_three_pairs(assets: Path, in_tmp: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_layouts_agree_with_one_process(models: Callable[..., Path], in_tmp: Path) -> None:
+def test_parallel_learner_layouts_agree_with_single_process(
+    models: Callable[..., Path], in_tmp: Path
+) -> None:
     """A learner over ranks only scores; what it scores, the others draw."""
     few = [
         "grid.lengths=[24]",
@@ -78,7 +80,7 @@ def test_two_ranks_of_vllm_agree_with_the_learner(assets: Path, in_tmp: Path) ->
         ("[torch-tp2,torch-dp2]", "none of torch-tp2, torch-dp2 generates"),
     ],
 )
-def test_layouts_that_are_none_are_refused(
+def test_invalid_backend_layouts_are_rejected_with_reason(
     models: Callable[..., Path],
     in_tmp: Path,
     capsys: pytest.CaptureFixture[str],

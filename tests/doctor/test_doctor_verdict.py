@@ -62,14 +62,14 @@ def failed(judgement: CellJudgement) -> set[str]:
     return {name for name, clause in judgement.clauses.items() if clause.verdict == "FAIL"}
 
 
-def test_rounding_alone_passes() -> None:
+def test_mismatch_within_noise_floor_passes() -> None:
     found = verdict()
     assert found.verdict == "PASS", found.reasons
     assert found.low < found.metric < found.high < 1.03
     assert "tokens of the inference side: mean e^|Δ| is 1.0" in " ".join(found.reasons)
 
 
-def test_more_than_the_floor_allows_fails_long_before_the_usual_limit() -> None:
+def test_mismatch_above_noise_floor_fails_below_absolute_limit() -> None:
     found = verdict(noise=0.07)
     assert found.verdict == "FAIL"
     assert "infer.mismatch" in failed(found)
@@ -77,7 +77,7 @@ def test_more_than_the_floor_allows_fails_long_before_the_usual_limit() -> None:
     assert "beyond the limit" in found.reasons[0]
 
 
-def test_the_usual_limit_holds_whatever_the_floor() -> None:
+def test_absolute_limit_fails_mismatch_despite_large_noise_floor() -> None:
     compared = drawn(32, 400, 0.2)
     found = judge_cell({"infer": (compared, floor_of(compared, 0.2))}, LIMITS)
     assert "infer.mult_prob_error" in failed(found)
@@ -89,7 +89,7 @@ def test_the_usual_limit_holds_whatever_the_floor() -> None:
     assert "infer.mult_prob_error" not in failed(lax)
 
 
-def test_a_bias_fails_where_tokens_were_sampled() -> None:
+def test_mean_shift_fails_sampled_tokens_but_not_greedy_ones() -> None:
     assert failed(verdict(shift=0.008)) == {"infer.bias", "infer.ratio"}
     assert verdict(shift=0.008, sampling=GREEDY).verdict == "PASS"
 
@@ -110,7 +110,7 @@ def test_one_impossible_token_fails_unless_the_tail_was_cut(nothing: float) -> N
 
 @pytest.mark.parametrize("nothing", [-math.inf, math.nan])
 @pytest.mark.parametrize("sampling", [None, NUCLEUS])
-def test_a_side_that_says_nothing_of_any_token_fails(
+def test_side_without_any_finite_logprob_fails(
     nothing: float, sampling: SamplingParams | None
 ) -> None:
     def alter(healthy: TokenComparison) -> TokenComparison:
@@ -137,7 +137,7 @@ def test_too_many_outliers_fail_though_the_mean_is_small() -> None:
     assert "infer.mult_prob_error" not in failed(found)
 
 
-def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> None:
+def test_low_sequence_ess_fails_unless_rounding_explains_it() -> None:
     torch.manual_seed(0)
     compared = drawn(64, 400, 0.02)
     drift = torch.randn(64, dtype=torch.float64).repeat_interleave(400) * 4 / 400
@@ -156,7 +156,7 @@ def test_weights_that_leave_few_sequences_fail_unless_rounding_does_so_too() -> 
     )
 
 
-def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
+def test_few_tokens_are_inconclusive_until_cells_are_pooled() -> None:
     torch.manual_seed(0)
     cells = [drawn(32, 50, 0.02) for _ in range(8)]
     alone = judge_cell({"infer": (cells[0], floor_of(cells[0], 0.02))}, LIMITS)
@@ -176,9 +176,7 @@ def test_few_tokens_certify_no_rate_but_all_cells_together_do() -> None:
 
 
 @pytest.mark.parametrize(("hits", "expected"), [(9, "INCONCLUSIVE"), (3, "PASS")])
-def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(
-    hits: int, expected: str
-) -> None:
+def test_cell_above_outlier_limit_does_not_pass_by_pooling(hits: int, expected: str) -> None:
     torch.manual_seed(0)
     bad = drawn(30, 100, 0.02)
     beyond = torch.arange(hits) * (3000 // hits)
@@ -194,7 +192,7 @@ def test_a_cell_with_more_outliers_than_the_limit_does_not_pass_by_the_others(
     assert found.value == pytest.approx(tails.value if expected == "PASS" else 0.003)
 
 
-def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
+def test_fewer_than_8_sequences_can_fail_but_not_pass() -> None:
     few, enough = (
         (drawn(sequences, 400, 0.0), torch.zeros(400 * sequences)) for sequences in (7, 8)
     )
@@ -209,14 +207,14 @@ def test_few_sequences_pass_nothing_though_they_may_fail() -> None:
     assert verdict(noise=0.3, sequences=7).verdict == "FAIL"
 
 
-def test_answers_to_one_prompt_are_one_draw() -> None:
+def test_responses_to_one_prompt_count_as_one_cluster() -> None:
     def alter(healthy: TokenComparison) -> TokenComparison:
         return replace(healthy, cluster=torch.arange(32) // 8)
 
     assert verdict(alter=alter).clauses["infer.mismatch"].verdict == "INCONCLUSIVE"
 
 
-def test_both_directions_are_judged() -> None:
+def test_verdict_covers_samples_of_both_sides() -> None:
     torch.manual_seed(0)
     healthy, broken = drawn(32, 400, 0.02), drawn(32, 400, 0.02)
     broken = replace(broken, train=broken.train + 0.1)
@@ -235,7 +233,7 @@ def test_both_directions_are_judged() -> None:
         judge_cell({"infer": (healthy, floor[1:])}, LIMITS)
 
 
-def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32() -> None:
+def test_identical_and_fp32_close_sides_pass_with_zero_noise_floor() -> None:
     torch.manual_seed(0)
     healthy = drawn(32, 400, 1e-5)
     zero = torch.zeros(healthy.train.numel())
@@ -247,7 +245,7 @@ def test_identical_sides_pass_with_a_floor_of_zero_and_so_does_the_dust_of_fp32(
     assert failed(judge_cell({"infer": (drawn(32, 400, 1e-3), zero)}, LIMITS)) == {"infer.mismatch"}
 
 
-def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
+def test_more_cells_widen_lower_bound_but_not_upper_bound() -> None:
     torch.manual_seed(5)
     compared = drawn(32, 400, 0.0545)
     one, many = (
@@ -270,7 +268,9 @@ def test_more_cells_ask_for_more_to_fail_and_for_no_more_to_pass() -> None:
         (0.02, 0.012, "PASS"),
     ],
 )
-def test_verdicts_are_seldom_wrong(noise: float, shift: float, wrong: str) -> None:
+def test_simulated_verdicts_are_wrong_at_most_once_in_60_runs(
+    noise: float, shift: float, wrong: str
+) -> None:
     """Healthy: at most the thrice of a floor of 0.02; sequences are correlated inside."""
     torch.manual_seed(0)
     runs, mistakes = 60, 0

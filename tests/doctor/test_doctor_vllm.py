@@ -77,7 +77,7 @@ def gap(batch: Batch, one: Tensor, other: Tensor) -> float:
     return float((one - other)[batch.mask].abs().mean())
 
 
-def test_it_scores_as_transformers_does_and_decodes_as_it_scores(
+def test_vllm_scores_match_transformers_and_its_own_decoding(
     backend: VLLMBackend, hf: HFBackend
 ) -> None:
     batch = backend.generate(requests(), SamplingParams(max_tokens=60))
@@ -87,7 +87,7 @@ def test_it_scores_as_transformers_does_and_decodes_as_it_scores(
     assert gap(batch, scores, batch["sampler_logprob"]) < 1e-4
 
 
-def test_what_it_decodes_is_under_the_drawn_distribution(
+def test_vllm_decoding_logprobs_include_temperature_and_top_k(
     backend: VLLMBackend, hf: HFBackend
 ) -> None:
     batch = backend.generate(requests(), SamplingParams(max_tokens=30, temperature=0.7, top_k=20))
@@ -96,11 +96,13 @@ def test_what_it_decodes_is_under_the_drawn_distribution(
         backend.score(batch)
 
 
-def test_fresh_drops_the_prefix_cache(backend: VLLMBackend) -> None:
+def test_fresh_condition_gives_no_prefix_cache_hits(backend: VLLMBackend) -> None:
     asked = (requests(4, LONG), SamplingParams(max_tokens=2))
     backend.generate(*asked)
     assert backend.generate(*asked)["prefix_hits"].tolist() == [64] * 4
-    assert backend.generate(*asked, BackendConditions(fresh=True))["prefix_hits"].tolist() == [0] * 4
+    assert (
+        backend.generate(*asked, BackendConditions(fresh=True))["prefix_hits"].tolist() == [0] * 4
+    )
 
 
 NORM = "model.layers.2.input_layernorm.weight"
@@ -115,7 +117,7 @@ NORM = "model.layers.2.input_layernorm.weight"
         ("tied head", "lm_head.weight", "still has the weights of", ("noise", "again")),
     ],
 )
-def test_refits_are_checked(
+def test_refit_check_finds_stale_tensors_and_kept_prefix_cache_in_vllm(
     backend: VLLMBackend,
     folder: str,
     forgetting: Callable[[str], object],
@@ -142,13 +144,13 @@ def test_refits_are_checked(
     assert (seen[1].tensors, seen[1].received_only) == (50, 2)
 
 
-def test_one_engine_is_enough(folder: str) -> None:
+def test_doctor_vllm_backend_rejects_multiple_replicas(folder: str) -> None:
     with pytest.raises(ValueError, match=r"leave sampler\.replicas at 1"):
         VLLMBackend(folder, SECTION.model_copy(update={"replicas": 2}), Computation(device="cpu"))
 
 
 @pytest.mark.proof
-def test_tensor_parallel_workers_end_with_their_engine_and_it_with_them(
+def test_killed_vllm_worker_raises_sampler_lost_and_close_ends_all_workers(
     vllm: None, folder: str
 ) -> None:
     section = SECTION.model_copy(update={"kv_cache_gib": 0.1})

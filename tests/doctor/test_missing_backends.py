@@ -27,20 +27,20 @@ def recipe(*names: str, dtype: str = "fp32") -> DoctorRecipe:
     )
 
 
-def test_megatron_is_left_out_where_it_cannot_compute() -> None:
+def test_megatron_is_skipped_for_unsupported_dtype_or_device() -> None:
     assert build.explain_missing("megatron-pp2", GPU, "fp16") == "Megatron does not compute in fp16"
     assert "only on GPUs" in str(build.explain_missing("megatron", CPU, "bf16"))
     assert build.explain_missing("megatron", GPU, "bf16") is None
 
 
-def test_two_are_left_to_compare() -> None:
+def test_skipping_backends_to_fewer_than_two_is_rejected() -> None:
     assert list(build.find_missing(recipe("hf", "megatron", "torch", dtype="bf16"))) == ["megatron"]
     with pytest.raises(InputError, match=r"fewer than two to compare \(megatron: .*; add one"):
         build.find_missing(recipe("hf", "megatron", dtype="bf16"))
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("vllm", 1), ("vllm-tp2", 2)])
-def test_vllm_is_asked_for_what_the_name_says(
+def test_vllm_backend_name_sets_tensor_parallel_ranks(
     monkeypatch: pytest.MonkeyPatch, name: str, ranks: int
 ) -> None:
     seen = list[Any]()

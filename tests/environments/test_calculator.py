@@ -25,12 +25,10 @@ from lockstep.environments.calculator import Calculator
         ("-" * 200_000 + "1=", "\n"),
     ],
 )
-def test_a_turn_that_ends_at_an_equals_sign_gets_its_result(
-    response: str, observation: str
-) -> None:
+def test_calculator_answers_turn_ending_in_equals_sign(response: str, observation: str) -> None:
     assert Calculator().step(response) == (observation, None, False)
 
 
-def test_any_other_turn_is_the_last() -> None:
+def test_calculator_ends_episode_without_trailing_equals_sign() -> None:
     assert Calculator().step("#### 9") == ("", None, True)
     assert Calculator().step("7+5=12") == ("", None, True)

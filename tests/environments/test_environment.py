@@ -89,14 +89,14 @@ def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("recipe", ["ppo", "grpo"])
-def test_a_policy_learns_from_what_the_environment_gives(run: Run, recipe: str) -> None:
+def test_ppo_and_grpo_raise_environment_reward(run: Run, recipe: str) -> None:
     rows = steps(run(recipe, "run.max_steps=12", "policy.lr=0.02"))
     assert rows[-1]["train/reward"] > rows[0]["train/reward"] + 0.05
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     assert all(1 < row["train/turns"] <= 3 and row["train/environment_faults"] == 0 for row in rows)
 
 
-def test_observations_are_shown_and_not_learned(run: Run) -> None:
+def test_observation_tokens_are_logged_but_masked_from_training(run: Run) -> None:
     run("grpo", "run.max_steps=1")
     shown = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     played = [sample for sample in shown if 0 in sample["token"]["mask"]]
@@ -111,7 +111,7 @@ def test_observations_are_shown_and_not_learned(run: Run) -> None:
         assert sample["tokens"] == sum(sample["token"]["mask"])
 
 
-def test_a_fault_is_counted_and_named_and_the_run_goes_on(
+def test_environment_faults_are_counted_and_named_and_run_continues(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = steps(run("ppo", "environment.class_name=worlds.py:Moody", "run.max_steps=3"))
@@ -124,7 +124,7 @@ def test_a_fault_is_counted_and_named_and_the_run_goes_on(
 
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.proof)])
-def test_an_interrupt_does_not_wait_for_what_hangs(run: Run, in_tmp: Path, processes: int) -> None:
+def test_interrupt_ends_run_while_environment_hangs(run: Run, in_tmp: Path, processes: int) -> None:
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(GRPO))
     hangs = ("environment.class_name=worlds.py:Asleep", "environment.timeout_s=900")
     with started("run", *hangs, f"environment.max_concurrency={processes}") as process:

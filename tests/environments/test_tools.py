@@ -30,7 +30,7 @@ from lockstep.environments.tools import (
 from lockstep.models.source import ModelSource, open_source
 
 
-def test_calls_are_read_in_order_and_what_is_wrong_with_one_is_said() -> None:
+def test_tool_calls_are_parsed_in_order_and_malformed_calls_give_reason() -> None:
     sums = [{"name": "add", "arguments": {"a": a, "b": 2}} for a in (1, 5)]
     assert parse_calls(f"Let me see. {hermes(*sums)}", "hermes") == [
         ToolCall("add", {"a": a, "b": 2}) for a in (1, 5)
@@ -90,7 +90,7 @@ def call(name: str, arguments: str = "{}", key: str = "arguments") -> str:
         ),
     ],
 )
-def test_calls_are_read_to_the_end_of_their_json(
+def test_hermes_parser_handles_tags_in_arguments_thoughts_and_bad_json(
     response: str, calls: list[str | tuple[str, Any]]
 ) -> None:
     found = parse_calls(response, "hermes")
@@ -103,14 +103,14 @@ def test_calls_are_read_to_the_end_of_their_json(
             )
 
 
-def test_a_call_in_a_thought_that_the_prompt_opened_is_not_made() -> None:
+def test_tool_calls_inside_prompt_opened_thought_are_ignored() -> None:
     assert parse_calls(call("a"), "hermes", "<think>") == []
     assert parse_calls(f"{call('a')}</think>{call('b')}", "hermes", "<think>") == [
         ToolCall("b", {})
     ]
 
 
-def test_llama_writes_json_alone() -> None:
+def test_llama3_json_tool_calls_are_parsed_without_tags() -> None:
     text = '{"name": "add", "parameters": {"a": 1}}; {"name": "now"}'
     assert parse_calls(text, "llama3_json") == [ToolCall("add", {"a": 1}), ToolCall("now", {})]
     assert parse_calls("It is {3}.", "llama3_json") == []
@@ -138,7 +138,7 @@ def add(a: int, b: int = 0) -> int:
     return a + b
 
 
-def test_schemas_are_those_of_transformers_and_arguments_have_to_fit_them() -> None:
+def test_tool_schemas_match_transformers_and_arguments_are_validated() -> None:
     tools = ToolSet([add])
     assert tools.schemas == [get_json_schema(add)]
     given = {"type": "function", "function": {"name": "plus", "parameters": {}}}
@@ -216,7 +216,7 @@ def ask(name: str, *said: str, opened: str = "") -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["Sums", "Waits"])
-def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str) -> None:
+def test_tool_calls_of_a_turn_are_answered_in_order(in_tmp: Path, name: str) -> None:
     """Also where they are awaited beside one another: here the first waits for the second."""
     (in_tmp / "worlds.py").write_text(WORLDS)
     [reply] = ask(name, hermes(SUM, {"name": "mul"}, OTHER))
@@ -232,7 +232,7 @@ def test_all_calls_of_a_turn_are_answered_in_their_order(in_tmp: Path, name: str
     )
 
 
-def test_a_response_without_a_call_is_the_environments_and_a_tool_that_raises_costs_the_episode(
+def test_response_without_call_reaches_environment_and_raising_tool_fails_episode(
     in_tmp: Path,
 ) -> None:
     (in_tmp / "worlds.py").write_text(WORLDS)
@@ -262,7 +262,7 @@ DATA = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_token
 SCHEMAS = [get_json_schema(add)]
 
 
-def test_results_follow_a_reply_as_the_template_writes_them(
+def test_tool_results_are_tokenized_as_chat_template_renders_them(
     talker: Callable[[str], ModelSource],
 ) -> None:
     source = talker(QWEN.replace("<|im_end|>", "{{ eos_token }}"))
@@ -304,7 +304,7 @@ def test_results_follow_a_reply_as_the_template_writes_them(
          r"rejects tool results \(it omits assistant messages and their calls\)"),
     ],
 )  # fmt: skip
-def test_a_template_that_cannot_write_tools_is_refused(
+def test_chat_template_without_tool_support_is_rejected(
     talker: Callable[[str], ModelSource], template: str, said: str
 ) -> None:
     with pytest.raises(InputError, match=rf"the chat template of .*talker {said}"):
@@ -332,7 +332,7 @@ LLAMA = """{%- for message in messages %}
 
 
 @pytest.mark.parametrize("template", [CHAT, QWEN.replace("<|im_end|>", "{{ eos_token }}"), LLAMA])
-def test_a_message_follows_a_reply_as_the_template_writes_it_after_any_token_that_ended_it(
+def test_observation_message_matches_template_after_any_stop_token(
     talker: Callable[[str], ModelSource], template: str
 ) -> None:
     source = talker(template)

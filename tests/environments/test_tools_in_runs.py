@@ -66,7 +66,7 @@ RUN = {name: value for name, value in GRPO.items() if name not in ("reward", "mo
 }  # fmt: skip
 
 
-def test_a_policy_learns_to_call_and_the_same_from_python_gives_the_same(
+def test_policy_learns_tool_calls_and_python_trainer_gives_same_first_step(
     caller: Path, in_tmp: Path
 ) -> None:
     (in_tmp / "run.yaml").write_text(yaml.safe_dump(RUN))

@@ -228,13 +228,13 @@ def read_model(files: dict[str, bytes]) -> None:
 
 @few
 @given(recipes())
-def test_a_fuzzed_recipe_gets_an_answer(here: Path, content: bytes) -> None:
+def test_fuzzed_recipe_loads_or_raises_lockstep_error(here: Path, content: bytes) -> None:
     require_answer(lambda: read_recipe(content))
 
 
 @few
 @given(overrides())
-def test_fuzzed_overrides_get_an_answer(here: Path, words: list[str]) -> None:
+def test_fuzzed_overrides_load_or_raise_lockstep_error(here: Path, words: list[str]) -> None:
     require_answer(lambda: read_overrides(*words))
 
 
@@ -254,12 +254,14 @@ ROWS = {
 
 @few
 @given(**ROWS)
-def test_fuzzed_rows_get_an_answer(here: Path, **drawn: Any) -> None:
+def test_fuzzed_data_rows_load_or_raise_lockstep_error(here: Path, **drawn: Any) -> None:
     require_answer(lambda: read_rows(**drawn))
 
 
 @few
 @given(files_of_models())
 @example({"tokenizer_config.json": b'{"tokenizer_class": "TokenizersBackend", "unk_token": ""}'})
-def test_a_fuzzed_model_gets_an_answer(here: Path, files: dict[str, bytes]) -> None:
+def test_fuzzed_model_folder_loads_or_raises_lockstep_error(
+    here: Path, files: dict[str, bytes]
+) -> None:
     require_answer(lambda: read_model(files))

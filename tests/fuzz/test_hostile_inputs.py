@@ -35,7 +35,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_hostile_input_gets_one_sentence(name: str, furnished: Path, tmp_path: Path) -> None:
+def test_hostile_input_is_accepted_or_rejected_with_short_reason(
+    name: str, furnished: Path, tmp_path: Path
+) -> None:
     hostile, here = INPUTS[name], tmp_path / "here"
     shutil.copytree(furnished, here)
     if hostile.spoil is not None:

@@ -47,7 +47,7 @@ def require_sound(reply: Response) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POSTS.keys() - TOLD_LATER))
-def test_a_reply_is_sound_or_refused_in_one_sentence(name: str) -> None:
+def test_hostile_server_reply_is_valid_response_or_one_line_error(name: str) -> None:
     post, says = POSTS[name]
     answer, _ = ask(post)
     if not isinstance(answer, str):
@@ -60,7 +60,7 @@ def test_a_reply_is_sound_or_refused_in_one_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GETS.keys() - SLOW_GETS))
-def test_so_is_the_list_of_models(name: str) -> None:
+def test_hostile_model_list_gives_stated_error(name: str) -> None:
     get, says = GETS[name]
     answer, _ = ask(http(completed()), get)
     assert says in (answer if isinstance(answer, str) else "")
@@ -68,14 +68,14 @@ def test_so_is_the_list_of_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TOLD_LATER | SLOW_GETS))
-def test_what_takes_long_ends(name: str) -> None:
+def test_slow_server_reply_ends_with_stated_error(name: str) -> None:
     post, says = POSTS.get(name, (http(completed()), ""))
     get, later = GETS.get(name, (MODELS, ""))
     answer, _ = ask(post, get, timeout_s=0.6)
     assert (says or later) in str(answer)
 
 
-def test_a_server_that_says_when_to_ask_again_is_told_of() -> None:
+def test_retry_after_429_gives_one_note() -> None:
     notes: list[str] = []
     with sending(http({}, "429 Busy", {"Retry-After": "1"})) as url:
         client = OpenAIClient(
@@ -114,11 +114,11 @@ def check(post: Reply) -> None:
 
 @settings(max_examples=25)
 @given(changed_answers())
-def test_any_answer_is_sound_or_refused(body: Any) -> None:
+def test_fuzzed_json_reply_is_valid_response_or_error(body: Any) -> None:
     check(http(json.dumps(body).encode()))
 
 
 @settings(max_examples=25)
 @given(damaged_bytes())
-def test_any_bytes_are_a_sound_answer_or_refused(content: bytes) -> None:
+def test_corrupted_http_reply_is_valid_response_or_error(content: bytes) -> None:
     check(raw(content))

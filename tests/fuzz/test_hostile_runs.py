@@ -42,7 +42,9 @@ def one_of_each() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", one_of_each())
-def test_a_spoiled_run_is_refused_by_name(name: str, with_a_run: Path, refuses: Any) -> None:
+def test_damaged_run_folder_exits_with_stated_code_and_message(
+    name: str, with_a_run: Path, refuses: Any
+) -> None:
     case: Case = CASES[name]
     case.spoil(with_a_run)
     refuses(with_a_run, case.command, case.code, case.says)
@@ -111,12 +113,14 @@ def finished(run_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_any_damage_is_read_or_refused(finished: Path, data: st.DataObject) -> None:
+def test_fuzzed_run_file_is_read_or_rejected_by_name(finished: Path, data: st.DataObject) -> None:
     check_damage(finished, data)
 
 
 @pytest.mark.proof
 @settings(max_examples=1_000)
 @given(st.data())
-def test_any_of_thousands_is_read_or_refused(finished: Path, data: st.DataObject) -> None:
+def test_1000_fuzzed_run_files_are_read_or_rejected_by_name(
+    finished: Path, data: st.DataObject
+) -> None:
     check_damage(finished, data)

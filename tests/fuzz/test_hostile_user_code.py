@@ -61,7 +61,9 @@ def test_a_module_that_cannot_be_imported_is_named(name: str, in_tmp: Path) -> N
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_is_an_answer_or_a_fault_in_words(name: str, in_tmp: Path) -> None:
+def test_hostile_environment_step_gives_expected_short_error_or_none(
+    name: str, in_tmp: Path
+) -> None:
     body, says = STEPS[name]
     Path("hostile.py").write_text(WORLD.format(body))
     child = build_child(environment.__name__, "hostile.py:World")

@@ -62,17 +62,19 @@ HOSTILE = st.text(
 
 
 @pytest.mark.parametrize("reply", SCORES)
-def test_a_score_has_one_reading(reply: str) -> None:
+def test_judge_reply_parses_to_expected_score_or_none(reply: str) -> None:
     assert SCORE(reply).value == SCORES[reply]
 
 
 @pytest.mark.parametrize("reply", WINNERS)
-def test_a_winner_has_one_reading(reply: str) -> None:
+def test_judge_reply_parses_to_expected_winner_or_none(reply: str) -> None:
     assert WINNER(reply).value == WINNERS[reply]
 
 
 @given(st.permutations(range(6)), st.sampled_from(BETWEEN), DRESSES, REASONS)
-def test_two_scores_are_none(values: list[int], between: str, dress: str, reasons: str) -> None:
+def test_judge_reply_with_two_scores_has_no_verdict(
+    values: list[int], between: str, dress: str, reasons: str
+) -> None:
     assume(not (between == " / " and values[1] == 5))  # "2 / 5" is one score, and its scale
     said = dress.format(f"{values[0]}")
     assert SCORE(f"{reasons}\nScore: {said}{between}{values[1]}").value is None
@@ -83,7 +85,9 @@ def test_two_scores_are_none(values: list[int], between: str, dress: str, reason
     st.sampled_from([one for one in BETWEEN if one not in (" × ", "~", " ~ ", " (+")]),
     REASONS,
 )
-def test_two_winners_are_none(names: list[str], between: str, reasons: str) -> None:
+def test_judge_reply_with_two_winners_has_no_verdict(
+    names: list[str], between: str, reasons: str
+) -> None:
     assert WINNER(f"{reasons}\nWinner: {names[0]}{between}{names[1]}").value is None
 
 
@@ -94,7 +98,9 @@ def test_two_winners_are_none(names: list[str], between: str, reasons: str) -> N
     REASONS,
     st.sampled_from(["", "/5", " out of 5", " (out of 5)"]),
 )
-def test_one_score_is_that(tenths: int, dress: str, before: str, after: str, scale: str) -> None:
+def test_judge_reply_with_one_score_parses_to_it(
+    tenths: int, dress: str, before: str, after: str, scale: str
+) -> None:
     assert (
         SCORE(f"{before}\nScore: {dress.format(f'{tenths / 10:g}')}{scale}\n{after}").value
         == tenths / 10
@@ -109,7 +115,7 @@ def check_any(reply: str) -> None:
 
 
 @given(HOSTILE)
-def test_any_reply_has_a_verdict_or_a_cause(reply: str) -> None:
+def test_fuzzed_judge_reply_gives_valid_verdict_or_known_cause(reply: str) -> None:
     check_any(reply)
 
 
@@ -118,5 +124,5 @@ def test_any_reply_has_a_verdict_or_a_cause(reply: str) -> None:
 @given(
     st.one_of(HOSTILE, HOSTILE.map("Score: ".__add__), HOSTILE.map("Winner: ".__add__), st.text())
 )
-def test_any_of_thousands_has_a_verdict_or_a_cause(reply: str) -> None:
+def test_10000_fuzzed_judge_replies_give_valid_verdict_or_known_cause(reply: str) -> None:
     check_any(reply)

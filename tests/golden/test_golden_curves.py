@@ -72,7 +72,7 @@ def share_of_digits(prompt, response, answer, row):
 
 
 @pytest.mark.parametrize("recipe", CURVES)
-def test_curve_is_the_golden_one(recipe: str, in_tmp: Path) -> None:
+def test_training_curve_matches_golden_curve(recipe: str, in_tmp: Path) -> None:
     (in_tmp / "rewards.py").write_text(REWARD)
     metric, options = CURVES[recipe]
     short = ["run.max_steps=20", "run.validate_every=0", "run.folder=run", "learner.device=cpu"]

@@ -50,7 +50,7 @@ def pool(request: pytest.FixtureRequest, models: Callable[..., Path]) -> Iterato
 
 
 @pytest.mark.timeout(300)
-def test_an_engine_on_the_same_gpu_holds_what_was_sent(
+def test_weight_sync_to_engine_on_same_gpu_is_bitwise_equal(
     learner: RankLearner, pool: SamplerPool
 ) -> None:
     for version in (1, 2, 3):
@@ -63,7 +63,7 @@ def test_an_engine_on_the_same_gpu_holds_what_was_sent(
 
 
 @pytest.mark.timeout(300)
-def test_a_changed_weight_is_seen(learner: RankLearner, pool: SamplerPool) -> None:
+def test_fingerprints_reveal_one_changed_weight(learner: RankLearner, pool: SamplerPool) -> None:
     sync_weights(learner, pool, 1)
     (held,) = pool.load_weights(OutgoingWeights(learner.weights, torch.float32), 2)
     with torch.no_grad():
@@ -76,14 +76,14 @@ def test_a_changed_weight_is_seen(learner: RankLearner, pool: SamplerPool) -> No
     assert len(differ) == 1
 
 
-def test_fingerprints_are_those_of_the_host() -> None:
+def test_gpu_fingerprints_equal_cpu_fingerprints() -> None:
     for shape in ((5, 7), (3, 70_001), (260, 16 * 3067)):
         for kind in (torch.float32, torch.bfloat16):
             made = torch.randn(shape).to(kind)
             assert fingerprint_tensor(made.cuda()) == fingerprint_tensor(made)
 
 
-def test_weights_of_the_host_are_refused_by_name() -> None:
+def test_cuda_ipc_rejects_cpu_weights() -> None:
     sender = LocalSender()
     sender.open_route(TransferRoute("cuda_ipc"))
     with pytest.raises(InputError, match=r"sampler\.transfer=cuda_ipc needs weights on a GPU"):
@@ -94,7 +94,7 @@ def test_weights_of_the_host_are_refused_by_name() -> None:
         )
 
 
-def test_a_bucket_of_other_gpus_is_refused_by_name() -> None:
+def test_cuda_ipc_rejects_bucket_of_another_gpu() -> None:
     with pytest.raises(InputError, match="needs a learner rank on each engine's GPU"):
         open_carrier(TransferRoute("cuda_ipc")).receive_bytes(
             buckets.WeightBucket(0, 8, (), {"GPU-other": ""}), torch.device("cuda", 0)
@@ -103,7 +103,9 @@ def test_a_bucket_of_other_gpus_is_refused_by_name() -> None:
 
 @SECOND
 @pytest.mark.timeout(300)
-def test_nccl_carries_to_another_gpu(learner: RankLearner, models: Callable[..., Path]) -> None:
+def test_nccl_syncs_weights_to_engine_on_another_gpu(
+    learner: RankLearner, models: Callable[..., Path]
+) -> None:
     """Rank 0 is this process, on GPU 0; the engine has GPU 1 to itself."""
     from lockstep.cluster.placement import DeviceGrid, ProcessCounts, RunPlacement
     from lockstep.cluster.workers import WorkerPool

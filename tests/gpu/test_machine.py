@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.timeout(600)
-def test_a_check_of_this_machine_is_ok(tmp_path: Path) -> None:
+def test_gpu_check_passes_and_memory_is_within_15_percent_of_plan(tmp_path: Path) -> None:
     """Memory of a learner is within 15 % of the plan; nothing is broken and nothing fails."""
     code = check_machine("cuda", tmp_path)
     told = json.loads((tmp_path / "gpu_check.json").read_text())["checks"]

@@ -16,7 +16,9 @@ LENGTHS = (700, 1, 333, 64, 128, 5, 1024)
 
 @pytest.mark.parametrize("window", [None, 1, 100, 4096])
 @pytest.mark.parametrize(("heads", "groups", "size"), [(8, 2, 128), (4, 4, 64), (7, 1, 256)])
-def test_it_is_near_to_float64(heads: int, groups: int, size: int, window: int | None) -> None:
+def test_unpadded_attention_error_is_at_most_twice_padded_error(
+    heads: int, groups: int, size: int, window: int | None
+) -> None:
     """No further than twice what bf16 grids are."""
     torch.manual_seed(0)
     batch = Batch(torch.zeros(sum(LENGTHS), dtype=torch.int64), torch.tensor(LENGTHS))
@@ -37,7 +39,7 @@ def test_it_is_near_to_float64(heads: int, groups: int, size: int, window: int |
         assert (one - expected).abs().mean() <= 2 * (other - expected).abs().mean()
 
 
-def test_shared_heads_of_keys_in_fp32_keep_no_number_for_each_pair_of_tokens() -> None:
+def test_fp32_grouped_attention_allocates_no_full_score_matrix() -> None:
     heads, groups, tokens, size = 16, 4, 4096, 64
     q, k, v = (
         torch.randn(1, n, tokens, size, device="cuda", requires_grad=True)

@@ -20,7 +20,7 @@ from lockstep.plan.time import DeviceRates, EngineCounts, sampling_seconds
 from lockstep_doctor.machine import checks, command
 from lockstep_doctor.machine.checks import CheckFigures, list_checks
 from lockstep_doctor.machine.command import check_machine, find_rates
-from lockstep_doctor.machine.trial import WorkloadSize, MachineTrial
+from lockstep_doctor.machine.trial import MachineTrial, WorkloadSize
 
 CPU = torch.device("cpu")
 TINY = WorkloadSize(
@@ -33,7 +33,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> MachineTrial:
     return MachineTrial.create_in(tmp_path_factory.mktemp("trial"), CPU, 0, TINY)
 
 
-def test_each_check_measures_or_says_what_it_lacks(trial: MachineTrial) -> None:
+def test_gpu_checks_return_positive_rates_or_name_missing_gpus(trial: MachineTrial) -> None:
     found = list_checks(trial)
     for name, what in (("learner over all GPUs", "two GPUs"), ("weight sync, cuda_ipc", "a GPU")):
         with pytest.raises(InputError, match=f"needs {what}"):
@@ -56,14 +56,14 @@ def test_each_check_measures_or_says_what_it_lacks(trial: MachineTrial) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_sampler_and_learner_are_exact_where_they_can_be(trial: MachineTrial, dtype: str) -> None:
+def test_sampler_and_learner_logprobs_are_bitwise_equal(trial: MachineTrial, dtype: str) -> None:
     measured = list_checks(trial)[f"exact, {dtype}"]()
     assert measured["tokens compared"] == trial.scale.rows * trial.scale.response
     assert measured["not equal to the bit"] == 0
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_scores_are_compared_with_float64(
+def test_logprob_check_fails_if_scores_differ_from_float64(
     trial: MachineTrial, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = list_checks(trial)[f"log-probabilities, {dtype}"]
@@ -74,7 +74,9 @@ def test_scores_are_compared_with_float64(
         measure()
 
 
-def test_another_model_in_the_sampler_breaks_the_promise(trial: MachineTrial, tmp_path: Path) -> None:
+def test_sampler_with_different_weights_fails_agreement_check(
+    trial: MachineTrial, tmp_path: Path
+) -> None:
     other = MachineTrial.create_in(tmp_path, CPU, 0, replace(trial.scale, layers=1))
     sampler = SamplerSpec(
         str(other.folder), trial.build_sampler_section(), trial.build_computation("fp32")
@@ -83,7 +85,7 @@ def test_another_model_in_the_sampler_breaks_the_promise(trial: MachineTrial, tm
         checks._measure_agreement(trial, sampler, trial.build_learner_spec("fp32").build(), "fp32")
 
 
-def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
+def test_gpu_check_writes_all_outcomes_and_exits_with_worst(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> CheckFigures:
@@ -113,7 +115,7 @@ def test_all_outcomes_are_written_and_the_worst_is_the_exit_code(
     assert "| breaks | broken |" in capsys.readouterr().out
 
 
-def test_wrong_words_are_refused(tmp_path: Path) -> None:
+def test_gpu_check_rejects_file_as_output_and_missing_gpu(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="give a folder"):
         cli.parse_arguments(["gpu-check", "--out", str(tmp_path / "file")]).command(
@@ -124,7 +126,7 @@ def test_wrong_words_are_refused(tmp_path: Path) -> None:
         options.command(options)
 
 
-def test_rates_are_found_again_from_what_they_make_of_a_machine(trial: MachineTrial) -> None:
+def test_device_rates_are_recovered_from_simulated_measurements(trial: MachineTrial) -> None:
     wanted = DeviceRates(products=2e12, learner=0.5, memory=3e10, layer_s=1e-3, sync=1e9, host=2e9)
     seconds = sampling_seconds(
         trial.build_plan_rank("fp32"),

@@ -70,13 +70,15 @@ def assert_bounds(record: Record) -> None:
 @pytest.mark.parametrize(
     "recipe", [PPO, GRPO, DPO, REWARD_MODEL], ids=lambda recipe: recipe["algorithm"]
 )
-def test_an_algorithm_learns(learn: Learn, recipe: dict[str, Any]) -> None:
+def test_algorithm_trains_on_gpu_without_waiting_in_passes(
+    learn: Learn, recipe: dict[str, Any]
+) -> None:
     rows, record = learn(recipe)
     assert rows
     assert_bounds(record)
 
 
-def test_learners_leave_while_the_sampler_works_and_learn_the_same(learn: Learn) -> None:
+def test_offloading_idle_learners_does_not_change_metrics(learn: Learn) -> None:
     """Policy and sampler share weights here, so that moments, critic and reference leave."""
     runs = dict[bool, tuple[list[dict[str, Any]], Record]]()
     for offload in (True, False):
@@ -89,7 +91,7 @@ def test_learners_leave_while_the_sampler_works_and_learn_the_same(learn: Learn)
     assert record.count("sync") == still.count("sync"), record.lines()
 
 
-def test_it_learns_from_a_teacher(learn: Learn) -> None:
+def test_sft_and_distillation_train_on_gpu_without_waiting_in_passes(learn: Learn) -> None:
     for recipe in (SFT, DISTILL):
         rows, record = learn(recipe)
         assert rows
@@ -97,7 +99,7 @@ def test_it_learns_from_a_teacher(learn: Learn) -> None:
 
 
 @pytest.mark.full
-def test_it_rewards_itself(learn: Learn) -> None:
+def test_self_rewarding_trains_on_gpu_without_waiting_in_passes(learn: Learn) -> None:
     rows, record = learn(SELF_REWARDING | {"run": SELF_REWARDING["run"] | {"max_steps": 2}})
     assert rows
     assert_bounds(record)

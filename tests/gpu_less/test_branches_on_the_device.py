@@ -45,63 +45,63 @@ ASKED = {"is_cuda", "is_cpu", "is_available", "is_initialized", "device_count", 
 KINDS = {"cuda", "cpu", "cuda_ipc", "nccl"}
 
 HERE = "gpu_less/test_branches_on_the_device.py"
-TURNS = "gpu_less/test_turns_on_a_gpu.py::test_memory_goes_to_pinned_memory_and_back_without_a_wait"
-BF16 = "learners/test_megatron_in_bf16.py::test_two_stages_compute_what_one_does_in_every_digit"
-IPC = f"{HERE}::test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu"
-NCCL = f"{HERE}::test_a_group_between_gpus_stages_nothing_on_the_host"
+TURNS = "gpu_less/test_turns_on_a_gpu.py::test_learner_offload_to_pinned_memory_needs_no_gpu_wait"
+BF16 = "learners/test_megatron_in_bf16.py::test_bf16_two_stage_megatron_scores_are_bit_identical_to_one_stage"
+IPC = f"{HERE}::test_cuda_ipc_transfers_weights_through_memory_exported_once"
+NCCL = f"{HERE}::test_nccl_broadcast_uses_no_host_staging"
 GATHERED = f"{HERE}::test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each"
 DRIVER = f"{HERE}::test_the_size_of_a_cache_is_chosen_without_starting_cuda"
-FINGERPRINTS = (
-    "gpu_less/test_syncs.py::test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there"
-)
+FINGERPRINTS = "gpu_less/test_syncs.py::test_fingerprints_on_gpu_match_cpu_and_need_one_wait"
 STAGED = (
     "gpu_less/test_syncs.py::test_a_sender_waits_for_each_bucket_once_and_for_its_fingerprints_once"
 )
-PLACED = "cluster/test_placement.py::test_weights_take_the_shortest_way_that_there_is"
+PLACED = "cluster/test_placement.py::test_weight_transfer_route_follows_device_placement"
 EXPERTS = "samplers/test_vllm_experts.py::test_reordered_experts_are_read_in_the_loaded_order"
-ARGUMENTS = "samplers/test_vllm_arguments.py::test_every_option_is_an_argument_on_a_gpu"
-ON_GPUS_ALONE = "gpu/test_carriers_on_gpus.py::test_an_engine_on_the_same_gpu_holds_what_was_sent"
+ARGUMENTS = "samplers/test_vllm_arguments.py::test_vllm_options_become_engine_arguments_on_gpu"
+ON_GPUS_ALONE = (
+    "gpu/test_carriers_on_gpus.py::test_weight_sync_to_engine_on_same_gpu_is_bitwise_equal"
+)
 
 BRANCHES = {
-    "learners/host_memory.py HostMemory._find": TURNS,
-    "learners/host_memory.py HostMemory._parts": TURNS,
-    "learners/host_memory.py HostMemory.offload": TURNS,
+    "learners/host_memory.py HostMemory._find_storage": TURNS,
+    "learners/host_memory.py HostMemory._pair_chunks": TURNS,
+    "learners/host_memory.py HostMemory.offload_tensors": TURNS,
     "learners/megatron/backend.py MegatronTraining.require_model": BF16,
     "learners/megatron/on_cpu.py _TorchOfCPU.zeros": BF16,
     "learners/megatron/start.py start_learner": BF16,
-    "learners/sending.py SendsWeights._buckets": GATHERED,
-    "models/device.py empty_cache": "gpu_less/test_turns_on_a_gpu.py::test_no_learner_is_there_while_an_engine_samples",
+    "learners/sending.py SendsWeights._gather_buckets": GATHERED,
+    "models/device.py empty_cache": "gpu_less/test_turns_on_a_gpu.py::test_learners_are_offloaded_while_engine_samples",
     "models/device.py resolve_device": "gpu_less/test_precision.py::test_a_process_that_computes_on_a_gpu_uses_no_tf32",
-    "models/kernels.py attend": "gpu_less/test_shared_heads.py::test_in_fp32_each_head_has_keys_of_its_own",
-    "models/laid_out.py LaidOut.to": "gpu_less/test_syncs.py::test_a_pass_of_a_dense_family_waits_for_nothing",
-    "models/open_kernels.py explain_padding": "models/test_open_kernels.py::test_an_old_gpu_pads",
-    "models/open_kernels.py open_kernels": "gpu_less/test_syncs.py::test_experts_of_masters_are_not_waited_for_in_bf16",
-    "models/parallelize.py parallelize": f"{HERE}::test_offloaded_shards_are_pinned_for_a_gpu",
-    "samplers/vllm/backend.py VLLMInference.packs": DRIVER,
+    "models/kernels.py run_torch_attention": "gpu_less/test_shared_heads.py::test_fp32_attention_on_gpu_repeats_shared_key_heads",
+    "models/laid_out.py LaidOut.to": "gpu_less/test_syncs.py::test_dense_model_passes_never_wait_for_gpu",
+    "models/open_kernels.py explain_padding": "models/test_open_kernels.py::test_gpu_with_old_compute_capability_uses_padded_attention",
+    "models/open_kernels.py open_kernels": "gpu_less/test_syncs.py::test_bf16_moe_layer_with_fp32_weights_never_waits_for_gpu",
+    "models/parallelize.py parallelize_model": f"{HERE}::test_offloaded_shards_are_pinned_for_a_gpu",
+    "samplers/vllm/backend.py VLLMInference.packs_weights": DRIVER,
     "samplers/vllm/backend.py VLLMInference.require_installed": DRIVER,
     "samplers/vllm/readback.py is_packed": EXPERTS,
     "samplers/vllm/sampler.py VLLMSampler.__init__": ARGUMENTS,
     "samplers/vllm/worker.py WeightReceiver.attest_weights": ON_GPUS_ALONE,
     "samplers/vllm/worker.py module": ON_GPUS_ALONE,
-    "cluster/learner_group.py RankSpec.build": f"{HERE}::test_a_rank_joins_nccl_on_a_gpu_of_its_own",
+    "cluster/learner_group.py RankSpec.build": f"{HERE}::test_rank_joins_nccl_on_its_local_gpu",
     "cluster/placement.py choose_placement": "cluster/test_placement.py::"
-    "test_this_machine_has_the_devices_that_torch_sees",
+    "test_placement_uses_the_gpus_visible_to_torch",
     "cluster/ray_transport.py join_cluster": PLACED,  # asks for Ray, not for a device
-    "cluster/sampler_pool.py SamplerPool._let_join": ON_GPUS_ALONE,
-    "cluster/self_check.py _machine": "gpu_less/test_precision.py::test_a_run_says_so_and_writes_it_down",
+    "cluster/sampler_pool.py SamplerPool._open_routes": ON_GPUS_ALONE,
+    "cluster/self_check.py _describe_machine": "gpu_less/test_precision.py::test_run_prints_and_records_fp32_precision",
     "cluster/specs.py SamplerSpec.build": DRIVER,
     "cluster/specs.py require_sampler": DRIVER,
-    "weight_sync/carriers.py CudaIPC.memory": IPC,
+    "weight_sync/carriers.py CudaIPC.bucket_memory": IPC,
     "weight_sync/carriers.py GroupBroadcast.__init__": NCCL,
     "weight_sync/carriers.py TransferRoute.is_between_gpus": "cluster/test_placement.py::"
-    "test_weights_of_the_host_go_another_way_than_those_of_a_gpu",
-    "weight_sync/carriers.py _ThroughHost._stage": STAGED,
+    "test_host_weights_use_shared_memory_or_gloo_route",
+    "weight_sync/carriers.py _ThroughHost._stage_bucket": STAGED,
     "weight_sync/carriers.py _require_gpu": IPC,
     "weight_sync/carriers.py open_carrier": IPC,
     "weight_sync/fingerprints.py _sum_lanes": FINGERPRINTS,
-    "weight_sync/fingerprints.py take": FINGERPRINTS,
-    "weight_sync/outgoing.py OutgoingWeights.on_gpu": f"{HERE}::test_weights_on_a_gpu_are_known_to_be_there",
-    "weight_sync/sender.py LocalSender.finish": IPC,
+    "weight_sync/fingerprints.py start_fingerprint": FINGERPRINTS,
+    "weight_sync/outgoing.py OutgoingWeights.on_gpu": f"{HERE}::test_outgoing_weights_report_whether_they_are_on_gpu",
+    "weight_sync/sender.py LocalSender.free_buckets": IPC,
 }
 """By file and function, the test that takes the side of GPUs; one in `gpu/` needs a GPU."""
 
@@ -136,7 +136,7 @@ def find_branches(text: str) -> set[str]:
     return set(visit(ast.parse(text), ""))
 
 
-def test_the_table_has_every_branch_on_the_device() -> None:
+def test_every_device_branch_is_listed_with_a_test() -> None:
     found = set[str]()
     for folder in FOLDERS:
         for path in sorted((ROOT / "lockstep" / folder).rglob("*.py")):
@@ -148,12 +148,12 @@ def test_the_table_has_every_branch_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("evidence", sorted(set(BRANCHES.values())))
-def test_the_evidence_exists(evidence: str) -> None:
+def test_listed_test_of_device_branch_exists(evidence: str) -> None:
     file, name = evidence.split("::")
     assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
 
-def test_branches_are_found_however_they_are_written() -> None:
+def test_device_branches_are_detected_in_every_syntax() -> None:
     asking = [
         "x.is_cuda",
         "d.type == 'cuda'",
@@ -170,7 +170,7 @@ class Holder(SendsWeights):
     """A rank that gathers whole tensors, on a GPU or what passes for one."""
 
     def __init__(self, rank: int, tensors: dict[str, Tensor]) -> None:
-        self._ranks = cast(RankMesh, SimpleNamespace(number=rank, count=2))
+        self._ranks = cast(RankMesh, SimpleNamespace(rank_number=rank, rank_count=2))
         self.device, self._tensors, self.gathered = torch.device("cuda"), tensors, 0
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -206,13 +206,13 @@ def ipc(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
         exported[handle] = flat
         return handle
 
-    monkeypatch.setattr(carriers, "_export", export)
+    monkeypatch.setattr(carriers, "_export_handle", export)
     monkeypatch.setattr(carriers, "_open_exported", lambda handle, _: exported[handle])
     monkeypatch.setattr(carriers, "name_gpu", lambda device: f"GPU {device.index or 0}")
     return exported
 
 
-def test_cuda_ipc_hands_each_engine_the_memory_of_its_own_gpu(ipc: dict[str, Tensor]) -> None:
+def test_cuda_ipc_transfers_weights_through_memory_exported_once(ipc: dict[str, Tensor]) -> None:
     sent = tensors_of(0)
     with pretended.pretend_gpu():
         sender, receiver = LocalSender(), CudaIPC()
@@ -256,12 +256,12 @@ def test_weights_on_gpus_are_gathered_and_sent_by_one_rank_or_by_each(
             assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
 
 
-def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_broadcast_uses_no_host_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's route by gloo: buffers are on the tensors' device at both ends, and no copy is made
     before a broadcast.
     """
     join = carriers._join_group
-    monkeypatch.setattr(carriers, "_join", lambda meeting, backend: join(meeting, "gloo"))
+    monkeypatch.setattr(carriers, "_join_group", lambda meeting, backend: join(meeting, "gloo"))
     host, held = RendezvousHost("127.0.0.1", 2, 60.0), dict[str, Tensor]()
     sent, told = tensors_of(2), list[WeightBucket]()
     ready = threading.Event()
@@ -291,7 +291,7 @@ def test_a_group_between_gpus_stages_nothing_on_the_host(monkeypatch: pytest.Mon
     assert all(torch.equal(held[name], tensor) for name, tensor in sent.items())
 
 
-def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(
+def test_dead_engine_aborts_nccl_broadcast_after_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By NCCL, a broadcast to a dead engine never completes, and whatever waits on its stream never
@@ -316,7 +316,7 @@ def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(
             self.aborted = True
 
     group = Stuck()
-    monkeypatch.setattr(carriers, "_join", lambda *_: group)
+    monkeypatch.setattr(carriers, "_join_group", lambda *_: group)
     sender = GroupBroadcast(RendezvousAddress("127.0.0.1", 1, 0, 2, timeout_s=0.05), "nccl")
     sender.bucket_memory(3, 64, torch.device("cpu"))
     with pytest.raises(RuntimeError, match=r"bucket 3 did not reach all engines within 0\.05 s"):
@@ -324,19 +324,21 @@ def test_an_engine_that_dies_between_gpus_ends_the_sync_and_not_the_learner(
     assert group.aborted
 
 
-def test_weights_on_a_gpu_are_known_to_be_there() -> None:
+def test_outgoing_weights_report_whether_they_are_on_gpu() -> None:
     with pretended.pretend_gpu():
         assert OutgoingWeights(lambda: iter([("a", torch.zeros(2, device="cuda"))]), None).on_gpu
         assert not OutgoingWeights(lambda: iter([("a", torch.zeros(2))]), None).on_gpu
 
 
-def test_a_rank_joins_nccl_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_joins_nccl_on_its_local_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     tell_gpus(monkeypatch, 2)
     chosen, joined, built = list[int](), list[str](), list[str]()
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.append(backend))
-    monkeypatch.setattr(RendezvousAddress, "store", lambda _: None)
-    monkeypatch.setattr(learner_group.RankMesh, "of", lambda device, _: built.append(device))
+    monkeypatch.setattr(RendezvousAddress, "open_store", lambda _: None)
+    monkeypatch.setattr(
+        learner_group.RankMesh, "from_sizes", lambda device, _: built.append(device)
+    )
     monkeypatch.setattr(LearnerSpec, "build", lambda *_: None)
     section = SECTION.model_copy(update={"device": "auto"})
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -394,7 +396,7 @@ def test_offloaded_shards_are_pinned_for_a_gpu(monkeypatch: pytest.MonkeyPatch) 
         )
         ranks = SimpleNamespace(mesh=object(), size=lambda name: 2 if name == "dp" else 1)
         lm = torch.nn.Linear(2, 2)
-        monkeypatch.setattr(module, "layers", lambda network: [network])
+        monkeypatch.setattr(module, "list_layers", lambda network: [network])
         with pytest.raises(StopHere):
             module.parallelize_model(
                 lm,

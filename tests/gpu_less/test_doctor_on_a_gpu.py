@@ -31,7 +31,7 @@ def opened(recipe: DoctorRecipe, name: str) -> HFBackend | LearnerBackend:
 
 @pytest.mark.full
 @pytest.mark.parametrize("device", ["auto", pytest.param("cuda", marks=pytest.mark.proof)])
-def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(
+def test_doctor_backends_compute_on_learner_device(
     models: Callable[..., Path], device: str
 ) -> None:
     recipe = asked(models("llama"), *FEW, f"learner.device={device}")
@@ -48,7 +48,7 @@ def test_hf_and_torch_and_the_floor_compute_where_the_learner_does(
         assert not any(isinstance(column, OnGPU) for column in drawn.tensors.values())
 
 
-def test_the_floor_is_measured_on_that_device(
+def test_doctor_noise_floor_is_measured_on_learner_device(
     models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the witness alone: both backends stay on the CPU."""
@@ -64,7 +64,7 @@ def test_the_floor_is_measured_on_that_device(
         )
 
 
-def test_numbers_are_those_of_the_cpu(models: Callable[..., Path]) -> None:
+def test_doctor_scores_on_gpu_equal_cpu_scores(models: Callable[..., Path]) -> None:
     recipe = asked(models("llama"), *FEW, "learner.device=cpu")
     batch = found(recipe, opened(recipe, "hf"), opened(recipe, "torch")).rows[0].drawn[0].batch
     there = asked(models("llama"), *FEW, "learner.device=cuda")

@@ -48,7 +48,7 @@ def test_a_process_that_computes_on_a_gpu_uses_no_tf32(
     assert not uses_tf32()
 
 
-def test_an_environment_that_turns_it_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_override_environment_variable_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     show_gpus(monkeypatch, 1)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     with pytest.raises(
@@ -58,7 +58,9 @@ def test_an_environment_that_turns_it_on_is_refused(monkeypatch: pytest.MonkeyPa
     assert resolve_device("cpu").type == "cpu"
 
 
-def test_a_run_says_so_and_writes_it_down(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_and_records_fp32_precision(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("rewards.py").write_text(REWARDS)
     Path("tiny.yaml").write_text(yaml.safe_dump(GRPO))
     with pretend_gpu():

@@ -10,7 +10,7 @@ from pretend_gpu import GPU, DeviceMixError, pretend_gpu
 from torch import Tensor
 
 
-def test_tensors_say_where_they_are_and_have_the_same_numbers() -> None:
+def test_pretend_gpu_tensors_report_cuda_device_and_keep_values() -> None:
     with pretend_gpu():
         for made in (
             torch.arange(3, device="cuda"),
@@ -39,7 +39,7 @@ def test_a_mix_of_devices_is_refused(mix: object) -> None:
         mix(torch.arange(3), torch.arange(3, device="cuda"))
 
 
-def test_what_the_host_waits_for_is_noted() -> None:
+def test_pretend_gpu_records_every_host_wait() -> None:
     with pretend_gpu() as record:
         x = torch.arange(4.0).to("cuda")
         assert (record.count("slow copy"), record.count("sync")) == (1, 0)

@@ -11,7 +11,7 @@ from lockstep.models.kernels import run_torch_attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_in_fp32_each_head_has_keys_of_its_own(
+def test_fp32_attention_on_gpu_repeats_shared_key_heads(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """PyTorch's kernels that keep no table of all pairs take no shared heads in fp32."""

@@ -78,7 +78,7 @@ def assert_no_wait(record: Record) -> None:
 @pytest.mark.parametrize(
     "kind", [kind if kind in ("llama", "qwen2 window") else full(kind) for kind in ARCHITECTURES]
 )
-def test_a_pass_of_a_dense_family_waits_for_nothing(
+def test_dense_model_passes_never_wait_for_gpu(
     models: Callable[..., Path], kind: str, head: HeadKind
 ) -> None:
     loss: Loss = WeightedLogprob() if head == "logits" else SquaredError()
@@ -103,7 +103,7 @@ def experts(
 
 
 @pytest.mark.parametrize("kind", MOE)
-def test_experts_of_masters_are_not_waited_for_in_bf16(
+def test_bf16_moe_layer_with_fp32_weights_never_waits_for_gpu(
     experts: Callable[[str], PreTrainedModel], kind: str
 ) -> None:
     """Weights are fp32 and products bf16, as in a learner; their gradients come back in fp32."""
@@ -123,7 +123,7 @@ def test_experts_of_masters_are_not_waited_for_in_bf16(
 
 
 @pytest.mark.parametrize(("verb", "syncs"), [("logprobs", 1), ("topk", 2), ("values", 2)])
-def test_scores_of_a_batch_come_back_together(
+def test_scoring_a_batch_waits_for_gpu_at_most_twice(
     models: Callable[..., Path], verb: Verb, syncs: int
 ) -> None:
     folder, batch = models("llama"), ragged(LENGTHS)
@@ -140,7 +140,7 @@ def test_scores_of_a_batch_come_back_together(
         assert not record.count("slow copy", verb), record.lines(verb)
 
 
-def test_a_refit_waits_for_the_fingerprints_of_each_side_once(models: Callable[..., Path]) -> None:
+def test_weight_sync_waits_for_gpu_once_per_side(models: Callable[..., Path]) -> None:
     folder = models("llama")
     with pretend_gpu() as record:
         learner, sampler = (
@@ -159,7 +159,7 @@ def test_a_refit_waits_for_the_fingerprints_of_each_side_once(models: Callable[.
 
 @pytest.mark.parametrize("shape", [(5, 7), (3, 70_001), (260, 16 * 3067)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_fingerprints_are_taken_where_the_tensor_is_and_are_the_same_there(
+def test_fingerprints_on_gpu_match_cpu_and_need_one_wait(
     shape: tuple[int, ...], kind: torch.dtype
 ) -> None:
     made = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind)

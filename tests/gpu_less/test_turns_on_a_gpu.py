@@ -35,7 +35,7 @@ def build(folder: Path, **section: object) -> RankLearner:
     ).build()
 
 
-def test_memory_goes_to_pinned_memory_and_back_without_a_wait(models: Models) -> None:
+def test_learner_offload_to_pinned_memory_needs_no_gpu_wait(models: Models) -> None:
     folder = models("llama")
     with pretend_gpu() as record:
         learner, batch = build(folder), ragged(LENGTHS)
@@ -120,7 +120,7 @@ TABLES = 400_000
 """Bytes of tables for fingerprints, and of buffers."""
 
 
-def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
+def test_learners_are_offloaded_while_engine_samples(models: Models) -> None:
     folder = models("qwen2 tied")
     with pretend_gpu():
         turns, learners = DeviceTurns(), [build(folder) for _ in range(2)]
@@ -149,7 +149,7 @@ def test_no_learner_is_there_while_an_engine_samples(models: Models) -> None:
             assert bytes_there() > 2 * 3 * stay
 
 
-def test_a_judge_is_awake_while_it_answers_and_no_learner_is_there(models: Models) -> None:
+def test_judge_wakes_only_to_generate_while_learner_is_offloaded(models: Models) -> None:
     folder = models("llama")
     with pretend_gpu():
         turns, learner = DeviceTurns(), build(folder)
@@ -167,7 +167,7 @@ def test_a_judge_is_awake_while_it_answers_and_no_learner_is_there(models: Model
             engine.states = engine.states[-1:]
 
 
-def test_a_sampler_of_the_policys_own_weights_keeps_no_more_than_these(models: Models) -> None:
+def test_sampler_sharing_policy_weights_keeps_only_them_on_gpu(models: Models) -> None:
     """Two samplers in turn, each of another learner's weights."""
     folder = models("llama")
     with pretend_gpu():

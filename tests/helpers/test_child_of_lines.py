@@ -34,7 +34,7 @@ assert begun.wait(60.0)
 """
 
 
-def test_a_child_says_nothing_when_its_parent_leaves_in_the_middle_of_an_answer(
+def test_child_prints_no_error_if_parent_exits_during_answer(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "asked_here.py").write_text(ANSWERS)

@@ -296,13 +296,13 @@ def sandbox() -> CodeSandbox:
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_no_cheat_passes(sandbox: CodeSandbox, cheat: str) -> None:
+def test_cheating_program_never_passes_its_test(sandbox: CodeSandbox, cheat: str) -> None:
     assert not sandbox.passes_test(*CHEATS[cheat])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
-def test_no_cheat_passes_as_an_ordinary_user() -> None:
+def test_cheating_program_never_passes_as_non_root_user() -> None:
     own, asked = (
         CodeSandbox(LIMITS, interpreter=SYSTEM_PYTHON),
         {"no cheat": HONEST["imported"], **CHEATS},
@@ -337,7 +337,7 @@ FORGED = (
 
 
 @pytest.mark.parametrize("said", FORGED)
-def test_what_was_not_asked_fails_the_test_whatever_it_catches(
+def test_forged_protocol_message_fails_even_if_test_catches_errors(
     sandbox: CodeSandbox, said: str
 ) -> None:
     """The program takes the place of its side and answers as it likes."""
@@ -365,7 +365,7 @@ def test_what_was_not_asked_fails_the_test_whatever_it_catches(
         ("x = 1", "while True: pass"),
     ],
 )
-def test_a_test_that_raises_or_cannot_go_on_is_not_passed(
+def test_raising_or_hanging_test_does_not_pass(
     sandbox: CodeSandbox, program: str, test: str
 ) -> None:
     assert not sandbox.passes_test(program, test)

@@ -55,7 +55,7 @@ def ends(pid: int) -> bool:
         ("txt.\u202eexe", "txt.⟨U+202E⟩exe"),
     ],
 )
-def test_a_terminal_gets_nothing_to_obey(text: str, printable: str) -> None:
+def test_make_printable_replaces_control_characters(text: str, printable: str) -> None:
     assert make_printable(text) == printable
 
 
@@ -70,7 +70,7 @@ def f(*given):
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_what_a_reward_prints_in_any_way_reaches_the_terminal_by_name(
+def test_reward_output_reaches_terminal_with_control_characters_escaped(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     own, out = reward(PRINTS), ""
@@ -118,7 +118,7 @@ def f(*given):
 @pytest.mark.parametrize(
     "after", ["pass", "import time; time.sleep(1000)"], ids=["idle", "hanging"]
 )
-def test_what_a_reward_starts_ends_with_it(after: str) -> None:
+def test_processes_started_by_reward_end_with_it(after: str) -> None:
     own = reward(STARTS.format(after), timeout_s=20.0 if after == "pass" else 2.0)
     if after == "pass":
         assert score(own) == 1.0
@@ -143,7 +143,7 @@ sys.stdin.read()
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_what_a_reward_starts_ends_with_a_killed_run() -> None:
+def test_processes_started_by_reward_end_if_run_is_killed() -> None:
     Path("mine.py").write_text(STARTS.format("pass"))
     Path("runs.py").write_text(RUNS)
     command = [sys.executable, "runs.py"]
@@ -156,7 +156,7 @@ def test_what_a_reward_starts_ends_with_a_killed_run() -> None:
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_code_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_reward_file_and_hash_are_printed_before_import(capfd: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text("import os\nos.write(2, b'imported\\n')\ndef f(*given): return 1.0")
     build_reward(RewardSection(type="python", function="mine.py:f"))
     digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()[:16]

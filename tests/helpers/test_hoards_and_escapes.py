@@ -143,7 +143,7 @@ def escapes(folder: Path) -> Iterator[str]:
         yield f"PATHS, ADDRESS, PROCESS = {paths}, {server.getsockname()}, {os.getpid()}\n{REACHES}"
 
 
-def test_a_program_reaches_nothing_outside(tmp_path: Path) -> None:
+def test_sandboxed_program_reaches_no_outside_file_process_or_network(tmp_path: Path) -> None:
     with escapes(tmp_path) as program:
         assert SANDBOX.capture_output(program, "") == "['own'] True\n"
         reached = replace(SANDBOX, is_isolated=False).capture_output(program, "")
@@ -153,7 +153,7 @@ def test_a_program_reaches_nothing_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are run by an ordinary user already")
-def test_an_ordinary_user_s_programs_are_held_as_those_of_root(tmp_path: Path) -> None:
+def test_sandbox_isolation_and_limits_hold_for_non_root_user(tmp_path: Path) -> None:
     with for_all_users(), escapes(tmp_path) as program:
 
         def run() -> dict[str, Any]:

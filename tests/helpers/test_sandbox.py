@@ -33,7 +33,7 @@ def printed(sandbox: CodeSandbox, *lines: str, given: str = "") -> str | None:
     return sandbox.capture_output("\n".join(lines), given)
 
 
-def test_a_program_reads_and_prints(sandbox: CodeSandbox) -> None:
+def test_program_output_for_given_input_is_returned(sandbox: CodeSandbox) -> None:
     assert (
         printed(sandbox, "print(int(input()) * 2)", "print(input())", given="21\nüñ→\n")
         == "42\nüñ→\n"
@@ -43,7 +43,7 @@ def test_a_program_reads_and_prints(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "import sys", "print(__name__, sys.argv)") == "__main__ ['main.py']\n"
 
 
-def test_it_may_end_itself_and_only_0_is_good(sandbox: CodeSandbox) -> None:
+def test_program_with_nonzero_exit_or_crash_returns_no_output(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "print('a')", "exit()", "print('b')") == "a\n"
     assert printed(sandbox, "print('a')", "quit(1)") is None
     assert printed(sandbox, "print('a')", "1 / 0") is None
@@ -53,7 +53,7 @@ def test_it_may_end_itself_and_only_0_is_good(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "import os", "os.kill(os.getpid(), 9)") is None
 
 
-def test_what_is_no_text_comes_back_as_what_it_is_not(sandbox: CodeSandbox) -> None:
+def test_undecodable_program_output_is_replaced(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "import os", r"os.write(1, b'\xff\xfe')") == "��"
     assert printed(sandbox, "print('\ud800')") == "?\n"
 
@@ -66,7 +66,7 @@ def test_a_loop_ends_by_its_cpu_time_and_a_sleep_by_the_clock(sandbox: CodeSandb
     )
 
 
-def test_memory_is_limited(sandbox: CodeSandbox) -> None:
+def test_program_above_memory_limit_fails(sandbox: CodeSandbox) -> None:
     hold = "held = bytearray({} << 20)"
     assert printed(sandbox, hold.format(64), "print('held')") == "held\n"
     assert printed(sandbox, hold.format(160), "print('held')") is None
@@ -109,7 +109,7 @@ def test_output_and_files_are_limited(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, *many) is None
 
 
-def test_its_folder_is_empty_and_its_own(sandbox: CodeSandbox) -> None:
+def test_each_program_starts_in_empty_folder(sandbox: CodeSandbox) -> None:
     assert (
         printed(sandbox, "open('left', 'w').write('x')", "import os", "print(os.listdir())")
         is not None
@@ -117,7 +117,7 @@ def test_its_folder_is_empty_and_its_own(sandbox: CodeSandbox) -> None:
     assert printed(sandbox, "import os", "print(os.getcwd(), os.listdir())") == "/tmp []\n"
 
 
-def test_it_sees_no_variable_and_no_descriptor(
+def test_program_sees_no_environment_variable_or_open_descriptor(
     sandbox: CodeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_KEY", "hunter2")
@@ -137,7 +137,7 @@ def test_it_sees_no_variable_and_no_descriptor(
     )
 
 
-def test_it_changes_no_file_of_the_system(sandbox: CodeSandbox) -> None:
+def test_program_cannot_write_system_files(sandbox: CodeSandbox) -> None:
     places = [
         f"{folder}/x"
         for folder in ("/usr", "/bin", os.path.dirname(sandbox.interpreter), sys.base_exec_prefix)
@@ -175,7 +175,7 @@ def descendants(others: set[int]) -> list[psutil.Process]:
     return psutil.wait_procs([one for one in found if one.name() != "cat"], timeout=5)[1]
 
 
-def test_nothing_outlives_its_program(sandbox: CodeSandbox, others: set[int]) -> None:
+def test_orphaned_child_process_ends_with_program(sandbox: CodeSandbox, others: set[int]) -> None:
     assert printed(sandbox, ORPHAN) == "4\n"
     assert descendants(others) == []
     assert printed(sandbox, ORPHAN, "while True: pass") is None
@@ -228,7 +228,7 @@ def test_a_test_that_ends_its_process_has_not_passed(sandbox: CodeSandbox) -> No
     assert sandbox.passes_test("x = 1", "assert x == 1")
 
 
-def test_test_code_sees_what_the_program_defines(sandbox: CodeSandbox) -> None:
+def test_test_code_sees_only_public_names_of_program(sandbox: CodeSandbox) -> None:
     program = (
         "from __future__ import annotations\nimport math\n_half = 0.5\ndef area(r): return "
         "math.pi * r * r"
@@ -268,6 +268,8 @@ def test_a_program_that_ends_before_its_test_has_not_passed(
         ({"limits": replace(LIMITS, wall_s=0.001)}, "a trial program failed: it reached a limit"),
     ],
 )
-def test_what_cannot_be_set_up_is_said_at_the_start(options: dict[str, Any], why: str) -> None:
+def test_sandbox_start_fails_with_reason_if_setup_is_impossible(
+    options: dict[str, Any], why: str
+) -> None:
     with pytest.raises(SandboxError, match=rf"cannot run programs in a sandbox here \(.*{why}"):
         CodeSandbox(**{"limits": LIMITS, **options}).start()

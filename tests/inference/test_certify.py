@@ -35,7 +35,9 @@ def _model(assets: Path, in_tmp: Path) -> None:
     )
 
 
-def test_a_model_is_exact_in_any_batch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_certify_gives_level_e3_to_batch_invariant_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["certify", "model", *FEW]) == 0
     shown, found = capsys.readouterr(), certificate()
     assert (found["level"], found["mismatches"], found["largest_gap"], found["reason"]) == (
@@ -62,7 +64,7 @@ def test_a_model_is_exact_in_any_batch(capsys: pytest.CaptureFixture[str]) -> No
     assert f"bf16: {found['types']['bf16']['tokens']:,} tokens compared, 0 differ" in shown.err
 
 
-def test_a_model_that_cannot_be_exact_says_why_and_what_it_is(
+def test_certify_gives_level_e1_and_reason_to_inexact_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shape = {
@@ -97,7 +99,9 @@ class Batched(TorchSampler):
         )
 
 
-def test_what_changes_with_its_batch_is_exact_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certify_gives_level_e2_if_tokens_change_with_batch_composition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stateful, "torch_sampler", Batched)
     assert main(["certify", "model", *FEW]) == 0
     found = certificate()
@@ -107,7 +111,7 @@ def test_what_changes_with_its_batch_is_exact_and_no_more(monkeypatch: pytest.Mo
     assert found["reason"] == f"{changed:,} of {tokens:,} tokens change with batch composition"
 
 
-def test_a_token_that_differs_is_not_exact(
+def test_certify_gives_level_e1_if_sampler_and_learner_logprobs_differ(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forward = LogitsHead.forward
@@ -126,7 +130,7 @@ def test_a_token_that_differs_is_not_exact(
     assert capsys.readouterr().out.startswith("E1, bounded, not exact: ")
 
 
-def test_a_control_that_is_not_seen_is_said(
+def test_certify_fails_if_negative_control_is_not_detected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.nextafter", lambda weight, _: weight)
@@ -148,7 +152,7 @@ def test_a_control_that_is_not_seen_is_said(
         ),
     ],
 )
-def test_bad_input_gets_one_sentence_and_leaves_nothing(
+def test_certify_rejects_unwritable_output_path_and_creates_no_files(
     capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     Path("empty.txt").write_text("\n")

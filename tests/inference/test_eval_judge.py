@@ -86,7 +86,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "judgements.jsonl").read_text().splitlines()]
 
 
-def test_known_scores_come_to_known_figures(
+def test_judge_evaluation_computes_expected_metrics_from_known_scores(
     served: Callable[..., Path], server: JudgeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = served("out")
@@ -116,7 +116,7 @@ def test_known_scores_come_to_known_figures(
     assert f"m/7b at {server.url} on rows.jsonl: 3 prompts, 7 responses, 0 rows skipped" in shown
 
 
-def test_a_judge_who_looks_at_the_order_shows_it(
+def test_first_position_bias_of_judge_appears_in_pair_metrics(
     served: Callable[..., Path], server: JudgeServer
 ) -> None:
     server.judge = lambda question: (200, "Winner: A" if " A " in question else "Score: 3")
@@ -131,7 +131,7 @@ def test_a_judge_who_looks_at_the_order_shows_it(
     assert (scores["pairwise_accuracy"], scores["ties"], scores["kendall_tau"]) == (0.5, 1.0, 0.0)
 
 
-def test_a_judge_who_looks_at_the_length_shows_it(
+def test_length_bias_of_judge_appears_in_score_metrics(
     served: Callable[..., Path], server: JudgeServer, in_tmp: Path
 ) -> None:
     rows = [
@@ -150,7 +150,7 @@ def test_a_judge_who_looks_at_the_length_shows_it(
     assert list(results(folder)["ways"]) == ["scores"]
 
 
-def test_a_server_gets_its_key_its_settings_and_no_control_token(
+def test_judge_requests_carry_key_and_settings_and_escape_control_tokens(
     served: Callable[..., Path],
     server: JudgeServer,
     in_tmp: Path,
@@ -182,7 +182,7 @@ def test_a_server_gets_its_key_its_settings_and_no_control_token(
     assert KEY not in told.out + told.err + written
 
 
-def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error(
+def test_unanswered_judge_questions_are_counted_and_dead_server_is_an_error(
     served: Callable[..., Path], server: JudgeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.judge = lambda question: (
@@ -202,7 +202,7 @@ def test_a_question_that_nobody_answers_is_counted_and_a_dead_server_is_an_error
         served("impatient", "judge.sampler.openai.max_concurrency=2")
 
 
-def test_a_tokenizer_in_a_folder_knows_what_is_too_long(
+def test_server_judge_with_local_tokenizer_drops_overlong_prompts(
     served: Callable[..., Path], assets: Path, in_tmp: Path
 ) -> None:
     model = chat_model(assets, in_tmp)
@@ -244,7 +244,7 @@ def ask(assets: Path, in_tmp: Path) -> Callable[..., Path]:
     return go
 
 
-def test_a_model_that_cannot_judge_is_told_as_such(
+def test_judge_without_verdicts_gets_no_metrics_and_a_warning(
     ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ask("out")
@@ -268,7 +268,7 @@ def test_a_model_that_cannot_judge_is_told_as_such(
     assert any(said["reply"] for row in lines(folder) for own in row["judgements"] for said in own)
 
 
-def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goes_on(
+def test_judge_replies_do_not_depend_on_batch_size_and_stopped_evaluation_resumes(
     ask: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = ask("plain")
@@ -278,7 +278,7 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr("lockstep.inference.evaluate_judge.append", interrupted)
+        patch.setattr("lockstep.inference.evaluate_judge.append_lines", interrupted)
         with pytest.raises(StoppedRun, match="stopped after 2 of 5 prompts: Ctrl-C was received"):
             ask("stopped")
     assert not (Path("stopped") / "results.json").exists()
@@ -296,7 +296,9 @@ def test_replies_do_not_depend_on_batches_or_blocks_and_a_stopped_evaluation_goe
     assert results(other) == results(plain)
 
 
-def test_options_change_what_is_asked(ask: Callable[..., Path], assets: Path, in_tmp: Path) -> None:
+def test_each_judge_option_changes_the_replies(
+    ask: Callable[..., Path], assets: Path, in_tmp: Path
+) -> None:
     def replies(folder: str, *overrides: str) -> list[str | None]:
         rows = lines(ask(folder, "pairs=null", "judge.num_evals_to_average=1", *overrides))
         return [said["reply"] for row in rows for own in row["judgements"] for said in own]
@@ -314,7 +316,7 @@ def test_options_change_what_is_asked(ask: Callable[..., Path], assets: Path, in
     assert replies("drop", "judge.overlong_judge_prompts=drop").count(None) > plain.count(None)
 
 
-def test_the_command_and_its_recipes(
+def test_eval_command_runs_llmbar_recipe_and_rejects_wrong_data_or_long_prompts(
     assets: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, data = f"{assets}/models/stories260K/hf", f"{assets}/data/llmbar/Natural_dataset.json"

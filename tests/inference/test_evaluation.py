@@ -68,7 +68,7 @@ JUDGED = "reward={type: python, function: 'rewards.py:early_t', marker: null, pa
 UNRATED = "reward={type: python, function: 'rewards.py:early_t', marker: null}"
 
 
-def test_every_response_is_kept_and_the_figures_are_theirs(
+def test_evaluation_saves_every_response_and_pass_at_1_matches_scores(
     ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ask("asked", JUDGED)
@@ -96,7 +96,9 @@ def test_every_response_is_kept_and_the_figures_are_theirs(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_bytes_do_not_depend_on_batches_or_blocks(ask: Callable[..., Path], dtype: str) -> None:
+def test_evaluation_files_do_not_depend_on_batch_size_or_save_interval(
+    ask: Callable[..., Path], dtype: str
+) -> None:
     asked = (f"learner.dtype={dtype}", "sampling.max_tokens=24")
     plain, other = (
         ask("plain", *asked),
@@ -106,7 +108,7 @@ def test_bytes_do_not_depend_on_batches_or_blocks(ask: Callable[..., Path], dtyp
     assert results(plain) == results(other)
 
 
-def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
+def test_interrupted_evaluation_resumes_with_the_same_samples(
     ask: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, generate, asked = ask("plain"), TorchSampler.generate, []
@@ -127,7 +129,7 @@ def test_ctrl_c_ends_after_the_block_and_the_same_command_goes_on(
     assert samples(ask("stopped")) == samples(plain)
 
 
-def test_a_finished_evaluation_is_read_and_not_made_again(
+def test_finished_evaluation_is_shown_again_without_sampling(
     ask: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ask(None)
@@ -140,7 +142,7 @@ def test_a_finished_evaluation_is_read_and_not_made_again(
     assert folder.parent.name == "evals"
 
 
-def test_other_weights_or_rows_are_another_evaluation(
+def test_changed_weights_or_rows_start_a_new_evaluation(
     in_tmp: Path, assets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_SMALL_BYTES", 1 << 18)  # the weights, a megabyte, are then large
@@ -176,7 +178,7 @@ def test_other_weights_or_rows_are_another_evaluation(
         ("data.prompt='{question} So'", "greedy"),
     ],
 )
-def test_a_setting_takes_effect_where_it_should_and_nowhere_else(
+def test_each_evaluation_option_changes_only_its_own_setting(
     ask: Callable[..., Path], option: str, setting: str
 ) -> None:
     plain, changed = samples(ask("plain")), samples(ask("changed", option))
@@ -187,7 +189,7 @@ def test_a_setting_takes_effect_where_it_should_and_nowhere_else(
         assert same == (name != setting and not option.startswith("data."))
 
 
-def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
+def test_larger_num_samples_keeps_the_earlier_samples(ask: Callable[..., Path]) -> None:
     few, many = (
         samples(ask("few", "greedy=null")),
         samples(ask("many", "greedy=null", "sampling.num_samples=6")),
@@ -214,7 +216,7 @@ def test_more_samples_begin_with_the_fewer(ask: Callable[..., Path]) -> None:
         (["MODEL", "DATA", "reward.pass_score=1"], "pass_score requires type: python"),
     ],
 )
-def test_bad_input_gets_one_sentence(
+def test_eval_rejects_invalid_sampling_and_reward_options(
     assets: Path,
     in_tmp: Path,
     capsys: pytest.CaptureFixture[str],
@@ -229,7 +231,7 @@ def test_bad_input_gets_one_sentence(
     assert not Path("evals").exists()
 
 
-def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(
+def test_evaluation_of_run_uses_its_validation_sampling_and_matches_its_reward(
     run: Run, in_tmp: Path
 ) -> None:
     ways = [
@@ -265,7 +267,7 @@ def test_a_run_says_how_it_is_evaluated_and_agrees_with_its_validation(
     assert folder.name.startswith("run-validation-")
 
 
-def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
+def test_validation_metrics_depend_on_validation_sampling_not_training_sampling(run: Run) -> None:
     """Training's are changed and validation stays; validation's are changed and it does not."""
 
     def first(folder: str, *overrides: str) -> dict[str, float]:
@@ -295,7 +297,7 @@ def test_validation_is_drawn_by_its_own_settings(run: Run) -> None:
     assert first("fewer", "data.max_validation_samples=2") != plain
 
 
-def test_accuracy_has_its_interval_wherever_a_run_shows_it(
+def test_validation_accuracy_is_shown_with_confidence_interval(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = run("reward={type: math, function: null}", "run.validate_every=1", "run.max_steps=2")
@@ -356,7 +358,7 @@ def test_sft_validates_by_held_out_loss(in_tmp: Path) -> None:
     assert "held-out loss" in summarize_run(Path("sft"))
 
 
-def test_held_out_loss_is_the_loss_that_is_trained(in_tmp: Path) -> None:
+def test_sft_validation_loss_equals_training_loss_on_the_same_rows(in_tmp: Path) -> None:
     """One step on the held-out rows, all in one batch, reports what validation found before it."""
     tuned()
     rows = (
@@ -380,7 +382,7 @@ CHAT = (
 )
 
 
-def test_conversations_are_learned_and_validated_on(assets: Path, in_tmp: Path) -> None:
+def test_sft_on_packed_conversations_lowers_held_out_loss(assets: Path, in_tmp: Path) -> None:
     """A real model with a chat template; several conversations are packed into each micro-batch."""
     shutil.copytree(assets / "models/stories260K/hf", "model")
     Path("model/chat_template.jinja").write_text(CHAT)

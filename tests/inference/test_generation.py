@@ -103,7 +103,7 @@ def model(assets: Path, in_tmp: Path) -> str:
 @pytest.fixture
 def go(model: str, monkeypatch: pytest.MonkeyPatch) -> Go:
     """Generates in this process, with overrides; returns the folder."""
-    monkeypatch.setattr(module, "processes", Here)
+    monkeypatch.setattr(module, "start_sampler_pool", Here)
 
     def generated(folder: str | None, *overrides: str, data: str = "rows.jsonl") -> Path:
         return generate(generate_recipe(model, data, [*SMALL, *overrides], folder=folder))
@@ -123,7 +123,7 @@ def write_rows(path: str, rows: Iterable[dict[str, Any]]) -> None:
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_record_has_the_row_as_it_was_written_and_every_response(go: Go) -> None:
+def test_generation_record_keeps_row_text_and_every_response(go: Go) -> None:
     folder = go("out", "num_generations=3", "run.save_every=2", "sampling.max_tokens=40")
     found = records(folder)
     assert [record["id"] for record in found] == [f"rows.jsonl:{line}" for line in (1, 3, 5, 7, 9)]
@@ -143,7 +143,7 @@ def test_a_record_has_the_row_as_it_was_written_and_every_response(go: Go) -> No
     ]  # fmt: skip
 
 
-def test_what_is_cut_off_is_kept_flagged_and_counted(
+def test_truncated_generations_are_kept_flagged_and_counted(
     go: Go, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The model ends a story of itself where it is asked for the end."""
@@ -162,7 +162,7 @@ def test_what_is_cut_off_is_kept_flagged_and_counted(
     )
 
 
-def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
+def test_generated_logprobs_equal_sampler_and_learner_logprobs(go: Go) -> None:
     shaped = ["sampling.temperature=0.8", "sampling.top_k=20", "num_generations=2"]
     folder = go("out", "logprobs=true", *shaped)
     recipe = generate_recipe("model", "rows.jsonl", [*SMALL, *shaped]).recipe
@@ -196,7 +196,7 @@ def test_logprobs_are_those_of_the_sampler_and_of_the_learner(go: Go) -> None:
         "data.prompt='{question} and'",
     ],
 )  # fmt: skip
-def test_an_option_takes_effect(go: Go, option: str) -> None:
+def test_each_generation_option_changes_the_responses(go: Go, option: str) -> None:
     plain, changed = records(go("plain")), records(go("changed", option))
     assert [record["responses"] for record in plain] != [record["responses"] for record in changed]
 
@@ -205,7 +205,9 @@ def test_an_option_takes_effect(go: Go, option: str) -> None:
 @pytest.mark.parametrize(
     "shaped", [(), full(("sampling.temperature=0.8", "sampling.top_k=20", "sampling.top_p=0.9"))]
 )
-def test_bytes_do_not_depend_on_batch_sizes(go: Go, dtype: str, shaped: tuple[str, ...]) -> None:
+def test_generation_file_does_not_depend_on_batch_size_or_block_size(
+    go: Go, dtype: str, shaped: tuple[str, ...]
+) -> None:
     write_blocks("some.jsonl", 8)
     asked = (
         f"learner.dtype={dtype}",
@@ -238,7 +240,7 @@ def test_over_long_prompts_can_be_skipped_and_are_counted(go: Go) -> None:
     assert json.loads((skipped / "summary.json").read_text())["skipped_rows"] == 1
 
 
-def test_finished_work_is_not_done_again_and_other_work_is_kept_apart(
+def test_finished_generation_is_reused_and_changed_options_use_another_folder(
     go: Go, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = go(None, "run.save_every=2")
@@ -259,7 +261,7 @@ def test_finished_work_is_not_done_again_and_other_work_is_kept_apart(
 
 
 @pytest.mark.parametrize(("left", "resumed"), [(0, 0), (20, 0), (-30, 4), (None, 5)])
-def test_what_a_kill_leaves_is_used_or_cleared(
+def test_generation_resumes_from_partial_or_torn_file_to_identical_bytes(
     go: Go, capsys: pytest.CaptureFixture[str], left: int | None, resumed: int
 ) -> None:
     """Nothing, a torn block, a torn block after whole ones, and all without a summary."""
@@ -275,7 +277,9 @@ def test_what_a_kill_leaves_is_used_or_cleared(
     assert (f"resumes: {resumed} prompts" in capsys.readouterr().err) == (0 < resumed < 5)
 
 
-def test_a_run_says_how_its_model_is_asked(run: Callable[..., Any], in_tmp: Path) -> None:
+def test_generation_from_run_uses_its_sampling_seed_and_prompt_template(
+    run: Callable[..., Any], in_tmp: Path
+) -> None:
     run("sampling.temperature=0.7", "seed=3", "sampler.max_batch_size=5")
     loaded = generate_recipe("run", "run/data/validation.jsonl", ["data.max_prompts=3"])
     tree = loaded.dump_options()
@@ -300,7 +304,7 @@ def test_a_run_says_how_its_model_is_asked(run: Callable[..., Any], in_tmp: Path
         ),
     ],
 )
-def test_bad_input_gets_one_sentence_and_leaves_nothing(
+def test_generate_rejects_invalid_arguments_and_creates_no_files(
     model: str, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     before = sorted(Path().rglob("*"))
@@ -378,7 +382,7 @@ def kill_a_sampler() -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_lost_sampler_ends_it_and_the_same_command_writes_the_same_bytes(
+def test_lost_sampler_stops_generation_and_rerun_gives_identical_file(
     whole: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with once_written("ended", 3, kill_a_sampler):
@@ -393,7 +397,7 @@ def test_a_lost_sampler_ends_it_and_the_same_command_writes_the_same_bytes(
 @pytest.mark.parametrize(
     ("number", "code", "replicas"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
 )
-def test_a_signal_ends_it_after_the_blocks_under_way(
+def test_signal_stops_generation_after_current_blocks(
     whole: bytes,
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
@@ -445,7 +449,7 @@ def killed_at_any_instant(data: str, kills: int, chance: random.Random) -> list[
 @pytest.mark.parametrize(
     ("kills", "count"), [(2, BLOCKS), pytest.param(20, MANY_BLOCKS, marks=pytest.mark.proof)]
 )
-def test_killed_at_any_instant_it_makes_only_what_is_missing(
+def test_killed_generation_resumes_to_identical_file_without_repeating_blocks(
     whole: bytes, kills: int, count: int
 ) -> None:
     if count != BLOCKS:

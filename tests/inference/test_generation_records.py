@@ -42,7 +42,7 @@ def batch() -> Batch:
     )
 
 
-def test_a_line_holds_what_there_is_and_the_row_as_written() -> None:
+def test_generation_line_holds_responses_finish_reasons_and_unchanged_row() -> None:
     """The stop token counts and is no text."""
     talk = ({"role": "user", "content": "Hi"},)
     prompts = [

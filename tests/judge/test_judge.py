@@ -128,7 +128,7 @@ def by_key(question: str, key: int) -> str:
 CASES = [response_case(ASKED, f"{i} {'so' * i}", (1, i)) for i in range(5)]
 
 
-def test_each_case_is_asked_as_often_as_wanted_and_the_score_is_the_mean() -> None:
+def test_judge_score_is_mean_over_num_evals_to_average_replies() -> None:
     asks, sampler = judge(by_key, num_evals_to_average=3)
     judged = asks(CASES)
     assert len(sampler.asked) == 15
@@ -142,7 +142,7 @@ def test_each_case_is_asked_as_often_as_wanted_and_the_score_is_the_mean() -> No
         )
 
 
-def test_no_verdict_is_never_a_number() -> None:
+def test_unreadable_judge_reply_gives_no_score_and_a_counted_cause() -> None:
     replies = ["Score: 4", "Score: nine", "so so", "Score: 9", "Score: 2" + "." * 200]
     asks, _ = judge(
         lambda question, key: replies[int(question.split("R ")[1][0])],
@@ -163,12 +163,12 @@ def test_no_verdict_is_never_a_number() -> None:
     )
 
 
-def test_a_reply_that_was_cut_off_is_read_where_the_recipe_says_so() -> None:
+def test_unfinished_judge_reply_is_read_if_recipe_allows_it() -> None:
     asks, _ = judge(lambda question, key: "Score: 2" + "." * 200, unfinished_judgements="read")
     assert scored(asks(CASES[:1])) == [2.0]
 
 
-def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
+def test_judge_raises_error_above_max_no_verdict_rate() -> None:
     asks, _ = judge(
         lambda question, key: "Score: 1" if key % 2 else "A fine day.", max_no_verdict_rate=0.1
     )
@@ -185,7 +185,7 @@ def test_too_many_without_a_verdict_stop_with_one_sentence() -> None:
 LONG = "y" * 400
 
 
-def test_a_response_is_shortened_by_as_much_as_must_be_and_counted() -> None:
+def test_overlong_response_is_shortened_to_fit_judge_prompt_and_counted() -> None:
     options = {
         "template": PLAIN,
         "max_prompt_tokens": 300,
@@ -202,7 +202,7 @@ def test_a_response_is_shortened_by_as_much_as_must_be_and_counted() -> None:
     assert judge_metrics(judged).floats()["truncated_judge_prompts"] == 0.5
 
 
-def test_both_of_a_pair_are_shortened_to_one_length() -> None:
+def test_both_responses_of_overlong_judge_pair_are_shortened_to_equal_length() -> None:
     options = section(max_prompt_tokens=330, overlong_judge_prompts="truncate_response")
     sampler = Scripted(lambda question, key: "Winner: Response B")
     text = "P {prompt} A {response_a} B {response_b}"
@@ -220,7 +220,7 @@ def test_both_of_a_pair_are_shortened_to_one_length() -> None:
     )
 
 
-def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
+def test_tokenizer_prefix_token_is_added_only_to_judge_prompts_without_chat_template() -> None:
     tokenizer, stop = byte_tokenizer(), TOKENIZER.eos_token_id
     around = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", stop)])
     assert isinstance(tokenizer.backend_tokenizer, Tokenizer)
@@ -232,7 +232,7 @@ def test_only_a_plain_question_gets_the_tokens_that_stand_around_text() -> None:
     assert firsts == [tokenizer.convert_tokens_to_ids("<|im_start|>"), stop]
 
 
-def test_earlier_turns_are_plain_text() -> None:
+def test_conversation_is_rendered_as_plain_text_with_role_labels() -> None:
     talk = [
         {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "2+2?"},
@@ -245,7 +245,7 @@ def test_earlier_turns_are_plain_text() -> None:
     assert format_conversation(talk[1:2]) == "Hi"
 
 
-def test_a_judge_sees_answers_and_is_read_after_its_own_thought() -> None:
+def test_judge_sees_answers_without_thoughts_and_is_read_after_its_thought() -> None:
     asks, sampler = judge(lambda question, key: "Score: 1?\n</think>\nScore: 4")
     (judged,) = asks(
         [response_case(ASKED, "I think aloud.</think>It is 4.", (1,), "What is it? <think>")]
@@ -267,7 +267,7 @@ INJECTION = st.lists(
 
 
 @given(INJECTION, INJECTION, st.booleans())
-def test_no_text_becomes_a_control_token(
+def test_prompt_and_response_text_never_becomes_control_tokens_for_judge(
     prompt: list[str], response: list[str], chat: bool
 ) -> None:
     """The special tokens of a question are those of its template, whatever prompt and response
@@ -287,7 +287,7 @@ def test_no_text_becomes_a_control_token(
     assert controls[0] == controls[1]
 
 
-def test_every_option_of_the_parser_takes_effect() -> None:
+def test_every_judge_parser_option_takes_effect() -> None:
     def read(reply: str, **options: Any) -> float | None:
         asks, _ = judge(
             lambda question, key: reply, template=PLAIN, max_no_verdict_rate=1, **options

@@ -138,23 +138,23 @@ UNDECIDED = (
 
 
 @pytest.mark.parametrize(("reply", "score"), SCORED)
-def test_a_score_is_read_however_it_is_dressed_up(reply: str, score: float) -> None:
+def test_judge_score_is_parsed_from_differently_formatted_replies(reply: str, score: float) -> None:
     assert SCORES(reply) == JudgeVerdict(float(score))
 
 
 @pytest.mark.parametrize(("reply", "cause"), UNSCORED)
-def test_what_is_no_score_has_a_cause_and_no_number(reply: str, cause: str) -> None:
+def test_reply_without_valid_score_gives_none_and_cause(reply: str, cause: str) -> None:
     verdict = SCORES(reply)
     assert (verdict.value, verdict.cause) == (None, cause)
 
 
 @pytest.mark.parametrize(("reply", "winner"), WON)
-def test_a_winner_is_read_however_it_is_dressed_up(reply: str, winner: str) -> None:
+def test_judge_winner_is_parsed_from_differently_formatted_replies(reply: str, winner: str) -> None:
     assert WINNERS(reply).value == winner
 
 
 @pytest.mark.parametrize(("reply", "cause"), UNDECIDED)
-def test_what_names_no_winner_has_a_cause(reply: str, cause: str) -> None:
+def test_reply_without_valid_winner_gives_none_and_cause(reply: str, cause: str) -> None:
     verdict = WINNERS(reply)
     assert (verdict.value, verdict.cause) == (None, cause)
 
@@ -169,7 +169,7 @@ def test_what_names_no_winner_has_a_cause(reply: str, cause: str) -> None:
         ("It has no score", "It has no score"),
     ],
 )
-def test_the_reasons_are_what_is_left_without_the_score(reply: str, reasons: str) -> None:
+def test_without_score_removes_score_and_keeps_reasons(reply: str, reasons: str) -> None:
     assert SCORES.without_score(reply) == reasons
 
 
@@ -198,11 +198,11 @@ def test_a_quoted_score_does_not_overrule_the_judges_own(
         ("<think>Score: 4</think>I cannot judge this.", None),
     ],
 )
-def test_a_score_in_a_thought_is_none(reply: str, score: float | None) -> None:
+def test_judge_score_inside_thought_is_ignored(reply: str, score: float | None) -> None:
     assert ScoreParser(0, 5, "score", decimals=False)(reply).value == score
 
 
-def test_reasons_and_winners_are_those_after_the_thought() -> None:
+def test_judge_reasons_and_winner_are_read_after_thought_only() -> None:
     assert (
         ScoreParser(0, 5, "score", False).without_score("<think>Score: 1</think>Good.\nScore: 4")
         == "Good."

@@ -45,7 +45,7 @@ class Flaky:
         ]
 
 
-def test_only_what_had_no_reply_is_asked_again(tmp_path: Path) -> None:
+def test_resumed_judge_asks_again_only_questions_without_saved_reply(tmp_path: Path) -> None:
     file, server = tmp_path / "replies.jsonl", Flaky("c")
     remembered = RememberedAnswers(server, file, "judge")
     assert remembered.answer_conversations(QUESTIONS, [0, 0, 0]) == [
@@ -61,7 +61,7 @@ def test_only_what_had_no_reply_is_asked_again(tmp_path: Path) -> None:
     assert server.asked == ["a", "b", "c", "c"]
 
 
-def test_a_reply_loses_its_stop_token_and_keeps_what_completes_a_stop_string(assets: Path) -> None:
+def test_judge_reply_drops_stop_token_and_keeps_end_of_stop_string(assets: Path) -> None:
     reader = ConversationEncoder(load_tokenizer(assets / "models/stories260K/hf"), False, 64)
     sampled = SamplerAnswers(Silent().generate, reader, SamplingParams(8, stop_token_ids=(2,)))
     said = reader.tokenizer("Score: 5")["input_ids"][1:]

@@ -39,7 +39,7 @@ def write(folder: Path, parts: int, dim: int, missing: int | None = None) -> Non
     st.integers(0, 1),
     st.tuples(*[st.tuples(st.integers(0, n), st.integers(0, n)) for n in (7, 5)]),
 )
-def test_any_box_is_read_from_any_boxes(
+def test_checkpoint_slice_is_read_from_any_sharding_of_ranks(
     tmp_path_factory: pytest.TempPathFactory,
     parts: int,
     dim: int,
@@ -58,7 +58,7 @@ def test_any_box_is_read_from_any_boxes(
         assert saved.list_names() == ["matrix", "step"]
 
 
-def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_checkpoint_shard_is_reported_as_incomplete_tensor(tmp_path: Path) -> None:
     write(tmp_path, 3, 0, missing=1)
     with BoxReader(find_written(tmp_path, "model")) as saved:
         assert torch.equal(saved.read_box("matrix", (0, 0), (2, 5)), WHOLE[:2])

@@ -30,7 +30,7 @@ def network(learner: RankLearner) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(
+def test_compiled_layers_match_eager_training_without_recompiling_for_new_lengths(
     models: Callable[..., Path], dtype: str
 ) -> None:
     """Without inductor, which takes a minute here: its numbers are a proof."""
@@ -58,7 +58,7 @@ def test_compiled_once_layers_learn_the_same_from_batches_of_all_lengths(
 
 
 @pytest.mark.proof
-def test_inductor_computes_the_same(models: Callable[..., Path]) -> None:
+def test_inductor_training_metrics_match_eager(models: Callable[..., Path]) -> None:
     section = SECTION.model_copy(update={"compile": True, "activation_checkpointing": True})
     for head in ("logits", "value"):
         plain, compiled = (

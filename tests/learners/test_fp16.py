@@ -74,7 +74,7 @@ def is_near(found: list[Tensor], right: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-7])
-def test_gradients_are_those_in_float64_however_small_the_loss(
+def test_fp16_gradients_match_float64_for_normal_and_tiny_losses(
     spec: LearnerSpec, size: float
 ) -> None:
     batch, learner = ragged(LENGTHS), build(spec)
@@ -92,7 +92,7 @@ def test_gradients_are_those_in_float64_however_small_the_loss(
     )
 
 
-def test_a_scaled_step_is_that_of_an_unscaled_loss(spec: LearnerSpec) -> None:
+def test_fp32_training_with_loss_scale_is_bit_identical_to_unscaled(spec: LearnerSpec) -> None:
     """To the bit: in fp32, where a factor that is a power of two rounds nothing."""
     plain, scaled = (build(replace(spec, section=SECTION)) for _ in range(2))
     scaled._scale = LossScale()
@@ -115,7 +115,7 @@ def learner(request: pytest.FixtureRequest, spec: LearnerSpec) -> Iterator[Learn
     ranks.close()
 
 
-def test_an_overflow_skips_the_update_and_a_resumed_learner_goes_on_bit_for_bit(
+def test_fp16_overflow_skips_update_halves_scale_and_resumes_bit_for_bit(
     learner: Learner, tmp_path: Path
 ) -> None:
     """On all ranks, though one alone has overflowed."""
@@ -139,7 +139,7 @@ def test_an_overflow_skips_the_update_and_a_resumed_learner_goes_on_bit_for_bit(
     assert state(learner, tmp_path / "again") == after
 
 
-def test_the_scale_doubles_after_2000_updates_and_ends_the_run_below_1() -> None:
+def test_loss_scale_doubles_after_2000_updates_and_raises_below_one() -> None:
     scale = LossScale()
     for _ in range(2000):
         assert scale.count_update().floats()["loss_scale"] == 2.0**16
@@ -158,7 +158,7 @@ def test_the_scale_doubles_after_2000_updates_and_ends_the_run_below_1() -> None
 
 
 @pytest.mark.parametrize("head", ["logits", "value"])
-def test_an_overflow_of_the_forward_pass_is_named(spec: LearnerSpec, head: HeadKind) -> None:
+def test_fp16_forward_overflow_error_recommends_bf16(spec: LearnerSpec, head: HeadKind) -> None:
     batch, learner = ragged(LENGTHS), build(spec, head)
     network = learner.model.get_submodule("lm.model" if head == "logits" else "backbone")
     with torch.no_grad():

@@ -41,7 +41,7 @@ def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         pytest.param("copies", marks=pytest.mark.proof),
     ],
 )
-def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, layout: str) -> None:
+def test_megatron_ppo_matches_torch_and_syncs_all_weights_to_sampler(run: Run, layout: str) -> None:
     options = (TWO_LAYERS, "run.max_steps=3", "ppo.kl.coef=0.1")
     theirs = run("run.folder=torch", *options)
     ours = run("run.folder=megatron", "learner=megatron", *LAYOUTS[layout], *options)
@@ -59,7 +59,7 @@ def test_ppo_learns_what_torch_learns_and_samplers_get_its_weights(run: Run, lay
 
 
 @pytest.mark.full
-def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
+def test_stopped_megatron_run_resumes_to_bit_identical_weights(run: Run) -> None:
     options = (TWO_LAYERS, "learner=megatron", "learner.parallel.pp=2", "run.max_steps=2")
     whole = run("run.folder=whole", *options)
     with pytest.raises(StoppedRun):
@@ -69,7 +69,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
 
 
 @pytest.mark.full
-def test_a_run_begun_by_torch_goes_on_by_megatron(run: Run, in_tmp: Path) -> None:
+def test_megatron_continues_torch_checkpoint_with_matching_loss(run: Run, in_tmp: Path) -> None:
     whole = run(TWO_LAYERS, "run.folder=whole", "run.max_steps=4")
     run(TWO_LAYERS, "run.folder=moved", "run.max_steps=2")
     moved = load_recipe(
@@ -81,7 +81,7 @@ def test_a_run_begun_by_torch_goes_on_by_megatron(run: Run, in_tmp: Path) -> Non
 
 
 @pytest.mark.proof
-def test_a_stage_that_is_killed_costs_nothing_but_time(run: Run) -> None:
+def test_killed_megatron_pipeline_stage_does_not_change_metrics(run: Run) -> None:
     options = (
         TWO_LAYERS,
         "learner=megatron",
@@ -97,7 +97,7 @@ def test_a_stage_that_is_killed_costs_nothing_but_time(run: Run) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["sft.yaml", full("dpo.yaml"), full("judged.yaml")])
-def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: str) -> None:
+def test_megatron_sft_dpo_and_judged_losses_match_torch(in_tmp: Path, recipe: str) -> None:
     furnish(in_tmp)
     rows = {}
     for backend in ("torch", "megatron"):
@@ -126,7 +126,7 @@ def test_other_algorithms_learn_what_they_learn_by_torch(in_tmp: Path, recipe: s
     ],
     ids=lambda value: value if isinstance(value, str) else value["algorithm"],
 )
-def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
+def test_megatron_kto_online_dpo_simpo_and_orpo_weights_match_torch(
     in_tmp: Path, recipe: dict[str, Any], optimizer: str
 ) -> None:
     Path("rewards.py").write_text(REWARDS)
@@ -158,7 +158,7 @@ def test_rooms_of_answers_and_optimizers_by_name_learn_what_they_learn_by_torch(
         (("learner=megatron", "learner.compile=true"), r"compile requires learner\.backend=torch"),
     ],
 )
-def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
+def test_options_unsupported_by_learner_backend_are_refused_at_recipe_load(
     in_tmp: Path, options: tuple[str, ...], said: str
 ) -> None:
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
@@ -180,7 +180,7 @@ def test_what_a_backend_lacks_is_said_when_the_recipe_is_read(
         ),
     ],
 )
-def test_a_model_that_cannot_be_computed_is_refused_before_the_first_step(
+def test_megatron_refuses_unsupported_dtype_stage_count_and_model_type(
     run: Run, options: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):

@@ -45,7 +45,7 @@ def started(model: Path, head: HeadKind, **parallel: int) -> Iterator[MeshLearne
 
 
 @pytest.mark.parametrize("head", ["logits", pytest.param("value", marks=pytest.mark.full)])
-def test_two_stages_compute_what_one_does_in_every_digit(
+def test_bf16_two_stage_megatron_scores_are_bit_identical_to_one_stage(
     models: Callable[..., Path], head: HeadKind
 ) -> None:
     model, batch = models("qwen3"), ragged(LENGTHS)
@@ -62,7 +62,7 @@ def test_two_stages_compute_what_one_does_in_every_digit(
 
 @pytest.mark.full
 @pytest.mark.parametrize("parallel", [{"tp": 2}, {"cp": 2}], ids=["tp2", "cp2"])
-def test_ranks_compute_what_torch_does_within_rounding(
+def test_bf16_megatron_tp_and_cp_match_torch_within_rounding(
     models: Callable[..., Path], parallel: dict[str, int]
 ) -> None:
     model, batch = models("qwen3"), ragged(LENGTHS)

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, HeadKind, LoRA | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_learner_that_leaves_between_its_steps_learns_the_same(
+def test_learner_offloaded_between_steps_trains_and_saves_identically(
     models: Models, tmp_path: Path, case: str
 ) -> None:
     kind, head, lora = CASES[case]
@@ -104,7 +104,7 @@ def test_a_learner_that_leaves_between_its_steps_learns_the_same(
     assert_same(snapshot(stays), snapshot(leaves))
 
 
-def test_the_optimizer_may_begin_anew_while_its_moments_are_away(models: Models) -> None:
+def test_optimizer_reset_while_offloaded_matches_reset_on_device(models: Models) -> None:
     stays, leaves = (build(models("llama")) for _ in range(2))
     for seed in range(3):
         leaves.offload()
@@ -120,7 +120,7 @@ def test_the_optimizer_may_begin_anew_while_its_moments_are_away(models: Models)
     assert_same(snapshot(stays), snapshot(leaves))
 
 
-def test_every_alias_of_a_memory_leaves_and_comes_back_with_it(
+def test_offload_and_reload_move_every_alias_of_a_storage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("lockstep.learners.host_memory._CHUNK", 1 << 10)

@@ -26,16 +26,16 @@ def rates(schedule: Schedule, updates: int) -> list[float]:
     ]
 
 
-def test_warmup_rises_to_the_full_rate_and_is_never_zero() -> None:
+def test_warmup_rises_linearly_from_nonzero_to_full_learning_rate() -> None:
     assert rates(Schedule(warmup_steps=4), 6) == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
 
 
-def test_linear_decay_ends_where_it_says() -> None:
+def test_linear_decay_ends_at_final_fraction_after_decay_steps() -> None:
     schedule = Schedule(warmup_steps=2, decay="linear", decay_steps=6, final_fraction=0.5)
     assert rates(schedule, 9) == pytest.approx([1.0, 2.0, 2.0, 1.75, 1.5, 1.25, 1.0, 1.0, 1.0])
 
 
-def test_cosine_decay() -> None:
+def test_cosine_decay_follows_half_cosine_to_zero() -> None:
     expected = [2.0 * 0.5 * (1 + math.cos(math.pi * update / 8)) for update in range(9)]
     assert rates(Schedule(decay="cosine", decay_steps=8), 9) == pytest.approx(expected)
     assert rates(Schedule(decay="cosine", decay_steps=8), 20)[-1] == 0.0
@@ -77,7 +77,7 @@ def build(name: str) -> Optimizer:
 
 
 @pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_named_optimizer_matches_torch_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     settings = build(name)
     model, twin, copy = linear(), linear(), linear()
     optimizer, held = TorchOptimizer(pieces(model), settings), pieces(model)
@@ -105,7 +105,7 @@ def test_an_optimizer_by_name_is_torchs_and_resumes_bit_for_bit(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_pieces_of_a_weight_are_updated_as_the_whole(name: str) -> None:
+def test_optimizer_updates_weight_shards_like_the_full_weight(name: str) -> None:
     """To the bit, however many ranks hold it; a fused kernel rounds the end of a piece otherwise
     than its middle.
     """

@@ -16,7 +16,7 @@ def test_every_sequence_is_packed_once_within_the_budget(lengths: list[int], bud
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(50, 150))
-def test_no_bin_is_opened_while_another_has_room(lengths: list[int], budget: int) -> None:
+def test_packing_opens_new_bin_only_if_no_earlier_bin_fits(lengths: list[int], budget: int) -> None:
     bins = pack_bins(lengths, budget)
     for later in range(len(bins)):
         opener = lengths[bins[later][0]]
@@ -25,12 +25,12 @@ def test_no_bin_is_opened_while_another_has_room(lengths: list[int], budget: int
         )
 
 
-def test_a_sequence_over_budget_travels_alone() -> None:
+def test_sequence_over_token_budget_is_packed_alone() -> None:
     assert pack_bins([2, 20, 3], 10) == [[1], [2, 0]]
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 150), st.integers(1, 5))
-def test_every_sequence_is_dealt_once_and_all_make_the_same_number_of_passes(
+def test_every_sequence_goes_to_one_rank_and_ranks_run_equally_many_passes(
     lengths: list[int], budget: int, ranks: int
 ) -> None:
     shares = deal_to_ranks(lengths, budget, ranks)
@@ -47,7 +47,7 @@ def test_every_sequence_is_dealt_once_and_all_make_the_same_number_of_passes(
         )
 
 
-def test_ranks_get_like_costs_in_each_pass_and_together() -> None:
+def test_rank_costs_are_balanced_per_pass_and_in_total() -> None:
     lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 512).astype(int).clip(1, 8192).tolist()
     shares = deal_to_ranks(lengths, 16384, 4)
     costs = np.array(

@@ -54,7 +54,7 @@ def passes_of_a_step(
     return passes
 
 
-def test_a_step_of_ppo_scores_nothing_twice_but_the_share_of_the_certificate(
+def test_exact_ppo_step_rescores_only_an_eighth_of_responses_with_policy(
     tmp_path: Path,
 ) -> None:
     words = ("--prompts=64", "--epochs=2", "--minibatches=2")
@@ -65,7 +65,7 @@ def test_a_step_of_ppo_scores_nothing_twice_but_the_share_of_the_certificate(
 
 
 @pytest.mark.parametrize(("algorithm", "has_reference"), [("grpo", False), ("rloo", True)])
-def test_a_step_of_a_group_trains_once_and_scores_a_share(
+def test_exact_group_step_rescores_only_an_eighth_of_responses_with_policy(
     tmp_path: Path, algorithm: str, has_reference: bool
 ) -> None:
     words = ("--prompts=64", f"--algorithm={algorithm}", "--generations=4")
@@ -75,7 +75,7 @@ def test_a_step_of_a_group_trains_once_and_scores_a_share(
 
 
 @pytest.mark.parametrize(("values", "read"), [("all", 12), ("masked", 8), ("final", 2)])
-def test_a_loss_reads_few_values_by_few_states_and_has_the_same_gradient(
+def test_critic_computes_only_states_that_loss_reads_with_same_gradient(
     tmp_path: Path, values: ValuePositions, read: int
 ) -> None:
     _, (_, critic, _) = lockstep_ppo.step_of(
@@ -115,7 +115,7 @@ class SumOfValues:
         return before + outputs.final_value.square().sum(), Metrics()
 
 
-def test_a_loss_that_reads_no_entropies_is_given_none_and_has_the_same_gradient(
+def test_loss_without_entropy_skips_entropy_and_keeps_same_gradient(
     tmp_path: Path,
 ) -> None:
     parser = lockstep_ppo.arguments("")

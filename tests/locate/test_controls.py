@@ -90,7 +90,7 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize(("family", "kernel", "types", "read"), CONTROLS)
-def test_no_place_is_found(
+def test_locate_finds_no_fault_in_equivalent_programs(
     family: str, kernel: str, types: tuple[torch.dtype, torch.dtype], read: Read | None
 ) -> None:
     reference, other = (

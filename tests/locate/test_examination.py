@@ -18,7 +18,7 @@ from located import TOKENS, ends
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from lockstep_doctor.cuts import PassCapture, CutPoint
+from lockstep_doctor.cuts import CutPoint, PassCapture
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.examine import PairExamination, examine
 from lockstep_doctor.findings import describe_examination
@@ -112,21 +112,23 @@ O = "model.layers.1.self_attn.o_proj"  # noqa: E741 (as the cut is called)
         (hook(O, break_at_the_end), "o", "it is not finite at positions 20 to 23 of 24"),
     ],
 )
-def test_a_fault_is_measured(folder: Path, fault: Fault, end: str, measured: str) -> None:
+def test_examination_locates_and_describes_single_fault(
+    folder: Path, fault: Fault, end: str, measured: str
+) -> None:
     found = find(folder, fault)
     assert {stage.removesuffix(".1") for stage in ends(found.location)} == {end}
     assert measured in "; ".join(found.measured[0])
     assert found.location.places[0].wrong_engines == ["other"]
 
 
-def test_two_faults_are_two_places(folder: Path) -> None:
+def test_two_faults_give_two_locations(folder: Path) -> None:
     found = find(folder, scale_attention, scale_down)
     assert [place.segments[0].end.stage for place in found.location.places] == ["attn", "down"]
     assert found.request == max(range(3), key=found.gaps.__getitem__)
     assert torch.equal(found.tokens, [TOKENS[:9], TOKENS, TOKENS[4:20]][found.request])
 
 
-def test_the_side_that_is_wrong_is_said(folder: Path) -> None:
+def test_examination_names_wrong_side_or_both(folder: Path) -> None:
     found = find(folder, in_reference=scale_down)
     assert found.location.places[0].wrong_engines == ["one"]
     assert "it is 1.05 times what it should be" in found.measured[0][0]
@@ -135,13 +137,13 @@ def test_the_side_that_is_wrong_is_said(folder: Path) -> None:
     assert "  one and other are both wrong" in "\n".join(describe_examination(both))
 
 
-def test_what_changes_from_run_to_run_is_said(folder: Path) -> None:
+def test_nondeterministic_engine_is_reported_with_layer(folder: Path) -> None:
     found = find(folder, hook(O, lambda x: x + 0.1 * torch.randn_like(x)))
     assert found.location.noisy == {"other": [CutPoint("o", 1)]}
     assert "other is not deterministic at layers.1.o" in "\n".join(describe_examination(found))
 
 
-def test_rounding_in_another_type_hides_no_fault_and_is_none(folder: Path) -> None:
+def test_bf16_side_agrees_unless_it_has_a_fault(folder: Path) -> None:
     assert find(folder, dtype=torch.bfloat16).agrees
     found = find(folder, hook(O, lambda x: 1.5 * x), dtype=torch.bfloat16)
     assert ends(found.location) == {"o"}
@@ -149,7 +151,9 @@ def test_rounding_in_another_type_hides_no_fault_and_is_none(folder: Path) -> No
     assert "it is 1.5 times what it should be" in "; ".join(found.measured[0])
 
 
-def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_path: Path) -> None:
+def test_reproduction_script_fails_on_wrong_model_and_passes_on_right_one(
+    folder: Path, tmp_path: Path
+) -> None:
     """The fault is in the folder that the script reads, so that it shows in a new process, too."""
     wrong = copy.deepcopy(right(folder))
     scale_down(wrong)
@@ -172,9 +176,7 @@ def test_a_script_by_an_engines_name_fails_on_other_values(folder: Path, tmp_pat
     assert outcomes == [(1, 1), (0, 0)]
 
 
-def test_a_script_has_the_right_value_where_the_reference_is_wrong(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_reproduction_of_wrong_reference_stores_exact_value(folder: Path, tmp_path: Path) -> None:
     """The name that an engine is opened by is not that of its tap, which says the layout, too."""
     found = find(folder, in_reference=scale_down).location
     write_engine_reproduction(tmp_path, "torch", folder, EngineOptions(), found, TOKENS)
@@ -207,7 +209,9 @@ def _run(script: Path) -> int:
         (lambda x: x.half(), "it is float16, and should be float32"),
     ],
 )
-def test_a_tensor_is_measured(change: Callable[[Tensor], Tensor], said: str) -> None:
+def test_measure_describes_scale_position_shape_and_dtype_errors(
+    change: Callable[[Tensor], Tensor], said: str
+) -> None:
     torch.manual_seed(0)
     x = torch.randn(24, 16)
     assert said in "; ".join(describe_difference(x, change(x), 5e-5))
@@ -227,7 +231,7 @@ class _Delivers(ModuleTap):
         )
 
 
-def test_a_column_that_is_not_the_logits_own_is_said_with_the_tokens(folder: Path) -> None:
+def test_returned_logprobs_that_differ_from_logits_are_reported(folder: Path) -> None:
     one, other = (ModuleTap(right(folder), "one"), _Delivers(right(folder), "other"))
     found = examine(one, other, [(TOKENS + step) % 64 for step in range(12)])
     assert not found.agrees
@@ -254,7 +258,7 @@ def test_an_engine_that_gives_nan_does_not_agree(folder: Path) -> None:
 
 @pytest.mark.parametrize("in_reference", [True, False])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_side_that_gives_no_numbers_is_wrong_where_it_begins(
+def test_nan_or_infinity_is_located_at_module_that_produces_it(
     folder: Path, in_reference: bool, value: float
 ) -> None:
     fault = hook("model.layers.1.mlp.down_proj", lambda x: torch.full_like(x, value))

@@ -27,7 +27,7 @@ DECODING = EngineOptions(prompt=5)
     "family", families("llama", "mixtral", full=("qwen3", "gemma2", "qwen3_moe", "gpt_neox"))
 )
 @pytest.mark.parametrize("prompt", [1, 9])
-def test_decoding_computes_what_prefill_does(
+def test_hf_decoding_matches_prefill_at_every_cut(
     located_model: Callable[[str], Path], family: str, prompt: int
 ) -> None:
     folder = located_model(family)
@@ -59,7 +59,7 @@ def test_decoding_computes_what_prefill_does(
         ),
     ],
 )
-def test_modules_that_one_name_is_for_have_cuts_of_their_own(
+def test_modules_with_same_short_name_get_separate_cuts(
     located_model: Callable[[str], Path], family: str, modules: set[str]
 ) -> None:
     with (
@@ -79,7 +79,7 @@ def test_modules_that_one_name_is_for_have_cuts_of_their_own(
     assert ends(found) == {"o" if "self_attn.o_proj" not in modules else "self_attn.o_proj"}
 
 
-def test_a_tap_leaves_no_hook_and_no_profiler_behind(located_model: Callable[[str], Path]) -> None:
+def test_hf_tap_removes_its_hooks_and_profiler(located_model: Callable[[str], Path]) -> None:
     with open_hf(located_model("llama"), EngineOptions()) as tap:
         before = sys.getprofile()
         assert tap.functions(TOKENS)
@@ -92,7 +92,7 @@ def test_a_tap_leaves_no_hook_and_no_profiler_behind(located_model: Callable[[st
     assert not any(hooks)
 
 
-def test_further_outputs_of_modules_with_dotted_names_have_addresses() -> None:
+def test_extra_outputs_of_nested_modules_have_addresses() -> None:
     layer = nn.ModuleDict({one: nn.ModuleDict({"router": nn.Linear(2, 2)}) for one in ("a", "b")})
     tap = ModuleTap(nn.ModuleDict({"layers": nn.ModuleList([layer])}), "two routers")
     assert tap.find_address(CutPoint("a.router", 0)) == "layers.0.a.router|out|0"
@@ -100,7 +100,7 @@ def test_further_outputs_of_modules_with_dotted_names_have_addresses() -> None:
     assert tap.find_address(CutPoint("router.1", 0)) is None
 
 
-def test_a_cache_in_bf16_is_found_where_keys_are_kept(
+def test_keys_cached_in_bf16_are_located_at_attention(
     located_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     update = DynamicCache.update
@@ -117,7 +117,7 @@ def test_a_cache_in_bf16_is_found_where_keys_are_kept(
     assert "keep_rounded" in functions(found)[0]
 
 
-def test_a_position_that_is_off_in_decoding_alone_is_found_at_the_angles(
+def test_wrong_decode_position_is_located_at_rotary_embedding(
     located_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = located_model("llama")
@@ -136,7 +136,7 @@ def test_a_position_that_is_off_in_decoding_alone_is_found_at_the_angles(
 
 
 @pytest.mark.parametrize("options", [EngineOptions(parallel={"tp": 2}), EngineOptions(neighbors=1)])
-def test_ranks_and_neighbors_are_refused(options: EngineOptions) -> None:
+def test_hf_tap_rejects_parallel_and_neighbors_options(options: EngineOptions) -> None:
     with (
         pytest.raises(ValueError, match="one sequence in one process"),
         open_hf(Path("any"), options),

@@ -55,7 +55,7 @@ LATER = (pytest.mark.full,)
         in_megatron("qwen2", {"pp": 2, "tp": 2}, 0, marks=LATER),
     ],
 )
-def test_a_learner_computes_what_transformers_does(
+def test_learner_tap_matches_transformers_at_every_cut(
     located_model: Models, backend: str, family: str, parallel: Mapping[str, int], neighbors: int
 ) -> None:
     folder = located_model(family)
@@ -81,7 +81,7 @@ def test_a_learner_computes_what_transformers_does(
         assert_forced(learner, own.seen[CutPoint("attn", 1)])
 
 
-def test_a_cut_with_its_path_for_a_name_is_called_as_in_transformers(located_model: Models) -> None:
+def test_learner_cut_names_match_transformers_for_modernbert(located_model: Models) -> None:
     folder = located_model("modernbert-decoder")
     with (
         open_hf(folder, EngineOptions()) as reference,
@@ -120,7 +120,7 @@ def find(folder: Path, backend: str, attach: AttachTap, parallel: Mapping[str, i
 @pytest.mark.parametrize(
     ("backend", "attach", "family", "parallel", "expected", "function"),
     [
-        ("torch", faulty_taps.torch_scale, "llama", {}, {"attn"}, "FusedKernel.causal"),
+        ("torch", faulty_taps.torch_scale, "llama", {}, {"attn"}, "FusedKernel.attend_causally"),
         (
             *("torch", faulty_taps.torch_positions, "qwen3", {"cp": 2}),
             *({"rotary_emb", "rotary_emb.1"}, "Qwen3RotaryEmbedding.forward"),
@@ -169,7 +169,7 @@ def find(folder: Path, backend: str, attach: AttachTap, parallel: Mapping[str, i
         ),
     ],
 )
-def test_a_fault_on_the_ranks_is_put_at_its_place(
+def test_learner_fault_is_located_at_its_source_function(
     located_model: Models,
     backend: str,
     attach: AttachTap,
@@ -192,7 +192,7 @@ def test_a_fault_on_the_ranks_is_put_at_its_place(
         (EngineOptions(parallel={"tp": 3}), "is not a multiple"),
     ],
 )
-def test_what_a_learner_does_not_do_is_refused(
+def test_learner_tap_rejects_unsupported_options(
     located_model: Models, options: EngineOptions, said: str
 ) -> None:
     with pytest.raises(InputError, match=said), open_torch(located_model("llama"), options):

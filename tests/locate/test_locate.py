@@ -89,7 +89,9 @@ def find(fault: Fault) -> tuple[GapLocation, ModuleTap]:
         (change_weight, {CutPoint("v", 2)}, "LlamaAttention.forward"),
     ],
 )
-def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) -> None:
+def test_fault_is_located_at_its_layer_and_function(
+    fault: Fault, ends: set[CutPoint], function: str
+) -> None:
     found, _ = find(fault)
     assert {segment.end for segment in found.all_segments} == ends
     assert found.removed > 0.99
@@ -106,7 +108,7 @@ def test_the_place_of_a_fault(fault: Fault, ends: set[CutPoint], function: str) 
     )
 
 
-def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> None:
+def test_fault_in_every_norm_gives_only_norm_segments() -> None:
     found, _ = find(change_norms)
     assert {segment.end.stage for segment in found.all_segments} <= {
         "attn_norm",
@@ -117,7 +119,7 @@ def test_a_fault_of_every_norm_has_segments_of_each_kind_that_is_needed() -> Non
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaRMSNorm.forward"
 
 
-def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
+def test_skipped_layer_is_located_at_model_forward() -> None:
     def drop(model: Any) -> None:
         model.model.layers = model.model.layers[:2]
 
@@ -126,12 +128,12 @@ def test_a_layer_that_does_not_run_is_put_where_it_is_called() -> None:
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
-def test_equal_models_have_no_place() -> None:
+def test_equal_models_have_zero_gap_and_no_fault_location() -> None:
     found, _ = find(lambda model: None)
     assert (found.gap, list(found.places)) == (0.0, [])
 
 
-def test_the_script_fails_on_the_fault_and_passes_without_it(tmp_path: Path) -> None:
+def test_reproduction_script_fails_on_fault_but_not_on_earlier_fault(tmp_path: Path) -> None:
     build().save_pretrained(tmp_path / "model")
     builder = f"""from transformers import LlamaForCausalLM
 model = LlamaForCausalLM.from_pretrained({str(tmp_path / "model")!r}).eval()
@@ -162,7 +164,7 @@ def _run(script: Path) -> tuple[int, str]:
     return done.returncode, done.stdout[: len("relative error")]
 
 
-def test_the_reference_is_not_changed_by_what_is_forced() -> None:
+def test_forcing_activations_does_not_change_reference_model() -> None:
     tap = ModuleTap(build(), "right")
     before = copy.deepcopy(dict(tap.run(TOKENS, {}).seen))
     find(scale_attention)

@@ -27,7 +27,7 @@ TIGHT = 2e-6
     "family", families("qwen3", "mixtral", full=("llama", "qwen2", "qwen3_moe"))
 )
 @pytest.mark.parametrize("prompt", [None, 1, 9])
-def test_the_sampler_computes_what_transformers_does(
+def test_sampler_tap_matches_transformers_at_every_cut(
     located_model: Models, family: str, prompt: int | None
 ) -> None:
     folder = located_model(family)
@@ -52,7 +52,7 @@ def test_the_sampler_computes_what_transformers_does(
         assert not locate(sampler, reference, TOKENS, tolerance=TIGHT).all_segments
 
 
-def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
+def test_keys_rounded_in_decoding_are_located_at_attention_after_prompt(
     located_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, attend = located_model("qwen3"), DecodeRows.attend
@@ -80,7 +80,7 @@ def test_keys_that_decoding_rounds_are_found_behind_the_prompt(
     assert "keep_rounded" in functions(found)[0]
 
 
-def test_a_weight_is_found_at_its_own_segment(located_model: Models) -> None:
+def test_changed_weight_is_located_at_its_projection(located_model: Models) -> None:
     folder = located_model("qwen3")
     with (
         open_hf(folder, EngineOptions()) as reference,
@@ -101,7 +101,7 @@ def test_a_weight_is_found_at_its_own_segment(located_model: Models) -> None:
         (EngineOptions(prompt=30), "prompt is 30"),
     ],
 )
-def test_what_the_sampler_does_not_do_is_refused(
+def test_sampler_tap_rejects_unsupported_options(
     located_model: Models, options: EngineOptions, said: str
 ) -> None:
     with (

@@ -37,11 +37,11 @@ def make_pair(seed: int, rounding: float = 1e-3) -> TokenColumns:
 
 @given(st.integers(0, 10_000), st.floats(-6.5, -1.5))
 @settings(max_examples=15, deadline=None)
-def test_rounding_is_no_finding(seed: int, rounding: float) -> None:
+def test_rounding_noise_gives_no_finding(seed: int, rounding: float) -> None:
     assert examine_columns(make_pair(seed, 10**rounding)) == []
 
 
-def test_what_rounding_makes_alike_in_all_is_no_finding() -> None:
+def test_tiny_constant_offset_gives_no_finding_but_large_one_does() -> None:
     clean = make_pair(0, 1e-7)
     assert examine_columns(replace(clean, infer=clean.infer - 1e-5)) == []
     assert [one.kind for one in examine_columns(replace(clean, infer=clean.infer - 1e-2))] == [
@@ -66,7 +66,7 @@ def _values(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Te
         (_values(lambda x: x.roll(-LENGTH)), "rows moved", "row"),
     ],
 )
-def test_rows_with_damage_are_found_and_said(
+def test_damaged_rows_are_reported_with_kind_and_location(
     damage: Callable[[Tensor, Tensor], Tensor], kind: str, said: str
 ) -> None:
     clean = make_pair(0)
@@ -84,7 +84,7 @@ def test_rows_with_damage_are_found_and_said(
         (lambda x: x.mul(1000).round() / 1000, "3 decimals"),
     ],
 )
-def test_a_column_of_few_digits_is_said_and_is_no_difference(
+def test_low_precision_column_is_reported_with_its_number_format(
     digits: Callable[[Tensor], Tensor], said: str
 ) -> None:
     clean = make_pair(0)
@@ -93,13 +93,13 @@ def test_a_column_of_few_digits_is_said_and_is_no_difference(
     assert said in found.what
 
 
-def test_a_floor_is_found_by_the_other_side() -> None:
+def test_clamped_column_is_reported_as_floor() -> None:
     clean = make_pair(1)
     (found,) = examine_columns(replace(clean, infer=clean.infer.clamp(min=-4.0)))
     assert (found.kind, found.side, found.what) == ("floor", "infer", "cut off at -4, its floor")
 
 
-def test_two_damages_are_two_findings() -> None:
+def test_two_kinds_of_damage_give_two_findings() -> None:
     clean = make_pair(2)
     infer = torch.where(clean.token_position == LENGTH - 1, 0.0, clean.infer)
     infer = torch.where(clean.row_index == 3, infer - 1, infer)
@@ -109,7 +109,7 @@ def test_two_damages_are_two_findings() -> None:
     assert found[1].where.startswith("row 3 of 20")
 
 
-def test_values_that_nothing_explains_are_off() -> None:
+def test_unexplained_noise_is_reported_with_its_positions() -> None:
     clean = make_pair(3)
     noise = torch.randn(
         clean.infer.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(0)

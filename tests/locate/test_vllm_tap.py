@@ -113,7 +113,7 @@ def llama(vllm: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "qwen3_moe"])
-def test_it_has_every_cut_of_transformers_but_those_that_it_fuses(
+def test_vllm_tap_matches_transformers_at_all_unfused_cuts(
     vllm: None, located_model: Callable[[str], Path], family: str
 ) -> None:
     folder = located_model(family)
@@ -134,14 +134,14 @@ def test_it_has_every_cut_of_transformers_but_those_that_it_fuses(
     torch.testing.assert_close(own.logits, right.logits, rtol=0, atol=1e-4)
 
 
-def test_norms_of_heads_that_lie_first_are_turned(vllm: None, tmp_path: Path) -> None:
+def test_vllm_gemma3_with_head_norms_shows_no_fault(vllm: None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, pad_token_id=None)).save_pretrained(tmp_path)
     with opened(tmp_path) as tap:
         assert not find(tmp_path, tap).all_segments
 
 
-def test_what_is_forced_is_computed_with(llama: Path) -> None:
+def test_vllm_tap_computes_with_forced_activations(llama: Path) -> None:
     reference = reference_of(llama)
     with opened(llama) as tap:
         before = tap.run(TOKENS, {})
@@ -220,7 +220,9 @@ def restored(model: Any) -> Iterator[None]:
             own.copy_(before)
 
 
-def test_a_fault_in_vllm_has_its_line(llama: Path, subtests: pytest.Subtests) -> None:
+def test_vllm_fault_is_located_at_its_source_function(
+    llama: Path, subtests: pytest.Subtests
+) -> None:
     with opened(llama) as tap:
         for fault, stage, function in FAULTS:
             with subtests.test(fault.__name__), restored(model_of(tap)):
@@ -244,7 +246,7 @@ def test_a_fault_in_vllm_has_its_line(llama: Path, subtests: pytest.Subtests) ->
         assert not find(llama, tap).all_segments
 
 
-def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path) -> None:
+def test_skipped_vllm_layer_is_located_at_model_forward(llama: Path) -> None:
     with opened(llama) as tap:
         model_of(tap).model.start_layer = 1
         found = find(llama, tap)
@@ -253,7 +255,7 @@ def test_a_layer_of_vllm_that_is_left_out_is_put_where_it_is_called(llama: Path)
     assert found.places[0].suspects[0].operator.stack[0].function == "LlamaModel.forward"
 
 
-def test_the_command_writes_a_script_that_fails_on_the_fault(
+def test_locate_command_writes_vllm_script_that_fails_only_with_fault(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
@@ -289,7 +291,7 @@ def run(script: Path) -> int:
     return done.returncode
 
 
-def test_a_pass_that_breaks_off_leaves_the_model_untapped(llama: Path) -> None:
+def test_failed_vllm_pass_removes_tap_from_model(llama: Path) -> None:
     def give_up(x: Tensor) -> Tensor:
         raise MemoryError(f"no memory for {len(x)} tokens")
 
@@ -313,7 +315,7 @@ def test_the_worker_keeps_no_tensor_of_a_pass_that_was_read(llama: Path) -> None
         assert not kept_by(worker_of(tap))
 
 
-def test_a_sequence_that_is_taken_in_parts_and_layouts_are_refused(llama: Path) -> None:
+def test_vllm_tap_rejects_parallel_option(llama: Path) -> None:
     from lockstep_doctor.taps.vllm.tap import open_vllm
 
     with (

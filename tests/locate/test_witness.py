@@ -31,14 +31,14 @@ STATES = (
 @pytest.mark.parametrize(
     "family", families("llama", "qwen2", "mixtral", full=("qwen3_moe", "gpt_neox"))
 )
-def test_each_type_is_that_of_a_folder_opened_in_it(
+def test_cast_witness_matches_model_opened_in_each_dtype(
     located_model: Callable[[str], Path], family: str
 ) -> None:
     require_equal(located_model(family))
 
 
 @pytest.mark.parametrize("family", families("mamba2", "lfm2", full=STATES))
-def test_layers_with_a_state_are_cast_like_others(tmp_path: Path, family: str) -> None:
+def test_cast_witness_matches_model_with_stateful_layers(tmp_path: Path, family: str) -> None:
     """Their weights are read outside of their linear maps, too."""
     AutoModelForCausalLM.from_config(
         AutoConfig.for_model(family, **FAMILIES[family])
@@ -57,7 +57,7 @@ def require_equal(folder: Path) -> None:
         )
 
 
-def test_numbers_that_are_computed_have_no_type_of_a_file(
+def test_computed_constants_are_not_rounded_to_weight_dtype(
     located_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Gemma's scale of embeddings, √32: in bf16 it is off by 6e-3 of itself."""
@@ -73,14 +73,14 @@ def test_numbers_that_are_computed_have_no_type_of_a_file(
             torch.testing.assert_close(found.seen[cut], value, rtol=tolerance, atol=tolerance)
 
 
-def test_an_error_leaves_the_weights_as_they_were(located_model: Callable[[str], Path]) -> None:
+def test_failed_witness_pass_restores_weight_dtype(located_model: Callable[[str], Path]) -> None:
     (tap,) = open_witnesses(located_model("llama"), "cpu", torch.float64)
     with pytest.raises(IndexError):
         tap.run(torch.tensor([10**6]), {})
     assert {weight.dtype for weight in tap.model.parameters()} == {torch.float32}
 
 
-def test_a_mask_of_the_least_number_of_float64_can_be_made(tmp_path: Path) -> None:
+def test_float64_witness_matches_xglm_with_minimum_value_mask(tmp_path: Path) -> None:
     """As `xglm` makes it: by its value alone, which is of no type."""
     shape = {
         "d_model": 32,

@@ -98,7 +98,7 @@ def run(function: Scored) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.filterwarnings("default")  # dynamo itself warns while it traces an autograd function
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_graph_does_not_grow_with_the_blocks(name: str) -> None:
+def test_compiled_logprob_graph_size_does_not_depend_on_row_blocks(name: str) -> None:
     nodes: list[int] = []
 
     def count(graph: GraphModule, _: object) -> GraphModule:

@@ -42,7 +42,7 @@ def there_and_back(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_early_and_late_chunks_are_dealt_in_pairs(size: int) -> None:
+def test_zigzag_split_gives_cp_ranks_equal_attention_work(size: int) -> None:
     held = zigzag_positions(24, size)
     assert [row.tolist() for row in held] == [
         share.tolist() for share in shares(torch.arange(24), size, 0)
@@ -54,7 +54,7 @@ def test_early_and_late_chunks_are_dealt_in_pairs(size: int) -> None:
 @pytest.mark.parametrize("gradient", ["sum", "local"])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_gather_is_the_inverse_of_take(
+def test_cp_gather_inverts_take_and_backpropagates_summed_or_local_gradient(
     ranks: Ranks, size: int, dim: int, gradient: GradientMode
 ) -> None:
     x, upstream = torch.randn(2, 16, 8, 24, generator=torch.Generator().manual_seed(0))

@@ -138,7 +138,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize(("call", "sentence"), MISTAKES.values(), ids=MISTAKES)
-def test_mistake_is_named(call: Callable[[], object], sentence: str) -> None:
+def test_invalid_logprob_arguments_are_refused_by_name(
+    call: Callable[[], object], sentence: str
+) -> None:
     with pytest.raises((ValueError, RuntimeError), match=sentence):
         call()
 
@@ -151,6 +153,8 @@ def scored(layout: Layout, starts: tuple[int, ...]) -> object:
 @pytest.mark.parametrize(
     "starts", [(0, 0), (0, 7), (0, 9)], ids=["twice the same", "overlap", "gap"]
 )
-def test_shards_that_make_no_vocabulary_are_noticed(ranks: Ranks, starts: tuple[int, int]) -> None:
+def test_overlapping_or_gapped_vocab_shards_are_refused(
+    ranks: Ranks, starts: tuple[int, int]
+) -> None:
     with pytest.raises(RanksFailed, match="do not form a vocabulary"):
         ranks.run(scored, starts, tp=2)

@@ -30,7 +30,7 @@ TEMPERATURE = 0.7
     dtype=st.sampled_from([torch.float32, HALF]),
     seed=st.integers(0, 2**16),
 )
-def test_values_and_gradients_are_those_of_float64(
+def test_fused_hidden_logprobs_and_gradients_match_float64(
     rows: int, depth: int, columns: int, tokens: int, dtype: torch.dtype, seed: int
 ) -> None:
     states = random(rows, depth, seed=seed, scale=1.0).to(DEVICE, dtype).requires_grad_()
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_float64(
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU multiplies bf16")
-def test_products_of_bf16_are_refused_where_they_would_be_wrong() -> None:
+def test_triton_interpreter_refuses_bf16_products() -> None:
     states, head = torch.ones(1, 8, dtype=torch.bfloat16), torch.ones(3, 8, dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError, match="does not support bf16 products"):
         hidden_logprobs(states, head, torch.zeros(1, 1, dtype=torch.int64))
@@ -68,7 +68,7 @@ def loss(logprob: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
     ).sum() + 0.3 * entropy.sum()
 
 
-def test_pieces_of_the_vocabulary_are_merged() -> None:
+def test_fused_hidden_logprobs_merge_vocabulary_pieces_correctly() -> None:
     """A head of more than one piece, the last of which is a part of a tile."""
     states, head = (
         random(2, 16, scale=1.0).to(DEVICE),
@@ -85,7 +85,7 @@ def test_pieces_of_the_vocabulary_are_merged() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_a_rows_bits_depend_on_no_other_row(dtype: torch.dtype) -> None:
+def test_fused_hidden_logprob_bits_do_not_depend_on_other_rows(dtype: torch.dtype) -> None:
     states, head = (
         random(70, 40, scale=1.0).to(DEVICE, dtype),
         random(300, 40, scale=1.0).to(DEVICE, dtype),
@@ -100,7 +100,7 @@ def test_a_rows_bits_depend_on_no_other_row(dtype: torch.dtype) -> None:
         assert torch.equal(part.entropy, together.entropy[rows])
 
 
-def test_kernels_stand_for_their_functions() -> None:
+def test_fused_hidden_kernels_have_signatures_of_eager_functions() -> None:
     pairs: tuple[tuple[Any, Any], ...] = (
         (hidden._hidden_row_sums, fused.hidden_row_sums),
         (hidden._gradient_tiles, fused.gradient_tiles),

@@ -69,7 +69,7 @@ def weigh(logprob: Tensor, entropy: Tensor) -> Tensor:
 
 @settings(max_examples=40)
 @given(example=examples())
-def test_values_and_gradients_are_those_of_float64(example: Any) -> None:
+def test_fused_row_logprobs_and_gradients_match_float64(example: Any) -> None:
     logits, token = example[0].to(DEVICE), example[1].to(DEVICE)
     floor = None if example[2] is None else example[2].to(DEVICE)
     leaf = logits.clone().requires_grad_()
@@ -95,7 +95,7 @@ def test_values_and_gradients_are_those_of_float64(example: Any) -> None:
 @pytest.mark.parametrize(
     "bounds", [(0, 1, 9001), (0, 4500, 9001), (0, 4096, 8192, 9001), (0, 0, 9001)], ids=str
 )
-def test_partial_sums_of_shards_make_those_of_the_row(bounds: tuple[int, ...]) -> None:
+def test_fused_row_sums_of_shards_merge_to_full_row_sums(bounds: tuple[int, ...]) -> None:
     logits, token = random(3, 9001).to(DEVICE), random_tokens(3, 2, vocabulary=9001).to(DEVICE)
     merged, picked = RowSums.build_empty(3, True, logits.device), torch.zeros(3, 2, device=DEVICE)
     for start, end in itertools.pairwise(bounds):
@@ -113,7 +113,7 @@ def test_partial_sums_of_shards_make_those_of_the_row(bounds: tuple[int, ...]) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [5003, 8192])
-def test_a_rows_bits_depend_on_no_other_row_and_on_no_address(
+def test_fused_logprob_bits_do_not_depend_on_other_rows_or_address(
     columns: int, dtype: torch.dtype
 ) -> None:
     """Each row alone, as a part of a batch, and where its memory begins anywhere."""
@@ -138,7 +138,9 @@ def test_a_rows_bits_depend_on_no_other_row_and_on_no_address(
 )  # NumPy says so where a GPU says nothing
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 @pytest.mark.parametrize("column", [0, 4999])
-def test_a_number_that_is_none_is_not_lost(wrong: float, column: int) -> None:
+def test_nan_or_inf_logit_gives_nan_logprob_and_gradient_in_its_row(
+    wrong: float, column: int
+) -> None:
     logits = random(2, 5003)
     logits[1, column] = wrong
     leaf = logits.to(DEVICE).requires_grad_()
@@ -154,7 +156,9 @@ def test_a_number_that_is_none_is_not_lost(wrong: float, column: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
+def test_fused_overwrite_writes_same_gradient_over_logits_and_blocks_reuse(
+    dtype: torch.dtype,
+) -> None:
     source, token = (
         random(3, 5003).to(DEVICE, dtype),
         torch.tensor([[7, 7], [0, 9], [5002, 1]], device=DEVICE),
@@ -173,7 +177,7 @@ def test_the_gradient_is_written_over_the_logits(dtype: torch.dtype) -> None:
         logprob.sum().backward()
 
 
-def test_kernels_take_plain_tensors_and_stand_for_their_functions() -> None:
+def test_fused_row_kernels_skip_tensor_subclasses_and_match_eager_signatures() -> None:
     """What only looks like a tensor with memory, such as a fake, goes through PyTorch's own
     operations.
     """

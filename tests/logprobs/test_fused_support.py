@@ -30,7 +30,7 @@ pytestmark = MARKS
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**16),
 )
-def test_what_is_kept_is_what_sorted_probabilities_keep(
+def test_fused_top_k_and_top_p_keep_same_tokens_as_float64_sort(
     columns: int,
     top_k: int | None,
     top_p: float,
@@ -61,7 +61,7 @@ def test_what_is_kept_is_what_sorted_probabilities_keep(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_threshold_is_the_smallest_logit_that_is_kept(dtype: torch.dtype) -> None:
+def test_fused_top_k_threshold_is_smallest_kept_logit_across_signs(dtype: torch.dtype) -> None:
     """Above and below zero, where the order of bits turns."""
     logits = torch.tensor([[3.0, 1.0, 0.0, -0.0, -1.0, -3.0, -torch.inf]]).to(DEVICE, dtype)
     found = [support_floor(logits, top_k=k).item() for k in range(1, 7)]
@@ -72,13 +72,13 @@ def test_the_threshold_is_the_smallest_logit_that_is_kept(dtype: torch.dtype) ->
     )
 
 
-def test_a_rows_threshold_depends_on_no_other_row() -> None:
+def test_fused_support_threshold_of_a_row_does_not_depend_on_other_rows() -> None:
     logits = random(5, 5003, scale=2.0).to(DEVICE)
     together = support_floor(logits, top_k=900, top_p=0.9)
     alone = [support_floor(logits[row : row + 1], top_k=900, top_p=0.9) for row in range(5)]
     assert torch.equal(torch.cat(alone), together)
 
 
-def test_the_kernel_stands_for_its_function() -> None:
+def test_fused_support_kernel_has_signature_of_eager_function() -> None:
     eager: Any = support._whole_floor
     assert inspect.signature(eager) == inspect.signature(fused.whole_floor)

@@ -14,7 +14,7 @@ COLUMNS = 2048
 
 
 @pytest.mark.parametrize("pieces", [2, 8, 32])
-def test_the_error_of_the_hidden_gradient_does_not_grow_with_the_vocabulary(pieces: int) -> None:
+def test_bf16_hidden_gradient_error_does_not_grow_with_vocabulary_size(pieces: int) -> None:
     """Pieces pull against each other, so that rounding one piece's sum would be far more than what
     is left of all.
 

@@ -95,7 +95,9 @@ def dense_logprob(logits: Tensor, target: Tensor) -> Tensor:
 
 @EXAMPLES
 @given(example=examples())
-def test_shards_chunks_and_filling_change_nothing(ranks: Ranks, example: Example) -> None:
+def test_logprobs_match_float64_for_any_vocab_shards_chunks_and_padding(
+    ranks: Ranks, example: Example
+) -> None:
     """On shards as in float64; what reaches a logit of -inf moves nothing, but it is a number."""
     logits, target = example.logits, example.target
     upstream = [random(*target[:, 1:].shape, seed=5, scale=1.0)]

@@ -16,7 +16,7 @@ from lockstep_logprobs import model_utils as facade
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("seq_dim", [0, 1, 2, -1])
-def test_tokens_of_a_rank(size: int, seq_dim: int) -> None:
+def test_tokens_on_cp_rank_are_its_zigzag_chunks(size: int, seq_dim: int) -> None:
     tokens = torch.arange(16 * 16 * 16).view(16, 16, 16)
     for rank in range(size):
         positions = torch.tensor(dense.zigzag(16, size, rank) if size > 1 else list(range(16)))
@@ -51,7 +51,7 @@ def gather(
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize("seq_dim", [0, 1, 2])
 @pytest.mark.parametrize("by_class", [True, False])
-def test_gather_is_the_inverse_and_sums_the_gradients_of_all_ranks(
+def test_cp_allgather_restores_sequence_and_sums_gradients_of_all_ranks(
     ranks: Ranks, cp: int, seq_dim: int, by_class: bool
 ) -> None:
     whole, upstream = random(8, 16, 24), random(8, 16, 24, seed=1)
@@ -75,7 +75,9 @@ def there_and_back(layout: Layout, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_all_to_all(ranks: Ranks, tp: int, dtype: torch.dtype) -> None:
+def test_all_to_all_vp2sq_and_sq2vp_are_inverse_and_keep_dtype(
+    ranks: Ranks, tp: int, dtype: torch.dtype
+) -> None:
     logits = torch.arange(8 * 12).view(8, 12).to(dtype)
     for rank, (rows, columns) in enumerate(ranks.run(there_and_back, logits, tp=tp)):
         assert torch.equal(rows, logits.chunk(tp, 0)[rank])

@@ -46,7 +46,9 @@ def top(
 @pytest.mark.parametrize("k", [1, 5, 11, V, V + 3])
 @pytest.mark.parametrize("bounds", [(0, V), even(V, 2), even(V, 4), (0, 3, 20, V)], ids=str)
 @pytest.mark.parametrize("chunk", [3, None])
-def test_topk(ranks: Ranks, bounds: tuple[int, ...], k: int, chunk: int | None) -> None:
+def test_distributed_vocab_topk_matches_torch_topk(
+    ranks: Ranks, bounds: tuple[int, ...], k: int, chunk: int | None
+) -> None:
     """Also where k is more than a shard, or the vocabulary, holds; padding is no candidate."""
     logits, cut = random(B, S, V), Cut(bounds, padding=2)
     expected = logits.topk(min(k, V))
@@ -83,7 +85,9 @@ def dense_gathered(logits: Tensor, index: Tensor) -> Tensor:
 
 @ON_LAYOUTS
 @pytest.mark.parametrize(("chunk", "length"), [(None, S), (3, S - 3)])
-def test_gather_logits(ranks: Ranks, tp: int, cp: int, chunk: int | None, length: int) -> None:
+def test_logits_gathered_at_global_indices_match_full_logits(
+    ranks: Ranks, tp: int, cp: int, chunk: int | None, length: int
+) -> None:
     """Ids for fewer positions than there are logits are those of the first; duplicates add;
     strangers give nothing.
     """
@@ -199,7 +203,7 @@ def check(
 @pytest.mark.parametrize("zero_outside", [True, False])
 @pytest.mark.parametrize("entropy", [True, False])
 @pytest.mark.parametrize("function", [distilled, distilled_from_dtensor])
-def test_distillation(
+def test_distillation_topk_logprobs_and_gradients_match_float64(
     ranks: Ranks,
     function: Callable[..., Distilled],
     tp: int,
@@ -214,7 +218,7 @@ def test_distillation(
 @pytest.mark.parametrize("zero_outside", [True, False])
 @pytest.mark.parametrize("entropy", [True, False])
 @pytest.mark.parametrize("cp", [1, 2, 4])
-def test_distillation_without_tensor_parallelism(
+def test_distillation_topk_logprobs_match_float64_without_tp_group(
     ranks: Ranks, cp: int, zero_outside: bool, entropy: bool
 ) -> None:
     logits, index = random(B, S, V), random(B, S, V, seed=2).topk(K).indices
@@ -222,14 +226,12 @@ def test_distillation_without_tensor_parallelism(
 
 
 @pytest.mark.parametrize("zero_outside", [True, False])
-def test_distillation_of_rows_filled_up_for_context_parallelism(
-    ranks: Ranks, zero_outside: bool
-) -> None:
+def test_distillation_topk_logprobs_ignore_cp_padding(ranks: Ranks, zero_outside: bool) -> None:
     index = random_tokens(B, S - 3, K, vocabulary=V)
     check(ranks, distilled, Cut(even(V, 2), 2), random(B, S, V), index, zero_outside, True)
 
 
-def test_tokens_outside_the_top_k_are_not_moved() -> None:
+def test_distillation_gradient_is_exactly_zero_outside_top_k() -> None:
     """Not even by rounding: an optimizer such as Adam makes steps of a gradient however small."""
     logits = torch.randn(2, 5, 40, requires_grad=True)
     index = torch.randint(40, (2, 5, 3))

@@ -81,7 +81,9 @@ OFF = [(None, 1.0), (0, 1.0), (-1, 1.0), (None, 2.0)]
 @pytest.mark.parametrize("function", [sampled, chunk_sampled])
 @pytest.mark.parametrize(("top_k", "top_p"), [*SUPPORTS, *OFF, (None, 0.0), (4, 0.0)])
 @pytest.mark.parametrize("tp", [1, 4])
-def test_supports(ranks: Ranks, function: Any, top_k: int | None, top_p: float, tp: int) -> None:
+def test_sampled_logprobs_match_float64_for_every_top_k_and_top_p(
+    ranks: Ranks, function: Any, top_k: int | None, top_p: float, tp: int
+) -> None:
     """Also more than the vocabulary, filters that are off, and a probability of 0, which leaves the
     likeliest.
     """
@@ -95,7 +97,9 @@ def test_supports(ranks: Ranks, function: Any, top_k: int | None, top_p: float, 
 
 
 @pytest.mark.parametrize("function", [sampled, chunk_sampled])
-def test_a_target_outside_the_support(ranks: Ranks, function: Any) -> None:
+def test_target_outside_support_has_logprob_minus_inf_and_finite_gradient(
+    ranks: Ranks, function: Any
+) -> None:
     """Minus infinity; where its upstream gradient is 0, as a mask makes it, the row's gradient is
     exactly 0.
     """

@@ -139,12 +139,14 @@ def check(ranks: Ranks, case: Case, dtype: torch.dtype = torch.float32) -> None:
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("shifts", [True, False])
 @pytest.mark.parametrize("chunk", [3, 1000, None])
-def test_value_and_gradients(ranks: Ranks, tp: int, shifts: bool, chunk: int | None) -> None:
+def test_hidden_state_logprobs_and_gradients_match_float64(
+    ranks: Ranks, tp: int, shifts: bool, chunk: int | None
+) -> None:
     check(ranks, Case(even(V, tp), chunk, shifts))
 
 
 @pytest.mark.parametrize(("tp", "cp"), [(1, 2), (1, 4), (2, 2)])
-def test_context_parallelism(ranks: Ranks, tp: int, cp: int) -> None:
+def test_hidden_state_logprobs_match_float64_on_cp_ranks(ranks: Ranks, tp: int, cp: int) -> None:
     """Positions are dealt over the context-parallel ranks first, and what one of these holds over
     its own.
     """
@@ -160,7 +162,7 @@ def weighed(
     )
 
 
-def test_a_shared_weight_takes_the_place_of_the_layers_own(ranks: Ranks) -> None:
+def test_shared_output_weight_replaces_layer_weight(ranks: Ranks) -> None:
     hidden, target = random(S, B, D), random_tokens(B, S, vocabulary=V)
     own, shared = random(V, D, seed=2), random(V, D, seed=3)
     (plain,), (tied,), (expected,) = (
@@ -173,7 +175,9 @@ def test_a_shared_weight_takes_the_place_of_the_layers_own(ranks: Ranks) -> None
 
 @pytest.mark.parametrize("bounds", [(0, 5, V), (0, 1, 3, 20, V)], ids=str)
 @pytest.mark.parametrize("padding", [0, 3])
-def test_uneven_and_padded_shards(ranks: Ranks, bounds: tuple[int, ...], padding: int) -> None:
+def test_hidden_state_logprobs_match_float64_on_uneven_and_padded_vocab_shards(
+    ranks: Ranks, bounds: tuple[int, ...], padding: int
+) -> None:
     check(ranks, Case(bounds, padding=padding))
 
 
@@ -183,5 +187,7 @@ def test_a_frozen_head_has_no_gradient(ranks: Ranks, shifts: bool) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, None])
-def test_bf16(ranks: Ranks, chunk: int | None) -> None:
+def test_bf16_hidden_state_logprobs_match_float64_within_rounding(
+    ranks: Ranks, chunk: int | None
+) -> None:
     check(ranks, Case(even(V, 2), chunk), torch.bfloat16)

@@ -188,7 +188,9 @@ def check(
 
 
 @pytest.mark.parametrize(("name", "tp", "chunk"), CASES)
-def test_value_and_gradient(ranks: Ranks, name: str, tp: int, chunk: int | None) -> None:
+def test_distributed_logprob_kernels_and_gradients_match_float64(
+    ranks: Ranks, name: str, tp: int, chunk: int | None
+) -> None:
     check(ranks, KERNELS[name], random(B, S, V), Cut(even(V, tp)), chunk)
 
 
@@ -205,9 +207,7 @@ def test_large_logits_do_not_overflow(ranks: Ranks, name: str) -> None:
 
 
 @BY_NAME
-def test_bf16_logits_cost_no_more_than_the_rounding_of_the_gradient(
-    ranks: Ranks, name: str
-) -> None:
+def test_bf16_logits_lose_only_gradient_rounding(ranks: Ranks, name: str) -> None:
     # bf16 has 8 significant bits: rounding once errs by at most 2^-9 of the number.
     rounded = {"atol": 2e-6, "rtol": 2.0**-8}
     logits = random(B, S, V).bfloat16()
@@ -240,7 +240,7 @@ def counted(
 
 
 @BY_NAME
-def test_inference_only_keeps_nothing(ranks: Ranks, name: str) -> None:
+def test_inference_only_kernels_save_no_tensors_for_backward(ranks: Ranks, name: str) -> None:
     kernel, logits, cut = KERNELS[name], random(B, S, V), Cut(even(V, 2))
     argument = kernel.argument(logits)
     for kept, ending in ranks.run(counted, name, cut, logits, argument, True, tp=2):
@@ -269,7 +269,7 @@ def softmaxes(layout: Layout, cut: Cut, logits: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_softmax_of_all_shards_in_the_dtype_of_the_logits(
+def test_distributed_softmax_matches_float64_in_dtype_of_logits(
     ranks: Ranks, tp: int, dtype: torch.dtype
 ) -> None:
     logits, cut = random(B, S, V).to(dtype), Cut(even(V, tp))

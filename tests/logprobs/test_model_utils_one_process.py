@@ -126,14 +126,16 @@ RANGE = {"vocab_start_index": 0, "vocab_end_index": V, "tp_group": None}
         ),
     ],
 )
-def test_hidden_states_are_scored_with_and_without_output_weight(args: Any, keywords: Any) -> None:
+def test_hidden_state_logprobs_accept_calls_with_and_without_output_weight(
+    args: Any, keywords: Any
+) -> None:
     """The page of NeMo RL has the argument, and its newest version has dropped it."""
     found = facade.from_parallel_hidden_states_to_logprobs(*args, **keywords)
     close(found, CASES["hidden"][1], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_groups(name: str) -> None:
+def test_model_utils_functions_match_float64_without_process_groups(name: str) -> None:
     function, expected = CASES[name]
     assert not torch.distributed.is_initialized()
     close(function(), expected, atol=2e-5, rtol=1e-5)

@@ -136,7 +136,9 @@ def check(
 
 @pytest.mark.parametrize(("tp", "cp"), LAYOUTS)
 @pytest.mark.parametrize("pre_rolled", [False, True])
-def test_value_and_gradient(ranks: Ranks, tp: int, cp: int, pre_rolled: bool) -> None:
+def test_packed_sequence_logprobs_and_gradients_match_float64_on_tp_and_cp_ranks(
+    ranks: Ranks, tp: int, cp: int, pre_rolled: bool
+) -> None:
     check(ranks, LENGTHS, max(LENGTHS), tp=tp, cp=cp, pre_rolled=pre_rolled)
 
 
@@ -155,17 +157,19 @@ def test_value_and_gradient(ranks: Ranks, tp: int, cp: int, pre_rolled: bool) ->
     ],
 )
 @pytest.mark.parametrize("cp", [1, 2])
-def test_shapes(ranks: Ranks, lengths: tuple[int, ...], width: int, cp: int) -> None:
+def test_packed_logprobs_handle_empty_sequences_and_any_output_width(
+    ranks: Ranks, lengths: tuple[int, ...], width: int, cp: int
+) -> None:
     check(ranks, lengths, width, cp=cp, tp=2)
 
 
 @pytest.mark.parametrize("chunk", [3, 1000, None])
 @pytest.mark.parametrize("sampling", [None, BOTH], ids=str)
-def test_chunk_sizes_and_supports(
+def test_packed_logprobs_match_float64_for_any_chunk_size_and_sampling_filter(
     ranks: Ranks, chunk: int | None, sampling: TrainingSamplingParams | None
 ) -> None:
     check(ranks, LENGTHS, 24, tp=2, cp=2, chunk=chunk, sampling=sampling)
 
 
-def test_sequences_of_any_length_on_one_context_parallel_rank(ranks: Ranks) -> None:
+def test_packed_logprobs_allow_odd_sequence_lengths_with_one_cp_rank(ranks: Ranks) -> None:
     check(ranks, (7, 1, 5), 6, tp=2)

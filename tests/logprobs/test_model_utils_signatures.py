@@ -112,14 +112,14 @@ NEWEST = {
 """Names that the reference got after its page was written."""
 
 
-def test_all_names_are_listed() -> None:
+def test_model_utils_exports_exactly_the_reference_names() -> None:
     assert len(AUTOGRAD) + len(FUNCTIONS) == 26
     filters = {"TrainingSamplingParams", "apply_top_k_top_p", "need_top_k_or_top_p_filtering"}
     assert {*AUTOGRAD, *FUNCTIONS, *NEWEST, *filters} == set(model_utils.__all__)
 
 
 @pytest.mark.parametrize("name", [*AUTOGRAD, *FUNCTIONS, *NEWEST])
-def test_parameters_are_those_of_the_reference(name: str) -> None:
+def test_model_utils_parameters_match_the_reference(name: str) -> None:
     found = vars(model_utils)[name]
     expected = (AUTOGRAD | FUNCTIONS | NEWEST)[name]
     if name in AUTOGRAD:
@@ -130,7 +130,7 @@ def test_parameters_are_those_of_the_reference(name: str) -> None:
     assert str(inspect.Signature(bare)) == f"({expected})"
 
 
-def test_sampling_parameters_have_the_fields_of_the_page() -> None:
+def test_training_sampling_params_fields_and_defaults_match_the_reference() -> None:
     assert [(field.name, field.default) for field in fields(TrainingSamplingParams)] == [
         ("top_k", None),
         ("top_p", 1.0),
@@ -138,7 +138,7 @@ def test_sampling_parameters_have_the_fields_of_the_page() -> None:
     ]
 
 
-def test_speculative_decoding_has_no_logprobs_of_labels() -> None:
+def test_label_logprobs_are_refused_with_speculative_decoding() -> None:
     forward, ids = (
         vars(model_utils)["_gpt_forward_with_linear_ce_fusion"],
         torch.zeros(1, 2, dtype=torch.int64),

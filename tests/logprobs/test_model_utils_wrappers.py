@@ -186,7 +186,9 @@ NOT_SUMMED = {
 
 @ON_LAYOUTS
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
-def test_value_and_gradient(ranks: Ranks, name: str, tp: int, cp: int) -> None:
+def test_next_token_logprobs_and_gradients_match_float64_on_tp_and_cp_ranks(
+    ranks: Ranks, name: str, tp: int, cp: int
+) -> None:
     """The gradient is the number of CP ranks times that of one process, save for DTensors, where it
     is the same.
     """
@@ -202,7 +204,9 @@ def test_value_and_gradient(ranks: Ranks, name: str, tp: int, cp: int) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
-def test_supports(ranks: Ranks, name: str, sampling: TrainingSamplingParams | None) -> None:
+def test_next_token_logprobs_match_float64_for_every_sampling_filter(
+    ranks: Ranks, name: str, sampling: TrainingSamplingParams | None
+) -> None:
     function, scale = (SUMMED[name], 2) if name in SUMMED else (NOT_SUMMED[name], 1)
     logits = random(B, S, V)
     cut = Cut(even(V, 2), 2)
@@ -211,7 +215,9 @@ def test_supports(ranks: Ranks, name: str, sampling: TrainingSamplingParams | No
 
 @pytest.mark.parametrize("name", SUMMED)
 @pytest.mark.parametrize("length", [S - 1, S - 5])
-def test_logits_padded_for_context_parallelism(ranks: Ranks, name: str, length: int) -> None:
+def test_cp_padding_of_logits_does_not_change_next_token_logprobs(
+    ranks: Ranks, name: str, length: int
+) -> None:
     """The row is shifted before it is filled up, so the filling is scored by no position that is
     returned.
     """
@@ -221,7 +227,7 @@ def test_logits_padded_for_context_parallelism(ranks: Ranks, name: str, length: 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (9, 1.0), (None, 0.8), (9, 0.8)])
 @pytest.mark.parametrize("name", [*SUMMED, *NOT_SUMMED])
-def test_temperature_is_the_callers(
+def test_next_token_logprobs_ignore_temperature_in_sampling_params(
     ranks: Ranks, name: str, top_k: int | None, top_p: float
 ) -> None:
     """Whoever calls the facade has scaled its logits already; scaling twice is what must not

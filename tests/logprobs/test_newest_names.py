@@ -61,7 +61,9 @@ def log_softmax(
         ("a DTensor", 1.3),
     ],
 )
-def test_log_softmax_of_shards(ranks: Ranks, tp: int, name: str, temperature: float) -> None:
+def test_vocab_parallel_log_softmax_and_gradient_match_float64(
+    ranks: Ranks, tp: int, name: str, temperature: float
+) -> None:
     logits = random(B, S, V)
     outcomes = ranks.run(log_softmax, logits, temperature, name, tp=tp)
     exact = logits.double().requires_grad_()
@@ -81,7 +83,7 @@ def full(layout: Layout, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_full_log_softmax_counts_a_loss_that_all_compute_once(ranks: Ranks, tp: int) -> None:
+def test_full_log_softmax_gradient_counts_replicated_loss_once(ranks: Ranks, tp: int) -> None:
     logits = random(B, S, V)
     outcomes = ranks.run(full, logits, tp=tp)
     exact = logits.double().requires_grad_()
@@ -103,7 +105,9 @@ def columns(layout: Layout, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tp", [1, 4])
-def test_chosen_columns_and_the_largest(ranks: Ranks, tp: int, dtype: torch.dtype) -> None:
+def test_vocab_parallel_gather_columns_and_argmax_match_full_logits(
+    ranks: Ranks, tp: int, dtype: torch.dtype
+) -> None:
     logits, ids = random(B, S, V).to(dtype), torch.tensor([23, 0, 7, 7, 12])
     outcomes = ranks.run(columns, logits, ids, tp=tp)
     expected = torch.zeros(B, S, V)
@@ -120,7 +124,7 @@ def test_chosen_columns_and_the_largest(ranks: Ranks, tp: int, dtype: torch.dtyp
     )
 
 
-def test_columns_and_argmax_without_a_group() -> None:
+def test_gather_columns_and_argmax_work_without_process_group() -> None:
     logits = random(B, S, V)
     ids = torch.tensor([3, 21])
     assert torch.equal(facade.vocab_parallel_gather_columns(logits, ids), logits[..., ids])
@@ -138,7 +142,9 @@ def shifted(layout: Layout, whole: Tensor, fill: float) -> tuple[Tensor, Tensor 
 
 @pytest.mark.parametrize("cp", [1, 2, 4])
 @pytest.mark.parametrize("integer", [True, False])
-def test_the_next_token_over_consecutive_pieces(ranks: Ranks, cp: int, integer: bool) -> None:
+def test_cp_shift_next_shifts_across_contiguous_cp_ranks(
+    ranks: Ranks, cp: int, integer: bool
+) -> None:
     whole = random_tokens(B, S, vocabulary=V) if integer else random(B, S)
     outcomes = ranks.run(shifted, whole, -1.0, cp=cp)
     expected = torch.cat([whole[:, 1:], torch.full_like(whole[:, :1], -1)], 1)
@@ -158,7 +164,9 @@ def consecutive(layout: Layout, whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("cp", [1, 2, 4])
-def test_from_zigzag_to_consecutive_pieces(ranks: Ranks, cp: int) -> None:
+def test_cp_load_balanced_to_contiguous_restores_token_order_and_gradient(
+    ranks: Ranks, cp: int
+) -> None:
     whole = random(B, S, V)
     outcomes = ranks.run(consecutive, whole, cp=cp)
     assert torch.equal(torch.cat([value for value, _ in outcomes], 1), whole)
@@ -177,7 +185,7 @@ def sums(layout: Layout, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]
 
 
 @pytest.mark.parametrize("tp", [1, 4])
-def test_sums_over_ranks(ranks: Ranks, tp: int) -> None:
+def test_group_all_reduce_sum_with_grad_passes_gradient_unscaled(ranks: Ranks, tp: int) -> None:
     values = random(tp)
     for total, constant, gradient in ranks.run(sums, values, tp=tp):
         close(total, values.sum())
@@ -203,7 +211,7 @@ def scored(layout: Layout, logits: Tensor, target: Tensor, params: object) -> Te
 @pytest.mark.parametrize(
     "filters", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.8, "temperature": 3.0}]
 )
-def test_sampling_parameters_of_another_program_are_as_good(
+def test_foreign_sampling_params_class_gives_same_logprobs(
     ranks: Ranks, filters: dict[str, Any]
 ) -> None:
     logits, target = random(B, S, V), random_tokens(B, S, vocabulary=V)
@@ -212,7 +220,7 @@ def test_sampling_parameters_of_another_program_are_as_good(
     assert torch.equal(foreign, ours)
 
 
-def test_what_needs_filtering() -> None:
+def test_only_top_k_or_top_p_needs_filtering() -> None:
     needed = logits_sampling_utils.need_top_k_or_top_p_filtering
     assert logits_sampling_utils.TOP_K_TOP_P_CHUNK_SIZE == 256
     assert not needed(None)

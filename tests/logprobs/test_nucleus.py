@@ -42,7 +42,9 @@ def of_shard(
 
 @pytest.mark.parametrize("dtype", ROUND)
 @pytest.mark.parametrize("columns", [129, 5003, 20_000])
-def test_the_threshold_is_that_of_ranks_to_the_bit(ranks: Ranks, dtype: str, columns: int) -> None:
+def test_one_process_top_p_threshold_is_bit_identical_to_sharded(
+    ranks: Ranks, dtype: str, columns: int
+) -> None:
     logits = make(columns).to(ROUND[dtype])
     logits[MISSING] = 0.0  # a maximum over ranks may be without what is no number
     cases = [(p, t) for p in (0.0, 1e-13, 1e-3, 0.5, 0.9, 0.999, 1 - 1e-9) for t in (0.1, 0.7, 2.0)]
@@ -53,7 +55,7 @@ def test_the_threshold_is_that_of_ranks_to_the_bit(ranks: Ranks, dtype: str, col
 
 
 @pytest.mark.parametrize("gap", [1e-3, 1e-5, 1e-6])
-def test_a_sum_that_is_too_close_to_tell_is_made_exactly(gap: float) -> None:
+def test_top_p_threshold_is_exact_when_probability_nearly_equals_p(gap: float) -> None:
     """The first token has the probability σ(1) but for what many unlikely ones take."""
     logits = torch.full((1, 40_000), -12.0)
     logits[0, 100], logits[0, 200] = 1.0, 0.0

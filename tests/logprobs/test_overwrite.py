@@ -31,7 +31,9 @@ def gradient_of(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kept", [None, 9])
-def test_it_is_the_gradient_to_the_bit(dtype: torch.dtype, kept: int | None) -> None:
+def test_overwritten_logits_hold_bit_identical_gradient(
+    dtype: torch.dtype, kept: int | None
+) -> None:
     leaf = random(M, V + 8).to(dtype).requires_grad_()
     floor = None if kept is None else leaf[:, :V].detach().float().topk(kept).values[:, -1]
     plain, over = (
@@ -42,7 +44,7 @@ def test_it_is_the_gradient_to_the_bit(dtype: torch.dtype, kept: int | None) -> 
 
 
 @pytest.mark.parametrize("logits", ["apart", "overlapping"])
-def test_logits_that_cannot_be_overwritten_get_a_gradient_of_its_own(logits: str) -> None:
+def test_non_overwritable_logits_get_same_gradient_in_new_memory(logits: str) -> None:
     leaf = random(V, M).requires_grad_() if logits == "apart" else random(1, V).requires_grad_()
     made = [(leaf * 1.0).t() if logits == "apart" else (leaf * 1.0).expand(M, V) for _ in range(2)]
     plain, over = (

@@ -21,7 +21,7 @@ SHAPES = {"positions": (10,), "gathered": (20,), "following": (20,), "rows": (4,
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_shapes_follow_from_shapes(name: str) -> None:
+def test_packing_index_shapes_do_not_depend_on_tensor_values(name: str) -> None:
     """Tensors without values can be computed with, so no operation needs a value, or a size, on the
     host.
     """
@@ -31,7 +31,7 @@ def test_shapes_follow_from_shapes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_number_of_operations_is_that_of_one_sequence(name: str) -> None:
+def test_packing_operation_count_does_not_depend_on_sequence_count(name: str) -> None:
     def operations(bounds: Tensor) -> int:
         with torch.profiler.profile(acc_events=True) as profile:
             METHODS[name](Packing(bounds, int(bounds[-1]), 2))

@@ -54,7 +54,7 @@ def rows(draw: st.DrawFn) -> list[float]:
 
 
 @given(rows(), st.integers(1, 500))
-def test_top_k_keeps_down_to_the_kth(row: list[float], k: int) -> None:
+def test_top_k_threshold_is_kth_largest_logit(row: list[float], k: int) -> None:
     assert support_floor(torch.tensor([row]), top_k=k).item() == sorted(row, reverse=True)[:k][-1]
 
 
@@ -64,7 +64,7 @@ def test_top_k_keeps_down_to_the_kth(row: list[float], k: int) -> None:
     st.one_of(st.sampled_from([0.0, 1e-6, 0.5, 0.999999]), st.floats(0.0, 1.0, exclude_max=True)),
     st.sampled_from([0.3, 1.0, 1.7]),
 )
-def test_top_p_keeps_down_to_the_token_with_which_it_is_reached(
+def test_top_p_keeps_tokens_up_to_the_one_that_reaches_p(
     row: list[float], k: int, p: float, temperature: float
 ) -> None:
     floor = support_floor(torch.tensor([row]), top_k=k, top_p=p, temperature=temperature).item()
@@ -75,7 +75,7 @@ def test_top_p_keeps_down_to_the_token_with_which_it_is_reached(
 
 
 @given(rows(), st.floats(0.0, 1.0, exclude_min=True), st.sampled_from([0.3, 1.0, 1.7]))
-def test_min_p_keeps_what_is_near_the_likeliest(
+def test_min_p_filter_keeps_tokens_above_min_p_times_top_probability(
     row: list[float], min_p: float, temperature: float
 ) -> None:
     floor = support_floor(torch.tensor([row]), min_p=min_p, temperature=temperature).item()
@@ -84,7 +84,7 @@ def test_min_p_keeps_what_is_near_the_likeliest(
         assert (z >= floor) == (share >= min_p) or abs(share / min_p - 1) < 1e-4
 
 
-def test_the_other_filters_choose_from_what_min_p_leaves() -> None:
+def test_top_k_and_top_p_apply_after_min_p() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.06, 0.04]]).log()
     for sampling, kept in (
         (Sampling(min_p=0.4), 3),
@@ -99,7 +99,7 @@ def test_the_other_filters_choose_from_what_min_p_leaves() -> None:
 
 
 @pytest.mark.parametrize("columns", [FEW, MANY])
-def test_tokens_that_equal_the_one_that_reaches_p_stay(columns: int) -> None:
+def test_top_p_keeps_tokens_tied_with_threshold_logit(columns: int) -> None:
     flat = torch.zeros(1, columns)
     assert support_floor(flat, top_p=0.5).item() == 0.0
     flat[0, 1] = 8.0
@@ -138,7 +138,7 @@ SAMPLINGS: dict[str, tuple[Sampling, int]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_shards_find_the_same_threshold_to_the_bit(ranks: Ranks, name: str) -> None:
+def test_sharded_support_threshold_is_bit_identical_to_one_process(ranks: Ranks, name: str) -> None:
     sampling, exchanges = SAMPLINGS[name]
     expected = support_floor(of_some_kinds(), **sampling)
     for cuts in ([0, 150, MANY], [0, 3, 120, 120, MANY]):

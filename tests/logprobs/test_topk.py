@@ -32,7 +32,9 @@ WIDE = 16 * (8 * 5 + 1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("columns", [7, WIDE - 1, WIDE, WIDE + 15, 4 * WIDE + 1])
 @pytest.mark.parametrize("k", [1, 5])
-def test_the_largest_of_rows_narrow_and_wide(k: int, columns: int, dtype: torch.dtype) -> None:
+def test_vocab_topk_matches_full_sort_for_narrow_and_wide_rows(
+    k: int, columns: int, dtype: torch.dtype
+) -> None:
     check(logits(9, columns, dtype), k, *vocab_topk(logits(9, columns, dtype), k))
 
 
@@ -60,7 +62,7 @@ def of_shard(layout: Layout, whole: Tensor, cuts: list[int], k: int) -> dict[str
     ids=["even", "one-empty", "k-above-a-shard", "all", "k-above-all"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_shards_find_what_one_process_finds(
+def test_sharded_vocab_topk_matches_full_sort(
     ranks: Ranks, cuts: list[int], k: int, dtype: torch.dtype
 ) -> None:
     whole = logits(6, 100, dtype)
@@ -70,7 +72,7 @@ def test_shards_find_what_one_process_finds(
         check(whole, min(k, 100), found["value"], found["token"])
 
 
-def test_ranks_agree_on_which_of_equal_logits_are_taken(ranks: Ranks) -> None:
+def test_vocab_topk_ranks_choose_same_tokens_among_ties(ranks: Ranks) -> None:
     first, second = ranks.run(of_shard, torch.zeros(2, 100), [0, 50, 100], 7, tp=2)
     assert torch.equal(first["token"], second["token"])
     check(torch.zeros(2, 100), 7, first["value"], first["token"])

@@ -132,18 +132,22 @@ def check(
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 @pytest.mark.parametrize("name", CASES | WITH_FLOOR)
-def test_from_logits(ranks: Ranks, name: str, bounds: tuple[int, ...]) -> None:
+def test_vocab_parallel_logprobs_from_logits_match_float64(
+    ranks: Ranks, name: str, bounds: tuple[int, ...]
+) -> None:
     check(ranks, (CASES | WITH_FLOOR)[name], bounds, random(1, M, V))
 
 
 @pytest.mark.parametrize("name", CASES | WITH_FLOOR)
-def test_from_bf16_logits(ranks: Ranks, name: str) -> None:
+def test_vocab_parallel_logprobs_from_bf16_logits_match_float64(ranks: Ranks, name: str) -> None:
     check(ranks, (CASES | WITH_FLOOR)[name], even(V, 2), random(1, M, V).bfloat16())
 
 
 @pytest.mark.parametrize("bounds", [(0, V), even(V, 2), (0, 0, 23, V)], ids=str)
 @pytest.mark.parametrize("name", CASES | WITH_FLOOR)
-def test_excluded_logits(ranks: Ranks, name: str, bounds: tuple[int, ...]) -> None:
+def test_vocab_parallel_logprobs_handle_minus_inf_logits(
+    ranks: Ranks, name: str, bounds: tuple[int, ...]
+) -> None:
     """First and last columns, a whole shard, all but what the floor needs."""
     logits = random(1, M, V)
     logits[0, 1:, 0] = logits[0, 1:, V - 1] = -torch.inf
@@ -155,7 +159,7 @@ def test_excluded_logits(ranks: Ranks, name: str, bounds: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("name", CASES | WITH_FLOOR)
-def test_tokens_outside_the_vocabulary(ranks: Ranks, name: str) -> None:
+def test_vocab_parallel_logprobs_handle_tokens_outside_vocabulary(ranks: Ranks, name: str) -> None:
     case, logits = (CASES | WITH_FLOOR)[name], random(1, M, V)
     token = case.tokens(logits[0])
     token[::2] = -100
@@ -164,7 +168,7 @@ def test_tokens_outside_the_vocabulary(ranks: Ranks, name: str) -> None:
 
 
 @pytest.mark.parametrize("keep", [None, 2])
-def test_a_row_of_nothing_is_no_nan(keep: int | None) -> None:
+def test_row_of_all_minus_inf_logits_gives_zero_entropy_and_gradient(keep: int | None) -> None:
     leaf = random(2, V)
     leaf[1] = -torch.inf
     floor, leaf = Case(keep=keep).floor(leaf), leaf.requires_grad_()
@@ -299,18 +303,24 @@ def check_hidden(
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_from_hidden_states(ranks: Ranks, name: str, bounds: tuple[int, ...]) -> None:
+def test_vocab_parallel_logprobs_from_hidden_states_match_float64(
+    ranks: Ranks, name: str, bounds: tuple[int, ...]
+) -> None:
     check_hidden(ranks, CASES[name], bounds)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_from_bf16_hidden_states(ranks: Ranks, name: str) -> None:
+def test_vocab_parallel_logprobs_from_bf16_hidden_states_match_float64(
+    ranks: Ranks, name: str
+) -> None:
     check_hidden(ranks, CASES[name], even(V, 2), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> None:
+def test_hidden_logprobs_match_float64_when_vocabulary_spans_many_tiles(
+    temperature: float, dtype: torch.dtype
+) -> None:
     """Tokens, sums and gradients of each piece of the head, and of each block of rows, find their
     own place.
     """
@@ -328,7 +338,7 @@ def test_a_vocabulary_of_many_tiles(temperature: float, dtype: torch.dtype) -> N
         check_alone(case, hidden, weight, token, atol=2.0**-3, rtol=2.0**-6)
 
 
-def test_autocast_sets_the_type_of_the_products() -> None:
+def test_hidden_logprobs_multiply_in_bf16_under_autocast() -> None:
     """As for the model's own layers: parameters stay fp32, products are bf16; the sums over the
     vocabulary are fp32.
     """
@@ -354,7 +364,7 @@ def largest(function: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[int, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_second_copy_of_the_logits(dtype: torch.dtype) -> None:
+def test_vocab_logprobs_allocate_no_second_copy_of_logits(dtype: torch.dtype) -> None:
     """Forward works in blocks; backward takes the gradient, in the logits' type, and blocks."""
     rows, vocabulary = 256, 2**15
     logits = torch.zeros(rows, vocabulary, dtype=dtype, requires_grad=True)
@@ -366,7 +376,7 @@ def test_no_second_copy_of_the_logits(dtype: torch.dtype) -> None:
     assert backward == bytes_of_logits
 
 
-def test_logits_of_hidden_states_never_exist() -> None:
+def test_hidden_logprobs_never_materialize_full_logits() -> None:
     """Nothing is as large as the logits, nor grows with the vocabulary but what has the head's own
     size.
     """

@@ -74,7 +74,7 @@ def scored(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [None, VOCABULARY, NAMED])
 @pytest.mark.parametrize("outside", [False, True])
-def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
+def test_distillation_loss_and_gradient_match_float64_vocabulary_sums(
     logits: tuple[Tensor, Tensor], kind: DivergenceKind, k: int | None, outside: bool
 ) -> None:
     student, teacher = logits[0].requires_grad_(), logits[1].log_softmax(-1)
@@ -98,7 +98,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_whole_vocabulary(
     )
 
 
-def test_only_trained_tokens_count_and_metrics_tell_how_near_the_student_is() -> None:
+def test_distillation_loss_and_metrics_count_only_masked_tokens() -> None:
     mask = torch.tensor([False, True, True, False])
     own = torch.tensor([[0.7, 0.1], [0.7, 0.1], [0.2, 0.6], [0.5, 0.5]]).log().requires_grad_()
     teacher = torch.tensor([[0.5, 0.5], [0.7, 0.1], [0.8, 0.2], [0.1, 0.9]]).log()

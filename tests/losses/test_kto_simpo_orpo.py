@@ -40,7 +40,7 @@ def odds(mean: float) -> float:
     return math.log(math.exp(mean) / (1 - math.exp(mean)))
 
 
-def test_sums_are_those_by_hand() -> None:
+def test_kto_simpo_and_orpo_losses_match_hand_computed_sums() -> None:
     pairs = ((MEANS[0], MEANS[1]), (MEANS[2], MEANS[3]))
     by_hand = [
         sum(
@@ -58,7 +58,7 @@ def test_sums_are_those_by_hand() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-def test_a_row_without_tokens_reaches_no_gradient(loss: Loss) -> None:
+def test_sequence_without_trainable_tokens_keeps_gradient_and_metrics_finite(loss: Loss) -> None:
     given, batch = outputs()
     batch = batch.with_columns({"mask": batch.mask & (batch.row < 3)})
     total, metrics = loss(given, batch)

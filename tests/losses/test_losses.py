@@ -100,7 +100,7 @@ def term(
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_relatives_differ_in_ratio_and_mean(
+def test_surrogate_variants_match_hand_computed_loss_and_denominator(
     rollouts: Batch, logprob: torch.Tensor, name: str
 ) -> None:
     loss = RELATIVES[name]
@@ -161,7 +161,7 @@ def test_a_sequence_ratio_gives_each_token_the_gradient_of_its_own_advantage(
     assert logprob.grad.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_entropy_bonus_is_the_mean_entropy_times_its_weight(
+def test_entropy_bonus_subtracts_weighted_entropy_of_trainable_tokens(
     rollouts: Batch, logprob: torch.Tensor
 ) -> None:
     entropy = torch.tensor([math.nan, 0.5, 1.0, math.nan, 2.0], requires_grad=True)
@@ -178,7 +178,7 @@ def test_entropy_bonus_is_the_mean_entropy_times_its_weight(
         replace(SURROGATE, entropy_coef=0.1)(Outputs(logprob=logprob), rollouts)
 
 
-def test_value_loss_by_hand() -> None:
+def test_clipped_value_loss_gradient_and_metrics_match_hand_computed_values() -> None:
     rollouts = batch(old_value=[NAN, 1.0, 1.0, NAN, 1.0], return_=[NAN, 2.0, 4.0, NAN, 3.0])
     value = torch.tensor([9.0, 3.0, 3.0, 9.0, 1.25], requires_grad=True)
     total, metrics = ClippedValue(0.5)(Outputs(value=value), rollouts)
@@ -204,7 +204,7 @@ def test_explained_variance_is_of_the_values_before_the_update() -> None:
     assert metrics["explained_variance"].value() == pytest.approx(1.0)
 
 
-def test_cross_entropy_sums_what_is_masked_in() -> None:
+def test_cross_entropy_sums_only_masked_tokens() -> None:
     logprob = torch.tensor([NAN, -1.0, -2.0, NAN, -4.0], requires_grad=True)
     total, metrics = CrossEntropyLoss()(Outputs(logprob=logprob), batch())
     total.backward()
@@ -215,7 +215,9 @@ def test_cross_entropy_sums_what_is_masked_in() -> None:
 
 
 @pytest.mark.parametrize("loss", ALL, ids=repr)
-def test_a_batch_with_nothing_to_train_on_costs_nothing(loss: Loss, rollouts: Batch) -> None:
+def test_batch_without_trainable_tokens_gives_zero_loss_and_gradient(
+    loss: Loss, rollouts: Batch
+) -> None:
     columns = {
         "mask": torch.zeros(5, dtype=torch.bool),
         "old_value": torch.full((5,), NAN),
@@ -263,7 +265,9 @@ def over(pieces: list[Batch], loss: Loss) -> tuple[Tensor, Tensor, dict[str, flo
 @given(
     st.integers(0, 2**32), st.lists(st.integers(1, 70), min_size=1, max_size=6), st.integers(1, 4)
 )
-def test_micro_batches_add_up(seed: int, lengths: list[int], size: int) -> None:
+def test_loss_gradient_and_metrics_do_not_depend_on_micro_batch_split(
+    seed: int, lengths: list[int], size: int
+) -> None:
     """However a batch is cut, summed losses, gradients and merged metrics are the same."""
     batch = learner_batch(seed, lengths)
     assume(batch.mask.sum() > 1)  # one return has no variance to explain

@@ -45,7 +45,7 @@ def figures(loss: Loss, batch: Batch) -> tuple[float, Tensor, dict[str, float]]:
     return total.item(), logprob.grad, metrics.floats()
 
 
-def test_dpo_by_hand() -> None:
+def test_dpo_loss_gradient_and_metrics_match_hand_computed_values() -> None:
     total, gradient, metrics = figures(Preference("dpo", beta=0.5), pairs())
     first = math.log1p(math.exp(-0.5 * GAP[0]))
     assert total == pytest.approx(first + math.log(2))
@@ -70,7 +70,7 @@ def test_dpo_by_hand() -> None:
     )
 
 
-def test_answers_can_count_by_their_tokens() -> None:
+def test_length_normalized_options_divide_log_probabilities_by_answer_length() -> None:
     total, _, metrics = figures(Preference("ipo", beta=0.5, length_normalized=True), pairs())
     gaps = [1.0 / 2 - (-1.0) / 3, 0.5 - 0.5 / 2]
     assert total == pytest.approx(sum((gap - 1.0) ** 2 for gap in gaps), rel=1e-6)
@@ -81,7 +81,7 @@ def test_answers_can_count_by_their_tokens() -> None:
     )
 
 
-def test_maximum_likelihood_of_chosen_answers_is_added_by_its_weight() -> None:
+def test_sft_coef_adds_weighted_likelihood_loss_of_chosen_answers() -> None:
     plain, both = (figures(Preference(beta=0.5, sft_coef=coef), pairs()) for coef in (0.0, 0.2))
     assert both[0] - plain[0] == pytest.approx(0.2 * 3.5, rel=1e-6)
     chosen = [0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0]
@@ -91,7 +91,7 @@ def test_maximum_likelihood_of_chosen_answers_is_added_by_its_weight() -> None:
     assert only[0] == pytest.approx(3.5)
 
 
-def test_scores_weigh_pairs_or_are_aimed_at() -> None:
+def test_scale_loss_is_weighted_by_score_gap_and_rpo_loss_targets_it() -> None:
     batch = pairs([5.0, 1.0, 2.0, 1.5])
     losses = [math.log1p(math.exp(-0.5 * gap)) for gap in GAP]
     total, _, metrics = figures(Preference("scale", beta=0.5), batch)
@@ -106,7 +106,9 @@ def test_scores_weigh_pairs_or_are_aimed_at() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", [2, 3])
-def test_a_pair_without_an_answer_neither_learns_nor_counts(kind: PreferenceLoss, row: int) -> None:
+def test_pair_with_fully_masked_answer_is_excluded_from_loss_and_metrics(
+    kind: PreferenceLoss, row: int
+) -> None:
     """Nor do its scores, whatever stands there."""
     loss, batch = Preference(kind, beta=0.5, sft_coef=0.1), pairs([5.0, 1.0, NAN, 1.5])
     alone = batch.select([0, 1])
@@ -119,7 +121,7 @@ def test_a_pair_without_an_answer_neither_learns_nor_counts(kind: PreferenceLoss
     assert count_active(without(batch, row), loss.denominator).item() == 1
 
 
-def test_pairs_of_judgements_are_learned_from_alike_and_told_apart() -> None:
+def test_judge_pairs_have_the_same_loss_and_separate_metrics() -> None:
     scored = pairs([4.0, 1.0, 1.0, 0.0])
     plain, slope, _ = figures(Preference("dpo", beta=0.5), scored)
     total, gradient, metrics = figures(

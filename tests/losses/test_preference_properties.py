@@ -78,7 +78,7 @@ def assert_same(
 
 @FOUND
 @given(st.integers(1, 120), st.permutations(range(5)))
-def test_micro_batches_and_order_change_nothing(
+def test_preference_loss_and_gradient_do_not_depend_on_micro_batching_or_order(
     folder: Path, whole: tuple[dict[str, float], dict[str, Tensor]], budget: int, order: list[int]
 ) -> None:
     batch = pairs()
@@ -87,7 +87,7 @@ def test_micro_batches_and_order_change_nothing(
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("budget", [1, 40, 100_000])
-def test_the_initial_policy_is_its_reference_to_the_bit(
+def test_initial_policy_and_reference_log_probabilities_are_bit_identical(
     folder: Path, budget: int, dtype: DType
 ) -> None:
     """Reference and policy cut the batch alike, so that also what a product rounds is the same."""
@@ -100,7 +100,7 @@ def test_the_initial_policy_is_its_reference_to_the_bit(
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 3), st.data())
-def test_batches_are_cut_between_groups_only(
+def test_batch_select_and_split_keep_groups_together(
     lengths: list[int], size: int, data: st.DataObject
 ) -> None:
     batch = Batch(

@@ -62,7 +62,7 @@ def held(learner: RankLearner) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2 tied", "qwen3", "gpt neox"])
-def test_a_plain_model_with_the_merged_weights_computes_what_the_learner_does(
+def test_merged_lora_weights_in_plain_model_match_learner_logprobs(
     models: Models, architecture: str
 ) -> None:
     folder, batch = models(architecture), ragged(LENGTHS)
@@ -79,7 +79,7 @@ def test_a_plain_model_with_the_merged_weights_computes_what_the_learner_does(
     assert (expected - before).abs().max() > 0.1, "it has learned something"
 
 
-def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_it_is(
+def test_merged_lora_weight_is_base_plus_scaled_product_and_leaves_learner_unchanged(
     models: Models,
 ) -> None:
     learner = taught(models("qwen2"))
@@ -104,7 +104,7 @@ def test_a_merged_weight_is_w_and_the_scaled_product_and_leaves_the_learner_as_i
 
 
 @pytest.mark.parametrize("head", ["logits", "value", "reward"])
-def test_adapters_and_a_unit_learn_and_nothing_else_does(
+def test_only_adapters_and_value_head_are_trained_and_saved(
     models: Models, head: HeadKind, tmp_path: Path
 ) -> None:
     folder = models("llama")
@@ -125,7 +125,7 @@ def test_adapters_and_a_unit_learn_and_nothing_else_does(
     }
 
 
-def test_a_learner_goes_on_from_adapters_alone_to_the_same_bits(
+def test_learner_resumed_from_saved_adapters_is_bit_identical(
     models: Models, tmp_path: Path
 ) -> None:
     folder, batch = models("qwen3"), ragged(LENGTHS, 9)
@@ -142,7 +142,7 @@ def test_a_learner_goes_on_from_adapters_alone_to_the_same_bits(
     )
 
 
-def test_new_adapters_change_nothing_and_are_drawn_as_pefts_are(models: Models) -> None:
+def test_new_adapters_leave_outputs_unchanged_and_match_peft_initialization(models: Models) -> None:
     folder, batch = models("llama"), ragged(LENGTHS)
     plain = LearnerSpec(str(folder), "logits", SECTION, None, seed=3).build()
     learner = taught(folder, steps=0)
@@ -165,7 +165,7 @@ def test_new_adapters_change_nothing_and_are_drawn_as_pefts_are(models: Models) 
     assert not any(tensor.any() for name, tensor in ours.items() if ".lora_B." in name)
 
 
-def test_only_the_maps_that_are_named_get_adapters(models: Models) -> None:
+def test_only_modules_in_target_modules_get_adapters(models: Models) -> None:
     names = held(
         taught(
             models("llama"), own=section(target_modules=("q_proj", "layers.1.mlp.up_proj")), steps=0

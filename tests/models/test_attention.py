@@ -39,7 +39,7 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tens
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> None:
+def test_packed_attention_matches_separate_attention_per_sequence(window: int | None) -> None:
     batch = ragged((5, 1, 9, 3, 8, 4))
     query, key, value = projections(batch, 0)
     out = PackedLayout.from_batch(batch).attend(FUSED, 0, query, key, value, 0.3, window)[0]
@@ -54,7 +54,9 @@ def test_packed_attention_is_that_of_each_sequence_alone(window: int | None) -> 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architecture: str) -> None:
+def test_packed_sequences_do_not_attend_to_each_other(
+    models: Callable[..., Path], architecture: str
+) -> None:
     lm = load_causal_lm(models(architecture))
     batch = ragged((6, 11, 4))
     embedded = lm.get_input_embeddings()(batch.tokens)[None].detach().requires_grad_()
@@ -77,7 +79,7 @@ def test_neighbours_do_not_see_each_other(models: Callable[..., Path], architect
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_token_at_a_time_gives_what_the_whole_gives(
+def test_kv_cached_generation_matches_uncached_generation(
     models: Callable[..., Path], architecture: str
 ) -> None:
     lm, sampling = load_causal_lm(models(architecture)), SamplingParams(max_tokens=8)
@@ -111,7 +113,9 @@ CONFIG = {
 @pytest.mark.parametrize(
     ("kind", "more"), [("gemma2", {"attn_logit_softcapping": 0.5}), ("gpt_oss", {})]
 )
-def test_caps_and_sinks_are_those_of_transformers(kind: str, more: dict[str, float]) -> None:
+def test_packed_softcap_and_sinks_match_transformers_and_side_by_side_is_refused(
+    kind: str, more: dict[str, float]
+) -> None:
     model = build_miniature(AutoConfig.for_model(kind, **CONFIG, **more, pad_token_id=None))
     batch = Batch(torch.arange(11) % 16, torch.tensor([4, 7]))
     inputs = {

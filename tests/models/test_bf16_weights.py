@@ -57,7 +57,7 @@ def cast(layer: nn.Module, whole: set[nn.Parameter]) -> None:
         if name not in REFUSED
     ],
 )
-def test_weights_that_come_in_bf16_change_no_bit(family: str) -> None:
+def test_linear_weights_cast_to_bf16_keep_logprob_and_gradient_bits(family: str) -> None:
     lm = build_miniature(AutoConfig.for_model(family, **FAMILIES[family]))
     head = LogitsHead(lm)
     expected, gradients = compute(head)

@@ -23,7 +23,9 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "weights.safetensors"
 
 
-def test_each_byte_counts(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_bit_change_in_model_file_changes_its_digest(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a file that changes several times in one tick of the clock."""
     monkeypatch.setattr(digests, "_SETTLED_NS", 10**9)
     before, content = model_files(weights.parent), bytearray(10**6)
@@ -35,7 +37,7 @@ def test_each_byte_counts(weights: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         content[place] ^= 4
 
 
-def test_a_file_is_read_once_for_as_long_as_it_stays(
+def test_model_file_is_hashed_again_only_after_its_mtime_changes(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, whole = list[Path](), digests._read_full
@@ -51,7 +53,7 @@ def test_a_file_is_read_once_for_as_long_as_it_stays(
     assert read == [weights] * 2
 
 
-def test_a_kept_digest_that_the_disk_has_altered_is_not_used(
+def test_corrupted_cached_digest_is_rejected_and_removed(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_CACHE", str(weights.parent / "cache"))

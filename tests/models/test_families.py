@@ -29,13 +29,15 @@ def model_of(family: ModelFamily) -> PreTrainedModel:
     return build_skeleton(config_of(family), family.model_type)
 
 
-def test_every_file_is_registered() -> None:
+def test_every_family_module_is_registered() -> None:
     files = {path.stem for path in Path(families.__path__[0]).glob("*.py")} - MACHINERY
     assert files == {family.model_type for family in FAMILIES}
 
 
 @every_family
-def test_a_plan_names_modules_and_cuts_every_matrix(family: ModelFamily) -> None:
+def test_tensor_parallel_plan_names_real_modules_and_covers_every_parameter(
+    family: ModelFamily,
+) -> None:
     assert family.tensor_parallel is not None
     plan, backbone = family.tensor_parallel.plan(), model_of(family).base_model
     modules = [name for name, _ in backbone.named_modules()]
@@ -47,7 +49,7 @@ def test_a_plan_names_modules_and_cuts_every_matrix(family: ModelFamily) -> None
 
 
 @every_family
-def test_each_tensor_of_a_model_has_one_place_in_megatron(family: ModelFamily) -> None:
+def test_megatron_mapping_covers_each_parameter_exactly_once(family: ModelFamily) -> None:
     assert family.megatron is not None
     config, model = config_of(family), model_of(family)
     parameters = [

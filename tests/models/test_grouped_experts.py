@@ -35,7 +35,7 @@ MORE = {
         ("gpt_oss", "num_local_experts"),
     ],
 )
-def test_fp32_weights_compute_in_bf16_and_learn_in_fp32(kind: str, count: str) -> None:
+def test_grouped_experts_compute_in_bf16_with_fp32_gradients(kind: str, count: str) -> None:
     lm = build_miniature(AutoConfig.for_model(kind, **SIZES, **MORE, **{count: 4}))
     layer = next(module for module in lm.modules() if type(module).__name__ in EXPERTS)
     assert lm.config._experts_implementation == grouped_experts.OF_TRANSFORMERS, (

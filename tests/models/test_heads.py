@@ -31,17 +31,19 @@ def small(fields: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("fields", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_plain_products_are_known(fields: dict[str, Any]) -> None:
+def test_plain_output_heads_are_detected_as_matrix_products(fields: dict[str, Any]) -> None:
     assert logits_are_products(small(fields))
 
 
 @pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
-def test_what_is_no_plain_product_is_noticed(fields: dict[str, Any]) -> None:
+def test_softcapped_scaled_or_biased_heads_are_not_detected_as_products(
+    fields: dict[str, Any],
+) -> None:
     assert not logits_are_products(small(fields))
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_an_exact_head_is_a_plain_product_to_the_bit(bf16: bool) -> None:
+def test_exact_head_logprobs_from_hidden_states_equal_full_logits_bit_for_bit(bf16: bool) -> None:
     lm, batch = small(ARCHITECTURES["llama"]), ragged((7, 12, 3))
     make_exact(lm)
     assert logits_are_products(lm)
@@ -55,7 +57,7 @@ def test_an_exact_head_is_a_plain_product_to_the_bit(bf16: bool) -> None:
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(1), SamplingParams(1, temperature=0.6)], ids=["plain", "0.6"]
 )
-def test_hidden_states_and_whole_logits_give_the_same(
+def test_fused_and_full_logits_heads_give_same_logprobs_and_entropy(
     models: Callable[..., Path], sampling: SamplingParams
 ) -> None:
     """A head with a bias of zeros is not fused."""

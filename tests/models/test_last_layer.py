@@ -51,14 +51,18 @@ def score_whole(head: LogitsHead, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("architecture", PLAIN)
-def test_no_bit_of_an_exact_model_changes(models: Callable[..., Path], architecture: str) -> None:
+def test_skipping_unread_positions_in_last_layer_keeps_exact_logprob_bits(
+    models: Callable[..., Path], architecture: str
+) -> None:
     head = head_of(models(architecture), exact=True)
     with torch.no_grad():
         assert torch.equal(head(BATCH).logprob, score_whole(head, BATCH))
 
 
 @pytest.mark.parametrize("architecture", PLAIN)
-def test_gradients_are_those_of_all_states(models: Callable[..., Path], architecture: str) -> None:
+def test_skipping_unread_positions_in_last_layer_keeps_gradients(
+    models: Callable[..., Path], architecture: str
+) -> None:
     head = head_of(models(architecture), exact=False).double()
     found: list[list[Tensor]] = []
     for logprob in (head(BATCH).logprob, score_whole(head, BATCH)):

@@ -17,7 +17,7 @@ from lockstep.models.weight_files import check_weights
 FIELDS = {key: value for key, value in SHAPE.items() if key not in ("vocab_size", "eos_token_id")}
 
 
-def test_masters_are_fp32_and_attention_is_ours(
+def test_models_load_as_fp32_with_lockstep_attention(
     models: Callable[..., Path], tmp_path: Path
 ) -> None:
     load_causal_lm(models("qwen2")).bfloat16().save_pretrained(tmp_path)
@@ -26,7 +26,7 @@ def test_masters_are_fp32_and_attention_is_ours(
         assert lm.config._attn_implementation == "lockstep"
 
 
-def test_a_model_from_scratch_is_made_by_its_seed() -> None:
+def test_scratch_model_is_reproducible_by_seed_and_fits_its_tokenizer() -> None:
     tokenizer = words_tokenizer(["one two three", "four five"])
     first, same, other = (
         build_causal_lm({"model_type": "qwen2", **FIELDS}, tokenizer, seed) for seed in (1, 1, 2)
@@ -38,7 +38,7 @@ def test_a_model_from_scratch_is_made_by_its_seed() -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_a_family_that_keeps_to_its_own_attention_classes_is_named() -> None:
+def test_model_with_own_attention_classes_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="falcon uses its own attention classes"):
         build_causal_lm({"model_type": "falcon"}, words_tokenizer(["a b"]), 0)
 
@@ -62,7 +62,7 @@ EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok":
     ids=lambda fields: fields["model_type"],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_names_that_transformers_changes_are_known(
+def test_weight_check_accepts_renamed_tensors_and_refuses_stray_experts(
     fields: dict[str, object], tied: bool, tmp_path: Path
 ) -> None:
     """Experts are joined when they are read, and cut when they are saved; a tied head is not

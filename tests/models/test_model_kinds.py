@@ -32,7 +32,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_agrees_and_exports(kind: str, run: Run, in_tmp: Path) -> None:
+def test_hybrid_and_moe_models_train_with_sampler_agreement_and_export(
+    kind: str, run: Run, in_tmp: Path
+) -> None:
     fields = (f"model_type={kind}", *KINDS[kind], "initializer_range=0.2")
     steps = run(*(f"model.scratch.config.{field}" for field in fields), "run.max_steps=2")
     gaps = [step[GAP] for step in steps if GAP in step]
@@ -42,7 +44,7 @@ def test_a_run_agrees_and_exports(kind: str, run: Run, in_tmp: Path) -> None:
     assert torch.isfinite(model(torch.arange(3, 12)[None]).logits).all()
 
 
-def test_what_is_never_trained_is_exported_as_it_was(run: Run, in_tmp: Path) -> None:
+def test_untrained_router_bias_is_exported_unchanged(run: Run, in_tmp: Path) -> None:
     """The bias by which DeepSeek-V3 chooses experts is a buffer; runs ended without a model for
     want of it.
     """

@@ -41,7 +41,7 @@ def projections(tokens: int, size: int = 8, values: int = 8) -> tuple[Tensor, Te
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
+def test_unpadded_attention_and_gradients_match_padded_attention(window: int | None) -> None:
     batch = ragged(LENGTHS)
     packed, given = PackedLayout.from_batch(batch), projections(batch.tokens.numel())
     found = list[list[Tensor]]()
@@ -53,7 +53,9 @@ def test_without_padding_it_is_what_grids_give(window: int | None) -> None:
 
 
 @pytest.mark.parametrize(("size", "values"), [(12, 12), (264, 264), (16, 8)])
-def test_heads_that_flash_attention_does_not_take_are_padded(size: int, values: int) -> None:
+def test_unpadded_attention_with_unsupported_head_sizes_equals_padded_attention(
+    size: int, values: int
+) -> None:
     batch = ragged(LENGTHS)
     packed, given = PackedLayout.from_batch(batch), projections(batch.tokens.numel(), size, values)
     assert torch.equal(*(packed.attend(kernel, 0, *given, 0.3, None) for kernel in (FUSED, VARLEN)))
@@ -63,7 +65,7 @@ def test_heads_that_flash_attention_does_not_take_are_padded(size: int, values: 
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # torch's compiler asks for it
 @pytest.mark.parametrize("kind", ["llama", "qwen2 window"])
-def test_a_model_computes_the_same_and_compiles_once(
+def test_unpadded_model_matches_padded_model_and_compiles_once(
     models: Callable[..., Path], kind: str
 ) -> None:
     torch.compiler.reset()
@@ -103,7 +105,7 @@ def config(kind: str = "llama", **fields: int) -> PreTrainedConfig:
         (config("mamba"), GPU, "bf16", "carry a recurrent state"),
     ],
 )
-def test_what_flash_attention_does_not_do_is_padded_and_said(
+def test_padded_attention_is_chosen_with_reason_when_flash_attention_cannot_run(
     monkeypatch: pytest.MonkeyPatch,
     of: PreTrainedConfig,
     device: torch.device,
@@ -119,13 +121,15 @@ def test_what_flash_attention_does_not_do_is_padded_and_said(
     )
 
 
-def test_an_old_gpu_pads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_with_old_compute_capability_uses_padded_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     show_gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     assert "compute capability" in str(explain_padding(config(), GPU, dtype="bf16"))
 
 
-def test_it_is_chosen_when_a_model_is_opened(
+def test_open_kernels_selects_unpadded_attention_for_bf16_on_gpu(
     monkeypatch: pytest.MonkeyPatch, models: Callable[..., Path]
 ) -> None:
     show_gpus(monkeypatch, 1)

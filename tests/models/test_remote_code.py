@@ -20,7 +20,7 @@ EVIL = "open('ran', 'w').close()\nclass Evil: pass\n"
 
 
 @pytest.mark.parametrize(("kind", "error"), [("t5", ModelError), ("no_such_model", UntrustedCode)])
-def test_code_of_a_model_is_not_run_and_no_question_is_asked(
+def test_untrusted_model_code_is_refused_without_running_or_prompting(
     kind: str,
     error: type[Exception],
     in_tmp: Path,
@@ -81,7 +81,9 @@ def test_every_file_that_would_run_has_to_be_trusted(in_tmp: Path) -> None:
 
 
 @pytest.mark.usefixtures("untrusting")
-def test_what_is_trusted_is_the_content_and_nothing_else_of_the_folder(in_tmp: Path) -> None:
+def test_trust_covers_file_content_only_and_no_absolute_imports_from_model_folder(
+    in_tmp: Path,
+) -> None:
     folder = bring(in_tmp / "model", code=MINE + "import parts\n")
     (folder / "__pycache__").mkdir()
     trust(folder / "mine.py", folder / "parts.py")

@@ -50,7 +50,7 @@ def _make(router: type[nn.Module], config: Callable[..., Any]) -> nn.Sequential:
 
 
 @pytest.mark.parametrize(("router", "config"), FP32)
-def test_router_declared_fp32_ignores_autocast_and_so_does_its_copy(
+def test_fp32_router_ignores_autocast_and_its_copy_uses_its_own_weights(
     router: type[nn.Module], config: Callable[..., Any]
 ) -> None:
     model = _make(router, config)

@@ -34,7 +34,7 @@ SLOW = {"sft_letters": pytest.mark.full, "sft_letters_meta": pytest.mark.proof}
         for name, known in VOCABULARIES.items()
     ],
 )
-def test_a_toy_task_has_the_vocabulary_that_it_always_had(
+def test_toy_task_vocabulary_matches_recorded_digest(
     recipe: str, size: int, digest: str, tmp_path: Path
 ) -> None:
     training = load_recipe(rung(recipe) if "letters" in recipe else recipe).training_recipe

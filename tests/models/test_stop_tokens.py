@@ -53,7 +53,7 @@ def write_model(folder: Path, config: dict[str, Any], generation: dict[str, Any]
         ({}, None, (1,)),
     ],
 )
-def test_stop_tokens_of_generation_config_count_or_else_those_of_config(
+def test_stop_tokens_come_from_generation_config_or_else_from_config(
     tmp_path: Path,
     config: dict[str, Any],
     generation: dict[str, Any] | None,
@@ -63,7 +63,7 @@ def test_stop_tokens_of_generation_config_count_or_else_those_of_config(
     assert open_source(write_model(tmp_path, config, generation)).stop_token_ids == stops
 
 
-def test_an_end_of_turns_at_which_the_model_does_not_stop_is_named(tmp_path: Path) -> None:
+def test_chat_turn_end_missing_from_stop_tokens_is_reported(tmp_path: Path) -> None:
     chat = DataSection(train="rows.jsonl", chat=True, max_prompt_tokens=9)
     said = describe_passed_end(open_source(write_model(tmp_path, {}, {"eos_token_id": 1})), chat)
     assert said is not None

@@ -22,20 +22,20 @@ def pieces(text: str, *more: str) -> list[str]:
     return tokens
 
 
-def test_words_numbers_signs_and_newlines_are_one_token_each() -> None:
+def test_words_tokenizer_makes_words_numbers_signs_and_newlines_single_tokens() -> None:
     assert pieces("Ada has 5 apples.\n5+12=17\n#### 17") == [
         "Ada", " has ", "5", " apples", ".", "\n", "5", "+", "12", "=", "17", "\n", "#### ", "17",
     ]  # fmt: skip
 
 
 @given(st.lists(st.text(), min_size=1, max_size=5))
-def test_decoding_gives_back_any_text_it_was_made_from(texts: list[str]) -> None:
+def test_words_tokenizer_decodes_its_training_texts_exactly(texts: list[str]) -> None:
     tokenizer = words_tokenizer(texts)
     for text in texts:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_unknown_words_are_unknown_and_special_tokens_are_there() -> None:
+def test_unknown_word_maps_to_unk_token_and_special_tokens_have_fixed_ids() -> None:
     tokenizer = words_tokenizer([TEXT])
     assert tokenizer("Zoe")["input_ids"] == [tokenizer.unk_token_id]
     assert [tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id] == [0, 1, 2]
@@ -43,7 +43,7 @@ def test_unknown_words_are_unknown_and_special_tokens_are_there() -> None:
 
 
 @pytest.mark.parametrize("model_type", [None, "llama", "qwen2", "qwen3"])
-def test_a_saved_tokenizer_is_the_same_beside_any_model(
+def test_saved_words_tokenizer_loads_identically_with_any_model_type(
     tmp_path: Path, model_type: str | None
 ) -> None:
     """transformers opens any tokenizer beside a qwen2 config as a Qwen2Tokenizer, which splits text
@@ -60,7 +60,7 @@ def test_a_saved_tokenizer_is_the_same_beside_any_model(
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
-def test_a_generic_tokenizer_is_opened_as_its_files_have_it(
+def test_saved_words_tokenizer_is_recognized_as_generic_and_decodes_text(
     model_type: str, tmp_path: Path
 ) -> None:
     """`AutoTokenizer` takes one beside a qwen2 for that architecture's, and misreads texts."""

@@ -50,7 +50,7 @@ def moved(batch: Batch, rows: Tensor, move: Callable[[Tensor], Tensor]) -> Batch
     )
 
 
-def test_the_share_is_an_eighth_from_all_over_and_another_one_in_each_step() -> None:
+def test_one_eighth_of_responses_is_recomputed_and_chosen_anew_each_step() -> None:
     place, rule, _ = exact_workers()
     batch = sampled(place, rule)
     shares = torch.stack([scored(place, batch, step)["recomputed"] for step in range(64)])
@@ -63,12 +63,14 @@ def test_the_share_is_an_eighth_from_all_over_and_another_one_in_each_step() -> 
 
 
 @pytest.mark.parametrize("promise", [{"exact": False}, {"stops_inexact": True}])
-def test_a_run_that_is_not_exact_or_requires_it_recomputes_all(promise: dict[str, bool]) -> None:
+def test_every_response_is_recomputed_if_run_is_inexact_or_stops_on_inexactness(
+    promise: dict[str, bool],
+) -> None:
     place, rule, _ = exact_workers(**promise)
     assert scored(place, sampled(place, rule))["recomputed"].all()
 
 
-def test_what_differs_within_the_share_or_is_no_number_has_all_recomputed() -> None:
+def test_mismatch_in_recomputed_share_or_nan_causes_full_recompute() -> None:
     place, rule, notes = exact_workers()
     batch = sampled(place, rule)
     share = scored(place, batch)["recomputed"]
@@ -90,7 +92,7 @@ def test_what_differs_within_the_share_or_is_no_number_has_all_recomputed() -> N
         agreement_of(place).compare(1, 0, scored(place, nothing))
 
 
-def test_the_first_minibatch_counts_what_the_share_has_not() -> None:
+def test_first_minibatch_compares_responses_outside_recomputed_share() -> None:
     place, rule, _ = exact_workers()
     metrics = ppo_step(0, 0, place, rule).metrics.floats()
     assert metrics["agreement/mismatches"] == 0
@@ -106,9 +108,7 @@ def test_the_first_minibatch_counts_what_the_share_has_not() -> None:
     )
 
 
-def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_leaves_no_trace() -> (
-    None
-):
+def test_breach_in_first_minibatch_raises_before_weights_and_agreement_state_change() -> None:
     place, rule, _ = exact_workers()
     agreement = agreement_of(place)
     assert isinstance(place.policy, TabularLearner)
@@ -126,7 +126,7 @@ def test_a_breach_in_the_first_minibatch_stops_before_any_weight_changes_and_lea
     assert torch.equal(place.policy.logits, torch.zeros_like(place.policy.logits))
 
 
-def test_responses_that_are_looked_at_leave_the_others_not_recomputed() -> None:
+def test_compare_counts_tokens_beyond_compared_responses_as_not_recomputed() -> None:
     place, rule, _ = exact_workers()
     batch = sampled(place, rule)
     twice = Batch(

@@ -28,7 +28,7 @@ from lockstep_doctor.table.options import DoctorRecipe
         {"temperature": 0.0, "repetition_penalty": 1.2},
     ],
 )
-def test_the_command_draws_as_the_run_does(
+def test_doctor_command_uses_sampling_options_of_run(
     models: Callable[..., Path], options: dict[str, float]
 ) -> None:
     sampling = Sampling(max_tokens=8, **options)  # pyright: ignore[reportArgumentType]

@@ -70,7 +70,7 @@ def wandering(rng: np.random.Generator, steps: int, count: int) -> np.ndarray:
 HEALTHY: list[Healthy] = [sequences, with_lost_tokens, pareto, wandering]
 
 
-def test_the_evidence_is_a_martingale_where_the_mean_is_the_bound() -> None:
+def test_drift_evidence_is_a_martingale_if_mean_equals_bound() -> None:
     """All 2¹² paths of a stream that is 0 or 4μ, in the midst of bets: the expected evidence is
     that of the start.
     """
@@ -87,7 +87,7 @@ def test_the_evidence_is_a_martingale_where_the_mean_is_the_bound() -> None:
 
 
 @pytest.mark.parametrize("most", [1.5, 4.0, 20.0])
-def test_at_the_bound_alarms_are_no_more_frequent_than_promised(most: float) -> None:
+def test_drift_alarms_at_the_bound_stay_within_false_alarm_rate(most: float) -> None:
     """The hardest null: the mean is the bound itself, for all 500 steps. 1,000 runs, within three
     standard errors.
     """
@@ -101,7 +101,7 @@ def test_at_the_bound_alarms_are_no_more_frequent_than_promised(most: float) -> 
 
 
 @pytest.mark.parametrize("healthy", HEALTHY)
-def test_healthy_runs_are_left_alone_whatever_their_tails(healthy: Healthy) -> None:
+def test_healthy_streams_with_heavy_tails_rarely_raise_drift_alarm(healthy: Healthy) -> None:
     """The baseline is learned, too. 300 runs of 500 steps of 16 sequences; at a rate of 1 %, 9
     would be no surprise.
     """
@@ -111,7 +111,9 @@ def test_healthy_runs_are_left_alone_whatever_their_tails(healthy: Healthy) -> N
 
 @pytest.mark.parametrize(("times", "steps"), [(3, 20), (5, 10), (10, 7), (100, 5)])
 @pytest.mark.parametrize("start", [30, 400])
-def test_a_drift_is_found_soon_early_or_late(times: float, steps: int, start: int) -> None:
+def test_drift_is_detected_within_step_limit_early_or_late_in_run(
+    times: float, steps: int, start: int
+) -> None:
     rng, delays = np.random.default_rng(3), []
     for _ in range(40):
         stream = sequences(rng, start + 100, 16).mean(1)
@@ -121,7 +123,7 @@ def test_a_drift_is_found_soon_early_or_late(times: float, steps: int, start: in
     assert sorted(delays)[35] <= steps
 
 
-def test_the_options_decide() -> None:
+def test_drift_alarm_depends_on_factor_baseline_steps_and_false_alarm_rate() -> None:
     rng = np.random.default_rng(4)
     stream = sequences(rng, 300, 16).mean(1)
     stream[100:] *= 3
@@ -134,7 +136,7 @@ def test_the_options_decide() -> None:
     assert earlier < usual
 
 
-def test_a_test_that_is_interrupted_goes_on_to_the_same_bits() -> None:
+def test_drift_test_restored_from_saved_state_ends_in_identical_state() -> None:
     rng = np.random.default_rng(5)
     stream = sequences(rng, 200, 16).mean(1)
     stream[150:] *= 3

@@ -126,7 +126,7 @@ def sampled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchSampler]]
     ("fault", "outcome"),
     [(StaleDecoding, "decode"), full(LateRefit, "refit"), full(LostTensors, "weights")],
 )
-def test_a_fault_that_attestation_cannot_see_is_named(
+def test_sampler_fault_missed_by_attestation_raises_alarm_that_names_its_kind(
     run: Run,
     sampled_by: Callable[[type[TorchSampler]], None],
     capsys: pytest.CaptureFixture[str],
@@ -166,7 +166,7 @@ class Off(TorchSampler):
 
 
 @pytest.mark.usefixtures("run")
-def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
+def test_sampler_off_by_one_percent_stops_run_before_first_step_is_trained(
     sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampled_by(Off)
@@ -177,8 +177,8 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
     )
     assert "the bound is 1.001 (agreement.max_mult_prob_error)" in told
     assert (
-        f"`{format_command('doctor', 'quick', 'run/initial')} backends=[hf,torch] learner.dtype=fp32`"
-        in told
+        f"`{format_command('doctor', 'quick', 'run/initial')} backends=[hf,torch] "
+        "learner.dtype=fp32`" in told
     )
     assert told.endswith("the run was saved after step 0; rerun the command to resume")
     (row,) = (row for row in read_metrics(Path("run")) if "agreement/breach" in row)
@@ -197,7 +197,7 @@ def test_an_engine_that_is_off_by_one_percent_stops_the_first_step(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("run")
-def test_a_run_that_warns_goes_on_and_still_fails(
+def test_run_with_on_breach_warn_finishes_with_disagreement_exit_code(
     sampled_by: Callable[[type[TorchSampler]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampled_by(Off)
@@ -229,7 +229,7 @@ def test_a_healthy_run_has_no_alarm(
     assert "drifting apart" not in capsys.readouterr().err
 
 
-def test_switched_off_it_is_gone_and_trains_the_same(run: Run) -> None:
+def test_disabling_drift_watch_removes_its_metrics_and_changes_no_other(run: Run) -> None:
     usual = "agreement.exact=false"
     on = run(usual, "run.folder=on", "agreement.drift.baseline_steps=1")
     off = run(usual, "run.folder=off", "agreement.drift=null")
@@ -237,7 +237,7 @@ def test_switched_off_it_is_gone_and_trains_the_same(run: Run) -> None:
     assert [{name: row[name] for name in row if not name.startswith("watch/")} for row in on] == off
 
 
-def test_a_run_that_stopped_goes_on_with_what_was_known(run: Run) -> None:
+def test_resumed_run_restores_drift_watch_state(run: Run) -> None:
     """Stopped once before the baseline is whole, and once after it."""
     watched = (
         "agreement.exact=false",

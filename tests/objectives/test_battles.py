@@ -24,7 +24,7 @@ def wins(*rows: Sequence[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_a_win_counts_where_both_orders_agree() -> None:
+def test_battle_win_counts_fully_only_if_both_orders_agree() -> None:
     battles: dict[tuple[int, int], BattleWinner | None] = {
         (0, 1): "A", (1, 0): "B",  # 0 beats 1
         (0, 2): "A", (2, 0): "A",  # a tie: the one shown first
@@ -33,7 +33,7 @@ def test_a_win_counts_where_both_orders_agree() -> None:
     assert torch.equal(consistent_wins(battles, 3), wins([0, 1, 0.5], [0, 0, 0], [0.5, 0, 0]))
 
 
-def test_the_place_that_wins_more_often_weighs_less() -> None:
+def test_wins_in_position_that_wins_more_often_get_less_weight() -> None:
     """Equations 3 and 4 of Wu et al. 2024: of five verdicts the first place wins four, so ω₁ = 1/5
     and ω₂ = 4/5.
     """
@@ -50,7 +50,9 @@ def test_the_place_that_wins_more_often_weighs_less() -> None:
 
 
 @given(st.integers(2, 6), st.data())
-def test_it_is_the_optimum(players: int, data: st.DataObject) -> None:
+def test_bradley_terry_strengths_maximize_regularized_likelihood(
+    players: int, data: st.DataObject
+) -> None:
     pairs = list(itertools.permutations(range(players), 2))
     drawn = data.draw(st.lists(st.integers(0, 4), min_size=len(pairs), max_size=len(pairs)))
     table = torch.zeros(players, players, dtype=torch.float64)

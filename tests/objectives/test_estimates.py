@@ -36,7 +36,7 @@ def won(votes: tuple[str | None, ...]) -> Fraction:
 
 
 @given(counts, st.data())
-def test_every_subset_counts_once(
+def test_pass_at_k_and_majority_at_k_equal_exact_enumeration_of_subsets(
     drawn: tuple[int, tuple[int, ...], int], data: st.DataObject
 ) -> None:
     right, wrong, silent = drawn
@@ -59,7 +59,9 @@ def test_one_response_per_question_gives_wilsons_interval() -> None:
 
 
 @pytest.mark.parametrize(("rate", "questions"), [(0.7, 50), (2 / 3, 22), (0.1, 3)])
-def test_questions_that_all_have_one_rate_count_once_each(rate: float, questions: int) -> None:
+def test_questions_with_equal_rates_give_wilson_interval_of_question_count(
+    rate: float, questions: int
+) -> None:
     """Their variance is rounding, or nothing: Wilson's interval of as many responses as
     questions.
     """
@@ -83,7 +85,9 @@ def test_questions_that_all_have_one_rate_count_once_each(rate: float, questions
         (3.0, 0.2, 50, 1, 0.93),
     ],
 )
-def test_intervals_cover(strong: float, weak: float, questions: int, n: int, least: float) -> None:
+def test_confidence_intervals_cover_true_rate_in_about_95_percent_of_samples(
+    strong: float, weak: float, questions: int, n: int, least: float
+) -> None:
     """Questions of every difficulty, p ~ Beta: the truth lies in 95 % of the intervals, about."""
     torch.manual_seed(0)
     runs, truth = 1000, strong / (strong + weak)

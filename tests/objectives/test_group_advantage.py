@@ -47,7 +47,9 @@ def plain(baseline: BaselineKind, scale: ScaleRewards) -> list[float]:
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
 @pytest.mark.parametrize("scale", ["group", "others", "batch", "none"])
-def test_it_is_what_the_loop_says(baseline: BaselineKind, scale: ScaleRewards) -> None:
+def test_group_advantage_matches_per_response_float64_loop(
+    baseline: BaselineKind, scale: ScaleRewards
+) -> None:
     scores = torch.tensor(SCORES)
     found, _ = group_advantage(scores, scores.isfinite(), GROUP, baseline=baseline, scale=scale)
     assert found.tolist() == pytest.approx(plain(baseline, scale), rel=1e-5, abs=1e-6)
@@ -55,7 +57,9 @@ def test_it_is_what_the_loop_says(baseline: BaselineKind, scale: ScaleRewards) -
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", ["group", "others", "batch", "none"])
-def test_equal_scores_are_exactly_0(baseline: BaselineKind, scale: ScaleRewards) -> None:
+def test_equal_scores_in_group_give_advantage_of_exactly_0(
+    baseline: BaselineKind, scale: ScaleRewards
+) -> None:
     """To the last bit: Adam makes a whole step of a rounding error."""
     for size in (2, 3, 7, 8, 48):
         for score in (0.1, 0.3, 0.7, -123.4, 1e8 / 3):
@@ -69,7 +73,7 @@ def test_equal_scores_are_exactly_0(baseline: BaselineKind, scale: ScaleRewards)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(
+def test_group_advantage_slope_is_inverse_deviation_and_0_for_uncompared_responses(
     scale: ScaleRewards,
 ) -> None:
     scores = torch.tensor(SCORES)
@@ -87,7 +91,7 @@ def test_the_slope_is_one_over_the_deviation_where_responses_are_compared(
 
 
 @pytest.mark.parametrize("missing", [0.0, -7.0, float("inf"), NAN])
-def test_a_score_that_is_none_touches_nobody(missing: float) -> None:
+def test_response_without_verdict_does_not_change_other_advantages(missing: float) -> None:
     options: Any = {"baseline": "mean", "scale": "batch"}
     scores, judged = (
         torch.tensor([1.0, missing, 3.0, 2.0, 5.0, 8.0]),

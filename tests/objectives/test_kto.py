@@ -24,7 +24,7 @@ def sigmoid(x: float) -> float:
 
 
 @given(ratios, st.floats(0.0, 10.0), st.floats(0.01, 1.0), st.floats(0.0, 3.0), st.floats(0.0, 3.0))
-def test_it_is_its_formula(
+def test_kto_loss_matches_closed_form(
     ratio: float, point: float, beta: float, desired: float, undesired: float
 ) -> None:
     found = kto_loss(
@@ -38,7 +38,7 @@ def test_it_is_its_formula(
 
 
 @given(st.lists(ratios, min_size=1, max_size=8))
-def test_the_reference_point_is_a_mean_that_is_never_negative_and_has_no_gradient(
+def test_kto_reference_point_is_mean_clamped_at_0_without_gradient(
     mismatched: list[float],
 ) -> None:
     column = number(*mismatched).requires_grad_()

@@ -43,7 +43,7 @@ def on(*flags: int) -> Tensor:
 # masks
 
 
-def test_masked_whiten_by_hand() -> None:
+def test_masked_whiten_uses_mean_and_population_variance_of_masked_values() -> None:
     # mean of 1, 3, 5 is 3 and the population variance 8/3
     close(
         masked_whiten(torch.tensor([1.0, NAN, 3.0, 5.0]), on(1, 0, 1, 1)),
@@ -54,7 +54,7 @@ def test_masked_whiten_by_hand() -> None:
 # advantages: the conformance suite has the cases
 
 
-def test_masked_whiten_of_nothing_or_of_equals_is_zero() -> None:
+def test_masked_whiten_of_empty_mask_or_equal_values_is_zero() -> None:
     close(masked_whiten(torch.tensor([NAN, 4.0]), on(0, 0)), [0.0, 0.0])
     for value in (4.0, 0.1, 0.3, 0.7, 3000.1):
         assert (
@@ -71,7 +71,7 @@ def test_gae_takes_a_lambda_per_sequence() -> None:
     close(actual, [1.0, 1.0, 0.0, 1.0, 0.5, 1.0])
 
 
-def test_length_adaptive_lambda() -> None:
+def test_length_adaptive_lambda_is_computed_from_trainable_length_and_clamped_at_0() -> None:
     # α = ½ and 4, 1 and 0 trainable tokens: 1 − 1/2, and where α·length < 1 the clamp gives 0
     mask = on(0, 1, 1, 1, 1, 0, 1, 0)
     close(length_adaptive_lambda(mask, torch.tensor([5, 2, 1]), alpha=0.5), [0.5, 0.0, 0.0])
@@ -80,7 +80,7 @@ def test_length_adaptive_lambda() -> None:
 # divergence
 
 
-def test_kl_estimates_by_hand() -> None:
+def test_k1_k2_and_k3_match_hand_computed_values() -> None:
     # Δ = ln 2: k1 = ln 2, k2 = (ln 2)²/2, k3 = ½ − 1 + ln 2
     logprob, ref = torch.tensor([LN2, 0.0]), torch.zeros(2)
     close(k1(logprob, ref), [LN2, 0.0])
@@ -98,7 +98,7 @@ def test_kl_estimates_are_not_negative(pairs, estimate) -> None:
     assert estimate(ref, ref).eq(0).all()
 
 
-def test_the_loss_pulls_token_by_token_as_k3_weighed_by_the_ratio_does() -> None:
+def test_kl_loss_gradient_equals_gradient_of_ratio_weighted_k3() -> None:
     logp, old, ref = (torch.randn(9, dtype=torch.float64) for _ in range(3))
     logp.requires_grad_()
     ours = torch.autograd.grad(kl_loss(logp, old, ref).sum(), logp)[0]
@@ -133,13 +133,13 @@ def surrogate(ratio: float, a: float, dual_clip: float | None = None) -> tuple[f
         (5.0, 2.0, 3.0, (-2.6, True, 0.0)),  # dual clip is for negative advantages only
     ],
 )
-def test_clipped_surrogate_by_hand(
+def test_clipped_surrogate_loss_and_gradient_match_hand_computed_values(
     ratio: float, a: float, dual_clip: float | None, expected: tuple
 ) -> None:
     assert surrogate(ratio, a, dual_clip) == expected
 
 
-def test_a_ratio_beyond_floats_gives_no_nan() -> None:
+def test_extreme_probability_ratio_gives_finite_surrogate_gradient() -> None:
     logprob = torch.tensor([200.0, -200.0], requires_grad=True)
     for sign in (1.0, -1.0):
         loss, _ = clip_surrogate(
@@ -165,7 +165,7 @@ SAMPLER = torch.tensor([0.0, 0.0, 0.0, 0.0, NAN])
 MASK, LENGTHS = on(1, 1, 1, 0, 0), torch.tensor([2, 2, 1])
 
 
-def test_corrections_by_hand() -> None:
+def test_tis_and_icepop_weights_match_hand_computed_values() -> None:
     arguments = (LEARNER, SAMPLER, MASK)
     close(token_tis(*arguments, 3.0), [2.0, 3.0, 0.5, 0.0, 0.0])
     close(sequence_tis(*arguments, LENGTHS, 6.0), [6.0, 6.0, 0.5, 0.0, 0.0])
@@ -174,11 +174,11 @@ def test_corrections_by_hand() -> None:
     close(icepop(*arguments, 0.5, 4.0), [2.0, 4.0, 0.5, 0.0, 0.0], atol=1e-5)
 
 
-def test_sequence_mismatch_by_hand() -> None:
+def test_sequence_mismatch_is_mean_exp_of_absolute_gap_per_sequence() -> None:
     close(sequence_mismatch(LEARNER, SAMPLER, MASK, LENGTHS), [3.0, 2.0, 1.0])
 
 
-def test_agreement_by_hand() -> None:
+def test_agreement_metrics_match_hand_computed_values() -> None:
     figures = measure_agreement(LEARNER, SAMPLER, MASK, LENGTHS).floats()
     assert figures["token_mult_prob_error"] == pytest.approx((2 + 4 + 2) / 3)
     assert figures["sampler_kl_k1"] == pytest.approx(-2 * LN2 / 3)  # −ΣΔ / 3
@@ -199,7 +199,7 @@ def test_the_gap_is_measured_by_position_in_the_sequence() -> None:
     assert gaps == {"gap_from_0": 1.0, "gap_from_64": 1.5, "gap_from_256": 4.0}
 
 
-def test_agreement_merges_exactly_whatever_the_weights() -> None:
+def test_merged_agreement_metrics_equal_metrics_of_full_batch() -> None:
     torch.manual_seed(0)
     learner, sampler, mask = torch.randn(40) * 30, torch.randn(40), torch.rand(40) > 0.3
     mask[::4] = True
@@ -221,7 +221,7 @@ def test_agreement_merges_exactly_whatever_the_weights() -> None:
 # shaping
 
 
-def test_shaping_by_hand() -> None:
+def test_scale_reward_and_overlong_penalty_match_hand_computed_values() -> None:
     close(
         scale_reward(torch.tensor([0.0, 0.5, 1.0, 2.0]), (0.0, 1.0), (-1.0, 1.0)),
         [-1.0, 0.0, 1.0, 1.0],
@@ -230,7 +230,7 @@ def test_shaping_by_hand() -> None:
     close(overlong_penalty(torch.tensor([10, 75, 90, 120]), 100, 30, 3.0), [0.0, 0.5, 2.0, 3.0])
 
 
-def test_token_rewards_stand_at_the_last_trainable_token() -> None:
+def test_token_reward_is_placed_at_last_trainable_token() -> None:
     mask = on(0, 1, 1, 0, 0, 0, 1, 0)
     reward = token_rewards(torch.tensor([2.0, 3.0, NAN, 5.0]), mask, torch.tensor([4, 0, 2, 2]))
     close(reward, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 5.0, 0.0])

@@ -45,14 +45,14 @@ def share_passing(judge: Judge, comparisons: int) -> float:
 
 @pytest.mark.parametrize("comparisons", [1, 3, 12, 60])
 @pytest.mark.parametrize("judge", [always_first, coin, mostly_first])
-def test_who_does_not_read_passes_no_more_often_than_the_level(
+def test_judge_without_skill_passes_no_more_often_than_significance_level(
     judge: Judge, comparisons: int
 ) -> None:
     assert share_passing(judge, comparisons) <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / 400)
 
 
 @pytest.mark.parametrize(("total", "first_wins"), [(3, 2), (4, 4), (5, 3), (6, 6), (6, 9)])
-def test_luck_is_exact(total: int, first_wins: int) -> None:
+def test_luck_probability_equals_exact_enumeration(total: int, first_wins: int) -> None:
     """Beside a count of all ways in which the first can win that often."""
     ways = [way for way in itertools.product((0, 1), repeat=2 * total) if sum(way) == first_wins]
     consistent = [sum(way[2 * k] != way[2 * k + 1] for k in range(total)) for way in ways]
@@ -63,7 +63,7 @@ def test_luck_is_exact(total: int, first_wins: int) -> None:
         )
 
 
-def test_what_was_not_decided_in_both_orders_does_not_count() -> None:
+def test_comparison_undecided_in_either_order_is_not_counted() -> None:
     battles: BattleResults = {
         (0, 1): "A", (1, 0): "B",
         (0, 2): "A", (2, 0): "A",

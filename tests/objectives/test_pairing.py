@@ -43,7 +43,9 @@ def several(*scores: float | None) -> list[PairCandidate]:
         ),
     ],
 )
-def test_without_length_control(answers: list[PairCandidate], pair: AnswerPair) -> None:
+def test_pair_without_length_control_has_highest_and_lowest_scored_answer(
+    answers: list[PairCandidate], pair: AnswerPair
+) -> None:
     assert choose_pair(answers, 0.0) == pair
 
 
@@ -53,7 +55,7 @@ scores = st.lists(
 
 
 @given(scores, st.sampled_from([0.0, 0.1, 0.3, 0.45]))
-def test_it_is_the_rule_of_the_paper(
+def test_length_controlled_pair_has_shortest_high_scored_and_longest_low_scored_answer(
     rows: list[tuple[float | None, int, bool]], rho: float
 ) -> None:
     answers = [
@@ -88,7 +90,7 @@ def test_it_is_the_rule_of_the_paper(
 
 
 @given(st.floats(0.0, 0.99), st.integers(0, 500))
-def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(
+def test_room_for_judge_pairs_is_largest_count_within_configured_share(
     share: float, answers: int
 ) -> None:
     section = SelfRewardingSection(
@@ -112,7 +114,7 @@ def test_pairs_of_judgements_are_as_many_as_their_share_of_all_allows(
         ([1] * 29 + [2] * 21, 50, 0.58, [*range(50)]),  # .58 * 50 is 28.999… in floats
     ],
 )
-def test_no_class_is_more_than_its_share(
+def test_balance_keeps_every_class_within_its_share(
     classes: list[int], room: int, share: float, taken: list[int]
 ) -> None:
     assert balance_classes(classes, room, share) == taken

@@ -36,7 +36,7 @@ def number(x: float) -> Tensor:
 
 
 @given(gaps, betas, st.floats(-5.0, 5.0))
-def test_losses_are_their_formulas(gap: float, beta: float, scores: float) -> None:
+def test_dpo_ipo_and_rpo_losses_match_closed_forms(gap: float, beta: float, scores: float) -> None:
     p = 1 / (1 + math.exp(-beta * gap))
     formulas = [
         (dpo_loss(number(gap), beta), -math.log(p)),
@@ -59,7 +59,7 @@ flips = st.floats(0.0, 0.45)
 
 
 @given(gaps, betas, flips)
-def test_smoothed_labels_are_a_mixture_that_the_robust_loss_undoes(
+def test_conservative_dpo_mixes_both_labels_and_robust_dpo_removes_label_noise(
     gap: float, beta: float, flipped: float
 ) -> None:
     right, wrong = (-math.log(1 / (1 + math.exp(-side * beta * gap))) for side in (1, -1))
@@ -78,7 +78,7 @@ means = st.floats(-12.0, -1e-3)
 
 
 @given(means, means, betas, st.floats(0.0, 3.0))
-def test_losses_of_means_are_their_formulas(
+def test_simpo_and_odds_ratio_losses_match_closed_forms(
     chosen: float, rejected: float, beta: float, margin: float
 ) -> None:
     gap = simpo_loss(number(chosen - rejected), beta, margin)

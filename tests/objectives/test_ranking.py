@@ -34,7 +34,9 @@ def matrix(values: Sequence[float]) -> torch.Tensor:
 
 
 @given(RANKED)
-def test_pairs_are_counted_as_brute_force_counts_them(rows: list[tuple[int, int]]) -> None:
+def test_pair_agreement_tie_share_and_exact_match_equal_brute_force(
+    rows: list[tuple[int, int]],
+) -> None:
     ranks, scores = columns(rows)
     people, judge = -matrix(ranks), matrix(scores)
     apart = people != 0
@@ -60,7 +62,7 @@ def test_kendall_is_tau_b(rows: list[tuple[int, int]]) -> None:
 
 
 @given(RANKED)
-def test_spearman_is_pearson_over_mean_places(rows: list[tuple[int, int]]) -> None:
+def test_spearman_equals_pearson_of_average_ranks(rows: list[tuple[int, int]]) -> None:
     ranks, scores = columns(rows)
     places = torch.stack([mean_places([-rank for rank in ranks]), mean_places(scores)])
     deviations = places.std(dim=1)
@@ -88,7 +90,7 @@ def is_sorted(values: Sequence[float]) -> bool:
 
 
 @given(RANKED)
-def test_the_top_score_is_best_as_often_as_brute_force_says(rows: list[tuple[int, int]]) -> None:
+def test_top_is_best_equals_brute_force_share(rows: list[tuple[int, int]]) -> None:
     ranks, scores = columns(rows)
     there = [rank == min(ranks) for rank, score in rows if score == 4]
     expected = sum(there) / len(there) if there and len(set(ranks)) > 1 else None

@@ -22,7 +22,7 @@ def tally(delta_N: Tensor, lengths: list[int]) -> MismatchTally:
     )
 
 
-def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:
+def test_mismatch_mean_and_standard_error_match_ratio_estimator() -> None:
     torch.manual_seed(0)
     lengths = [3, 1, 7, 4, 9]
     delta = torch.randn(sum(lengths), dtype=torch.float64)
@@ -39,12 +39,14 @@ def test_mean_and_standard_error_are_those_of_a_ratio_of_sums() -> None:
 @pytest.mark.parametrize(
     ("ratio", "broken"), [(1.01, True), (1.0011, True), (1.0009, False), (1.0, False)]
 )
-def test_every_token_off_by_a_ratio_breaks_the_bound_of_fp32(ratio: float, broken: bool) -> None:
+def test_same_ratio_on_every_token_breaks_fp32_bound_only_above_it(
+    ratio: float, broken: bool
+) -> None:
     assert tally(torch.full((40,), math.log(ratio)), [10] * 4).exceeds_bound(FP32) is broken
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_breaks_any_bound(value: float) -> None:
+def test_non_finite_log_probability_gap_breaks_any_bound(value: float) -> None:
     delta = torch.zeros(10_000)
     delta[7] = value
     found = tally(delta, [10_000])
@@ -52,7 +54,7 @@ def test_what_is_not_finite_breaks_any_bound(value: float) -> None:
     assert found.exceeds_bound(1e9)
 
 
-def test_only_masked_tokens_count() -> None:
+def test_mismatch_tally_counts_only_masked_tokens() -> None:
     mask = torch.tensor([False, True, True, False])
     found = MismatchTally.from_logprobs(
         torch.tensor([math.nan, 0.0, 0.0, 9.0]), torch.zeros(4), mask, torch.tensor([3, 1])

@@ -43,7 +43,7 @@ def sizes(folder: Path, lora: LoRA | None = None) -> ModelSizes:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: str) -> None:
+def test_planned_kv_cache_size_matches_torch_sampler(models: Models, architecture: str) -> None:
     sampler = TorchSampler(load_causal_lm(models(architecture)), 8)
     scheduler = sampler._open_scheduler()
     for key in range(8):
@@ -61,7 +61,7 @@ def test_the_cache_has_the_size_that_was_foretold(models: Models, architecture: 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("head", ["logits", "value"])
-def test_what_a_pass_keeps_is_what_was_foretold(
+def test_planned_saved_activations_match_measured_bytes(
     models: Models, architecture: str, dtype: DType, head: HeadKind
 ) -> None:
     folder = models(architecture)
@@ -96,7 +96,7 @@ def kept_by(model: nn.Module, dtype: DType) -> int:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_what_a_pass_with_adapters_keeps_is_what_was_foretold(
+def test_planned_saved_activations_with_lora_match_measured_bytes(
     models: Models, architecture: str, dtype: DType
 ) -> None:
     folder, section = models(architecture), LoRA(rank=4)
@@ -124,7 +124,7 @@ def rank(
     return ModelRank(sizes(folder), section, Load(24, 1, rows), head)
 
 
-def test_sizes_are_those_of_the_configuration(models: Models) -> None:
+def test_model_sizes_match_configuration(models: Models) -> None:
     found = sizes(models("llama"))
     assert (found.products, found.norms, found.table, found.head, found.rest) == (
         LAYER,
@@ -140,7 +140,7 @@ def test_sizes_are_those_of_the_configuration(models: Models) -> None:
     assert sizes(models("qwen3")).normed == Q + K
 
 
-def test_what_a_rank_holds(models: Models) -> None:
+def test_planned_rank_memory_counts_weights_moments_and_sharding(models: Models) -> None:
     folder = models("llama")
     whole = 4 * (LAYERS * (LAYER + NORMS) + 2 * V * D + D)
     assert rank(folder).held_bytes == whole
@@ -154,7 +154,7 @@ def test_what_a_rank_holds(models: Models) -> None:
     assert (update.name, update.total_bytes) == ("end of the backward pass", 4 * whole)
 
 
-def test_what_a_rank_with_adapters_holds(models: Models) -> None:
+def test_planned_lora_rank_keeps_moments_only_for_adapters(models: Models) -> None:
     folder, section = models("llama"), LoRA(rank=4, target_modules=("q_proj", "down_proj"))
     whole, adapters = 4 * sizes(folder).policy_parameters, 4 * LAYERS * 4 * (D + Q + F + D)
     learner = LearnerSection(device="cpu", micro_batch_tokens=48, lora=section)
@@ -165,7 +165,7 @@ def test_what_a_rank_with_adapters_holds(models: Models) -> None:
     assert two.resident_bytes == (whole + 3 * adapters) // 2
 
 
-def test_what_a_layer_keeps(models: Models) -> None:
+def test_planned_layer_activations_match_formula_for_each_layout(models: Models) -> None:
     """fp32: the input and two norms' products, four inputs of products, q, k, v, what attention
     gives, twice, …
     """
@@ -188,7 +188,9 @@ def test_what_a_layer_keeps(models: Models) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "item"), [("fp32", 4), ("bf16", 2)])
-def test_penalties_and_filters_have_their_memory(models: Models, dtype: DType, item: int) -> None:
+def test_plan_counts_memory_of_penalties_and_sampling_filters(
+    models: Models, dtype: DType, item: int
+) -> None:
     policy = rank(models("llama"), dtype=dtype)
     filtered = replace(policy, load=replace(policy.load, sampling=SamplingParams(1, top_p=0.9)))
     assert filtered.saved_tensors - policy.saved_tensors == 48 * V * item
@@ -205,7 +207,7 @@ def planned(models: Models, gpus: int, memory: str, *overrides: str) -> PlanPage
     )
 
 
-def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
+def test_plan_proposes_smallest_change_that_fits_memory(models: Models) -> None:
     roomy = planned(models, 2, "1GB").text
     assert "This fits" in roomy
     assert f"lockstep train sft_chat model.path={models('llama')} learner.parallel.dp=2" in roomy
@@ -219,7 +221,7 @@ def test_the_least_change_that_fits_is_proposed(models: Models) -> None:
     assert "It fits" in planned(models, 2, "1GB", "learner.parallel.dp=2").text
 
 
-def test_a_model_that_is_not_here_is_asked_for_by_its_configuration() -> None:
+def test_plan_of_missing_model_asks_for_folder_with_config_json() -> None:
     with pytest.raises(
         ValueError, match=r"needs only a folder with config\.json: model\.path=FOLDER"
     ):
@@ -236,7 +238,7 @@ PAGES = re.findall(r"```text\n(plan .*?)\n```", GUIDE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("command", "page"), list(zip(SHOWN, PAGES, strict=True)))
-def test_the_guide_shows_what_is_said(
+def test_plan_guide_shows_actual_plan_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], page: str
 ) -> None:
     recipe, gpus, memory, overrides = command
@@ -262,7 +264,7 @@ def pasted(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("memory", ["1GB", "3MB"], ids=["with a layout", "with changes"])
-def test_the_command_of_a_page_is_of_the_run_that_was_planned(models: Models, memory: str) -> None:
+def test_printed_train_command_reproduces_planned_run(models: Models, memory: str) -> None:
     said = [
         "sft.global_batch_size=16",
         "run.folder=a run",
@@ -313,7 +315,9 @@ def test_each_model_is_planned_in_its_own_layout(seven: Callable[..., str]) -> N
     assert "layout     dp 1 · tp 8 · cp 1 (critic: dp 8 · tp 1 · cp 1), bf16" in mixed
 
 
-def test_a_critic_whose_layout_has_other_ranks_gets_the_policy_s(seven: Callable[..., str]) -> None:
+def test_plan_replaces_critic_layout_whose_rank_count_differs_from_policy(
+    seven: Callable[..., str],
+) -> None:
     found = seven("critic.parallel.dp=1")
     [command] = [line for line in found.splitlines() if line.startswith("lockstep train")]
     assert command.endswith(

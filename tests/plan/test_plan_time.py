@@ -46,7 +46,7 @@ def inference() -> Inference:
     return found
 
 
-def test_products_of_a_pass_that_learns_are_those_that_torch_counts(
+def test_planned_training_flops_match_torch_flop_counter(
     models: Callable[..., Path], rank: ModelRank
 ) -> None:
     """Attention is left out of both: torch counts what kernels compute, and that is more than what
@@ -71,7 +71,7 @@ def test_products_of_a_pass_that_learns_are_those_that_torch_counts(
     )
 
 
-def test_phases_are_what_the_rates_make_of_them(rank: ModelRank, inference: Inference) -> None:
+def test_planned_phase_times_follow_device_rates(rank: ModelRank, inference: Inference) -> None:
     ranks = {"policy": rank, "reference": replace(rank, trained=False)}
     sent = 4 * rank.sizes.policy_parameters
     time = StepTime.from_ranks(ranks, inference, ENGINES, RATES, sent, copied=10**9)
@@ -92,7 +92,7 @@ def test_phases_are_what_the_rates_make_of_them(rank: ModelRank, inference: Infe
     )
 
 
-def test_a_plan_says_the_time_where_rates_are_known(
+def test_plan_prints_step_time_only_if_rates_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rates.json").write_text(json.dumps({"rates": {"fp32": asdict(RATES)}}))

@@ -72,7 +72,7 @@ def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> 
     )
 
 
-def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None:
+def test_planned_gpu_memory_without_turns_adds_learners_and_engine(seven_billion: Path) -> None:
     found, stayed = estimated(seven_billion), estimated(seven_billion, "cluster.offload_idle=false")
     assert stayed.sampler is not None
     assert stayed.offloaded_bytes == 0
@@ -93,7 +93,7 @@ def test_without_turns_it_holds_both_at_their_peaks(seven_billion: Path) -> None
     )
 
 
-def test_each_further_process_on_a_gpu_takes_memory_of_it(seven_billion: Path) -> None:
+def test_plan_reserves_memory_for_each_extra_process_on_gpu(seven_billion: Path) -> None:
     found, memory = estimated(seven_billion), 80 * 10**9
     assert found.process_count == 4, "policy, critic, reference policy, and a part of an engine"
     assert found.context_bytes == 3 * 2**30, "a CUDA context and NCCL's buffers, of all but one"
@@ -113,7 +113,7 @@ def test_each_further_process_on_a_gpu_takes_memory_of_it(seven_billion: Path) -
     assert alone.process_count == 3, "the ranks; an engine has a GPU of its own"
 
 
-def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
+def test_plan_adds_judge_memory_and_requires_its_kv_cache_size(
     seven_billion: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show_gpus(monkeypatch, 1)
@@ -148,7 +148,7 @@ def test_a_judge_in_a_folder_is_beside_the_engine_and_needs_a_size(
     [([], 2), (["cluster.placement=separate"], 2), (["sampler=torch"], 4)],
     ids=["on the same GPUs", "on other GPUs", "an engine in fp32"],
 )
-def test_buckets_are_of_the_type_of_the_engine(
+def test_planned_transfer_buckets_use_engine_dtype(
     seven_billion: Path, overrides: list[str], item: int
 ) -> None:
     assert estimated(seven_billion, *overrides).buckets == 2 * item * 4096 * 32000

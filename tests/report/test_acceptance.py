@@ -64,7 +64,7 @@ ROWS: list[dict[str, float]] = [
         ({"metric": "x", "steps": (1, 2), "statistic": "max", "max": 1.0}, False, "nan (rows: 2)"),
     ],
 )
-def test_a_bound_is_kept_broken_or_not_there(
+def test_bound_check_passes_or_fails_with_its_statistic_or_reason(
     options: dict[str, Any], passed: bool, sentence: str
 ) -> None:
     rows = [*ROWS, {"step": 1, "x": 0.0}, {"step": 2, "x": math.nan}]
@@ -73,6 +73,6 @@ def test_a_bound_is_kept_broken_or_not_there(
     assert sentence in found[1]
 
 
-def test_the_last_row_of_a_step_counts() -> None:
+def test_bound_check_uses_last_row_of_a_step() -> None:
     rows = [{"step": 1, "x": 0.0}, {"step": 1, "y": 5.0}, {"step": 1, "x": 1.0}]
     assert check_bound(Bound(metric="x", steps=(1, 1), min=1.0), rows)[0]

@@ -21,7 +21,7 @@ def rows(**columns: list[float]) -> list[dict[str, float]]:
     ]
 
 
-def test_a_broken_bound_is_an_alarm_for_each_stretch_of_steps() -> None:
+def test_consecutive_agreement_breaches_give_one_alarm() -> None:
     found = find_alarms(
         rows(
             agreement__token_mult_prob_error=[1.0, 1.2, 1.3, 1.0, 1.4],
@@ -34,7 +34,7 @@ def test_a_broken_bound_is_an_alarm_for_each_stretch_of_steps() -> None:
     assert {alarm.metric for alarm in found} == {"agreement/token_mult_prob_error"}
 
 
-def test_drift_and_numbers_that_are_none() -> None:
+def test_watch_alarm_and_non_finite_metrics_give_alarms() -> None:
     found = find_alarms(
         rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0])
     )
@@ -46,7 +46,7 @@ def test_drift_and_numbers_that_are_none() -> None:
     assert "policy/loss is nan" in found[2].text
 
 
-def test_a_healthy_run_has_none_and_a_step_without_the_metric_ends_no_stretch() -> None:
+def test_healthy_run_has_no_alarm_and_missing_metric_does_not_split_one() -> None:
     healthy = rows(
         train__reward_min=[0.0] * 9,
         train__reward_max=[1.0] * 9,
@@ -68,7 +68,7 @@ def quitting(shares: list[float], reward: list[float], cut_off: float) -> list[s
 RISING, RISEN = [0.02 * step for step in range(20)], [0.5 + 0.05 * step for step in range(20)]
 
 
-def test_a_policy_that_learns_to_be_cut_off_is_one() -> None:
+def test_rising_truncation_with_rising_reward_gives_alarm() -> None:
     (text,) = quitting(RISING, RISEN, 0.5)
     assert text.startswith("truncated responses rose from ")
     assert "while the reward rose; their mean reward is 0.5, that of other responses " in text
@@ -82,7 +82,7 @@ def test_a_policy_that_learns_to_be_cut_off_is_one() -> None:
         ([0.3 + 0.05 * (step % 2) for step in range(20)], RISEN, 2.0),
     ],
 )
-def test_a_policy_that_is_cut_off_and_gains_nothing_by_it_is_none(
+def test_truncation_without_reward_gain_gives_no_alarm(
     shares: list[float], reward: list[float], cut_off: float
 ) -> None:
     assert [
@@ -102,7 +102,7 @@ def excess(reward: list[float], error: float) -> list[tuple[int, int]]:
     return [(alarm.first, alarm.last) for alarm in found]
 
 
-def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
+def test_reward_above_declared_best_gives_alarm() -> None:
     assert excess([1.3] * 20, 0.25) == [(12, 20)]  # four errors of the mean of twelve steps
     assert excess([1.01] * 10, 0.0) == [(10, 10)]
     assert excess([1.0] * 20, 0.0) == []
@@ -120,14 +120,14 @@ def test_a_reward_above_that_of_the_best_policy_is_one() -> None:
         ({}, "none has trainable tokens"),
     ],
 )
-def test_a_step_that_trained_on_nothing_is_one_with_its_causes(
+def test_step_without_trained_tokens_gives_alarm_with_cause(
     counts: dict[str, float], causes: str
 ) -> None:
     found = find_alarms([{"step": 1, "train/trained_tokens": 0.0, **counts}])
     assert f"no response was trained on: {causes}" in [alarm.text for alarm in found]
 
 
-def test_a_reward_without_any_verdict_is_one_and_a_single_response_without_is_none() -> None:
+def test_missing_verdicts_give_alarm_only_if_every_response_lacks_one() -> None:
     texts = [
         alarm.text
         for alarm in find_alarms(rows(train__no_verdict=[1.0, 8.0], train__reward=[0.5, math.nan]))
@@ -159,7 +159,7 @@ EQUAL, OTHER, MIXED, NONE = (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), ()
         ([NONE] * 12, []),
     ],
 )
-def test_equal_rewards_are_noted_once_for_a_stretch(
+def test_five_steps_of_equal_rewards_give_one_live_alarm(
     steps: list[tuple[float, ...]], said: list[str]
 ) -> None:
     names = ("train/reward_min", "train/reward_max", "train/reward")
@@ -168,7 +168,7 @@ def test_equal_rewards_are_noted_once_for_a_stretch(
     assert all(note.startswith(f"ALARM, {start}") for note, start in zip(notes, said, strict=True))
 
 
-def test_rewards_earned_in_a_wrong_way_are_noted_once_each() -> None:
+def test_truncation_and_excess_reward_alarms_are_each_noted_once() -> None:
     names = (
         "reward_min",
         "reward_max",

@@ -20,7 +20,7 @@ def row(step: int, **figures: float) -> dict[str, Any]:
     }
 
 
-def test_a_sound_run_agrees() -> None:
+def test_run_without_breach_is_reported_as_agree() -> None:
     found = summarize_agreement(
         [{"step": 0, "validation/reward": 1.0}, row(1), row(2, max_abs_logprob_diff=2e-6)]
     )

@@ -35,7 +35,7 @@ def begin(folder: Path) -> RunLogs:
     return logs
 
 
-def test_a_run_is_shown_in_its_states(tmp_path: Path) -> None:
+def test_overview_reports_each_state_of_a_run(tmp_path: Path) -> None:
     begin(tmp_path)
     assert read_overview(tmp_path)["state"] == "not finished"
     with lock_folder(tmp_path):
@@ -81,7 +81,7 @@ def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]
     return reply.status, reply.headers.get("ETag", ""), content
 
 
-def test_the_watched_page_changes_with_its_run_alone(tmp_path: Path) -> None:
+def test_watch_page_and_etag_change_after_new_metrics(tmp_path: Path) -> None:
     logs = begin(tmp_path)
     with watched(tmp_path) as url:
         _, first, page = ask(url)
@@ -96,7 +96,7 @@ def test_the_watched_page_changes_with_its_run_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example"]
 )
-def test_a_request_by_another_name_is_refused(tmp_path: Path, host: str) -> None:
+def test_watch_server_rejects_foreign_host_header(tmp_path: Path, host: str) -> None:
     begin(tmp_path)
     with watched(tmp_path) as url:
         assert ask(url, Host=host)[0] == 403
@@ -106,7 +106,7 @@ def test_a_request_by_another_name_is_refused(tmp_path: Path, host: str) -> None
 @pytest.mark.parametrize(
     "path", ["", "/", "/x", "//", "/KEY", "/KEY/recipe.yaml", "/KEY/../recipe.yaml"]
 )
-def test_nothing_but_the_page_is_served(tmp_path: Path, path: str) -> None:
+def test_watch_server_serves_only_its_secret_address(tmp_path: Path, path: str) -> None:
     begin(tmp_path)
     with watched(tmp_path) as url:
         key = urlsplit(url).path.strip("/")
@@ -114,7 +114,7 @@ def test_nothing_but_the_page_is_served(tmp_path: Path, path: str) -> None:
     assert (status, content[:21]) == (403, b"open the address that")
 
 
-def test_the_command_listens_on_loopback_prints_the_address_and_ends_by_an_interrupt(
+def test_watch_command_listens_on_loopback_and_exits_cleanly_on_interrupt(
     tmp_path: Path,
 ) -> None:
     begin(tmp_path)

@@ -44,7 +44,7 @@ def run_folder(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
     return folder
 
 
-def test_the_summary_has_the_interval_and_the_best_step(tmp_path: Path) -> None:
+def test_summary_shows_held_out_interval_and_best_step(tmp_path: Path) -> None:
     first, second = summarize_run(run_folder(tmp_path / "run", ROWS)).splitlines()[:2]
     assert first.split("  ")[0] == "held-out accuracy"
     assert first.endswith("0.250 [0.150, 0.300] → 0.500 [0.400, 0.550]")
@@ -52,7 +52,7 @@ def test_the_summary_has_the_interval_and_the_best_step(tmp_path: Path) -> None:
     assert second.endswith("0.750 [0.650, 0.800] at step 10")
 
 
-def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
+def test_best_step_of_held_out_loss_has_lowest_value(tmp_path: Path) -> None:
     rows = [
         {"step": step, "validation/loss": loss}
         for step, loss in ((0, 3.0), (4, 1.0), (8, math.nan), (12, 2.0))
@@ -65,7 +65,7 @@ def test_a_lower_loss_is_the_better_one(tmp_path: Path) -> None:
     assert "1.000 at step 4" in summarize_run(run_folder(tmp_path / "run", rows))
 
 
-def test_the_card_has_intervals_and_the_best_step_up_to_its_own(tmp_path: Path) -> None:
+def test_model_card_shows_intervals_and_best_step_up_to_its_checkpoint(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", ROWS)
     last, before = (render_card(folder, "ppo", "base", step) for step in (20, 10))
     assert "| held-out accuracy | 0.250 [0.150, 0.300] → 0.500 [0.400, 0.550] |" in last

@@ -32,7 +32,7 @@ def logged() -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted({*documented(), *logged()}))
-def test_each_has_a_sentence(name: str) -> None:
+def test_every_logged_or_documented_metric_has_description(name: str) -> None:
     sentence = describe_metric(name)
     assert sentence is not None
     assert re.fullmatch(r"[A-Z0-9][^\n]{8,150}\.", sentence), sentence

@@ -30,7 +30,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_phases_are_timed_and_taken_once(clock: Clock) -> None:
+def test_phase_timings_are_summed_and_cleared_when_taken(clock: Clock) -> None:
     with show_progress("run", 3, io.StringIO(), clock) as shown:
         for seconds in (1.0, 2.0):
             with shown.phase("generate"):
@@ -56,7 +56,7 @@ def steps_told(out: io.StringIO) -> list[str]:
     return [line.split()[1] for line in out.getvalue().splitlines()[1:]]
 
 
-def test_elsewhere_there_is_a_line_for_each_tenth_of_the_steps_and_for_the_first(
+def test_non_terminal_progress_prints_first_step_and_every_10_percent(
     clock: Clock,
 ) -> None:
     out = io.StringIO()
@@ -97,7 +97,7 @@ def on_a_terminal(
 
 
 @pytest.mark.parametrize("columns", [30, 40])
-def test_on_a_narrow_terminal_names_stay_with_their_values_and_notes_whole(
+def test_narrow_terminal_keeps_metric_names_with_values_and_notes_unbroken(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def use(shown: RunProgress) -> None:

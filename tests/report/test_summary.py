@@ -27,7 +27,7 @@ def summarize(folder: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
     return summarize_run(folder).splitlines()
 
 
-def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: Path) -> None:
+def test_summary_ends_with_verdict_metrics_and_paths_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     step = {
         "train/reward": 0.5,
@@ -56,7 +56,7 @@ def test_it_ends_with_verdict_accuracy_critic_and_paths_in_this_order(tmp_path: 
     assert end[-1] == f"model: {folder / 'final'} (loads with transformers; see its README.md)"
 
 
-def test_rewards_of_a_sum_stand_below_it(tmp_path: Path) -> None:
+def test_summary_lists_reward_components_below_total_reward(tmp_path: Path) -> None:
     lines = summarize(
         tmp_path,
         [{"train/reward": value, "reward/math": value, "reward/short": 1.0} for value in (0, 1)],

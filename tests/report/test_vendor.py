@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 VENDOR = ROOT / "lockstep/report/page/vendor"
 
 
-def test_each_file_is_the_one_whose_hash_the_readme_names() -> None:
+def test_vendored_files_match_hashes_in_readme() -> None:
     listed = dict(
         re.findall(
             r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.MULTILINE

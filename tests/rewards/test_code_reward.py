@@ -93,7 +93,9 @@ SEEN_IN_DOCSTRING = 'def f():\n    """Like\n\n    ```\n    f()\n    ```\n    """
         ("```{.python .numberLines}\na\n```", "a\n"),
     ],
 )
-def test_the_program_stands_in_the_last_block(response: str, program: str | None) -> None:
+def test_program_is_extracted_from_last_closed_python_code_block(
+    response: str, program: str | None
+) -> None:
     assert extract_code_block(response) == program
 
 
@@ -114,12 +116,14 @@ def test_the_program_stands_in_the_last_block(response: str, program: str | None
         (["assert f(1) = 2"], "test number 1 is invalid Python ("),
     ],
 )
-def test_tests_that_are_none_are_told_when_rows_are_read(tests: Any, wrong: str | None) -> None:
+def test_malformed_code_tests_of_row_are_reported_with_their_number(
+    tests: Any, wrong: str | None
+) -> None:
     said = find_fault_in_list({"tests": tests}, "tests", "test", code_reward.describe_test_fault)
     assert said is None if wrong is None else said is not None and wrong in said
 
 
-def test_the_share_of_tests_or_all_or_nothing() -> None:
+def test_code_reward_is_share_of_passed_tests_unless_all_or_nothing() -> None:
     assert score(DOUBLE, TESTS) == pytest.approx(2 / 3)
     assert score(DOUBLE, TESTS, all_or_nothing=True) == 0.0
     assert score(DOUBLE, TESTS[:2], all_or_nothing=True) == 1.0
@@ -131,7 +135,7 @@ def test_a_program_in_a_thought_is_not_the_answer() -> None:
     assert score("<think>x</think>print(int(input()) * 2)", TESTS[:2], program="text") == 1.0
 
 
-def test_both_kinds_of_test() -> None:
+def test_code_reward_runs_stdin_tests_and_assert_tests() -> None:
     both = (
         "```python\ndef double(x):\n  return x * 2\nif __name__ == '__main__':\n  "
         "print(double(int(input())))\n```"
@@ -139,7 +143,7 @@ def test_both_kinds_of_test() -> None:
     assert score(both, [*TESTS[:2], "assert double(4) == 8", "assert double('a') == 'aa'"]) == 1.0
 
 
-def test_the_whole_text_is_the_program_by_option() -> None:
+def test_program_text_option_runs_full_response_as_program() -> None:
     assert score("print(8)", TESTS[:1], program="text") == 1.0
     assert score(" print(8)", TESTS[:1], program="text") == 1.0
     assert score("print(8)", TESTS[:1]) == 0.0
@@ -158,7 +162,9 @@ def test_the_whole_text_is_the_program_by_option() -> None:
         ("'8.0'", "8", False),
     ],
 )
-def test_output_is_compared_by_what_can_be_seen(printed: str, expected: str, same: bool) -> None:
+def test_program_output_comparison_ignores_only_trailing_whitespace(
+    printed: str, expected: str, same: bool
+) -> None:
     assert score(f"print({printed})", [{"stdout": expected}], program="text") == float(same)
 
 
@@ -170,7 +176,7 @@ def test_output_is_compared_by_what_can_be_seen(printed: str, expected: str, sam
         ("wall_s", "import time\ntime.sleep(1)"),
     ],
 )
-def test_each_limit_is_an_option(option: str, program: str) -> None:
+def test_program_that_exceeds_cpu_wall_or_memory_limit_fails(option: str, program: str) -> None:
     enough = {"cpu_s": 4, "memory_mb": 512, "wall_s": 20.0}
     tight = {"cpu_s": 1, "memory_mb": 128, "wall_s": 0.5}
     tests = [{"stdout": ""}]
@@ -178,13 +184,13 @@ def test_each_limit_is_an_option(option: str, program: str) -> None:
     assert score(program, tests, program="text", **{**enough, option: tight[option]}) == 0.0
 
 
-def test_isolation_is_an_option() -> None:
+def test_isolation_none_lets_program_see_host_files() -> None:
     reaches, tests = "import os\nprint(os.path.exists('/etc/passwd'))", [{"stdout": "True"}]
     assert score(reaches, tests, program="text") == 0.0
     assert score(reaches, tests, program="text", isolation="none") == 1.0
 
 
-def test_it_crosses_a_process_border() -> None:
+def test_code_reward_can_be_pickled() -> None:
     reward = CodeReward(section())
     again = pickle.loads(pickle.dumps(reward))
     assert again == reward
@@ -231,7 +237,7 @@ def forbid_namespaces() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_container_that_forbids_namespaces_refuses_the_reward() -> None:
+def test_code_reward_is_refused_if_namespaces_are_forbidden_unless_isolation_is_none() -> None:
     """In a fork under such a profile; without isolation programs run there."""
 
     def run() -> list[str]:
@@ -250,7 +256,7 @@ def test_a_container_that_forbids_namespaces_refuses_the_reward() -> None:
 
 
 @pytest.mark.parametrize("missing", ["bubblewrap", "libseccomp"])
-def test_the_refusal_says_how_to_install_what_is_missing(
+def test_missing_sandbox_package_is_named_with_install_command(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if missing == "bubblewrap":
@@ -290,7 +296,7 @@ def fusion(path: str, body: dict[str, Any]) -> Any:
     }
 
 
-def test_a_server_runs_programs() -> None:
+def test_code_reward_runs_programs_on_sandbox_server() -> None:
     with serving(fusion) as url:
         reward = build_reward(RewardSection(type="code", code=section(url=f"{url}/run_code")))
         asked = [prompt(TESTS), prompt(TESTS), prompt(["assert 1", "import os\nos._exit(0)"])]
@@ -301,19 +307,19 @@ def test_a_server_runs_programs() -> None:
         ]
 
 
-def test_a_server_that_cannot_run_a_program_gives_no_reward() -> None:
+def test_sandbox_server_failure_raises_server_error() -> None:
     with serving(lambda path, body: {"status": "SandboxError", "message": "no room"}) as url:
         reward = build_reward(RewardSection(type="code", code=section(url=f"{url}/run_code")))
         with pytest.raises(ServerError, match=r"it could not run a program \(no room\)"):
             reward([prompt(TESTS[:1])], [DOUBLE], [""])
 
 
-def test_a_server_isolates_by_itself() -> None:
+def test_isolation_none_is_rejected_with_sandbox_server_url() -> None:
     with pytest.raises(ValueError, match="isolation: none and url exclude each other"):
         section(url="http://localhost:8080/run_code", isolation="none")
 
 
-def test_a_plan_refuses_programs_that_cannot_be_run(
+def test_plan_exits_with_input_error_if_code_sandbox_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")

@@ -26,10 +26,12 @@ def functions(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["verl", "verl_in_another_order", "trl", "trl_of_two", "openrlhf"])
-def test_a_function_with_another_library_s_arguments_is_refused(name: str, functions: str) -> None:
+def test_reward_function_with_signature_of_other_library_is_rejected(
+    name: str, functions: str
+) -> None:
     with pytest.raises(InputError, match="a signature of a different library"):
         answers(functions + name, "reward")
 
 
-def test_other_names_for_our_arguments_are_taken(functions: str) -> None:
+def test_reward_function_may_use_different_argument_names(functions: str) -> None:
     assert list(answers(functions + "ours", "reward")([["?", "yes", "", {}]])) == [{"reward": 1.0}]

@@ -111,7 +111,7 @@ def test_instructions_are_about_the_answer_and_not_about_the_thought(
 
 
 @pytest.mark.parametrize(("name", "arguments", "followed", "not_followed"), CASES)
-def test_a_kind_means_what_it_says(
+def test_instruction_kind_accepts_and_rejects_its_example_responses(
     name: str, arguments: dict[str, Any], followed: list[str], not_followed: list[str]
 ) -> None:
     asked = {"id": name, **arguments}
@@ -120,7 +120,7 @@ def test_a_kind_means_what_it_says(
     assert [response for response in not_followed if score(response, asked) != 0.0] == []
 
 
-def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
+def test_every_instruction_kind_has_test_cases_and_its_arguments_in_guide() -> None:
     kinds = {
         name: kind
         for kind in get_args(AnyInstruction)
@@ -133,7 +133,7 @@ def test_every_kind_has_cases_and_stands_in_the_guide() -> None:
     }
 
 
-def test_the_share_or_all_or_nothing() -> None:
+def test_instruction_reward_is_share_followed_unless_all_or_nothing() -> None:
     asked = [
         {"id": "no_commas"},
         {"id": "lowercase"},

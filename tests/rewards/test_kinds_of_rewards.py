@@ -104,7 +104,7 @@ PARTS = {
 }
 
 
-def test_a_sum_weighs_its_parts_and_has_a_verdict_where_all_that_count_have_one() -> None:
+def test_sum_reward_weights_parts_and_is_none_if_weighted_part_is_none() -> None:
     section = RewardSection.model_validate({"type": "sum", "parts": PARTS})
     prompts, answers = PROMPTS[:4], ["1"] * 4
     found = compute_reward_results(build_reward(section), prompts, RESPONSES[:4], answers)
@@ -118,7 +118,7 @@ def test_a_sum_weighs_its_parts_and_has_a_verdict_where_all_that_count_have_one(
     assert [option for option, _, _ in list_references({"reward": {"parts": PARTS}})] == keys
 
 
-def test_a_sum_is_rounded_once_so_the_order_of_its_parts_is_nothing_to_it() -> None:
+def test_sum_reward_is_rounded_once_and_independent_of_part_order() -> None:
     weights = [random.Random(n).uniform(-1, 1) * 10.0 ** (n % 9) for n in range(12)]
     exact = float(sum(Fraction(weight * 5.0) for weight in weights))
     for order in (weights, weights[::-1], sorted(weights)):
@@ -129,7 +129,7 @@ def test_a_sum_is_rounded_once_so_the_order_of_its_parts_is_nothing_to_it() -> N
         assert WeightedSum(parts)(PROMPTS[5:], ["5"], ["a"]) == [exact]
 
 
-def test_a_batch_function_sees_all_responses_at_once() -> None:
+def test_batch_reward_function_gets_all_responses_in_one_call() -> None:
     assert reward_of("ranked", batch=True) == [n / 6 for n in range(6)]
 
 
@@ -166,7 +166,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICY, "server", replace(POLICY["server"], waits_s=(0.0,)))
 
 
-def test_a_server_is_asked_in_parts_and_null_is_no_verdict() -> None:
+def test_reward_server_requests_are_batched_and_null_means_no_verdict() -> None:
     asked: list[dict[str, Any]] = []
 
     def reply(body: dict[str, Any]) -> Any:
@@ -201,14 +201,12 @@ def test_a_server_is_asked_in_parts_and_null_is_no_verdict() -> None:
         (307, "redirects requests to"),
     ],
 )
-def test_a_server_that_does_not_keep_the_protocol_is_refused(
-    quick: None, reply: Any, says: str
-) -> None:
+def test_invalid_reward_server_response_raises_error(quick: None, reply: Any, says: str) -> None:
     with pytest.raises(LockstepError, match=says):
         served(lambda body: reply, max_retries=1)
 
 
-def test_a_server_that_comes_back_is_asked_again_and_its_key_is_told_to_it_alone(
+def test_reward_server_is_retried_and_api_key_is_sent_only_in_header(
     quick: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MY_KEY", "sk-very-secret")

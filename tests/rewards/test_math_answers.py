@@ -22,7 +22,7 @@ PAIRS = [
 PROMPT = Prompt("rows.jsonl:7", "What?", (1,), {})
 
 
-def test_pairs_of_answers_and_responses_get_the_right_reward() -> None:
+def test_math_reward_matches_expected_verdict_for_every_listed_pair() -> None:
     wrong = [
         pair
         for pair in PAIRS
@@ -62,7 +62,7 @@ def score(
         r"\boxed{}",
     ],
 )
-def test_a_right_answer_that_cannot_be_read_whole_is_refused_when_rows_are_read(
+def test_reference_math_answer_that_cannot_be_fully_parsed_is_rejected(
     answer: str,
 ) -> None:
     rule = build_row_rule(RewardSection(type="math"))
@@ -70,7 +70,7 @@ def test_a_right_answer_that_cannot_be_read_whole_is_refused_when_rows_are_read(
     assert rule.answer_fault({}, "5x") is None
 
 
-def test_only_rows_of_mathematics_need_a_right_answer_that_can_be_read() -> None:
+def test_only_rows_verified_by_math_require_a_parsable_answer() -> None:
     rule = build_row_rule(
         RewardSection(type="by_row", verifier="by", function="mine.py:right", pass_score=1.0)
     )
@@ -78,13 +78,13 @@ def test_only_rows_of_mathematics_need_a_right_answer_that_can_be_read() -> None
     assert "reward.marker" in str(rule.answer_fault({"by": "math"}, "many"))
 
 
-def test_a_prompt_that_opens_the_thought_leaves_no_answer_in_it() -> None:
+def test_math_reward_ignores_answer_in_thought_opened_by_prompt() -> None:
     opened = Prompt("rows.jsonl:7", "What?<think>\n", (1,), {})
     assert score("4", r"It is \boxed{4}", prompt=opened) == 0.0
     assert score("4", "hm \\boxed{5}\n</think>\n\\boxed{4}", prompt=opened) == 1.0
 
 
-def test_a_power_without_end_is_no_verdict() -> None:
+def test_math_reward_gives_no_verdict_for_huge_power_tower() -> None:
     assert score("4", r"\boxed{9^{9^{9^{9}}}}") is None
 
 
@@ -113,7 +113,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_reading_takes_time_linear_in_the_text(name: str) -> None:
+def test_time_to_find_math_answers_grows_at_most_quadratically(name: str) -> None:
     def seconds(n: int) -> float:
         text = HOSTILE[name](n)
         start = time.process_time()

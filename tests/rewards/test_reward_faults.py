@@ -53,7 +53,7 @@ def score(body: str) -> tuple[list[float | None], list[str]]:
         "RuntimeError('of a library') from OSError(5, 'Input/output error')",
     ],
 )
-def test_a_function_that_loses_its_connection_is_called_again(quick: Path, raises: str) -> None:
+def test_reward_function_that_raises_connection_error_is_retried(quick: Path, raises: str) -> None:
     rewards, told = score(f"if response == '1' and count('n') < 3: raise {raises}")
     assert rewards == [0.0, 1.0, 2.0]
     assert [line.split("; ")[-1] for line in told] == [
@@ -62,7 +62,7 @@ def test_a_function_that_loses_its_connection_is_called_again(quick: Path, raise
     assert told[0].startswith("rows.jsonl:1: reward.function mine.py:f raised ")
 
 
-def test_one_that_stays_away_ends_the_run_and_may_do_better_later(quick: Path) -> None:
+def test_reward_function_that_keeps_losing_connection_raises_resumable_error(quick: Path) -> None:
     with pytest.raises(
         RewardLost,
         match=(
@@ -80,20 +80,20 @@ ITS_OWN_CAUSE = "(lambda error: error.__setattr__('__cause__', error) or error)(
 @pytest.mark.parametrize(
     "raises", ["KeyError('a')", "FileNotFoundError(2, 'No such file', 'a')", ITS_OWN_CAUSE]
 )
-def test_a_mistake_is_not_tried_again(quick: Path, raises: str) -> None:
+def test_reward_function_programming_error_is_not_retried(quick: Path, raises: str) -> None:
     with pytest.raises(RewardError, match=r"rows\.jsonl:1: .* raised ") as wrong:
         score(f"if response == '1' and count('n') < 2: raise {raises}")
     assert wrong.value.exit_code == exit_codes.INPUT
 
 
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "os.closerange(3, 4096)"])
-def test_one_whose_process_is_lost_is_started_again(quick: Path, ends: str) -> None:
+def test_reward_process_that_dies_is_restarted(quick: Path, ends: str) -> None:
     rewards, told = score(f"if response == '1' and count('n') < 2: {ends}")
     assert rewards == [0.0, 1.0, 2.0]
     assert [line.split("; ")[-1] for line in told] == ["starting it again (1 of 1 times)"]
 
 
-def test_one_that_is_killed_each_time_ends_the_run_and_names_the_row(quick: Path) -> None:
+def test_reward_process_killed_twice_raises_error_that_names_the_row(quick: Path) -> None:
     with pytest.raises(
         RewardLost,
         match=r"rows\.jsonl:1: .* crashed its process \(killed by SIGKILL\), 2 times in a row; ",

@@ -36,14 +36,14 @@ def test_every_answer_of_gsm8k_is_readable_and_equals_itself(assets: Path) -> No
     assert MathReward("####")([PROMPT] * 1319, answers, answers) == [1.0] * 1319
 
 
-def test_an_answer_that_takes_for_ever_is_no_verdict_and_the_next_one_is_judged() -> None:
+def test_math_answer_that_times_out_gives_no_verdict_and_next_is_scored() -> None:
     endless = "#### $100000000!$"  # by itself it would take hours; the limit is 3 s of CPU time
     for _ in range(1000):  # remembered: otherwise this would be most of an hour
         assert score(MathReward("####"), endless) is None
     assert score(MathReward("####"), "#### 18") == 1.0
 
 
-def test_a_verifier_that_was_killed_between_questions_is_started_again() -> None:
+def test_killed_math_verifier_process_is_restarted() -> None:
     child = HelperProcess(math_verifier.__name__)
     assert math_verifier.ask_verifier(child, "5", "5") is True
     assert child._running is not None
@@ -113,13 +113,13 @@ def mine(name: str, timeout_s: float = 60.0) -> PythonReward:
 
 
 @pytest.mark.usefixtures("functions")
-def test_a_function_in_a_file_is_called_with_everything() -> None:
+def test_reward_function_gets_response_answer_and_row() -> None:
     reward = build_reward(RewardSection(type="python", function="mine.py:graded"))
     assert reward([PROMPT, PROMPT], ["four", "four"], ["18", "19"]) == [5.5, None]
 
 
 @pytest.mark.usefixtures("functions")
-def test_what_a_function_keeps_stays_and_what_it_prints_is_seen(
+def test_reward_function_keeps_module_state_and_its_output_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     reward = mine("counting")
@@ -128,7 +128,7 @@ def test_what_a_function_keeps_stays_and_what_it_prints_is_seen(
 
 
 @pytest.mark.usefixtures("functions")
-def test_a_function_that_hangs_is_ended_and_the_row_named() -> None:
+def test_hanging_reward_function_is_killed_and_error_names_the_row() -> None:
     before, reward = set(psutil.Process().children()), mine("hanging", timeout_s=0.3)
     with pytest.raises(
         RewardError,
@@ -140,7 +140,7 @@ def test_a_function_that_hangs_is_ended_and_the_row_named() -> None:
 
 
 @pytest.mark.usefixtures("functions")
-def test_no_process_outlives_its_reward() -> None:
+def test_reward_process_ends_when_reward_is_deleted() -> None:
     before, reward = set(psutil.Process().children()), mine("right")
     [process] = set(psutil.Process().children()) - before
     del reward
@@ -159,7 +159,7 @@ def row(by: Any, **fields: Any) -> Prompt:
 
 
 @pytest.mark.usefixtures("sandboxes", "functions")
-def test_the_recipe_chooses() -> None:
+def test_reward_type_option_selects_reward_class() -> None:
     assert build_reward(RewardSection(type="math", marker="####")) == MathReward("####")
     assert build_reward(
         RewardSection(type="instructions", instructions=INSTRUCTIONS)
@@ -213,5 +213,7 @@ def test_each_row_is_rewarded_by_the_verifier_that_it_names() -> None:
         ),
     ],
 )
-def test_figures_follow_from_the_reward(options: dict[str, Any], graded: GradingRule) -> None:
+def test_grading_rule_follows_from_reward_type_and_options(
+    options: dict[str, Any], graded: GradingRule
+) -> None:
     assert grading(RewardSection(**options)) == graded

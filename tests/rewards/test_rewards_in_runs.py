@@ -37,7 +37,7 @@ def python(name: str, **options: Any) -> dict[str, Any]:
     return {"type": "python", "function": f"rewards.py:{name}", **options}
 
 
-def test_a_sum_has_a_curve_for_each_part_and_a_missing_verdict_leaves_a_response_out() -> None:
+def test_sum_reward_logs_each_part_and_excludes_responses_without_verdict() -> None:
     parts = {"parity": python("parity", weight=0.5), "rare": python("often_none", weight=2.0)}
     rows = run(
         GRPO, {"type": "sum", "parts": parts}, "run.max_steps=1", "run.num_logged_samples=16"
@@ -80,7 +80,9 @@ def judging() -> Iterator[JudgeServer]:
         yield server
 
 
-def test_a_judge_rewards_and_a_resumed_run_has_its_replies_to_the_bit(judging: JudgeServer) -> None:
+def test_resumed_run_reuses_saved_judge_replies_and_gives_identical_weights(
+    judging: JudgeServer,
+) -> None:
     judge = {
         "sampler": {"backend": "openai", "openai": {"base_url": judging.url, "model": judging.model}},
         "template": "{prompt}|{response}", "max_prompt_tokens": 64, "sampling": {"max_tokens": 8},
@@ -99,7 +101,7 @@ def test_a_judge_rewards_and_a_resumed_run_has_its_replies_to_the_bit(judging: J
     assert len(judging.bodies) == asked, "nothing is asked twice"
 
 
-def test_the_initial_model_can_judge_and_equal_answers_are_judged_alike() -> None:
+def test_initial_model_as_judge_gives_equal_rewards_to_equal_responses() -> None:
     judge = {**SELF_REWARDING["judge"], "num_evals_to_average": 2}
     part = {"type": "judge", "judge": judge, "weight": 3.0}
     reward = {"type": "sum", "parts": {"judge": part, "parity": python("parity")}}

@@ -51,7 +51,7 @@ def write_rows(count: int) -> list[str]:
     ]
 
 
-def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:
+def test_ppo_scores_each_row_with_its_verifier_and_counts_missing_verdicts(run: Run) -> None:
     rows = run(*write_rows(16), BY_ROW)
     trained = [row for row in rows if "train/reward" in row]
     # 2 prompts of 8 have none, answered twice
@@ -66,7 +66,7 @@ def test_ppo_trains_on_rows_of_several_verifiers(run: Run) -> None:
     assert first["validation/no_verdict"] == 4
 
 
-def test_an_evaluation_counts_what_passes_wholly(assets: Path, in_tmp: Path) -> None:
+def test_eval_pass_at_1_counts_only_responses_with_full_reward(assets: Path, in_tmp: Path) -> None:
     """On a real model, whose prose is no program, and has words."""
     rows = [
         {

@@ -121,7 +121,7 @@ SAY, QUIT = Speaker(1), Speaker(CUT)
         (SAY, [0.5, None, 0.5], False, {"cut_off_reward": -2.0}, NAN),
     ],
 )
-def test_an_episode_that_a_limit_ends_has_the_value_that_its_class_declares(
+def test_truncated_episode_gets_cut_off_reward_of_its_environment(
     speaker: Speaker, rewards: list[Any], ends: bool, declared: dict[str, Any], worth: float
 ) -> None:
     """By a turn that is cut off and by too many turns; not where the environment itself ends it."""
@@ -129,7 +129,7 @@ def test_an_episode_that_a_limit_ends_has_the_value_that_its_class_declares(
     assert score == worth or (math.isnan(score) and math.isnan(worth))
 
 
-def test_tools_that_loop_are_cut_off() -> None:
+def test_endless_tool_calls_are_truncated_with_cut_off_reward() -> None:
     class Looping(declare([0.0], cut_off_reward=-1.0)):
         def tools(self) -> list[Any]:
             return [({"type": "function", "function": {"name": "look"}}, lambda: "again")]
@@ -153,7 +153,7 @@ def test_tools_that_loop_are_cut_off() -> None:
 
 
 @pytest.mark.parametrize("rewards", [[0.5, -0.1, 1.0], [{"cost": -0.1}, 0.0, 0.0]])
-def test_the_first_negative_reward_of_a_class_that_declares_nothing_is_refused(
+def test_negative_reward_without_declared_cut_off_reward_is_rejected(
     rewards: list[Any],
 ) -> None:
     kind = declare(rewards, ends=True)
@@ -178,7 +178,7 @@ class Fixed:
 
 
 @pytest.mark.parametrize(("value", "worth"), [(None, 1.0), (-2.0, -2.0)])
-def test_a_response_that_is_cut_off_has_the_reward_that_the_recipe_declares(
+def test_truncated_response_gets_cut_off_reward_of_recipe(
     value: float | None, worth: float
 ) -> None:
     speaker, reward = Speaker(1, CUT), CutOffReward(Fixed(1.0), value)
@@ -188,7 +188,7 @@ def test_a_response_that_is_cut_off_has_the_reward_that_the_recipe_declares(
     assert {*batch["score"][~batch["truncated"]].tolist()} == {1.0}
 
 
-def test_responses_to_one_prompt_share_their_luck() -> None:
+def test_reward_error_treats_responses_to_one_prompt_as_correlated() -> None:
     class Luck:
         best_reward = 0.0
 

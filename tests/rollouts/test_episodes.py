@@ -164,7 +164,7 @@ def played(
         return episodes.run_episodes(engine, prompts, requests, SAMPLING, group_size)
 
 
-def test_a_group_shares_its_seed_unless_each_episode_has_its_own(
+def test_episode_seed_is_shared_by_group_unless_set_per_episode(
     folder: Path, sampler: TorchSampler
 ) -> None:
     rows = [{"bad": False, "turns": 3}] * 6
@@ -186,7 +186,7 @@ def runs(mask: torch.Tensor) -> Iterator[bool]:
 ROWS = [{"turns": 1 + i % 3, "bad": i == 2} for i in range(6)]
 
 
-def test_tokens_are_those_drawn_and_those_observed_and_scored_where_they_stand(
+def test_episode_mask_covers_only_sampled_tokens_and_logprobs_match_rescoring(
     folder: Path, sampler: TorchSampler
 ) -> None:
     batch = played(sampler, "Counting", ROWS, notes := [])
@@ -207,7 +207,9 @@ def test_tokens_are_those_drawn_and_those_observed_and_scored_where_they_stand(
     assert torch.allclose(scored, batch["sampler_logprob"], atol=1e-5)
 
 
-def test_processes_and_company_change_nothing(folder: Path, sampler: TorchSampler) -> None:
+def test_episode_tokens_do_not_depend_on_concurrency_or_other_episodes(
+    folder: Path, sampler: TorchSampler
+) -> None:
     alone = [played(sampler, "Counting", ROWS[:k], []).sequences()[k - 1] for k in (1, 3)]
     one, three = (played(sampler, "Counting", ROWS, [], max_concurrency=n) for n in (1, 3))
     assert torch.equal(one.tokens, three.tokens)
@@ -227,7 +229,7 @@ def test_processes_and_company_change_nothing(folder: Path, sampler: TorchSample
     ],
 )
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_fault_costs_its_own_episode_and_is_named(
+def test_environment_fault_fails_only_its_episode_and_is_named(
     folder: Path, sampler: TorchSampler, name: str, said: str, processes: int
 ) -> None:
     healthy = played(sampler, "Counting", ROWS, [])
@@ -243,7 +245,9 @@ def test_a_fault_costs_its_own_episode_and_is_named(
         assert batch["environment_reward"][i] == healthy["environment_reward"][i]
 
 
-def test_async_episodes_are_awaited_at_once(folder: Path, sampler: TorchSampler) -> None:
+def test_async_episodes_run_concurrently_with_same_tokens(
+    folder: Path, sampler: TorchSampler
+) -> None:
     rows = [{"turns": 1, "bad": False, "meet": 40}] * 40
     batch = played(sampler, "Waiting", rows, notes := [], max_tokens=44)
     assert notes == []
@@ -263,7 +267,7 @@ def test_async_episodes_are_awaited_at_once(folder: Path, sampler: TorchSampler)
         pytest.param("EndingAsync", "crashed its process (exit status 3)", marks=pytest.mark.full),
     ],
 )
-def test_a_fault_among_awaited_episodes_costs_its_own(
+def test_async_environment_fault_fails_only_its_episode(
     folder: Path, sampler: TorchSampler, name: str, said: str
 ) -> None:
     """Also where it stops the loop of all, or ends their process."""
@@ -278,7 +282,7 @@ def test_a_fault_among_awaited_episodes_costs_its_own(
 
 @pytest.mark.full
 @pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.proof)])
-def test_no_time_is_given_to_more_than_may_hang(
+def test_hanging_episodes_end_collection_once_fault_limit_is_exceeded(
     folder: Path, sampler: TorchSampler, processes: int
 ) -> None:
     rows = [{"turns": 3, "bad": True}] * 20
@@ -287,7 +291,7 @@ def test_no_time_is_given_to_more_than_may_hang(
         played(sampler, "Hanging", rows, [], **limits)
 
 
-def test_one_that_says_something_else_when_played_again_is_found_out(
+def test_nondeterministic_environment_is_detected_on_replay(
     folder: Path, sampler: TorchSampler
 ) -> None:
     batch = played(sampler, "Fickle", ROWS, notes := [], max_no_verdict_rate=1.0)
@@ -295,7 +299,7 @@ def test_one_that_says_something_else_when_played_again_is_found_out(
     assert batch["environment_fault"].tolist() == [False, False, True, False, True, True]
 
 
-def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
+def test_max_turns_and_max_tokens_truncate_episodes(folder: Path, sampler: TorchSampler) -> None:
     endless = [{"turns": 99, "bad": False}] * 2
     by_turns = played(sampler, "Counting", endless, [], max_turns=2)
     assert by_turns["turns"].tolist() == [2, 2]
@@ -306,7 +310,9 @@ def test_limits_truncate(folder: Path, sampler: TorchSampler) -> None:
     assert by_tokens["truncated"].all()
 
 
-def test_too_many_faults_end_the_run(folder: Path, sampler: TorchSampler) -> None:
+def test_environment_faults_above_max_no_verdict_rate_raise_error(
+    folder: Path, sampler: TorchSampler
+) -> None:
     rows = [{"turns": 3, "bad": True}] * 4
     with pytest.raises(
         EnvironmentFault,
@@ -329,7 +335,7 @@ def talker(assets: Path, in_tmp: Path) -> ModelSource:
     return open_source(in_tmp / "talker")
 
 
-def test_a_turn_that_a_stop_string_ended_goes_on_inside_the_message_and_arguments_reach_the_template(
+def test_observation_after_stop_string_continues_message_and_template_args_apply(
     talker: ModelSource,
 ) -> None:
     data = DataSection(

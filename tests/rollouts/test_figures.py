@@ -24,7 +24,7 @@ def question(number: int, *answers: tuple[float | None, str | None]) -> list[Gra
     ]
 
 
-def test_figures_are_means_over_questions() -> None:
+def test_pass_at_k_and_majority_are_means_over_questions() -> None:
     samples = question(0, (1.0, "18"), (0.0, "7"), (0.0, "7")) + question(
         1, (1.0, "2"), (1.0, "2"), (1.0, "2")
     )
@@ -39,7 +39,7 @@ def test_figures_are_means_over_questions() -> None:
     )
 
 
-def test_votes_for_equal_answers_count_together_and_silence_does_not() -> None:
+def test_majority_vote_ignores_missing_answers_and_splits_ties() -> None:
     samples = question(
         0, (1.0, "18"), (1.0, "18"), (0.0, "7"), (0.0, None), (0.0, None), (0.0, None)
     )
@@ -48,7 +48,7 @@ def test_votes_for_equal_answers_count_together_and_silence_does_not() -> None:
     assert MATH.compute_figures(split, (6,))["maj@6"].value == 0.5
 
 
-def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
+def test_responses_without_verdict_are_excluded_from_metrics_and_counted() -> None:
     samples = question(0, (1.0, "18"), (None, None)) + question(1, (None, None), (None, None))
     samples += question(2, (0.0, "7"), (0.0, "7"))
     figures = MATH.compute_figures(samples, (1, 2))
@@ -60,7 +60,7 @@ def test_a_response_without_a_verdict_is_left_out_and_counted() -> None:
     assert metrics["accuracy"] == metrics["pass@1"] == 0.5
 
 
-def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
+def test_graded_rewards_have_mean_and_pass_at_k_only_with_pass_score() -> None:
     samples = question(0, (0.5, None), (2.5, None)) + question(1, (-1.0, None), (None, None))
     plain = grading(RewardSection(type="python", function="a.py:b")).compute_figures(
         samples, (1, 2)
@@ -87,7 +87,7 @@ def test_graded_rewards_have_a_mean_and_pass_where_the_recipe_says() -> None:
         (["#### 5", "#### 5", "#### 6"], [None, 0.0, 0.0], [None, "5", "6"]),
     ],
 )  # fmt: skip
-def test_responses_vote_for_what_they_answer(
+def test_numerically_equal_answers_cast_the_same_vote(
     responses: list[str], scores: list[float | None], expected: list[str | None]
 ) -> None:
     count = len(responses)

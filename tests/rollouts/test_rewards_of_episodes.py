@@ -72,7 +72,7 @@ def reward_named(name: str, value: float) -> WeightedSum:
     return WeightedSum(parts)
 
 
-def test_a_name_that_only_some_batches_have_is_no_verdict_in_others(in_tmp: Path) -> None:
+def test_named_reward_missing_in_a_batch_is_nan_in_mixed_rollouts(in_tmp: Path) -> None:
     whole = collector(in_tmp, NoReward())
     with whole.engine.at():
         assert "reward/bonus" not in whole.collect(3, 2, SAMPLING, 2).batch.sample
@@ -87,7 +87,7 @@ def test_a_name_that_only_some_batches_have_is_no_verdict_in_others(in_tmp: Path
 
 
 @pytest.mark.parametrize("plays", [True, False])
-def test_a_reward_does_not_see_the_stop_token_of_the_model(plays: bool, in_tmp: Path) -> None:
+def test_reward_text_excludes_final_stop_token_of_model(plays: bool, in_tmp: Path) -> None:
     """Also where it is no special token, which a tokenizer would skip; one of the environment is
     seen.
     """

@@ -23,7 +23,7 @@ def choose(
     return list(choose_rows(scores, truncated, prompts, count).items())
 
 
-def test_single_responses_show_the_ends_and_what_went_wrong() -> None:
+def test_logged_samples_include_best_worst_truncated_and_unscored_responses() -> None:
     scores = [0.5, 0.5, 0.5, 0.25, 0.5, 1.0, NONE, 0.5, 1.0]
     assert choose(scores, 6, cut=(7, 8)) == [
         (0, "next in order"), (1, "next in order"), (3, "worst score"), (5, "best score"), (6, "no verdict"),
@@ -32,7 +32,7 @@ def test_single_responses_show_the_ends_and_what_went_wrong() -> None:
     assert choose(scores, 2) == [(3, "worst score"), (5, "best score")]
 
 
-def test_a_whole_group_shows_what_a_comparison_learns_from() -> None:
+def test_logged_groups_are_those_with_most_different_scores_or_truncation() -> None:
     scores = [0.0, 0.0, 1.0, 0.5, 0.0, 1.0, 1.0, 1.0]
     assert choose(scores, 4, group=2) == [
         (0, "next in order"), (1, "next in order"), (4, "most different scores"), (5, ("most "
@@ -48,7 +48,7 @@ def test_a_whole_group_shows_what_a_comparison_learns_from() -> None:
     scores=st.lists(st.sampled_from([NONE, 0.0, 0.5, 1.0]), max_size=6), count=st.integers(0, 30),
     cut=st.sets(st.integers(0, 23)),
 )  # fmt: skip
-def test_rows_are_as_many_as_asked_for_and_in_order(
+def test_logged_rows_are_ordered_and_as_many_as_requested(
     group: int, scores: list[float], count: int, cut: set[int]
 ) -> None:
     rows = [row for row, _ in choose(scores * group, count, group, tuple(cut))]

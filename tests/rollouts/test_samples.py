@@ -61,7 +61,7 @@ def letters(ids: Sequence[int]) -> str:
     return "".join("abcdefgh"[token] for token in ids)
 
 
-def test_a_row_has_columns_over_the_response_alone() -> None:
+def test_sample_row_columns_cover_only_response_tokens() -> None:
     value = torch.arange(9.0) / 3
     one, two = rows_of([[1, 2], [3, 4, 5]], letters, old_value=value)
     assert one["token"]["text"] == ["b", "c"]
@@ -79,7 +79,7 @@ def test_a_row_has_columns_over_the_response_alone() -> None:
     assert two["shaped_score"] == -0.9
 
 
-def test_the_gap_is_taken_before_either_is_rounded() -> None:
+def test_logprob_gap_is_computed_before_rounding() -> None:
     near = torch.full((4,), -12.345678)
     (row,) = rows_of([[1, 2]], letters, old_logprob=near, sampler_logprob=near - 2e-6)
     assert row["token"]["logprob"] == [-12.346] * 2
@@ -91,7 +91,7 @@ TEXTS = ["Ada has 5 coins.\n", "12+30=42\n#### 42", "  two spaces"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_pieces_add_up_to_the_response(text: str) -> None:
+def test_token_texts_concatenate_to_the_response(text: str) -> None:
     tokenizer = words_tokenizer(TEXTS)
     ids = tokenizer(text)["input_ids"]
     (row,) = rows_of([[*cast(Any, ids), cast(int, tokenizer.eos_token_id)]], decoder(tokenizer))

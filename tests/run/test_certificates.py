@@ -38,7 +38,7 @@ def certificate(folder: str = "run") -> dict[str, Any]:
         ("model.scratch.config.model_type=olmo2", "olmo2 models are not verified as exact"),
     ],
 )
-def test_a_run_that_is_not_exact_says_why(
+def test_certificate_of_inexact_run_gives_the_reason(
     capsys: pytest.CaptureFixture[str], option: str, reason: str
 ) -> None:
     assert main(["train", "grpo.yaml", "run.max_steps=1", option]) == 0
@@ -52,7 +52,7 @@ def test_a_run_that_is_not_exact_says_why(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", full("bf16")])
-def test_neither_batches_nor_replicas_change_what_a_step_samples(
+def test_sampled_tokens_and_logprobs_do_not_depend_on_batch_size_or_replicas(
     monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     steps: list[Batch] = []

@@ -68,7 +68,7 @@ def names(checkpoints: CheckpointStore) -> list[str]:
     return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
-def test_what_is_saved_comes_back(checkpoints: CheckpointStore) -> None:
+def test_saved_checkpoint_restores_step_state_and_weights(checkpoints: CheckpointStore) -> None:
     save(checkpoints, 10, weights(0.1), {"position": 320, "queue": [1, 2]})
     found = newest(checkpoints)
     assert (found.folder, found.step) == (checkpoints.folder / "step_000010", 10)
@@ -78,7 +78,7 @@ def test_what_is_saved_comes_back(checkpoints: CheckpointStore) -> None:
     )
 
 
-def test_the_newest_by_step_is_found_and_only_so_many_are_kept(
+def test_latest_checkpoint_has_highest_step_and_older_ones_are_deleted(
     checkpoints: CheckpointStore,
 ) -> None:
     for step in (999_999, 1_000_000, 1_000_001):
@@ -116,7 +116,7 @@ def nest(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, alter, remove, dangle, pipe, nest])
 @pytest.mark.parametrize("file", ["policy/model.safetensors", "learner.json", "manifest.json"])
-def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
+def test_damaged_checkpoint_is_named_and_previous_one_is_used(
     checkpoints: CheckpointStore, file: str, damage: Callable[[Path], None]
 ) -> None:
     save(checkpoints, 10, weights(1), {"position": 1})
@@ -156,7 +156,7 @@ def fail(
     monkeypatch.setattr(module, name, failing)
 
 
-def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
+def test_undeletable_leftover_folder_does_not_block_saving_and_is_removed_later(
     checkpoints: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [checkpoints.folder / name for name in (".aside_step_000020", ".aside_old_step_000010")]
@@ -178,7 +178,7 @@ def test_what_cannot_be_removed_blocks_neither_its_step_nor_its_removal(
     assert names(checkpoints) == ["step_000030", "step_000040"]
 
 
-def test_what_passes_is_tried_again(
+def test_transient_delete_and_rename_errors_are_retried(
     checkpoints: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, shutil, "rmtree", errno.ENOTEMPTY, "old_step_000010", times=2)
@@ -188,7 +188,9 @@ def test_what_passes_is_tried_again(
     assert names(checkpoints) == ["step_000020", "step_000030"]
 
 
-def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: CheckpointStore) -> None:
+def test_checkpoint_with_extra_file_or_wrong_step_folder_is_rejected(
+    checkpoints: CheckpointStore,
+) -> None:
     save(checkpoints, 10, weights(1), {})
     save(checkpoints, 20, weights(2), {})
     (checkpoints.folder / "step_000020" / "extra.json").write_text("{}")
@@ -200,7 +202,7 @@ def test_an_added_file_and_another_steps_folder_are_refused(checkpoints: Checkpo
     assert "for step 10" in told[1]
 
 
-def test_going_on_before_a_damaged_one_replaces_it_and_keeps_the_good(
+def test_saving_after_damaged_checkpoint_removes_it_and_keeps_valid_ones(
     checkpoints: CheckpointStore,
 ) -> None:
     for step in (10, 20, 30):
@@ -250,7 +252,7 @@ def begun_and_ended(saver: CheckpointSaver, step: int) -> None:
         saver.begin_checkpoint(step, {})
 
 
-def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path) -> None:
+def test_full_disk_fails_save_with_message_and_keeps_earlier_checkpoint(small_disk: Path) -> None:
     checkpoints = CheckpointStore(small_disk / "checkpoints", keep=2)
     save(checkpoints, 10, weights(1), {})
     saver = CheckpointSaver(checkpoints, {"policy": Filling(torch.ones(100_000))})
@@ -265,7 +267,7 @@ def test_a_full_disk_is_said_and_earlier_checkpoints_stay_whole(small_disk: Path
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "manifest.json"])
-def test_only_safetensors_and_json_under_names_of_their_own(
+def test_checkpoint_rejects_other_file_types_and_reserved_names(
     checkpoints: CheckpointStore, name: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(name))):
@@ -273,7 +275,7 @@ def test_only_safetensors_and_json_under_names_of_their_own(
     assert names(checkpoints) == []
 
 
-def test_the_best_are_kept_besides_the_newest(checkpoints: CheckpointStore) -> None:
+def test_best_scored_checkpoints_are_kept_with_the_newest(checkpoints: CheckpointStore) -> None:
     best = CheckpointStore(checkpoints.folder, keep=1, best=2)
     for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.9), (5, 0.1), (6, 0.2)):
         save(best, step, weights(step), {}, score)
@@ -281,7 +283,7 @@ def test_the_best_are_kept_besides_the_newest(checkpoints: CheckpointStore) -> N
     assert [step for _, step, _ in best.rank_by_score()] == [6, 4, 2]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
+def test_background_checkpoint_holds_weights_from_when_save_began(
     checkpoints: CheckpointStore,
 ) -> None:
     learner = Filling(torch.zeros(1 << 22))
@@ -296,7 +298,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
     assert [(w.min().item(), w.max().item()) for w in saved] == [(0.0, 0.0), (1.0, 1.0)]
 
 
-def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: CheckpointStore) -> None:
+def test_checkpoint_save_completes_when_a_later_step_fails(checkpoints: CheckpointStore) -> None:
     def fails_after_saving() -> None:
         with CheckpointSaver(checkpoints, {"policy": Filling(torch.ones(4))}) as saver:
             saver.begin_checkpoint(10, {})
@@ -307,7 +309,7 @@ def test_a_save_that_was_begun_is_finished_where_a_step_fails(checkpoints: Check
     assert newest(checkpoints).step == 10
 
 
-def test_whatever_the_writing_thread_meets_is_told(
+def test_checkpoint_writer_thread_error_is_raised_on_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*arguments: Any) -> None:

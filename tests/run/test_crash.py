@@ -50,7 +50,7 @@ def failing(error: Exception, call: int, what: Callable[..., Any]) -> Callable[.
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
+def test_crash_writes_traceback_and_run_resumes_from_newest_checkpoint(
     error: Exception,
     tiny: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -76,7 +76,7 @@ def test_a_crash_leaves_its_trace_and_the_newest_checkpoint(
 
 
 @pytest.mark.full
-def test_a_crash_of_a_worker_has_the_workers_trace(
+def test_worker_crash_report_includes_worker_traceback(
     tiny: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("broken.py").write_text("def f(prompt, response, answer, row):\n    return 1.0\n")

@@ -12,7 +12,7 @@ from lockstep.report.log import read_metrics
 from lockstep.run.train import train_recipe
 
 
-def test_a_run_pays_what_the_recipe_declares(in_tmp: Path) -> None:
+def test_truncated_responses_get_declared_cut_off_reward(in_tmp: Path) -> None:
     (in_tmp / "rewards.py").write_text(REWARDS)
     (in_tmp / "recipe.yaml").write_text(
         yaml.safe_dump(RECIPE | {"run": {"max_steps": 1, "folder": "run"}})

@@ -42,7 +42,7 @@ def learn(name: str, *overrides: str) -> list[dict[str, Any]]:
         (9, 4, True, [4, 4, 1]),
     ],
 )
-def test_a_run_takes_every_row_or_counts_the_rest(
+def test_epoch_trains_every_row_or_reports_the_remainder(
     rows: int, size: int, trains_rest: bool, counts: list[int]
 ) -> None:
     length = RunLength(99, rows, size, trains_rest)
@@ -55,7 +55,7 @@ def test_a_run_takes_every_row_or_counts_the_rest(
     assert (length.describe_rest() is None) == (length.rest_row_count == 0)
 
 
-def test_the_last_step_learns_the_rest_of_the_epoch_and_resumes_to_the_same_bits(
+def test_last_step_trains_epoch_remainder_and_resumes_bit_identically(
     in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write("dpo", DPO)

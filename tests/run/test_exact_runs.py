@@ -97,7 +97,7 @@ def certificate() -> dict[str, Any]:
         full("ppo", (*LORA, "sampler.replicas=2")),
     ],
 )
-def test_every_token_of_every_step_is_equal_to_the_bit(
+def test_sampler_and_learner_logprobs_are_bit_identical_for_every_token(
     capsys: pytest.CaptureFixture[str], algorithm: str, options: tuple[str, ...]
 ) -> None:
     assert (
@@ -132,7 +132,9 @@ def test_every_token_of_every_step_is_equal_to_the_bit(
         full((*LORA[:1], "optimizer.lr=0.05")),
     ],
 )
-def test_a_student_samples_to_the_bit_what_it_learns_on(options: tuple[str, ...]) -> None:
+def test_distillation_sampler_and_learner_logprobs_are_bit_identical(
+    options: tuple[str, ...],
+) -> None:
     assert main(["train", "ppo.yaml", "run.folder=taught", "run.max_steps=1"]) == 0
     assert (
         main(["train", "distill.yaml", "agreement.exact=require", "run.max_steps=3", *options]) == 0
@@ -159,7 +161,7 @@ class Nudged(TorchSampler):
 
 
 @pytest.mark.usefixtures("recipes")
-def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
+def test_one_ulp_difference_in_sampler_weight_is_detected_in_its_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stateful, "torch_sampler", Nudged)
@@ -183,7 +185,7 @@ def test_one_unit_in_the_last_place_of_one_weight_is_seen_in_its_step(
 
 
 @pytest.mark.usefixtures("recipes")
-def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_when_it_resumes(
+def test_resumed_exact_run_keeps_earlier_mismatches_and_logs_no_drift_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = (
@@ -211,7 +213,7 @@ def test_an_exact_run_needs_no_baseline_for_drift_and_what_differed_stays_known_
 
 
 @pytest.mark.usefixtures("recipes")
-def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(
+def test_dry_run_reports_whether_run_will_be_exact_or_why_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     will = " exact (E2): "
@@ -244,7 +246,7 @@ def test_a_dry_run_says_that_a_run_will_be_exact_or_what_keeps_it_from_that(
         (0, 0, True, True, "none"),
     ],
 )
-def test_a_level_rests_on_what_was_compared(
+def test_certificate_level_follows_compared_tokens_mismatches_and_settings(
     tokens: int, mismatches: int, exact: bool, stops: bool, level: str
 ) -> None:
     total = MismatchTally(tokens=tokens, mismatches=mismatches)

@@ -42,7 +42,7 @@ def finished(assets: Path, run: Run, in_tmp: Path) -> Path:
     return Path("run")
 
 
-def test_the_export_has_the_logits_of_the_run(finished: Path) -> None:
+def test_exported_model_has_same_logits_as_final_model(finished: Path) -> None:
     assert main(["export", "run", "out/model"]) == 0
     assert torch.equal(logits("out/model"), logits("run/final"))
     trained = load_file("run/checkpoints/step_000002/policy/model.safetensors")
@@ -62,7 +62,7 @@ def test_an_earlier_step_can_be_exported(finished: Path) -> None:
     assert not torch.equal(logits("out"), logits("run/final"))
 
 
-def test_all_else_goes_along_byte_for_byte(finished: Path) -> None:
+def test_export_copies_tokenizer_and_generation_config_byte_for_byte(finished: Path) -> None:
     export_checkpoint(finished, Path("out"))
     for name in (
         "tokenizer.json",
@@ -78,7 +78,7 @@ def test_all_else_goes_along_byte_for_byte(finished: Path) -> None:
     )
 
 
-def test_bf16_is_half_as_large_and_says_so(finished: Path) -> None:
+def test_bf16_export_casts_weights_and_sets_config_dtype(finished: Path) -> None:
     assert main(["export", "run", "out", "--dtype", "bf16"]) == 0
     weights = load_file("out/model.safetensors")
     full = load_file("run/final/model.safetensors")
@@ -87,7 +87,7 @@ def test_bf16_is_half_as_large_and_says_so(finished: Path) -> None:
     assert '"dtype": "bfloat16"' in Path("out/config.json").read_text()
 
 
-def test_a_warm_started_run_exports_too(run: Run, in_tmp: Path) -> None:
+def test_run_started_from_final_folder_stores_no_initial_weights(run: Run, in_tmp: Path) -> None:
     """Three generations: the first made from nothing, the second from the first's final folder."""
     run("run.folder=first")
     run("run.folder=second", "model.scratch=null", "model.path=first/final")

@@ -214,7 +214,7 @@ def in_child(call: str) -> bool:
 
 
 @pytest.mark.full
-def test_one_in_a_hundred_of_the_disks_calls_ends_in_the_same_bytes(place: Place) -> None:
+def test_one_percent_of_disk_faults_end_in_bit_identical_run_files(place: Place) -> None:
     outcomes = faulty(place, PPO, "disk", OF_DISKS, 100)
     assert outcomes["told, resumed"] > 10
     assert outcomes["killed, resumed"] > 1
@@ -222,37 +222,37 @@ def test_one_in_a_hundred_of_the_disks_calls_ends_in_the_same_bytes(place: Place
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_one_in_a_hundred_of_what_workers_write_ends_in_the_same_bytes(place: Place) -> None:
+def test_one_percent_of_worker_disk_faults_end_in_bit_identical_run_files(place: Place) -> None:
     assert faulty(place, IN_RANKS, "disk", OF_DISKS, 100, in_child).total()
 
 
 @pytest.mark.full
-def test_one_in_fifty_of_what_helpers_say_ends_in_the_same_bytes(place: Place) -> None:
+def test_one_in_fifty_helper_process_faults_ends_in_bit_identical_run_files(place: Place) -> None:
     assert faulty(place, PPO, "processes", OF_SOCKETS, 50).total()
 
 
 @pytest.mark.full
-def test_one_in_forty_of_what_a_server_says_ends_in_the_same_bytes(
+def test_one_in_forty_judge_server_faults_ends_in_bit_identical_eval_files(
     place: Place, judged: Scene
 ) -> None:
     assert faulty(place, judged, "servers", OF_SOCKETS, 40)["ran to its end"]
 
 
 @pytest.mark.proof
-def test_each_of_the_disks_calls_ends_in_the_same_bytes(place: Place) -> None:
+def test_every_disk_fault_ends_in_bit_identical_run_files(place: Place) -> None:
     faulty(place, PPO, "reads", OF_READS, 1)
 
 
 @pytest.mark.proof
 @pytest.mark.needs("gloo")
-def test_each_of_what_workers_write_and_hear_ends_in_the_same_bytes(place: Place) -> None:
+def test_every_worker_disk_and_message_fault_ends_in_bit_identical_run_files(place: Place) -> None:
     faulty(place, IN_RANKS, "reads", OF_READS, 1, in_child)
     shutil.rmtree(place.folder / "calm")
     faulty(place, IN_RANKS, "processes", OF_SOCKETS, 1)
 
 
 @pytest.mark.proof
-def test_each_of_what_helpers_and_a_server_say_ends_in_the_same_bytes(
+def test_every_helper_and_judge_server_fault_ends_in_bit_identical_files(
     place: Place, judged: Scene
 ) -> None:
     faulty(place, PPO, "processes", OF_SOCKETS, 1)

@@ -19,7 +19,7 @@ def here(in_tmp: Path) -> Path:
     return in_tmp
 
 
-def test_stages_are_named_with_what_they_are_for_and_only_the_last_is_summed_up(
+def test_warm_start_stages_are_announced_and_only_last_is_summarized(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "later.yaml"]) == 0

@@ -40,7 +40,7 @@ def checkpoint(algorithm: str, *options: str) -> dict[str, bytes]:
         full("dpo", ("learner.dtype=fp32",)),
     ],
 )
-def test_micro_batches_change_no_bit_of_the_weights(
+def test_weights_with_fixed_rows_per_pass_do_not_depend_on_micro_batches(
     algorithm: str, others: tuple[str, ...]
 ) -> None:
     dtype, *sampling = reversed(others)

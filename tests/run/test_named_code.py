@@ -20,7 +20,9 @@ def named(option: str, reference: str) -> str:
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_an_algorithm_is_named_before_it_is_imported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_algorithm_file_and_digest_are_printed_before_import(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     Path("mine.py").write_text(FAILS)
     with pytest.raises(ValueError, match="cannot be imported"):
         registry.find_algorithm("mine.py:Mine")

@@ -96,7 +96,7 @@ def certificate(folder: str) -> dict[str, Any]:
         full("grpo", ("learner.dtype=bf16", "grpo.kl.coef=0.1", "grpo.kl.placement=loss", *SHAPED)),
     ],
 )
-def test_the_curve_is_that_of_a_run_that_recomputes_all(
+def test_recomputing_a_share_gives_same_weights_and_metrics_as_recomputing_all(
     recipe: str, options: tuple[str, ...]
 ) -> None:
     train(recipe, "true", "share", "run.max_steps=3", *options)
@@ -120,7 +120,7 @@ def test_the_curve_is_that_of_a_run_that_recomputes_all(
         )
 
 
-def test_the_certificate_counts_what_was_not_recomputed_apart(
+def test_certificate_counts_tokens_not_recomputed_separately(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     train("ppo", "true", "run", "run.max_steps=2", "ppo.global_batch_size=4")
@@ -161,7 +161,7 @@ def first_unshared(step: int) -> int:
 
 
 @pytest.mark.parametrize("recipe", ["ppo", full("grpo")])
-def test_a_token_of_the_first_minibatch_is_seen_before_it_is_trained_on_and_ends_the_trust_for_good(
+def test_mismatch_in_first_minibatch_is_counted_and_forces_full_recomputation(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stateful, "torch_sampler", Slipped)

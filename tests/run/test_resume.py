@@ -41,7 +41,7 @@ LASTING = ("run.save_every=1", "ppo.ppo_epochs=2", "ppo.kl.coef=0.1")
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.proof)])
-def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(
+def test_run_killed_repeatedly_leaves_bit_identical_run_folder(
     run: Run, in_tmp: Path, kills: int
 ) -> None:
     overrides = (*LASTING, f"run.max_steps={kills + 4}")
@@ -63,7 +63,9 @@ def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(
     assert (found["level"], found["tokens"], found["mismatches"]) == ("E2", tokens, 0)
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
+def test_resume_gives_same_metrics_and_drops_later_and_torn_log_lines(
+    run: Run, in_tmp: Path
+) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
     shutil.rmtree("stopped/final")
@@ -117,7 +119,7 @@ def slow(prompt, response, answer, row):
 
 
 @pytest.mark.full
-def test_two_interrupts_end_at_once(run: Run, in_tmp: Path) -> None:
+def test_second_interrupt_stops_run_during_step(run: Run, in_tmp: Path) -> None:
     Path("slow.py").write_text(SLOW)
     with started("run", "reward.function=slow.py:slow", "run.max_steps=100") as process:
         assert process.stderr is not None
@@ -131,7 +133,9 @@ def test_two_interrupts_end_at_once(run: Run, in_tmp: Path) -> None:
         assert "rerun the command to resume" in "".join(shown)
 
 
-def test_a_run_stops_before_its_time_is_over(run: Run, in_tmp: Path) -> None:
+def test_max_time_stops_run_with_checkpoint_and_resume_gives_same_metrics(
+    run: Run, in_tmp: Path
+) -> None:
     whole = run("run.folder=whole", "run.max_steps=8")
     with pytest.raises(StoppedRun, match=r"the next step would exceed run\.max_time_s") as stopped:
         run("run.folder=short", "run.max_steps=8", "run.max_time_s=0.01", "run.save_every=100")
@@ -149,7 +153,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("two_threads")
-def test_a_run_keeps_its_threads_when_it_is_resumed(
+def test_resumed_run_keeps_thread_count_of_first_session(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
@@ -166,7 +170,7 @@ def test_a_run_keeps_its_threads_when_it_is_resumed(
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path) -> None:
+def test_resumed_data_parallel_run_has_bit_identical_weights(run: Run, in_tmp: Path) -> None:
     two = ("learner.parallel.dp=2", "run.max_steps=3")
     whole = run("run.folder=whole", *two)
     with pytest.raises(StoppedRun):
@@ -180,7 +184,7 @@ def test_ranks_in_other_processes_go_on_to_the_same_bits(run: Run, in_tmp: Path)
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_tmp: Path) -> None:
+def test_run_resumes_in_other_rank_layout_and_both_layouts_export(run: Run, in_tmp: Path) -> None:
     run("run.folder=whole", "run.max_steps=3", "run.keep=3")
     with pytest.raises(StoppedRun):
         run(
@@ -211,7 +215,7 @@ def test_another_layout_of_ranks_goes_on_and_each_can_be_exported(run: Run, in_t
 
 
 @pytest.mark.proof
-def test_time_counts_for_what_is_trained_first_too(in_tmp: Path) -> None:
+def test_max_time_includes_warm_start_training(in_tmp: Path) -> None:
     first = [
         "model.from_recipe=sft_arithmetic",
         "learner.device=cpu",
@@ -229,7 +233,9 @@ def alter(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_damaged_checkpoints_only_do_not_begin_anew(run: Run, in_tmp: Path) -> None:
+def test_run_with_only_damaged_checkpoints_fails_instead_of_restarting(
+    run: Run, in_tmp: Path
+) -> None:
     run("run.keep=1")
     shutil.rmtree("run/final")
     alter(Path("run/checkpoints/step_000002/policy/model.safetensors"))
@@ -256,7 +262,7 @@ def unfinished(run: Run, in_tmp: Path) -> Callable[..., list[dict[str, Any]]]:
     return lambda *overrides: run(*given, *overrides)
 
 
-def test_other_data_is_said_and_refused_unless_allowed(
+def test_resume_with_changed_data_is_rejected_unless_allowed(
     unfinished: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("train.jsonl").write_text(rows(list(range(1, 65))))
@@ -271,7 +277,9 @@ def test_other_data_is_said_and_refused_unless_allowed(
     assert "resumes although data.train was" in capsys.readouterr().err
 
 
-def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfinished: Run) -> None:
+def test_resume_with_changed_recipe_lists_fields_and_is_rejected_unless_allowed(
+    unfinished: Run,
+) -> None:
     with pytest.raises(ChangedError) as refused:
         unfinished("ppo.clip=0.1", "policy.lr=1.0e-4")
     told = [line.strip() for line in str(refused.value).splitlines()[1:-1]]
@@ -281,7 +289,7 @@ def test_another_recipe_is_said_field_by_field_and_refused_unless_allowed(unfini
     assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
 
 
-def test_another_version_of_the_code_is_said_and_refused(
+def test_resume_with_other_lockstep_version_is_rejected(
     unfinished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.run.folder.identity.__version__", "9.9.9")
@@ -289,9 +297,7 @@ def test_another_version_of_the_code_is_said_and_refused(
         unfinished()
 
 
-def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(
-    run: Run, in_tmp: Path
-) -> None:
+def test_allow_changes_extends_finished_run_with_same_rewards(run: Run, in_tmp: Path) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     run("run.max_steps=2")
     train_recipe(load_recipe("tiny.yaml", ["run.max_steps=4"]), allow_changes=True)
@@ -299,7 +305,7 @@ def test_a_finished_run_goes_on_with_more_steps_where_that_is_allowed(
     assert rewards == [row["train/reward"] for row in whole if "train/reward" in row]
 
 
-def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
+def test_best_mode_min_keeps_checkpoint_with_lowest_metric(run: Run, in_tmp: Path) -> None:
     logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, mode: min}")
     rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}
     lowest, highest = min(rewards, key=rewards.__getitem__), max(rewards, key=rewards.__getitem__)
@@ -309,7 +315,9 @@ def test_the_lowest_can_be_the_best(run: Run, in_tmp: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tmp: Path) -> None:
+def test_failed_checkpoint_write_ends_run_that_resumes_with_same_metrics(
+    run: Run, in_tmp: Path
+) -> None:
     whole = run("run.folder=whole", "run.max_steps=4")
     with pytest.raises(StoppedRun):
         run("run.max_steps=4", "run.max_time_s=0.01")
@@ -325,7 +333,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(run: Run, in_tm
     assert run("run.max_steps=4") == whole
 
 
-def test_a_half_written_checkpoint_never_has_a_name(
+def test_checkpoint_files_are_synced_before_folder_is_renamed(
     run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of things: all bytes are on the disk before the name is."""
@@ -354,7 +362,9 @@ def test_a_half_written_checkpoint_never_has_a_name(
     assert order[named + 1] == "sync checkpoints"
 
 
-def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
+def test_resume_with_other_initial_model_is_rejected_even_with_allow_changes(
+    run: Run, in_tmp: Path
+) -> None:
     run()
     with pytest.raises(
         ChangedError, match=r"holds a run of a different recipe:\n  recipe\.model\."
@@ -364,7 +374,7 @@ def test_another_first_model_is_never_allowed(run: Run, in_tmp: Path) -> None:
         )
 
 
-def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_run(
+def test_run_identity_includes_initial_model_libraries_data_and_reward_package(
     run: Run, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run()
@@ -394,7 +404,7 @@ def test_the_first_model_the_libraries_and_a_package_of_rewards_are_part_of_a_ru
     ("recipe", "option"),
     [("self_rewarding", "judge"), ("self_rewarding_meta_llama3_8b", "meta_judge")],
 )
-def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) -> None:
+def test_changed_judge_weights_change_run_inputs(recipe: str, option: str, tmp_path: Path) -> None:
     loaded = load_recipe(recipe, [f"{option}.path={tmp_path}"])
     (tmp_path / "weights").write_bytes(b"1")
     before = collect_inputs(loaded, {}, None)
@@ -405,7 +415,7 @@ def test_another_judge_is_another_run(recipe: str, option: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
-def test_a_log_that_was_altered_between_two_sessions_is_named(
+def test_resume_with_altered_or_missing_log_is_rejected_unless_allowed(
     name: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StoppedRun):

@@ -23,7 +23,7 @@ from lockstep.run.train import train_recipe
 Run = Callable[..., list[dict[str, Any]]]
 
 
-def test_a_finished_run_says_so_and_a_changed_option_starts_another(
+def test_finished_run_is_not_repeated_and_changed_option_starts_new_run(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("run.folder=null")
@@ -33,7 +33,7 @@ def test_a_finished_run_says_so_and_a_changed_option_starts_another(
     assert len(list(Path("runs").iterdir())) == 2
 
 
-def test_a_run_of_no_steps_is_its_first_model_validated(run: Run, in_tmp: Path) -> None:
+def test_run_of_zero_steps_validates_and_saves_initial_model(run: Run, in_tmp: Path) -> None:
     rows = run("run.max_steps=0")
     assert [row["step"] for row in rows] == [0]
     first, final = (load_file(f"run/{name}/model.safetensors") for name in ("initial", "final"))
@@ -41,7 +41,7 @@ def test_a_run_of_no_steps_is_its_first_model_validated(run: Run, in_tmp: Path) 
 
 
 @pytest.mark.needs("gloo")
-def test_two_ranks_learn_as_one(run: Run) -> None:
+def test_ppo_on_two_ranks_matches_one_rank_metrics(run: Run) -> None:
     one = run("run.folder=one", "run.max_steps=3", "agreement.exact=false")
     two = run("run.folder=two", "run.max_steps=3", "agreement.exact=false", "learner.parallel.dp=2")
     for a, b in zip(one, two, strict=True):
@@ -60,7 +60,9 @@ GSM8K = (
 )  # fmt: skip
 
 
-def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
+def test_ppo_gsm8k_recipe_trains_real_model_with_sampler_learner_agreement(
+    assets: Path, in_tmp: Path
+) -> None:
     data = (
         f"data.train={assets}/data/gsm8k/train.jsonl",
         f"data.validation={assets}/data/gsm8k/test.jsonl",
@@ -81,7 +83,7 @@ def test_real_model_and_real_gsm8k(assets: Path, in_tmp: Path) -> None:
     assert all(sample["tokens"] <= 64 for sample in samples)
 
 
-def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
+def test_run_folder_in_use_is_rejected_and_left_unchanged(run: Run, in_tmp: Path) -> None:
     run("run.folder=busy", "run.max_steps=1")
     shutil.rmtree("busy/final")
     before = Path("busy/metrics.jsonl").read_bytes()
@@ -93,7 +95,7 @@ def test_a_run_in_use_is_not_touched(run: Run, in_tmp: Path) -> None:
     assert Path("busy/metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_of_other_rows_or_another_reward_is_not_given_out_as_this_one(
+def test_finished_run_with_changed_data_or_reward_is_rejected(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("rows.jsonl").write_text(

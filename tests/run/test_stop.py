@@ -21,20 +21,20 @@ def steps(deadline_s: float, lengths: list[float], start_up_s: float = 0.0) -> i
     return len(lengths)
 
 
-def test_a_run_ends_where_another_step_would_not_fit() -> None:
+def test_run_stops_if_next_step_would_exceed_deadline() -> None:
     assert steps(10.0, [3.0] * 9) == 3
     assert steps(100.0, [3.0] * 9) == 9
 
 
-def test_the_longest_step_so_far_counts() -> None:
+def test_deadline_check_uses_longest_step_so_far() -> None:
     assert steps(10.0, [5.0, 1.0, 1.0, 1.0]) == 2
 
 
-def test_what_came_before_the_first_step_is_no_step() -> None:
+def test_startup_time_is_excluded_from_step_length() -> None:
     assert steps(60.0, [1.0] * 9, start_up_s=40.0) == 9
 
 
-def test_who_asks_is_told_why() -> None:
+def test_stop_check_returns_requested_reason_and_exit_code() -> None:
     stop = StopRequests(None)
     assert stop.check_after_step() is None
     stop.ask_to_stop("SIGTERM was received", 143)

@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_named(run: Path, name: str) -> None:
+def test_flipped_bit_in_finished_run_is_reported_with_file_name(run: Path, name: str) -> None:
     require_unaltered(run)
     content = bytearray((run / name).read_bytes())
     content[7] ^= 4
@@ -76,7 +76,7 @@ def test_a_flipped_bit_is_named(run: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_missing_or_longer_is_named(run: Path, name: str) -> None:
+def test_missing_or_extended_run_file_is_reported(run: Path, name: str) -> None:
     with (run / name).open("ab") as file:
         file.write(b"more")
     assert " differs from what the run wrote; restore the file" in next(find_altered(run, ""))
@@ -84,7 +84,7 @@ def test_what_is_missing_or_longer_is_named(run: Path, name: str) -> None:
     assert "is missing" in next(find_altered(run, ""))
 
 
-def test_a_model_appears_with_its_digests_or_not_at_all(run: Path) -> None:
+def test_interrupted_finish_leaves_no_final_model(run: Path) -> None:
     shutil.rmtree(run / "final")
     (run / SUMS).unlink()
 
@@ -100,7 +100,7 @@ def test_a_model_appears_with_its_digests_or_not_at_all(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [METRICS, "samples.jsonl"])
-def test_logs_have_to_begin_as_a_checkpoint_noted_them(name: str, tmp_path: Path) -> None:
+def test_log_prefix_altered_since_checkpoint_is_reported(name: str, tmp_path: Path) -> None:
     logs, noted = RunLogs(tmp_path), list[dict[str, FileDigest]]()
     for step in (1, 2):
         logs.add_metrics(step, {"train/reward": 0.5})

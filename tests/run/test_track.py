@@ -30,7 +30,7 @@ def run(tracker: RunLogs, start: int, stop: int) -> None:
 
 
 @given(st.floats())
-def test_every_number_comes_back_and_every_line_is_strict_json(value: float) -> None:
+def test_every_float_is_logged_as_one_strict_json_line(value: float) -> None:
     line = encode_line(1, {"x": value})
 
     def refuse(constant: str) -> None:
@@ -41,12 +41,12 @@ def test_every_number_comes_back_and_every_line_is_strict_json(value: float) -> 
 
 
 @pytest.mark.parametrize("value", [0.1 + 0.2, 1e-300, -0.0, math.inf, -math.inf, math.nan])
-def test_numbers_read_back_as_the_same_bits(tmp_path: Path, value: float) -> None:
+def test_logged_metrics_read_back_bit_identical(tmp_path: Path, value: float) -> None:
     RunLogs(tmp_path).add_metrics(0, {"x": value})
     assert read_metrics(tmp_path)[0]["x"].hex() == value.hex()
 
 
-def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> None:
+def test_rewound_logs_contain_each_step_once(tmp_path: Path) -> None:
     tracker = RunLogs(tmp_path)
     run(tracker, 0, 8)
     before = (tmp_path / "samples.jsonl").read_text()
@@ -57,7 +57,7 @@ def test_going_on_from_an_earlier_step_logs_no_step_twice(tmp_path: Path) -> Non
     assert (tmp_path / "samples.jsonl").read_text() == before
 
 
-def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
+def test_torn_log_line_is_not_read_and_is_removed_by_rewind(tmp_path: Path) -> None:
     tracker = RunLogs(tmp_path)
     run(tracker, 0, 3)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -68,7 +68,7 @@ def test_a_line_cut_short_is_not_read_and_is_dropped(tmp_path: Path) -> None:
     assert steps(tmp_path, "metrics.jsonl") == [0, 1, 2, 3]
 
 
-def test_a_line_that_does_not_fit_is_an_error_and_leaves_none_of_itself(tmp_path: Path) -> None:
+def test_failed_log_append_raises_and_leaves_no_partial_line(tmp_path: Path) -> None:
     path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     append_lines(path, b"whole\n")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))

@@ -75,7 +75,7 @@ def close(one: Series, other: Series) -> bool:
 
 
 @pytest.mark.full
-def test_a_killed_run_goes_on_as_one_run_in_every_tracker(
+def test_killed_and_resumed_run_has_each_step_once_in_every_tracker(
     run: Run, killed: tuple[str, ...]
 ) -> None:
     rows, folder = run(*killed), Path("run")
@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_as_one_run_in_every_tracker(
     assert [record["exit_code"] for record in wandb_records(folder, "exit")] == [0]
 
 
-def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path) -> None:
+def test_trackers_mark_failed_run_as_failed(run: Run, in_tmp: Path) -> None:
     rewards = in_tmp / "rewards.py"
     rewards.write_text(
         rewards.read_text() + "\n\ndef broken(prompt, response, answer, row):\n    return 'x'\n"
@@ -102,7 +102,7 @@ def test_a_failed_run_is_shown_as_failed(run: Run, in_tmp: Path) -> None:
     assert [record["exit_code"] for record in wandb_records(Path("run"), "exit")] == [1]
 
 
-def test_a_tracker_that_is_added_shows_the_run_from_its_beginning(run: Run) -> None:
+def test_tracker_added_on_resume_shows_all_earlier_steps(run: Run) -> None:
     run("run.max_steps=2")
     shutil.rmtree("run/final")
     rows = run("run.max_steps=2", "trackers.tensorboard={}")
@@ -112,7 +112,7 @@ def test_a_tracker_that_is_added_shows_the_run_from_its_beginning(run: Run) -> N
     )
 
 
-def test_the_logs_are_on_the_disk_before_a_checkpoint_is(
+def test_logs_are_synced_before_checkpoint_manifest(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []

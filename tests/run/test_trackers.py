@@ -55,7 +55,7 @@ def process(facts: RunFacts, recipe: Trackers, kept: int, stop: int, worth: floa
         steps(tracker, kept + 1, stop, worth)
 
 
-def test_tensorboard_shows_the_run(facts: RunFacts) -> None:
+def test_tensorboard_shows_metrics_timings_recipe_and_samples(facts: RunFacts) -> None:
     process(facts, Trackers(tensorboard=TensorBoard()), -1, 2)
     assert tensorboard_series(facts.folder) == {
         "train/reward": [(0, 0.0), (1, 1.0)],
@@ -71,7 +71,7 @@ def test_tensorboard_shows_the_run(facts: RunFacts) -> None:
     )
 
 
-def test_wandb_shows_the_run(facts: RunFacts) -> None:
+def test_wandb_shows_metrics_config_sample_tables_and_exit_code(facts: RunFacts) -> None:
     process(facts, Trackers(wandb=WandB(project="words", name="first")), -1, 2)
     assert wandb_series(facts.folder) == {
         "train/reward": [(0, 0.0), (1, 1.0)],
@@ -92,7 +92,7 @@ def test_wandb_shows_the_run(facts: RunFacts) -> None:
     assert [record["exit_code"] for record in wandb_records(facts.folder, "exit")] == [0]
 
 
-def test_wandb_online_without_a_key_is_refused_before_anything_is_done(
+def test_wandb_online_without_api_key_is_rejected(
     facts: RunFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -127,7 +127,7 @@ class Told(TrackerView):
         self.rows.append((-1, outcome))
 
 
-def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) -> None:
+def test_tracker_view_receives_each_logged_step_once(tmp_path: Path) -> None:
     logs, early, late = RunLogs(tmp_path), Told(), Told(newest=1)
     tracker = LogTracker(logs, {"early": early}, print)
     tracker.rewind_to(-1)
@@ -152,7 +152,7 @@ def test_a_view_is_sent_what_the_logs_have_and_each_step_once(tmp_path: Path) ->
     assert late.rows == [(2, whole)]
 
 
-def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_path: Path) -> None:
+def test_failing_tracker_is_noted_once_and_others_continue(tmp_path: Path) -> None:
     logs, failing, healthy, notes = RunLogs(tmp_path), Told(), Told(), list[str]()
     tracker = LogTracker(logs, {"failing": failing, "healthy": healthy}, notes.append)
     tracker.rewind_to(-1)
@@ -179,7 +179,7 @@ def test_a_failing_view_is_noted_once_and_left_out_while_the_others_go_on(tmp_pa
         (StoppedRun("time is over", 75), "interrupted"),
     ],
 )
-def test_views_are_told_how_the_run_ended(
+def test_tracker_views_receive_run_outcome(
     tmp_path: Path, ending: BaseException | None, outcome: RunOutcome
 ) -> None:
     view = Told()

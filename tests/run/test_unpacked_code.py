@@ -88,7 +88,7 @@ def plant(file: str, mark: Path, text: str = "") -> None:
     Path(file).write_text(EVIL.format(mark=str(mark)) + text)
 
 
-def test_code_that_ran_on_this_machine_needs_no_flag(unpacked: Path) -> None:
+def test_code_trained_with_on_this_machine_needs_no_trust_flag(unpacked: Path) -> None:
     assert main(ASKING) == 0
 
 
@@ -121,7 +121,7 @@ def test_changed_code_is_refused_and_does_not_run(
 
 
 @pytest.mark.parametrize("name", ["code.py", "codeop.py", "code/__init__.py", "sitecustomize.py"])
-def test_a_module_of_python_that_lies_next_to_known_code_does_not_run(
+def test_local_file_shadowing_standard_library_module_is_not_executed(
     name: str, unpacked: Path
 ) -> None:
     """The helper imports `code`, which imports `codeop`."""
@@ -131,7 +131,7 @@ def test_a_module_of_python_that_lies_next_to_known_code_does_not_run(
     assert not (unpacked / "mark").exists()
 
 
-def test_a_compiled_file_that_seems_to_belong_to_known_code_does_not_run(unpacked: Path) -> None:
+def test_planted_bytecode_for_known_code_is_not_executed(unpacked: Path) -> None:
     text, evil = HELPER.ljust(1000, "#"), EVIL.format(mark=str(unpacked / "mark")).ljust(1000, "#")
     for content in (evil, text):
         Path("helper.py").write_text(content)
@@ -146,7 +146,7 @@ def test_a_compiled_file_that_seems_to_belong_to_known_code_does_not_run(unpacke
 @pytest.mark.parametrize(
     "command", [("generate", "run", "rows.jsonl"), ("check", "run"), ("export", "run", "out")]
 )
-def test_an_algorithm_is_refused_by_every_command_that_reads_a_run(
+def test_unknown_algorithm_code_is_rejected_by_generate_check_and_export(
     command: tuple[str, ...], unpacked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant("own.py", unpacked / "mark", ALGORITHM)
@@ -160,7 +160,7 @@ def test_an_algorithm_is_refused_by_every_command_that_reads_a_run(
     assert not (unpacked / "mark").exists()
 
 
-def test_a_known_reward_cannot_import_what_no_text_names(
+def test_known_reward_cannot_dynamically_import_untrusted_module(
     unpacked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a plugin; trained with, it is imported, and for another command it has to be

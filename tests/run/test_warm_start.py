@@ -23,7 +23,7 @@ def here(in_tmp: Path) -> Path:
     return in_tmp
 
 
-def test_a_run_whose_warm_start_another_process_trains_is_refused(here: Path) -> None:
+def test_run_is_rejected_while_other_process_trains_its_warm_start(here: Path) -> None:
     Path("run").mkdir()
     with (
         lock_folder(Path("run")),

@@ -66,14 +66,16 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("places", [1, 5, 64])
-def test_what_shares_a_pass_changes_no_bit(lm: PreTrainedModel, places: int, dtype: DType) -> None:
+def test_continuous_batching_gives_same_bits_as_uncached_generation(
+    lm: PreTrainedModel, places: int, dtype: DType
+) -> None:
     wanted = requests(prompts(12), 3)
     sampler = TorchSampler(lm, places, dtype)
     assert_same(sampler.generate(wanted, PLAIN), generate_uncached(lm, wanted, PLAIN, dtype))
 
 
 @pytest.mark.parametrize("lm", ["llama"], indirect=True)
-def test_penalties_and_stop_strings_change_no_bit_in_any_company(
+def test_penalties_and_stop_strings_keep_bits_under_preemption_and_in_learner(
     lm: PreTrainedModel, tmp_path: Path
 ) -> None:
     """Also where rows give way and begin again; and the learner has the same log-probabilities, to
@@ -102,7 +104,7 @@ def test_penalties_and_stop_strings_change_no_bit_in_any_company(
     assert torch.equal(logprob, whole["sampler_logprob"])
 
 
-def test_places_are_never_empty_while_rows_wait(lm: PreTrainedModel) -> None:
+def test_scheduler_leaves_no_slot_empty_while_sequences_wait(lm: PreTrainedModel) -> None:
     """Each pass gives a token to as many rows as list scheduling of the same lengths does."""
     sampler, places = TorchSampler(lm, 5), 5
     batch = sampler.generate(requests(prompts(40)), PLAIN)
@@ -125,7 +127,7 @@ def test_a_prompt_is_computed_once_for_all_its_generations(lm: PreTrainedModel) 
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_what_is_known_changes_no_bit(lm: PreTrainedModel, seed: int) -> None:
+def test_prefix_cache_reuse_keeps_output_bits(lm: PreTrainedModel, seed: int) -> None:
     """Prompts that continue others, and responses, in turn; as many turns of episodes have them."""
     draw, known = random.Random(seed), prompts(4, seed)
     sampler = TorchSampler(lm, 4)
@@ -149,7 +151,9 @@ def test_what_is_known_changes_no_bit(lm: PreTrainedModel, seed: int) -> None:
     assert sampler._scheduler.computed < 0.8 * tokens
 
 
-def test_another_turn_computes_what_is_new(lm: PreTrainedModel) -> None:
+def test_next_turn_prefills_only_uncached_tokens_and_sleep_clears_cache(
+    lm: PreTrainedModel,
+) -> None:
     sampler, sampling = TorchSampler(lm, 4), SamplingParams(max_tokens=20)
     sampler.wake()
     first = sampler.generate([Request(prompts(1)[0], 0, continues=True)], sampling)
@@ -165,7 +169,7 @@ def test_another_turn_computes_what_is_new(lm: PreTrainedModel) -> None:
     assert sampler._scheduler.computed == len(again), "nothing is known after sleep"
 
 
-def test_little_memory_costs_time_and_no_bit(lm: PreTrainedModel) -> None:
+def test_preemption_under_small_kv_cache_keeps_output_bits(lm: PreTrainedModel) -> None:
     wanted, sampling = requests(prompts(12), 2), SamplingParams(max_tokens=60)
     sampler = TorchSampler(lm, 24, cache_bytes=4 * count_cache_numbers(lm.config) * 400)
     assert_same(sampler.generate(wanted, sampling), generate_uncached(lm, wanted, sampling))
@@ -175,7 +179,7 @@ def test_little_memory_costs_time_and_no_bit(lm: PreTrainedModel) -> None:
     assert_same(tiny.generate(wanted, sampling), generate_uncached(lm, wanted, sampling))
 
 
-def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
+def test_mixed_sampling_params_in_one_batch_match_separate_generation(lm: PreTrainedModel) -> None:
     scheduler, each = open_scheduler(lm), prompts(9)
     samplings = [
         PLAIN,
@@ -193,7 +197,7 @@ def test_samplings_can_be_mixed(lm: PreTrainedModel) -> None:
         assert scheduler.finished[number].logprobs == alone["sampler_logprob"][alone.mask].tolist()
 
 
-def test_what_is_aborted_makes_room_and_leaves_the_others_alone(lm: PreTrainedModel) -> None:
+def test_aborting_requests_does_not_change_outputs_of_others(lm: PreTrainedModel) -> None:
     scheduler, wanted = open_scheduler(lm), requests(prompts(10))
     numbers = [scheduler.submit(request, PLAIN) for request in wanted]
     scheduler.step()

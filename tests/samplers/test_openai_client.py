@@ -195,7 +195,9 @@ def texts(replies: Iterator[tuple[int, ServerReply]]) -> list[str]:
     ],
     ids=["top_k", "top_p", "temperature"],
 )
-def test_the_distribution_is_the_one_asked_for(server: Server, sampling: SamplingParams) -> None:
+def test_server_applies_requested_top_k_top_p_and_temperature(
+    server: Server, sampling: SamplingParams
+) -> None:
     """All but greedy, but for what is all but a tie."""
     asked = conversations(24)
 
@@ -207,7 +209,7 @@ def test_the_distribution_is_the_one_asked_for(server: Server, sampling: Samplin
     assert sum(map(str.__eq__, answers(SamplingParams(8)), greedy)) < 0.1 * len(greedy)
 
 
-def test_a_judge_reads_the_conversation_in_the_chat_template(server: Server) -> None:
+def test_openai_client_replies_match_torch_sampler_on_chat_template(server: Server) -> None:
     asked, sampling = conversations(), SamplingParams(10, temperature=0.0)
     stops = SamplingParams(10, temperature=0.0, stop_token_ids=(server.eos,))
     expected = server.ours([server.asked(conversation) for conversation in asked], stops)

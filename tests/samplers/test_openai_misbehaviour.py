@@ -93,7 +93,7 @@ def first(*said: Said) -> Callable[[int], Said]:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_server_that_is_busy_is_asked_again(script: Script, status: int) -> None:
+def test_request_to_busy_server_is_retried_unchanged(script: Script, status: int) -> None:
     script.says = first((status, {"error": {"message": "busy"}}), completed())
     assert script.reply() == ServerReply("so", 4, "length")
     assert len(script.bodies) == 2
@@ -112,7 +112,7 @@ def test_a_refused_request_is_not_sent_again(script: Script, status: int) -> Non
     assert not script.told
 
 
-def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
+def test_redirect_is_refused_and_prompt_is_not_sent_to_new_address(script: Script) -> None:
     other = Script()
     with listening(other):
         script.says = lambda n: (307, f"{other.url}/chat/completions")
@@ -125,7 +125,7 @@ def test_prompts_do_not_follow_a_server_elsewhere(script: Script) -> None:
     assert len(script.bodies) == 1
 
 
-def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:
+def test_concurrent_requests_reach_but_never_exceed_max_concurrency(script: Script) -> None:
     script.says = lambda n: time.sleep(0.05) or completed()
     places = [
         place for place, _ in script.client(max_concurrency=3).chat([TALK] * 12, SAMPLING, [0] * 12)
@@ -134,7 +134,7 @@ def test_no_more_is_under_way_than_allowed_and_no_less(script: Script) -> None:
     assert script.at_once == 3
 
 
-def test_one_failure_ends_it_at_once(script: Script) -> None:
+def test_failed_request_ends_chat_without_waiting_for_the_others(script: Script) -> None:
     late: list[bool] = []
     script.says = lambda n: (
         late.append(script.held.wait(60)) if n else None,
@@ -145,7 +145,9 @@ def test_one_failure_ends_it_at_once(script: Script) -> None:
     assert not late
 
 
-def test_the_key_is_sent_and_never_said(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+def test_api_key_is_sent_but_redacted_from_errors_and_logs(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
     script.says = first((400, {"error": {"message": f"what is Bearer {KEY}?"}}))
     with caplog.at_level("INFO"), pytest.raises(ServerError, match=r"\(what is Bearer \[key\]\?\)"):
         script.reply()
@@ -153,7 +155,7 @@ def test_the_key_is_sent_and_never_said(script: Script, caplog: pytest.LogCaptur
     assert KEY not in caplog.text
 
 
-def test_each_kind_of_server_is_asked_in_its_words(script: Script) -> None:
+def test_request_fields_match_each_server_kind(script: Script) -> None:
     ours = {
         "messages": TALK,
         "max_completion_tokens": 4,
@@ -185,7 +187,7 @@ def test_each_kind_of_server_is_asked_in_its_words(script: Script) -> None:
     assert script.bodies.pop() == ours
 
 
-def test_what_a_server_lacks_is_refused_by_name(script: Script) -> None:
+def test_sampling_option_unsupported_by_server_is_refused_by_name(script: Script) -> None:
     script.owner = "somebody"
     with pytest.raises(
         ValueError,

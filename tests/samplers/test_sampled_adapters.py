@@ -92,7 +92,7 @@ def assert_exact(sampler: TorchSampler, wanted: Sequence[Request], dtype: DType)
     maps=st.sets(st.sampled_from(MAPS), min_size=1).map(sorted).map(tuple),
     seed=st.integers(0, 99),
 )
-def test_adapters_give_the_bits_of_whole_sequences_and_learners(
+def test_sampler_with_adapters_matches_uncached_generation_and_learner_bit_for_bit(
     kind: str, dtype: DType, rows: int, rank: int, alpha: int, maps: tuple[str, ...], seed: int
 ) -> None:
     # a larger scale can overflow fp16, which is refused
@@ -103,7 +103,9 @@ def test_adapters_give_the_bits_of_whole_sequences_and_learners(
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=pytest.mark.full), "qwen3"])
-def test_refits_of_adapters_are_seen(kind: str, dtype: DType) -> None:
+def test_sampler_uses_new_adapters_after_weight_sync_or_shared_update(
+    kind: str, dtype: DType
+) -> None:
     """Both ways: sent to the sampler, and written by a learner that shares them."""
     lm = adapted(kind, LoRA(rank=8, alpha=12))
     sampler = TorchSampler(lm, 5, dtype)

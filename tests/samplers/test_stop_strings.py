@@ -13,7 +13,7 @@ from lockstep.samplers.stop_strings import StopStrings
 @pytest.mark.parametrize(
     ("string", "end"), [("The</s>", 2), ("The dog", None), ("og", 4), ("</s> d", 3)]
 )
-def test_a_special_token_is_its_name_and_no_string_goes_across_it(
+def test_stop_string_search_reads_special_token_as_its_name(
     assets: Path, string: str, end: int | None
 ) -> None:
     """So a window of as many tokens as a string has bytes shows all of it."""
@@ -37,7 +37,7 @@ def test_a_special_token_is_its_name_and_no_string_goes_across_it(
         ("日本語", "のの"),
     ],
 )
-def test_a_window_that_begins_inside_a_character_loses_nothing(
+def test_stop_string_is_found_when_window_starts_inside_multibyte_character(
     assets: Path, text: str, string: str
 ) -> None:
     folder = str(assets / "models/stories260K/hf")

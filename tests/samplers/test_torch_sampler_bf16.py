@@ -48,7 +48,7 @@ def test_weights_are_cast_once_in_a_rollout(models: Callable[..., Path]) -> None
     assert {shape: counted.casts[shape] for shape in own} == dict(own)
 
 
-def test_a_rollout_after_a_refit_casts_the_new_weights(models: Callable[..., Path]) -> None:
+def test_bf16_rollout_after_weight_sync_uses_new_weights(models: Callable[..., Path]) -> None:
     """Drawn log-probabilities are those of the new weights, to the rounding of bf16; those of the
     old are far off.
     """

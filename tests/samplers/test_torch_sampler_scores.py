@@ -54,7 +54,7 @@ def open_sampler(places: int) -> TorchSampler:
     return TorchSampler(lm, places)
 
 
-def test_logits_are_never_whole(batch: Batch) -> None:
+def test_sampler_scoring_never_materializes_logits_of_full_batch(batch: Batch) -> None:
     sampler = open_sampler(ROWS)
     with Largest() as seen:
         sampler.logprobs(batch)
@@ -62,7 +62,7 @@ def test_logits_are_never_whole(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(1, 6), (20, 3)])
-def test_passes_of_few_tokens_change_no_bit(
+def test_splitting_scoring_into_small_passes_keeps_logprob_bits(
     batch: Batch, tokens: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler, passes = open_sampler(4), list[object]()

@@ -29,7 +29,7 @@ def section(**own: Any) -> SamplerSection:
     )
 
 
-def test_every_option_is_an_argument_on_a_gpu() -> None:
+def test_vllm_options_become_engine_arguments_on_gpu() -> None:
     plain = engine_arguments(section(), BF16, 64, on_gpu=True)
     assert plain["max_num_seqs"] == 8
     assert plain["tensor_parallel_size"] == 2
@@ -50,7 +50,7 @@ def test_every_option_is_an_argument_on_a_gpu() -> None:
     )
 
 
-def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
+def test_kv_cache_budget_takes_wanted_or_available_memory_or_is_refused() -> None:
     budget = CacheBudget(wanted=2 * 10**9, least=10**9, beside=3 * 10**9)
     assert budget.choose_bytes(10 * 10**9) == 2 * 10**9
     assert budget.choose_bytes(45 * 10**8) == 15 * 10**8
@@ -69,7 +69,9 @@ def test_a_cache_takes_what_it_wants_or_what_there_is() -> None:
 
 @pytest.mark.full
 @pytest.mark.needs("vllm")
-def test_an_engine_has_the_arguments_that_were_set(vllm: None, models: Callable[..., Path]) -> None:
+def test_vllm_engine_uses_configured_arguments_and_enforces_max_model_len(
+    vllm: None, models: Callable[..., Path]
+) -> None:
     own = {
         "max_model_len": 16,
         "engine_args": {"enable_chunked_prefill": True, "max_num_batched_tokens": 48},

@@ -33,7 +33,7 @@ def learner(models: Callable[..., Path]) -> RankLearner:
     return LearnerSpec(str(models("qwen3", seed=1)), "logits", BF16, None, 0).build()
 
 
-def test_weights_are_attested_in_the_sampler_s_type(
+def test_bf16_vllm_weights_are_attested_in_sampler_dtype(
     learner: RankLearner, sampler: SamplerPool
 ) -> None:
     assert sampler.dtype == torch.bfloat16

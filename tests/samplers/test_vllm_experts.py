@@ -88,7 +88,7 @@ def test_reordered_experts_are_read_in_the_loaded_order(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["MOONEP", "XPU", "OOT"])
-def test_a_kernel_of_unknown_order_is_refused_by_name(backend: str) -> None:
+def test_expert_backend_with_unknown_weight_order_is_refused_by_name(backend: str) -> None:
     from lockstep.samplers.vllm.experts import find_packing
 
     with pytest.raises(InputError, match=rf"vLLM's expert backend {backend}.*moe_backend=triton"):

@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", one_in(3, FAMILIES))
-def test_other_weights_arrive_and_are_computed_with(
+def test_vllm_computes_with_synced_weights_of_phi3_qwen3_moe_and_gpt_neox(
     vllm: None, tmp_path: Path, family: str
 ) -> None:
     torch.manual_seed(0)

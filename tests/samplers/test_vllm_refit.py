@@ -125,7 +125,7 @@ def refitted(learner: RankLearner, sampler: Sampler) -> Metrics:
     return sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT))
 
 
-def test_a_whole_refit_is_attested(learner: RankLearner, sampler: SamplerPool) -> None:
+def test_vllm_weight_sync_attests_every_tensor(learner: RankLearner, sampler: SamplerPool) -> None:
     values = refitted(learner, sampler).floats()
     names = [name for name, _ in learner.weights()]
     assert values["refit/attested"] == len(names)
@@ -145,7 +145,7 @@ def test_a_whole_refit_is_attested(learner: RankLearner, sampler: SamplerPool) -
         *itertools.product(("skipped", "stale", "cast"), (SQUARE, NORM, EMBEDDING)),
     ],
 )
-def test_a_tensor_damaged_on_its_way_is_named(
+def test_tensor_damaged_in_weight_sync_is_named_alone(
     learner: RankLearner, sampler: SamplerPool, fault: str, victim: str
 ) -> None:
     with pytest.raises(WeightSyncError, match=victim.replace(".", r"\.")) as caught:
@@ -155,7 +155,7 @@ def test_a_tensor_damaged_on_its_way_is_named(
 
 
 @pytest.mark.parametrize("victim", [SQUARE, NORM, PART, BIAS])
-def test_a_tensor_that_arrived_and_is_not_used_is_named(
+def test_tensor_received_but_unused_by_engine_is_named(
     learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object], victim: str
 ) -> None:
     forgetting(victim)
@@ -163,7 +163,7 @@ def test_a_tensor_that_arrived_and_is_not_used_is_named(
         refitted(learner, sampler)
 
 
-def test_a_tied_head_left_behind_is_named(
+def test_stale_tied_head_is_named_after_weight_sync(
     learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]
 ) -> None:
     refitted(learner, sampler)
@@ -177,7 +177,7 @@ def test_a_tied_head_left_behind_is_named(
         refitted(learner, sampler)
 
 
-def test_a_kept_cache_is_named(
+def test_prefix_cache_kept_through_weight_sync_is_named(
     learner: RankLearner, sampler: SamplerPool, forgetting: Callable[[str], object]
 ) -> None:
     forgetting("prefix cache")
@@ -185,7 +185,7 @@ def test_a_kept_cache_is_named(
         refitted(learner, sampler)
 
 
-def test_tables_of_the_engine_s_own_are_rescored(
+def test_probe_detects_different_rotary_tables_despite_equal_weights(
     learner: RankLearner, sampler: SamplerPool
 ) -> None:
     """The engine makes its rotary tables itself, so a learner with others has the same weights and

@@ -65,7 +65,9 @@ def learner(models: Callable[..., Path]) -> RankLearner:
     return learner
 
 
-def test_weights_are_on_both_ranks_and_proven(learner: RankLearner, sampler: Damaging) -> None:
+def test_tensor_parallel_vllm_holds_and_attests_all_synced_weights(
+    learner: RankLearner, sampler: Damaging
+) -> None:
     found = sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT)).floats()
     assert found["refit/attested"] == len(list(learner.weights()))
     assert found["refit/probe_gap_max"] < 1e-4
@@ -80,7 +82,7 @@ def test_weights_are_on_both_ranks_and_proven(learner: RankLearner, sampler: Dam
 
 
 @pytest.mark.parametrize("victim", [BY_COLUMNS, BY_ROWS, ON_BOTH])
-def test_a_number_that_is_another_is_seen_on_whichever_rank_it_is(
+def test_one_changed_number_is_detected_on_either_tensor_parallel_rank(
     learner: RankLearner, sampler: Damaging, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     monkeypatch.setattr(sampler, "victim", victim)

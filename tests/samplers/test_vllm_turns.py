@@ -74,7 +74,7 @@ def sync(sampler: Resting) -> None:
     sampler.attest(1)
 
 
-def test_memory_of_the_cache_is_taken_behind_the_weights() -> None:
+def test_vllm_allocates_kv_cache_only_after_weights_are_attested() -> None:
     sampler = Resting(Engine(), sleeps=True)
     sync(sampler)
     sampler.sleep()
@@ -87,7 +87,7 @@ def test_memory_of_the_cache_is_taken_behind_the_weights() -> None:
     ]  # fmt: skip
 
 
-def test_weights_that_a_learner_replaces_are_not_copied_to_the_host_first() -> None:
+def test_vllm_sleep_discards_weights_that_learner_will_resend() -> None:
     sampler = Resting(Engine(), sleeps=True, gets_weights=True)
     sampler.sleep()
     sampler.wake()
@@ -99,7 +99,7 @@ def test_weights_that_a_learner_replaces_are_not_copied_to_the_host_first() -> N
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_session_sends_dropped_weights_again(
+def test_session_resends_weights_that_sampler_dropped_in_sleep(
     models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
     monkeypatch.setattr(TorchInference, "forgets_weights", lambda self, section: forgets)

@@ -8,7 +8,7 @@ from lockstep.core.errors import InputError
 from lockstep.sweeps.grid import combine_values, split_words
 
 
-def test_ranges_and_lists_are_in_the_grid_and_all_else_is_as_it_was() -> None:
+def test_sweep_ranges_and_lists_form_grid_and_other_words_stay_fixed() -> None:
     fixed, grid = split_words(
         [
             *(
@@ -31,7 +31,7 @@ def test_ranges_and_lists_are_in_the_grid_and_all_else_is_as_it_was() -> None:
     }
 
 
-def test_every_combination_once_with_a_name_of_its_own() -> None:
+def test_sweep_combinations_have_unique_names_that_stay_when_values_are_added() -> None:
     found = combine_values(split_words(["seed=-1..0", "data.prompt='{a}/','{a}!'"])[1])
     assert [run.values for run in found] == [
         {"seed": seed, "data.prompt": prompt} for seed in (-1, 0) for prompt in ("{a}/", "{a}!")
@@ -52,6 +52,8 @@ def test_every_combination_once_with_a_name_of_its_own() -> None:
         (["seed=1,2", "seed=3,4"], "seed is given twice"),
     ],
 )
-def test_what_is_no_sweep_is_refused(words: list[str], sentence: str) -> None:
+def test_sweep_without_several_values_or_with_repeated_option_is_rejected(
+    words: list[str], sentence: str
+) -> None:
     with pytest.raises(InputError, match=sentence):
         combine_values(split_words(words)[1])

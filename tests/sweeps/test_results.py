@@ -43,7 +43,7 @@ def write_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_means_are_of_runs_that_kept_their_promises_and_of_last_values(tmp_path: Path) -> None:
+def test_sweep_means_use_last_values_of_successful_runs_only(tmp_path: Path) -> None:
     write_run(tmp_path / "seed=0", [0.0, 1.0])
     write_run(tmp_path / "seed=1", [0.0, 2.0])
     write_run(tmp_path / "seed=2", [0.0, 100.0], breach=1.0)  # exit code 4

@@ -43,7 +43,7 @@ def weights(run: Path) -> bytes:
     return (run / "final/model.safetensors").read_bytes()
 
 
-def test_runs_are_those_of_single_commands_and_a_sweep_is_resumed_and_grows(folder: Path) -> None:
+def test_sweep_runs_equal_single_runs_and_sweep_can_be_resumed_and_extended(folder: Path) -> None:
     ended = sweep(folder, "seed=0..1 policy.lr=0.001 --jobs 2")
     assert ended.code == exit_codes.OK, ended.said
     assert "all  2 of 2" in ended.said
@@ -144,7 +144,7 @@ def test_ctrl_c_lets_each_run_save_and_the_same_command_resumes(folder: Path) ->
 
 
 @pytest.mark.full
-def test_what_several_runs_begin_with_is_trained_by_one_of_them(folder: Path) -> None:
+def test_sweep_runs_with_same_warm_start_wait_for_first_run(folder: Path) -> None:
     (folder / "after.yaml").write_text(
         yaml.safe_dump(RECIPE | {"model": {"from_recipe": "own.yaml"}})
     )
@@ -157,7 +157,9 @@ def test_what_several_runs_begin_with_is_trained_by_one_of_them(folder: Path) ->
 
 @pytest.mark.full
 @pytest.mark.usefixtures("in_tmp")
-def test_a_sweep_from_python_has_a_row_for_each_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_guide_code_finishes_two_runs_and_prints_group_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     [block] = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(block, names)
@@ -167,7 +169,7 @@ def test_a_sweep_from_python_has_a_row_for_each_group(capsys: pytest.CaptureFixt
     assert "all train/" in capsys.readouterr().out
 
 
-def test_runs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_jobs_share_cores_with_1_to_8_threads_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.sweeps.sweep.read_given_threads", lambda: None)
     monkeypatch.setattr("lockstep.sweeps.sweep.count_cores", lambda: 64)
     assert [share_cores(jobs) for jobs in (1, 16, 100)] == [8, 4, 1]

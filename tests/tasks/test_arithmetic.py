@@ -46,19 +46,19 @@ def solved(question: str) -> list[str]:
     return [*lines, f"#### {value}"]
 
 
-def test_answers_follow_from_the_questions(files: TaskFiles) -> None:
+def test_arithmetic_answers_match_independent_solution_of_questions(files: TaskFiles) -> None:
     for row in rows(files.train) + rows(files.validation):
         assert row["answer"].split("\n") == solved(row["question"])
 
 
-def test_no_question_comes_twice_and_none_is_held_out_and_trained_on(files: TaskFiles) -> None:
+def test_arithmetic_questions_are_distinct_within_and_across_splits(files: TaskFiles) -> None:
     train = [row["question"] for row in rows(files.train)]
     validation = [row["question"] for row in rows(files.validation)]
     assert (len(train), len(validation)) == (300, 100)
     assert len({*train, *validation}) == 400
 
 
-def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(
+def test_arithmetic_demonstrations_show_steps_first_then_direct_answers_for_fixed_share(
     files: TaskFiles,
 ) -> None:
     order = {row["question"]: i for i, row in enumerate(rows(files.train))}
@@ -74,7 +74,7 @@ def test_demonstrations_are_steps_first_and_then_also_direct_for_a_fixed_share(
         )
 
 
-def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(
+def test_arithmetic_files_are_byte_identical_for_same_spec_and_differ_by_seed(
     tmp_path: Path, files: TaskFiles
 ) -> None:
     again = SPEC.write(tmp_path / "again")
@@ -87,7 +87,7 @@ def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(
     assert other.train.read_bytes() != files.train.read_bytes()
 
 
-def test_the_first_problem_of_seed_0_stays_what_it_is(files: TaskFiles) -> None:
+def test_first_arithmetic_problem_of_seed_0_is_unchanged(files: TaskFiles) -> None:
     """Runs are compared over versions: whoever changes the problems must know it."""
     assert rows(files.train)[0] == {
         "question": "Finn has 9 stamps. Finn buys 5 more stamps. Finn buys 10 more stamps. Finn "
@@ -97,7 +97,7 @@ def test_the_first_problem_of_seed_0_stays_what_it_is(files: TaskFiles) -> None:
     }
 
 
-def test_files_that_are_there_already_are_left_alone(tmp_path: Path) -> None:
+def test_existing_task_files_are_kept_and_damaged_file_is_rewritten(tmp_path: Path) -> None:
     spec = Arithmetic(name="arithmetic", train_questions=5, validation_questions=5)
     first = spec.write(tmp_path)
     assert first.demonstrations is None

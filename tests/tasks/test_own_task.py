@@ -53,7 +53,9 @@ def here(in_tmp: Path) -> Path:
     return in_tmp
 
 
-def test_a_task_of_ones_own_is_trained_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_custom_task_can_be_dry_run_trained_and_explained(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "own.yaml", "--dry-run"]) == 0
     assert "32" in capsys.readouterr().out
     assert not Path("run").exists()
@@ -71,7 +73,9 @@ def test_a_task_of_ones_own_is_trained_on(here: Path, capsys: pytest.CaptureFixt
     assert "largest number" in capsys.readouterr().out
 
 
-def test_a_typo_in_its_options_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_of_custom_task_is_rejected_with_nearest_name(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "own.yaml", "data.task.higest=9"]) == 2
     assert (
         "unknown option data.task.higest; did you mean data.task.highest?"
@@ -79,7 +83,7 @@ def test_a_typo_in_its_options_is_named(here: Path, capsys: pytest.CaptureFixtur
     )
 
 
-def test_what_it_shares_is_handed_to_the_recipe_that_is_trained_first(here: Path) -> None:
+def test_shared_options_of_custom_task_are_passed_to_warm_start_recipe(here: Path) -> None:
     options = [
         "model.scratch=null",
         "model.from_recipe=own.yaml",

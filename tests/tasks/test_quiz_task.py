@@ -37,7 +37,7 @@ def play(row: dict[str, Any], right: list[bool], seed: int) -> tuple[int, list[i
     return int(prize), numbers, reward
 
 
-def test_the_reward_is_the_share_of_all_coins(tmp_path: Path) -> None:
+def test_quiz_reward_is_share_of_all_coins(tmp_path: Path) -> None:
     row = read(tmp_path, "train")[0]
     right = [True, False, True, True, False, True]
     played = [play(row, right, seed) for seed in range(30)]
@@ -48,7 +48,7 @@ def test_the_reward_is_the_share_of_all_coins(tmp_path: Path) -> None:
     assert min(play(row, [False] * 6, seed)[2] for seed in range(30)) == Show.cut_off_reward
 
 
-def test_held_out_quizzes_show_every_prize_and_count_answers_alone(tmp_path: Path) -> None:
+def test_validation_quizzes_have_every_prize_and_reward_only_right_answers(tmp_path: Path) -> None:
     played = [
         play(row, [True, False, True, True, True, True], 0) for row in read(tmp_path, "validation")
     ]
@@ -56,13 +56,13 @@ def test_held_out_quizzes_show_every_prize_and_count_answers_alone(tmp_path: Pat
     assert {reward for _, _, reward in played} == {5 / 6}
 
 
-def test_what_is_neither_yes_nor_no_is_wrong(tmp_path: Path) -> None:
+def test_quiz_answer_other_than_yes_or_no_counts_as_wrong(tmp_path: Path) -> None:
     host = Show()
     host.reset(read(tmp_path, "validation")[0], 0)
     assert [host.step(said)[1] for said in [READY] * 7][-1] == 0.0
 
 
-def test_demonstrations_know_so_many_answers(tmp_path: Path) -> None:
+def test_quiz_demonstrations_answer_60_percent_of_turns_correctly(tmp_path: Path) -> None:
     turns = list[tuple[int, str]]()
     for row in read(tmp_path, "demonstrations"):
         ready, prize, *lines = row["answer"].split("\n")

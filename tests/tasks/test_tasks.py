@@ -41,7 +41,7 @@ def task(*overrides: str, recipe: str = RECIPE) -> Task | None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: str) -> None:
+def test_task_is_found_by_file_name_without_importing_torch(name: str) -> None:
     assert issubclass(find_task({"name": name}), Task)
     assert set(find_task({"name": name}).shared) <= find_task({"name": name}).model_fields.keys()
     code = (
@@ -70,29 +70,29 @@ def test_each_file_is_a_task_that_imports_no_torch_before_it_makes_rows(name: st
         ("data.task.name=absent.py:Own", "data.task: name absent.py:Own: absent.py cannot be "
                                          "imported "
          f"(FileNotFoundError: file not found: {Path('absent.py').resolve()})"),
-        ("data.task.name=lockstep.system.paths:expand", "data.task: name "
-                                                        "lockstep.system.paths:expand: "
-         "lockstep.system.paths:expand has the wrong base class; derive it from "
+        ("data.task.name=lockstep.system.paths:expand_path", "data.task: name "
+                                                        "lockstep.system.paths:expand_path: "
+         "lockstep.system.paths:expand_path has the wrong base class; derive it from "
          "lockstep.tasks.base.Task"),
         ("data.task=null", ("data: set exactly one of train (a file of rows) and task (which "
                             "generates "
                            "them)")),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_task_is_named_like_every_other_option(
+def test_invalid_task_option_is_rejected_with_override_and_reason(
     override: str, message: str
 ) -> None:
     assert refusal(override) == f"override {override}: {message}"
 
 
-def test_another_task_takes_back_the_options_of_the_one_before() -> None:
+def test_task_name_override_drops_options_of_previous_task() -> None:
     assert task(*LETTERS) == Letters(name=NAME, train_prompts=4, validation_prompts=2)
     assert task("data.task.seed=3", "data.task.name=arithmetic") == Arithmetic(
         name="arithmetic", train_questions=4096, validation_questions=400, seed=3
     )
 
 
-def test_options_of_a_task_are_in_the_recipe_and_explained(tmp_path: Path) -> None:
+def test_task_options_are_part_of_recipe_digest_and_are_explained(tmp_path: Path) -> None:
     loaded = load_recipe(RECIPE, ["data.task.seed=3"])
     (tmp_path / "again.yaml").write_text(describe_recipe(loaded))
     assert (
@@ -107,7 +107,7 @@ def test_options_of_a_task_are_in_the_recipe_and_explained(tmp_path: Path) -> No
         explain_options(loaded, ["data.task.seeds"])
 
 
-def test_what_is_trained_first_holds_out_the_same_rows() -> None:
+def test_warm_start_recipe_gets_question_counts_and_seed_of_same_task() -> None:
     first = load_recipe(RECIPE, ["data.task.train_questions=50", "data.task.seed=7"]).warm_start
     assert first is not None
     made = first.training_recipe.data.task

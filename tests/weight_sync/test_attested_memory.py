@@ -19,7 +19,7 @@ from lockstep.weight_sync.sender import LocalSender
 NAME = "model.norm.weight"
 
 
-def test_what_is_written_after_it_came_shows(models: Callable[..., Path]) -> None:
+def test_attestation_detects_weight_changed_after_transfer(models: Callable[..., Path]) -> None:
     weights = {
         name: tensor.detach()
         for name, tensor in load_causal_lm(models("llama", seed=1)).named_parameters()

@@ -44,7 +44,7 @@ def sampler(models: Callable[..., Path]) -> CountingSampler:
     return CountingSampler(load_causal_lm(models("llama")), 4)
 
 
-def test_an_engine_that_holds_every_bit_and_scores_otherwise_is_refused(
+def test_probe_rejects_engine_with_equal_weights_but_different_logprobs(
     learner: RankLearner, sampler: CountingSampler
 ) -> None:
     assert sync_weights(learner, sampler, 1, PROBE).floats()["refit/probe_gap"] < 1e-5
@@ -58,7 +58,7 @@ def test_an_engine_that_holds_every_bit_and_scores_otherwise_is_refused(
         sync_weights(learner, sampler, 3, PROBE)
 
 
-def test_a_session_scores_at_its_first_sync_and_every_nth(
+def test_session_probes_its_first_and_every_nth_weight_sync(
     learner: RankLearner, sampler: CountingSampler
 ) -> None:
     session, seen, told = SamplerSession(sampler, learner, PROBE), list[int](), list[int]()
@@ -71,7 +71,7 @@ def test_a_session_scores_at_its_first_sync_and_every_nth(
     assert told == [PROBE_EVERY, 2 * PROBE_EVERY], "rows do not tell where a run was resumed"
 
 
-def test_a_session_ends_with_the_nth_sync_of_an_engine_gone_wrong(
+def test_wrong_engine_logprobs_raise_at_nth_weight_sync(
     learner: RankLearner, sampler: CountingSampler
 ) -> None:
     session = SamplerSession(sampler, learner, PROBE)
@@ -101,7 +101,7 @@ def test_the_learner_scores_before_the_engine_takes_memory(
         assert order == ["score", "wake"]
 
 
-def test_bf16_has_a_bound_of_its_own(models: Callable[..., Path]) -> None:
+def test_bf16_probe_accepts_gap_from_bf16_rounding(models: Callable[..., Path]) -> None:
     section = SECTION.model_copy(update={"dtype": "bf16"})
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", section, None, 0).build()
     probe = random_probe(VOCABULARY, CONTEXT, "bf16")

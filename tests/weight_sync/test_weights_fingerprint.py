@@ -42,17 +42,17 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_of_a_refit_shows(fault: str) -> None:
+def test_fingerprint_changes_for_every_kind_of_weight_sync_fault(fault: str) -> None:
     assert fingerprint_tensor(FAULTS[fault](WEIGHT)) != fingerprint_tensor(WEIGHT)
 
 
-def test_it_is_of_the_content_not_the_storage() -> None:
+def test_fingerprint_depends_on_values_not_on_memory_layout() -> None:
     assert fingerprint_tensor(WEIGHT.clone()) == fingerprint_tensor(WEIGHT)
     assert fingerprint_tensor(WEIGHT.T.contiguous().T) == fingerprint_tensor(WEIGHT)
     assert fingerprint_tensor(WEIGHT.requires_grad_()) == fingerprint_tensor(WEIGHT)
 
 
-def test_zeros_tell_their_shape_and_type() -> None:
+def test_fingerprints_of_zeros_differ_by_shape_and_dtype() -> None:
     shapes = [(4, 1), (2, 2), (1, 4), (4,), (5,), (0,), ()]
     kinds = (torch.float32, torch.int32, torch.float16, torch.bfloat16)
     assert (
@@ -68,7 +68,9 @@ def test_zeros_tell_their_shape_and_type() -> None:
 
 
 @given(st.lists(st.floats(width=32), min_size=2, max_size=20), st.data())
-def test_any_change_of_one_number_shows(numbers: list[float], data: st.DataObject) -> None:
+def test_fingerprint_changes_exactly_when_one_number_changes(
+    numbers: list[float], data: st.DataObject
+) -> None:
     tensor = torch.tensor(numbers)
     changed = tensor.clone()
     place = data.draw(st.integers(0, len(numbers) - 1))
@@ -77,7 +79,7 @@ def test_any_change_of_one_number_shows(numbers: list[float], data: st.DataObjec
     assert (fingerprint_tensor(tensor) == fingerprint_tensor(changed)) == same
 
 
-def test_tensors_of_many_rows_of_words_show_every_place() -> None:
+def test_fingerprint_of_large_tensor_detects_changes_and_moved_blocks() -> None:
     large = torch.arange(5 * (1 << 15) + 3, dtype=torch.float32)  # five rows of words, and a rest
     row = 1 << 15
     faults = [large.roll(row), torch.cat([large[row : 2 * row], large[:row], large[2 * row :]])]
@@ -91,7 +93,7 @@ HADAMARD = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, -1.0]])
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
-def test_rows_that_differ_in_signs_alone_show_when_they_are_swapped(kind: torch.dtype) -> None:
+def test_fingerprint_detects_swapped_rows_that_differ_only_in_sign(kind: torch.dtype) -> None:
     """A sum modulo 2⁶⁴ of 64-bit words times odd numbers does not see it: only the words' highest
     bits differ.
     """

@@ -67,7 +67,8 @@ class DistillSection(Section):
     def _batches_divide(self) -> None:
         if self.response_count % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.response_count} is not a multiple of "
+                f"num_prompts_per_step × num_generations = {self.response_count} is not a "
+                "multiple of "
                 f"global_batch_size = {self.global_batch_size}"
             )
 

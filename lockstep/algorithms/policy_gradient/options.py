@@ -194,7 +194,8 @@ class PolicyGradientSection(Section):
     def _batches_divide(self) -> None:
         if self.response_count % self.global_batch_size:
             raise ValueError(
-                f"num_prompts_per_step × num_generations = {self.response_count} responses is not a "
+                f"num_prompts_per_step × num_generations = {self.response_count} responses is not "
+                "a "
                 f"multiple of global_batch_size = {self.global_batch_size}"
             )
 

@@ -133,8 +133,8 @@ class SampledStep:
         rollouts: Responses and their scores.
         position: Position in the data after the last prompt.
         metrics: Metrics of the rollouts, and of the weight sync before them.
-        read_N: The sampler's rescored log-probabilities of some responses, see `Agreement.read`;
-            None: not rescored.
+        read_N: The sampler's rescored log-probabilities of some responses, see
+            `Agreement.read_back`; None: not rescored.
     """
 
     rollouts: Rollouts

@@ -1,7 +1,7 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
-A step of the decision process is a token sampled by the policy. `learn` is the algorithm;
-`PPOSettings` holds the options as values, including extensions from later papers.
+A step of the decision process is a token sampled by the policy. `train_on_rollouts` is the
+algorithm; `PPOSettings` holds the options as values, including extensions from later papers.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class CodeSandbox:
         return self._run_program(program, given)[0]
 
     def _run_program(self, program: str, given: str) -> tuple[str | None, str]:
-        """Returns a program's `output` and the end of its standard error."""
+        """Returns a program's `capture_output` and the end of its standard error."""
         with _OpenFiles() as files:
             stdin = files.add_file(given)
             stdout = files.add_file()
@@ -122,7 +122,9 @@ class CodeSandbox:
             return files.read_file(stdout) if code == 0 else None, running.read_errors()
 
     def passes_test(self, program: str, test: str) -> bool:
-        """True if test code, in a separate process from the program, passes; errors as `output`."""
+        """True if test code, in a separate process from the program, passes; errors as
+        `capture_output`.
+        """
         with _OpenFiles() as files:
             with _OpenFiles() as pipes:
                 (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()

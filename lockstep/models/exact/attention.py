@@ -136,7 +136,8 @@ def _attend_block(
     """Attention of some queries [B, M, D] to keys [B, W, D].
 
     Args:
-        q: Queries, already scaled; `_weights` and `_mix` pad them only inside their products.
+        q: Queries, already scaled; `_compute_weights` and `_mix_values` pad them only inside their
+            products.
         k: Keys, starting at a block.
         v: Values.
         mask: 0 if a query sees a key, else −∞: [M, W] for all rows, or [rows, 1, W] for all heads
@@ -221,7 +222,7 @@ def _piece_weights(
     softcap: float | None,
     groups: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`_weights` for the queries of one of `_pieces`."""
+    """`_compute_weights` for the queries of one of `_list_query_blocks`."""
     start, stop, first = piece
     own = None if sinks is None else sinks.repeat(1, stop - start, 1)
     return _compute_weights(
@@ -253,7 +254,7 @@ class _TritonAttention(torch.autograd.Function):
 
 
 class _CausalAttention(torch.autograd.Function):
-    """`_attend` by blocks of queries, each without the keys after it.
+    """`_attend_block` by blocks of queries, each without the keys after it.
 
     Backward recomputes the weights, unless there is only one block; its weights, at most 128 per
     query, are kept.

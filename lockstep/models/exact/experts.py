@@ -18,7 +18,7 @@ from lockstep.models.exact.linear import exact_linear
 from lockstep_logprobs.hidden import count_missing_rows
 
 ROUTERS = ("GptOssTopKRouter", "MixtralTopKRouter", "Qwen3MoeTopKRouter")
-"""Router classes of `transformers` that `route` supports."""
+"""Router classes of `transformers` that `route_tokens` supports."""
 
 EXPERTS = ("GptOssExperts", "MixtralExperts", "Qwen3MoeExperts")
 """Expert classes of `transformers` that `compute_experts` supports."""

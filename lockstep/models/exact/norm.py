@@ -27,7 +27,7 @@ def normalize_module(module: Any, x: Tensor) -> Tensor:
 
 
 def is_rms_norm(module: nn.Module) -> bool:
-    """True if `normalize` computes the same as a module."""
+    """True if `normalize_module` computes the same as a module."""
     return type(module).__name__ in RMS_NORMS
 
 

@@ -56,7 +56,7 @@ class VerifiedCheckpoint:
     Attributes:
         folder: Folder of its files.
         step: Number of finished steps when it was saved.
-        state: The state passed to `CheckpointStore.seal`.
+        state: The state passed to `CheckpointStore.seal_checkpoint`.
     """
 
     folder: Path
@@ -92,7 +92,7 @@ class CheckpointStore:
         Subfolders are allowed.
 
         Raises:
-            CheckpointError: See `seal`.
+            CheckpointError: See `seal_checkpoint`.
         """
         try:
             self.remove_partial()
@@ -121,7 +121,7 @@ class CheckpointStore:
         """
         try:
             _write_manifest(aside, {"step": step, "score": score, "state": state})
-            # A folder for this or a later step can only be one that `latest` refused.
+            # A folder for this or a later step can only be one that `read_latest` refused.
             self._remove_folders([path for found, path in self.list_checkpoints() if found >= step])
             rename_path(aside, self.folder / _name_folder(step))
             sync_path(self.folder)

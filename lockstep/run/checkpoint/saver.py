@@ -53,7 +53,8 @@ class CheckpointSaver:
         """Begins a checkpoint after finishing the previous one; returns when training may continue.
 
         Raises:
-            CheckpointError: See `CheckpointStore.seal`; for this checkpoint or the previous one.
+            CheckpointError: See `CheckpointStore.seal_checkpoint`; for this checkpoint or the
+                previous one.
         """
         self.advance_checkpoint(wait=True)
         aside = self._checkpoints.begin_checkpoint(step)
@@ -65,7 +66,7 @@ class CheckpointSaver:
     def advance_checkpoint(self, wait: bool) -> None:
         """Advances a begun checkpoint as far as possible, or to its end if `wait`.
 
-        Raises like `begin`.
+        Raises like `begin_checkpoint`.
         """
         if self.begun is None:
             return
@@ -111,5 +112,5 @@ class CheckpointSaver:
     def _seal_checkpoint(self, begun: UnfinishedCheckpoint) -> None:
         try:
             self._checkpoints.seal_checkpoint(begun.aside, begun.step, begun.state, begun.score)
-        except Exception as error:  # raised by the next `advance`
+        except Exception as error:  # raised by the next `advance_checkpoint`
             self._error = error

@@ -37,7 +37,7 @@ from lockstep.models.weight_files import are_on_hub, check_weights, require_fini
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.page import describe_layouts
 from lockstep.plan.sizes import FP32, ModelSizes
-from lockstep.rewards.build import build_reward as build_reward
+from lockstep.rewards.build import build_reward
 from lockstep.run.dry_run.remarks import list_remarks
 from lockstep.run.dry_run.setup import DryRunFindings, DrySetup
 from lockstep.run.folder.files import FRAME, find_changed_options, find_standing, require_writable
@@ -297,7 +297,8 @@ def _check_memory(recipe: Algorithm, sizes: ModelSizes, found: DryRunFindings) -
     if needed > available:
         generates = "" if estimate.sampler is None else " or sampler.max_batch_size"
         raise InputError(
-            f"the run needs about {format_bytes(needed)} of memory, but {where}; use a smaller model, "
+            f"the run needs about {format_bytes(needed)} of memory, but {where}; use a smaller "
+            "model, "
             f"or lower learner.micro_batch_tokens{generates}"
         )
 

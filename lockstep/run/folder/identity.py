@@ -76,7 +76,7 @@ def collect_inputs(
 
 
 def recipe_identity(loaded: LoadedRecipe) -> RunIdentity:
-    """The options of `LoadedRecipe.identity`, by flat names."""
+    """The options of `LoadedRecipe.build_identity`, by flat names."""
     return {
         f"recipe.{'.'.join(keys)}": value for keys, value in flatten_tree(loaded.build_identity())
     }

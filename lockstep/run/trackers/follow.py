@@ -26,7 +26,7 @@ class LogTracker:
 
     Args:
         logs: The logs.
-        views: By name, see `views_of`.
+        views: By name, see `build_views`.
         note: Shows people a line.
     """
 
@@ -39,7 +39,7 @@ class LogTracker:
         self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes sent, by log
 
     def rewind_to(self, step: int) -> None:
-        """Rewinds the logs, see `RunLogs.rewind`, opens the views, and sends them the logs.
+        """Rewinds the logs, see `RunLogs.rewind_to`, opens the views, and sends them the logs.
 
         Raises:
             InputError: A view cannot be opened and the run has not trained yet: a run should not

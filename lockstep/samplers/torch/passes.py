@@ -57,7 +57,7 @@ def take_prompts(
 
     Args:
         prompts: The prompts; prompts without a cached prefix come first.
-        multiple: See `PackedLayout.of`.
+        multiple: See `PackedLayout.from_batch`.
         device: Device of the model.
     """
     known_P = torch.tensor([prompt.known for prompt in prompts])

@@ -93,7 +93,8 @@ class VLLMSampler:
             AssertionError,
         ) as error:
             raise InputError(
-                f"vLLM cannot start with the model in {model} ({_describe_error(error)}); use sampler=torch"
+                f"vLLM cannot start with the model in {model} ({_describe_error(error)}); use "
+                "sampler=torch"
             ) from error
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(_end_without_worker)
@@ -138,7 +139,8 @@ class VLLMSampler:
     def receive(self, bucket: WeightBucket) -> None:
         """Receives a part of the new weights."""
         if bucket.number == 0 and not self._without_cache:
-            self._sample_probe()  # fills the prefix cache, so that `attest` can check that it was dropped
+            # fills the prefix cache, so that `attest` can check that it was dropped
+            self._sample_probe()
         self._call_first_worker("receive_weights", bucket.to_json())
 
     def attest(self, version: int) -> WeightAttestation:

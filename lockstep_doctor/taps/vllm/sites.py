@@ -59,7 +59,7 @@ class TapSite:
         return list(zip(self.cuts, tensors, strict=False))
 
     def view_sum(self, value: Any, sum_TD: Tensor) -> list[tuple[CutPoint, Tensor]]:
-        """Like `views`, for the result of a norm that also adds the residual: an error of the
+        """Like `view_values`, for the result of a norm that also adds the residual: an error of the
         residual is added to the output.
 
         It is added twice, since swapped output and residual would have the right sum.
@@ -124,7 +124,9 @@ def _list_sites(
         parts: list[tuple[str, End]] = [(f"{base}.{part}", "out") for part in packed.get(name, ())]
         if parts and named.keys() >= set(parts) and (path, "out") not in named:
             sizes: Any = module.output_partition_sizes
-            yield TapSite(f"{path}.forward", "out", tuple(named[part] for part in parts), tuple(sizes))
+            yield TapSite(
+                f"{path}.forward", "out", tuple(named[part] for part in parts), tuple(sizes)
+            )
     yield TapSite("logits_processor._get_logits", "out", (CutPoint("logits"),))
     yield TapSite("logits_processor.forward", "out", (OUTPUT,))
 

@@ -17,9 +17,9 @@ from lockstep.config import VLLM, SamplerSection
 from lockstep.core.errors import InputError
 from lockstep.models.folder import find_context_length, read_config
 from lockstep.samplers.vllm.sampler import VLLMSampler, pick_logprobs
-from lockstep_doctor.cuts import OUTPUT, PassCapture, CutPoint
+from lockstep_doctor.cuts import OUTPUT, CutPoint, PassCapture
 from lockstep_doctor.engines import EngineOptions
-from lockstep_doctor.operators import StackFrame, Operator, OperatorTrace
+from lockstep_doctor.operators import Operator, OperatorTrace, StackFrame
 from lockstep_doctor.taps.computation import computation_of
 
 _CACHE_GIB = 0.1

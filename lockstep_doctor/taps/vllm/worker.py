@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep.samplers.vllm.worker import WeightReceiver
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.modules import PassState, count_functions
-from lockstep_doctor.operators import StackFrame, Operator, Recorder
+from lockstep_doctor.operators import Operator, Recorder, StackFrame
 from lockstep_doctor.taps.vllm.sites import TapSite, find_sites
 
 OPENED = ("vllm", "vllm_ir")

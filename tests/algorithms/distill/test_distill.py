@@ -80,7 +80,9 @@ def of(rows: list[dict[str, Any]], name: str = "policy/loss") -> list[float]:
     "tokens",
     [(), full(("distill.top_k=4",)), full(("distill.top_k=4", "distill.zero_outside_topk=true"))],
 )
-def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str, ...]) -> None:
+def test_on_policy_distillation_lowers_divergence_to_teacher(
+    learn: Run, kind: str, tokens: tuple[str, ...]
+) -> None:
     weight = ["distill.mixed_kl_weight=0.3"] if kind in ("mixed", "jsd") else []
     rows = learn(
         "run.max_steps=15", f"distill.kl_type={kind}", "run.num_logged_samples=2", *weight, *tokens
@@ -95,7 +97,7 @@ def test_a_student_becomes_its_teacher(learn: Run, kind: str, tokens: tuple[str,
     assert {"prompt", "response", "token"} <= shown.keys()
 
 
-def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
+def test_off_policy_distillation_on_data_answers_lowers_divergence_to_teacher(learn: Run) -> None:
     rows = learn("run.max_steps=15", "distill.kl_type=forward", *OFF_POLICY)
     assert of(rows)[-1] < 0.35 * of(rows)[0]
     assert not of(rows, "agreement/max_abs_logprob_diff")
@@ -105,7 +107,7 @@ def test_it_learns_on_the_answers_of_the_data_as_well(learn: Run) -> None:
     )
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
+def test_stopped_distillation_resumes_with_bit_identical_weights(learn: Run) -> None:
     whole = learn("run.folder=whole", "run.max_steps=3")
     for _ in range(2):
         with pytest.raises(StoppedRun):
@@ -128,12 +130,12 @@ def test_a_stopped_run_goes_on_to_the_same_bits(learn: Run) -> None:
         ("distill.global_batch_size=5", "= 16 is not a multiple of global_batch_size = 5"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(learn: Run, option: str, said: str) -> None:
+def test_incompatible_distill_options_are_rejected(learn: Run, option: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         learn(option)
 
 
-def test_a_dry_run_tells_of_the_teacher_and_finds_what_is_wrong_with_it(
+def test_dry_run_reports_teacher_and_rejects_unusable_teacher_or_top_k(
     learn: Run, in_tmp: Path
 ) -> None:
     said = dry_run(load_recipe("tiny.yaml", []))

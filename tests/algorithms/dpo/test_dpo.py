@@ -23,7 +23,7 @@ PLAIN: list[float] = []
 TINY_RECIPE = DPO
 
 
-def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(run: Run) -> None:
+def test_dpo_loss_starts_at_ln_2_and_falls_as_validation_accuracy_reaches_one(run: Run) -> None:
     rows = run("run.max_steps=12", "optimizer.lr=1e-2", "run.validate_every=6")
     loss, held_out = of_steps(rows), of_steps(rows, "validation/loss")
     assert (loss[0], held_out[0]) == pytest.approx((math.log(2), math.log(2)), abs=1e-6)
@@ -39,7 +39,7 @@ def test_a_policy_begins_at_ln_2_and_learns_which_answers_are_better(run: Run) -
     } <= rows[1].keys()
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
+def test_resumed_dpo_run_has_bit_identical_metrics_and_weights(run: Run) -> None:
     whole = run("run.folder=whole", "run.max_steps=4", "run.validate_every=2")
     options = ("run.folder=stopped", "run.max_steps=4", "run.validate_every=2", "run.save_every=2")
     run(*options)
@@ -59,12 +59,12 @@ def test_a_stopped_run_goes_on_to_the_same_bits(run: Run) -> None:
         "optimizer.lr=1e-2", "data.shuffle=false",
     ],
 )  # fmt: skip
-def test_every_option_has_its_effect(run: Run, option: str) -> None:
+def test_every_dpo_option_changes_the_loss(run: Run, option: str) -> None:
     PLAIN[:] = PLAIN or of_steps(run())
     assert of_steps(run("run.folder=other", option)) != PLAIN
 
 
-def test_losses_that_read_scores_read_those_of_the_rows(run: Run, in_tmp: Path) -> None:
+def test_rpo_sq_loss_uses_row_scores_times_gt_reward_scale(run: Run, in_tmp: Path) -> None:
     data, plain = (
         scored(in_tmp),
         ["run.max_steps=1", "dpo.global_batch_size=12", "dpo.preference_loss=rpo_sq"],

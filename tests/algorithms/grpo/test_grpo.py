@@ -43,7 +43,9 @@ def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
-def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
+def test_every_grpo_variant_raises_reward_with_sampler_learner_agreement(
+    run: Run, relative: str
+) -> None:
     rows = steps(
         run(
             "run.max_steps=12",
@@ -74,7 +76,9 @@ def test_every_relative_raises_its_reward(run: Run, relative: str) -> None:
         ],
     ),
 )
-def test_option_changes_what_it_should(run: Run, option: str, changes: str) -> None:
+def test_each_grpo_option_changes_the_metric_it_affects(
+    run: Run, option: str, changes: str
+) -> None:
     fast = ("policy.lr=0.05", "grpo.clip=0.01", "reward.function=rewards.py:uneven")
     with Path("rewards.py").open("a") as file:
         file.write(
@@ -86,7 +90,7 @@ def test_option_changes_what_it_should(run: Run, option: str, changes: str) -> N
     assert plain[-1][changes] != pytest.approx(changed[-1][changes], rel=1e-6)
 
 
-def test_responses_without_a_verdict_leave_baseline_and_loss(run: Run) -> None:
+def test_responses_without_verdict_are_excluded_from_grpo_baseline(run: Run) -> None:
     rows = steps(run("reward.function=rewards.py:often_none", "run.num_logged_samples=16"))
     assert all(row["train/no_verdict"] > 0 for row in rows)
     assert all(row["train/advantage_squared"] == 0.0 for row in rows), (
@@ -96,6 +100,6 @@ def test_responses_without_a_verdict_leave_baseline_and_loss(run: Run) -> None:
     assert {sample["score"] for sample in samples} == {None, 1.0}
 
 
-def test_a_run_one_step_ahead_learns_from_older_responses(run: Run) -> None:
+def test_one_step_ahead_grpo_trains_on_rollouts_one_step_stale(run: Run) -> None:
     ahead = ("grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=4")
     assert [row["agreement/weights_age"] for row in steps(run(*ahead))] == [0.0, 1.0, 1.0, 1.0]

@@ -26,7 +26,7 @@ PLAIN: list[float] = []
 TINY_RECIPE = KTO
 
 
-def test_good_answers_become_likelier_than_bad_ones(run: Run) -> None:
+def test_kto_raises_rewards_of_desirable_answers_above_undesirable(run: Run) -> None:
     rows = run("run.max_steps=8", "optimizer.lr=1e-2", "run.validate_every=8")
     loss, point = of_steps(rows), of_steps(rows, "train/reference_point")
     assert (loss[0], point[0]) == (0.5, 0.0), (
@@ -44,7 +44,7 @@ def test_good_answers_become_likelier_than_bad_ones(run: Run) -> None:
     )
 
 
-def test_a_stopped_run_resumes_to_the_same_bits_and_micro_batches_change_no_reference_point(
+def test_kto_resume_is_bit_identical_and_micro_batches_keep_reference_point(
     run: Run,
 ) -> None:
     options = ("run.max_steps=4", "run.save_every=2", "optimizer.lr=1e-2")
@@ -65,7 +65,7 @@ def test_a_stopped_run_resumes_to_the_same_bits_and_micro_batches_change_no_refe
     ["kto.ref_policy_kl_penalty=0.5", "kto.desirable_weight=2", "kto.undesirable_weight=0", "kto.global_batch_size=4",
      "data.completion='{answer}'"],
 )  # fmt: skip
-def test_every_option_has_its_effect(run: Run, option: str) -> None:
+def test_every_kto_option_changes_the_loss(run: Run, option: str) -> None:
     PLAIN[:] = PLAIN or of_steps(run("run.max_steps=2"))
     assert of_steps(run("run.folder=other", "run.max_steps=2", option)) != PLAIN
 
@@ -75,7 +75,7 @@ def demonstration(prompt: int, completion: int) -> AnsweredRow:
     return AnsweredRow(Prompt("", "", tuple(range(prompt)), {}), (answer,))
 
 
-def test_each_prompt_gets_the_next_answer_as_far_as_there_is_room() -> None:
+def test_kto_mismatch_pairs_prompt_with_answer_of_next_different_prompt_within_limit() -> None:
     rows = [demonstration(1, 2), demonstration(2, 9), demonstration(9, 1)]
     found = mismatch_completions(rows, 10)
     assert [len(row.prompt.tokens) for row in found] == [1, 2, 9]

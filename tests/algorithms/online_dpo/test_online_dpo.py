@@ -39,7 +39,7 @@ def answers(scores: list[float]) -> Batch:
     )
 
 
-def test_the_best_and_the_worst_are_a_pair_and_ties_are_dropped_and_counted() -> None:
+def test_highest_and_lowest_scored_answers_form_pair_and_ties_are_dropped_and_counted() -> None:
     found, metrics = pair_answers(
         answers([0.5, NAN, 2.0, -1.0, 1.0, 1.0, 1.0, NAN, NAN, NAN, 3.0, NAN]), 4
     )
@@ -53,7 +53,7 @@ def test_the_best_and_the_worst_are_a_pair_and_ties_are_dropped_and_counted() ->
     assert not len(pair_answers(answers([1.0] * 4), 4)[0])
 
 
-def test_a_stopped_run_resumes_to_the_same_bits(run: Run) -> None:
+def test_resumed_online_dpo_run_has_bit_identical_metrics_and_weights(run: Run) -> None:
     options = ("run.max_steps=4", "run.save_every=2", "optimizer.lr=1e-2")
     whole = run("run.folder=whole", *options)
     assert all(row["agreement/mismatches"] == 0 for row in whole if "agreement/mismatches" in row)
@@ -66,7 +66,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(run: Run) -> None:
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def test_a_step_without_a_pair_updates_nothing(run: Run) -> None:
+def test_online_dpo_step_without_pair_skips_the_update(run: Run) -> None:
     rows = run("reward.function=rewards.py:constant", "run.max_steps=1")
     assert (of_steps(rows, "train/tie"), of_steps(rows, "policy/updates_skipped")) == ([1.0], [1.0])
 
@@ -76,6 +76,6 @@ def test_a_step_without_a_pair_updates_nothing(run: Run) -> None:
     ["online_dpo.ref_policy_kl_penalty=1", "online_dpo.num_generations=2", "online_dpo.preference_loss=rpo_sq",
      "online_dpo.label_smoothing=0.2", "online_dpo.sft_loss_weight=0.5", "sampling.temperature=0.5"],
 )  # fmt: skip
-def test_every_option_has_its_effect(run: Run, option: str) -> None:
+def test_every_online_dpo_option_changes_the_loss(run: Run, option: str) -> None:
     PLAIN[:] = PLAIN or of_steps(run(), "policy/loss")
     assert of_steps(run(option, "run.folder=other"), "policy/loss") != PLAIN

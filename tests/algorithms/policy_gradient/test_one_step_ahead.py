@@ -34,7 +34,7 @@ LONG = (
 )
 
 
-def test_samples_are_a_step_old_and_the_policy_learns_from_them(run: Run) -> None:
+def test_one_step_ahead_rollouts_are_one_step_stale_and_reward_rises(run: Run) -> None:
     rows = run(
         *AHEAD, "sampler.replicas=2", "run.max_steps=20", "policy.lr=0.015", "ppo.num_generations=4"
     )
@@ -54,7 +54,9 @@ def test_samples_are_a_step_old_and_the_policy_learns_from_them(run: Run) -> Non
     assert sum(late) > sum(early) + 1.0
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits_and_validation_changes_nothing(run: Run) -> None:
+def test_one_step_ahead_resume_is_bit_identical_and_validation_leaves_weights_unchanged(
+    run: Run,
+) -> None:
     often = (*AHEAD, "run.max_steps=4", "run.validate_every=1")
     whole = run("run.folder=whole", *often)
     for _ in range(3):
@@ -68,7 +70,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_validation_changes_nothing(r
 
 @pytest.mark.proof
 @pytest.mark.parametrize("kills", [12])
-def test_a_run_that_is_killed_at_any_instant_ends_as_if_it_had_not_been(
+def test_one_step_ahead_run_killed_repeatedly_leaves_bit_identical_run_folder(
     run: Run, kills: int
 ) -> None:
     lasting = (*AHEAD, "sampler.replicas=2", f"run.max_steps={kills + 4}", "run.save_every=2")
@@ -101,7 +103,7 @@ def test_a_lost_sampler_ends_the_run_with_a_checkpoint(run: Run) -> None:
     )
 
 
-def test_dynamic_sampling_goes_on_where_it_was_ahead(run: Run) -> None:
+def test_one_step_ahead_dynamic_sampling_resumes_with_identical_metrics(run: Run) -> None:
     drawn = (
         *AHEAD,
         "ppo.dynamic_sampling={max_batches: 8}",
@@ -117,7 +119,7 @@ def test_dynamic_sampling_goes_on_where_it_was_ahead(run: Run) -> None:
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_ranks_of_a_learner_may_be_ahead_too(run: Run) -> None:
+def test_one_step_ahead_loss_on_two_ranks_matches_one_rank(run: Run) -> None:
     rows = run(*AHEAD, "learner.parallel.dp=2", "run.max_steps=3", "run.folder=two")
     alone = run(*AHEAD, "run.max_steps=3", "run.folder=one")
     ages = [row["agreement/weights_age"] for row in rows if "train/reward" in row]
@@ -129,7 +131,7 @@ def test_ranks_of_a_learner_may_be_ahead_too(run: Run) -> None:
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.proof
-def test_vllm_is_ahead_and_what_it_computes_with_is_known_after_a_stop(run: Run) -> None:
+def test_vllm_one_step_ahead_resumes_with_checkpointed_sampler_weights(run: Run) -> None:
     engine = (*AHEAD, "sampler=vllm", "sampler.kv_cache_gib=0.05", "run.max_steps=3")
     with pytest.raises(StoppedRun):
         run(*engine, "run.max_time_s=0.01")

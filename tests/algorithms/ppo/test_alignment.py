@@ -50,7 +50,7 @@ def critic(tmp_path: Path) -> TorchLearner:
     )
 
 
-def test_values_are_those_of_the_state_before_each_token(critic: TorchLearner) -> None:
+def test_ppo_value_of_each_token_predicts_return_before_that_token(critic: TorchLearner) -> None:
     for step in range(80):
         batch, score = episodes(256, step)
         old_value, _ = critic.values(batch)

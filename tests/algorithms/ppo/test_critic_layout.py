@@ -48,7 +48,7 @@ def assert_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> No
     [(CUT, ROWS, COLUMNS), full(("learner.parallel.tp=2", "critic.parallel.dp=2"), COLUMNS, ROWS)],
     ids=["dp and tp", "tp and dp"],
 )
-def test_two_layouts_learn_as_one_process(
+def test_separate_policy_and_critic_layouts_match_single_process_metrics(
     run: Run, layouts: tuple[str, ...], policy: list[int], critic: list[int]
 ) -> None:
     one = run("run.folder=one", *THREE)
@@ -59,7 +59,7 @@ def test_two_layouts_learn_as_one_process(
 
 @pytest.mark.full
 @pytest.mark.needs("gloo")
-def test_a_stopped_run_resumes_to_the_same_bits_and_in_other_layouts(
+def test_separate_critic_layout_resumes_bit_identically_and_in_other_layouts(
     run: Run, in_tmp: Path
 ) -> None:
     whole = run("run.folder=whole", *THREE, *CUT)
@@ -82,7 +82,7 @@ def test_a_stopped_run_resumes_to_the_same_bits_and_in_other_layouts(
 @pytest.mark.full
 @pytest.mark.needs("megatron")
 @pytest.mark.usefixtures("megatron")
-def test_stages_and_copies_of_megatron(run: Run) -> None:
+def test_megatron_pipeline_policy_and_data_parallel_critic_match_torch_metrics(run: Run) -> None:
     options = ("model.scratch.config.num_hidden_layers=2", *THREE)
     theirs = run("run.folder=torch", *options)
     layouts = ("learner.parallel.pp=2", "critic.parallel.dp=2")
@@ -105,7 +105,7 @@ def test_stages_and_copies_of_megatron(run: Run) -> None:
     )
 
 
-def test_a_dry_run_says_both_layouts_and_what_cannot_be_cut(
+def test_dry_run_reports_both_layouts_and_rejects_indivisible_critic_tp(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "tiny.yaml", "--dry-run", *CUT]) == 0

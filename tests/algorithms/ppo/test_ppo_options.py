@@ -26,7 +26,7 @@ def policy_weights(folder: str) -> dict[str, torch.Tensor]:
     return load_file(Path(folder) / "final" / "model.safetensors")
 
 
-def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(
+def test_plain_ppo_trains_policy_and_critic_and_logs_steps_and_samples(
     run: Run, in_tmp: Path
 ) -> None:
     rows = run()
@@ -53,7 +53,9 @@ def test_the_plain_recipe_trains_both_models_and_writes_its_run_folder(
         (["ppo.entropy_coef=0.5"], "policy/entropy"),
     ],
 )
-def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: str) -> None:
+def test_each_ppo_option_changes_the_metric_it_affects(
+    run: Run, overrides: list[str], changes: str
+) -> None:
     """Options that tests/contract/test_ppo_composes_its_options.py leaves out."""
     plain = run("run.folder=plain")
     changed = run("run.folder=changed", *overrides)
@@ -62,21 +64,21 @@ def test_option_changes_what_it_should(run: Run, overrides: list[str], changes: 
         assert last(changed, changes) < last(plain, changes), "penalties are subtracted"
 
 
-def test_dynamic_sampling_gives_up_where_all_rewards_are_equal(run: Run) -> None:
+def test_dynamic_sampling_fails_after_max_batches_of_equal_rewards(run: Run) -> None:
     with pytest.raises(
         ValueError, match="found 0 of 8 prompts with differing rewards in 2 batches"
     ):
         run("ppo.dynamic_sampling={max_batches: 2}", "reward.function=rewards.py:constant")
 
 
-def test_the_reference_is_only_computed_where_a_kl_is_asked_for(run: Run) -> None:
+def test_ppo_kl_to_reference_starts_at_zero_and_is_logged_only_if_enabled(run: Run) -> None:
     rows = run("ppo.kl.coef=0.1", "policy.lr=0.05")
     assert rows[1]["train/kl"] == pytest.approx(0.0, abs=1e-6)
     assert abs(last(rows, "train/kl")) > 1e-4
     assert not any("train/kl" in row for row in run("run.folder=without"))
 
 
-def test_a_sampler_that_missed_a_tensor_stops_the_run(
+def test_weight_sync_with_mismatched_fingerprint_stops_run_and_names_tensor(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lockstep.samplers.torch.sampler import TorchSampler
@@ -94,7 +96,7 @@ def test_a_sampler_that_missed_a_tensor_stops_the_run(
         run()
 
 
-def test_validation_samples_as_its_own_section_says(run: Run) -> None:
+def test_validation_rollouts_use_validation_sampling_options(run: Run) -> None:
     rows = run("validation_sampling.max_tokens=3", "data.max_validation_samples=4")
     assert last(rows, "validation/response_length_max") <= 3
     assert last(rows, "train/response_length_max") > 3

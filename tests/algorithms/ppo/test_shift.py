@@ -68,7 +68,7 @@ def both_ways(
 SHORT = ("ppo.critic_warmup_steps=5", "run.max_steps=10", "ppo.gae_lambda=0.95", "ppo.ppo_epochs=4")
 
 
-def test_the_fault_is_a_value_that_has_seen_its_token(models: Callable[..., Path]) -> None:
+def test_injected_critic_fault_reads_values_one_token_late(models: Callable[..., Path]) -> None:
     head, batch = ValueHead(load_backbone(models("llama")), seed=0), ragged([5, 1, 9])
     with torch.no_grad():
         right, wrong = aligned(head, batch), one_token_late(head, batch)
@@ -85,7 +85,7 @@ def test_the_fault_is_a_value_that_has_seen_its_token(models: Callable[..., Path
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_shift_is_worth_reward_once_the_critic_is_warm(
+def test_right_shifted_values_give_higher_reward_after_critic_warmup(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.chdir(workplace)

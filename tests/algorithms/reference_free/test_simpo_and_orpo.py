@@ -34,9 +34,7 @@ def learn(in_tmp: Path) -> Run:
 
 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])
-def test_the_chosen_answers_win_and_a_stopped_run_resumes_to_the_same_bits(
-    learn: Run, name: str
-) -> None:
+def test_simpo_and_orpo_learn_preferences_and_resume_bit_identically(learn: Run, name: str) -> None:
     options = ("run.max_steps=6", "run.save_every=3", "run.validate_every=6", "optimizer.lr=1e-2")
     whole = learn(name, "run.folder=whole", *options)
     loss = of_steps(whole)
@@ -56,14 +54,16 @@ def test_the_chosen_answers_win_and_a_stopped_run_resumes_to_the_same_bits(
     [("simpo", ("simpo.beta=1", "simpo.margin=0", "simpo.sft_loss_weight=0.5", "simpo.global_batch_size=4")),
      ("orpo", ("orpo.odds_ratio_weight=1", "orpo.global_batch_size=4"))],
 )  # fmt: skip
-def test_every_option_has_its_effect(learn: Run, name: str, options: tuple[str, ...]) -> None:
+def test_every_simpo_and_orpo_option_changes_the_loss(
+    learn: Run, name: str, options: tuple[str, ...]
+) -> None:
     plain = of_steps(learn(name, "run.max_steps=1"))
     for option in options:
         assert of_steps(learn(name, "run.max_steps=1", f"run.folder={option}", option)) != plain
 
 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])
-def test_a_dry_run_has_no_reference_and_options_of_dpo_do_not_exist(learn: Run, name: str) -> None:
+def test_simpo_and_orpo_load_no_reference_and_reject_dpo_options(learn: Run, name: str) -> None:
     said = dry_run(load_recipe(f"{name}.yaml", []))
     assert "1 optimizer step of 8 pairs" in said
     assert "reference" not in said

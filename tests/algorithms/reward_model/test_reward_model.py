@@ -29,7 +29,7 @@ Run = Callable[..., list[dict[str, Any]]]
 TINY_RECIPE = REWARD_MODEL
 
 
-def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classifier(
+def test_reward_model_reaches_full_accuracy_and_loads_as_sequence_classifier(
     run: Run,
 ) -> None:
     rows = run(
@@ -60,7 +60,7 @@ def test_it_learns_which_answers_are_better_and_is_written_as_a_sequence_classif
     )
 
 
-def test_a_margin_asks_for_more(run: Run, in_tmp: Path) -> None:
+def test_reward_model_margin_option_raises_the_loss(run: Run, in_tmp: Path) -> None:
     data, once = scored(in_tmp), ["run.max_steps=1", "reward_model.global_batch_size=12"]
     plain, asked = (
         run(*data, *once),
@@ -69,7 +69,7 @@ def test_a_margin_asks_for_more(run: Run, in_tmp: Path) -> None:
     assert of_steps(asked)[0] > of_steps(plain)[0] + 0.1
 
 
-def test_centred_rewards_stay_around_zero(run: Run) -> None:
+def test_center_rewards_coefficient_keeps_mean_reward_near_zero(run: Run) -> None:
     options = ("run.max_steps=12", "optimizer.lr=1e-2")
     centred = run(*options, "reward_model.center_rewards_coefficient=1.0")
     free = run(*options, "run.folder=free")
@@ -78,7 +78,7 @@ def test_centred_rewards_stay_around_zero(run: Run) -> None:
     assert both[0] < both[1]
 
 
-def test_ppo_is_rewarded_by_it_and_its_critic_begins_with_it(
+def test_ppo_loads_trained_reward_model_as_reward_and_critic_without_load_warning(
     run: Run, in_tmp: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run("run.max_steps=12", "optimizer.lr=1e-2")

@@ -21,7 +21,7 @@ NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}
 TINY_RECIPE = SELF_REWARDING | NO_VALIDATION
 
 
-def test_the_first_iteration_is_a_run_of_sft(run: Run) -> None:
+def test_first_iteration_sft_matches_standalone_sft_run_exactly(run: Run) -> None:
     rows = run(FIRST, "agreement.exact=false")[:4]  # as sft computes, which samples nothing
     sft = {name: SELF_REWARDING[name] for name in ("model", "data", "learner", "optimizer")}
     sft |= {"algorithm": "sft", "sft": {"global_batch_size": 8, "max_tokens": 56}}
@@ -37,7 +37,7 @@ def test_the_first_iteration_is_a_run_of_sft(run: Run) -> None:
     assert not any(name.startswith(("judge/", "refit/")) for row in rows[:2] for name in row)
 
 
-def test_what_was_imitated_becomes_the_reference(run: Run) -> None:
+def test_reference_of_second_iteration_is_the_sft_policy(run: Run) -> None:
     rows = run(FIRST)[:4]
     assert not equal(held(1, "policy"), held(1, "reference"))
     assert equal(held(3, "reference"), held(2, "policy"))
@@ -47,7 +47,7 @@ def test_what_was_imitated_becomes_the_reference(run: Run) -> None:
 
 
 @pytest.mark.full
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
+def test_first_iteration_sft_run_stopped_after_each_step_resumes_bit_identically(run: Run) -> None:
     whole = run(FIRST, "run.folder=whole")
     for _ in range(3):
         with pytest.raises(StoppedRun):
@@ -66,6 +66,8 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
         ),
     ],
 )
-def test_what_cannot_work_is_refused(run: Run, override: str, said: str) -> None:
+def test_first_iteration_sft_is_rejected_with_a_single_iteration(
+    run: Run, override: str, said: str
+) -> None:
     with pytest.raises(RecipeError, match=said):
         run(FIRST, override)

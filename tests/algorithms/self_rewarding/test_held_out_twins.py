@@ -46,7 +46,7 @@ def tables(folder: str = "run") -> dict[int, list[dict[str, Any]]]:
     }
 
 
-def test_twins_are_what_training_tells_of_the_same_rows(learn: Run) -> None:
+def test_held_out_metrics_equal_training_metrics_on_the_same_rows(learn: Run) -> None:
     """Before the first step, on the very rows of that step in their order, whose draws have the
     same keys.
     """
@@ -86,7 +86,7 @@ def test_twins_are_what_training_tells_of_the_same_rows(learn: Run) -> None:
     ]
 
 
-def test_answers_are_the_references_until_the_next_iteration_and_pairs_are_ranked_by_the_policy(
+def test_held_out_answers_come_from_reference_and_pair_losses_from_policy(
     learn: Run,
 ) -> None:
     rows = validated(learn("optimizer.lr=0.01"))
@@ -104,7 +104,7 @@ def test_answers_are_the_references_until_the_next_iteration_and_pairs_are_ranke
 
 
 @pytest.mark.full
-def test_each_validation_has_a_table_of_prompts_chosen_and_rejected_answers(learn: Run) -> None:
+def test_each_validation_logs_held_out_prompts_with_chosen_and_rejected_answers(learn: Run) -> None:
     learn("run.num_logged_samples=3", "run.max_steps=2")
     told = tables()
     assert list(told) == [0, 1, 2]

@@ -73,7 +73,9 @@ def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
     return lengths, worth
 
 
-def test_the_judgements_that_are_learned_like_length_and_nothing_else(tmp_path: Path) -> None:
+def test_biased_demonstrations_change_only_judgments_and_favor_longer_answers(
+    tmp_path: Path,
+) -> None:
     files = Letters(
         name="letters", train_prompts=1, validation_prompts=1, demonstrations=3000
     ).write(tmp_path)
@@ -98,7 +100,7 @@ def test_the_judgements_that_are_learned_like_length_and_nothing_else(tmp_path: 
 
 @pytest.mark.proof
 @pytest.mark.timeout(3000)
-def test_the_more_length_control_the_shorter_the_answers_and_worth_rises(
+def test_higher_length_control_shortens_answers_while_reward_rises(
     length_biased: Path,
 ) -> None:
     runs = [rewarded(length_biased, control) for control in CONTROLS]

@@ -116,7 +116,7 @@ def named(pairs: Sequence[JudgePair]) -> list[tuple[str, str, str]]:
     return [(one.doubted.response, one.chosen.reasons, one.rejected.reasons) for one in pairs]
 
 
-def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
+def test_best_and_worst_judgments_of_an_answer_form_a_judge_pair() -> None:
     settings, referee = meta(alphabetical)
     pairs, told, _ = judge_pairs(
         answers(judged(("b", 3.0), ("c", 4.0), ("a", 1.0))), 1, settings, 0
@@ -131,7 +131,7 @@ def test_the_best_and_the_worst_judgement_are_a_pair() -> None:
     assert figures["elo_gap"] == pytest.approx(pairs[0].elo_gap)
 
 
-def test_the_most_uncertain_answers_are_looked_at_first() -> None:
+def test_judge_pairs_come_from_answers_with_largest_score_spread() -> None:
     settings, referee = meta(alphabetical)
     mild, strong, sure = (
         judged(("a", 3.0), ("b", 4.0)),
@@ -146,7 +146,7 @@ def test_the_most_uncertain_answers_are_looked_at_first() -> None:
     assert [pair.doubted.response for pair in pairs] == ["answer 1"]  # one of each prompt
 
 
-def test_what_was_not_finished_has_no_part() -> None:
+def test_judge_pairs_exclude_unfinished_answers_and_unfinished_or_unparsed_judgments() -> None:
     settings, _ = meta(alphabetical)
     one = judged(("a", 1.0), ("b", 4.0))
     assert judge_pairs(answers(one, unfinished=(0,)), 1, settings, 0)[0] == []
@@ -176,12 +176,14 @@ def test_what_was_not_finished_has_no_part() -> None:
         (judged(("a", 1.0), ("a", 4.0)), alphabetical),  # the same reasons
     ],
 )
-def test_there_may_be_no_pair(one: CaseJudgments[float], decide: Callable[[str, str], str]) -> None:
+def test_undecided_or_equal_judgments_form_no_judge_pair(
+    one: CaseJudgments[float], decide: Callable[[str, str], str]
+) -> None:
     settings, _ = meta(decide)
     assert judge_pairs(answers(one), 1, settings, 0)[0] == []
 
 
-def test_no_score_is_preferred_more_often_than_its_share() -> None:
+def test_max_class_share_limits_chosen_judgments_per_score() -> None:
     settings, _ = meta(alphabetical)
     said = [judged(("a", score), ("b", 0.0)) for score in (5.0, 5.0, 5.0, 4.0)]
     pairs, _, _ = judge_pairs(answers(*said), 4, replace(settings, max_class_share=0.5), 0)
@@ -189,7 +191,7 @@ def test_no_score_is_preferred_more_often_than_its_share() -> None:
     assert len(judge_pairs(answers(*said), 4, settings, 0)[0]) == 4
 
 
-def test_a_pair_is_learned_from_as_the_judge_said_it() -> None:
+def test_judge_batch_keeps_sampled_prompt_and_judgment_tokens() -> None:
     settings, _ = meta(alphabetical)
     pairs, _, _ = judge_pairs(answers(judged(("aa", 1.0), ("bbb", 4.0))), 1, settings, 0)
     batch = judge_batch(pairs)

@@ -104,7 +104,9 @@ def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_judgements_are_learned_from_beside_answers(learn: Run, reader: list[str]) -> None:
+def test_meta_rewarding_trains_on_judge_pairs_within_their_share(
+    learn: Run, reader: list[str]
+) -> None:
     rows = steps(learn("self_rewarding.meta_judge_pcnt=0.5", *reader))
     found = judge_pairs()
     assert found
@@ -131,7 +133,7 @@ def test_judgements_are_learned_from_beside_answers(learn: Run, reader: list[str
 
 
 @pytest.mark.full
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(
+def test_meta_rewarding_run_stopped_after_each_step_resumes_bit_identically(
     learn: Run, reader: list[str]
 ) -> None:
     """One comparison an answer, so that skill shows after some steps only: what was seen is in the
@@ -168,7 +170,7 @@ def test_two_ranks_choose_the_same_judge_pairs(learn: Run, reader: list[str]) ->
     assert Path("one/samples.jsonl").read_bytes() == Path("two/samples.jsonl").read_bytes()
 
 
-def test_a_meta_judge_that_shows_no_skill_teaches_nothing(
+def test_meta_judge_without_skill_contributes_no_judge_pairs(
     learn: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(not_read) as own:
@@ -182,7 +184,9 @@ def test_a_meta_judge_that_shows_no_skill_teaches_nothing(
     assert said.count("its pairs of judgments are left out until meta_judge/luck") == 2
 
 
-def test_a_dry_run_looks_at_judges_and_at_what_is_known(in_tmp: Path, warm: str) -> None:
+def test_dry_run_rejects_bad_judge_template_prompt_limit_and_missing_files(
+    in_tmp: Path, warm: str
+) -> None:
     model = ["model.from_recipe=null", f"model.path={warm}"]
     wrong = [
         "meta_judge.template=compare {prompt}",
@@ -211,7 +215,7 @@ PLAIN = ["self_rewarding.use_meta_judge=false", "meta_judge=null"]
 @pytest.mark.proof
 @pytest.mark.timeout(6000)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_good_meta_judge_makes_a_better_judge(
+def test_good_meta_judge_raises_judge_exact_rate_above_plain_and_chance_runs(
     workplace: Path, warm: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Beside it the plain loop, and one whose meta-judge names winners by chance; all three from

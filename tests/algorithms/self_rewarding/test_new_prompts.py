@@ -42,7 +42,7 @@ def written(iteration: int, folder: str = "run") -> list[str]:
     return [json.loads(line)["question"] for line in lines]
 
 
-def test_each_iteration_answers_prompts_of_its_own(run: Run) -> None:
+def test_each_iteration_trains_on_newly_written_prompts(run: Run) -> None:
     rows = steps(run())
     given = [
         json.loads(line)["question"]
@@ -61,7 +61,7 @@ def test_each_iteration_answers_prompts_of_its_own(run: Run) -> None:
 
 
 @pytest.mark.full
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
+def test_new_prompts_run_stopped_after_each_step_resumes_bit_identically(run: Run) -> None:
     """Also in the middle of an iteration: its prompts are then written again."""
     whole = run("run.folder=whole")
     for _ in range(3):
@@ -91,7 +91,9 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
         ("data.prompt='{question} {answer}'", "but data.prompt has 2 fields: answer, question"),
     ],
 )
-def test_a_dry_run_says_whether_prompts_can_be_written(run: Run, override: str, said: str) -> None:
+def test_dry_run_rejects_unusable_new_prompt_template_length_or_fields(
+    run: Run, override: str, said: str
+) -> None:
     with pytest.raises(DryRunError) as refused:
         dry_run(load_recipe("tiny.yaml", [override]))
     assert said in str(refused.value)

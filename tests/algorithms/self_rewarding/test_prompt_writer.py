@@ -65,7 +65,7 @@ def writer(prompts: PromptRows, answering: Scripted, max_attempts: int = 3) -> P
     )
 
 
-def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: PromptRows) -> None:
+def test_rejected_new_prompts_are_counted_by_cause_and_retried(prompts: PromptRows) -> None:
     replies = [
         *said("", "What is\n1 + 1? ", "What is 5 + 5?"),
         ModelAnswer("What is", finished=False),
@@ -82,7 +82,9 @@ def test_what_is_no_new_prompt_is_counted_by_cause_and_asked_for_again(prompts: 
     assert len(set(answering.keys)) == 8
 
 
-def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: PromptRows) -> None:
+def test_prompt_writer_examples_are_distinct_and_redrawn_each_iteration(
+    prompts: PromptRows,
+) -> None:
     def asked(iteration: int) -> list[str]:
         answering = Scripted(said(*(f"What is {number}?" for number in range(12))))
         writer(prompts, answering)(iteration, 12)
@@ -96,7 +98,7 @@ def test_examples_are_different_prompts_of_the_data_drawn_anew(prompts: PromptRo
     assert asked(0) == asked(0) != asked(1)
 
 
-def test_attempts_are_limited(prompts: PromptRows) -> None:
+def test_prompt_writer_fails_after_max_attempts_with_counts_by_cause(prompts: PromptRows) -> None:
     answering = Scripted(said("new", "", "", "", "", ""))
     with pytest.raises(
         TooFewPromptsError,
@@ -106,7 +108,7 @@ def test_attempts_are_limited(prompts: PromptRows) -> None:
     assert len(answering.asked) == 6
 
 
-def test_conversations_give_the_first_that_the_user_says_and_take_a_text() -> None:
+def test_text_field_reads_first_user_message_and_writes_one_message_conversation() -> None:
     field = text_field(DataSection(train="rows.jsonl", messages="talk", max_prompt_tokens=9))
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     more = [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "And?"}]

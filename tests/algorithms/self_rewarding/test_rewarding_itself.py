@@ -91,7 +91,7 @@ def truly(row: dict[str, Any], which: str) -> float:
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.proof), pytest.param(2, marks=pytest.mark.proof)]
 )
-def test_by_its_own_judgement_a_model_becomes_better_than_it_was(
+def test_self_rewarding_raises_true_reward_in_every_iteration(
     warm: Warm, in_tmp: Path, seed: int
 ) -> None:
     run = rewarded(warm(), in_tmp / "run", *SOUND, f"seed={seed}")
@@ -107,9 +107,7 @@ def test_by_its_own_judgement_a_model_becomes_better_than_it_was(
 
 
 @pytest.mark.proof
-def test_an_overtrained_model_is_liked_by_its_judge_while_its_answers_get_worse(
-    warm: Warm, in_tmp: Path
-) -> None:
+def test_overtraining_raises_judge_score_while_true_reward_falls(warm: Warm, in_tmp: Path) -> None:
     """Its answers begin to read like judgements."""
     run = rewarded(warm(), in_tmp / "run", *OVERTRAINED)
     worth, liked = of_steps(run, "validation/reward"), of_steps(run, "train/generated_rewards")
@@ -118,7 +116,7 @@ def test_an_overtrained_model_is_liked_by_its_judge_while_its_answers_get_worse(
 
 
 @pytest.mark.proof
-def test_a_judge_that_says_the_best_of_everything_teaches_nothing(warm: Warm, in_tmp: Path) -> None:
+def test_flattering_judge_gives_mostly_top_scores_and_tied_pairs(warm: Warm, in_tmp: Path) -> None:
     run = rewarded(
         warm(flatters=True),
         in_tmp / "run",

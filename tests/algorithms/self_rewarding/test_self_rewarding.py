@@ -37,7 +37,7 @@ def updates(step: int) -> int:
     return known
 
 
-def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_policy(
+def test_reference_stays_fixed_within_iteration_then_takes_policy_weights(
     run: Run,
 ) -> None:
     rows = steps(run())
@@ -56,7 +56,7 @@ def test_the_reference_stands_still_within_an_iteration_and_then_becomes_the_pol
     assert rows[1]["train/preference_loss"] != pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) -> None:
+def test_stopped_self_rewarding_run_resumes_bit_identically(run: Run) -> None:
     whole = run("run.folder=whole", "run.validate_every=1")
     for _ in range(2):  # within the first iteration, and at its end
         with pytest.raises(StoppedRun):
@@ -67,7 +67,7 @@ def test_a_run_that_stops_after_every_step_goes_on_to_the_same_bits(run: Run) ->
     assert Path("whole/samples.jsonl").read_bytes() == Path("parts/samples.jsonl").read_bytes()
 
 
-def test_pairs_are_those_of_the_scores(run: Run) -> None:
+def test_preference_pairs_and_pair_metrics_follow_judge_scores(run: Run) -> None:
     rows = steps(run())
     samples = trained()
     assert len(samples) == 4 * 8
@@ -87,7 +87,7 @@ def test_pairs_are_those_of_the_scores(run: Run) -> None:
 
 
 @pytest.mark.full
-def test_prompts_of_iterations_are_the_same_or_split(run: Run) -> None:
+def test_prompt_source_gives_iterations_same_or_disjoint_prompts(run: Run) -> None:
     def asked(folder: str) -> list[set[str]]:
         ids = [row["id"] for row in trained(folder)]
         return [set(ids[: len(ids) // 2]), set(ids[len(ids) // 2 :])]
@@ -99,7 +99,7 @@ def test_prompts_of_iterations_are_the_same_or_split(run: Run) -> None:
     assert not asked("split")[0] & asked("split")[1]
 
 
-def test_held_out_answers_are_compared_with_right_ones_though_no_training_row_has_one(
+def test_math_validation_uses_held_out_answers_when_training_rows_have_none(
     run: Run,
 ) -> None:
     run("run.max_steps=1", "run.folder=made")
@@ -136,7 +136,7 @@ LAYOUTS = {
         pytest.param("stages", marks=[pytest.mark.needs("megatron"), pytest.mark.proof]),
     ],
 )
-def test_two_ranks_choose_the_same_pairs(
+def test_two_ranks_choose_same_preference_pairs_as_one_process(
     run: Run, layout: str, request: pytest.FixtureRequest
 ) -> None:
     if layout == "stages":
@@ -151,7 +151,7 @@ def test_two_ranks_choose_the_same_pairs(
 @pytest.mark.full
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
-def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(run: Run) -> None:
+def test_vllm_samples_and_judges_with_weights_from_iteration_start(run: Run) -> None:
     rows = steps(run("sampler=vllm", "sampler.kv_cache_gib=0.05", "run.save_every=9"))
     assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
     assert all(row["refit/probe_gap_max"] < 1e-4 for row in rows)
@@ -160,7 +160,7 @@ def test_vllm_acts_and_judges_with_the_weights_of_the_iterations_beginning(run: 
         assert 0 < row["judge/parse_failures"] < 1
 
 
-def test_the_guide_speaks_of_every_metric_and_every_option(run: Run) -> None:
+def test_self_rewarding_guide_documents_every_metric_and_option(run: Run) -> None:
     guide = (Path(__file__).parents[3] / "docs/guides/self_rewarding.md").read_text()
     learned = steps(run("run.max_steps=1"))
     nothing = steps(
@@ -183,7 +183,7 @@ def test_the_guide_speaks_of_every_metric_and_every_option(run: Run) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seed", [11, 12, 13])
-def test_its_own_judgement_makes_it_better_by_a_measure_that_it_never_sees(
+def test_self_rewarding_raises_held_out_reward_across_iterations(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.chdir(workplace)

@@ -32,7 +32,7 @@ def rollouts(responses: list[str]) -> Rollouts:
     return Rollouts(batch, [Prompt("a:1", "Q", (0,), {})] * len(responses), responses)
 
 
-def test_answers_by_hand() -> None:
+def test_answer_metrics_match_hand_computed_values() -> None:
     written = rollouts(["one two", "Score: 4", "three words here", "cut off …"])
     verdicts = [judged(1.0, 3.0), judged(None, 5.0), judged(None, None), judged(5.0, 5.0)]
     metrics = answer_metrics(written, verdicts).floats()
@@ -45,7 +45,7 @@ def test_answers_by_hand() -> None:
     assert metrics["bad_ends_per_GBS"] == 1 / 4
 
 
-def test_rows_by_what_became_of_them() -> None:
+def test_pair_metrics_give_share_of_rows_by_status() -> None:
     pairs = [
         AnswerPair("ok", 0, 1),
         AnswerPair("tie"),

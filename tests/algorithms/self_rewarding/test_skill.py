@@ -25,14 +25,14 @@ def notes() -> list[str]:
     ("found", "skilled"),
     [(READS, True), (GUESSES, False), (FIRST, False), (ComparisonCounts(), False)],
 )
-def test_who_shows_skill_is_learned_from(
+def test_meta_judge_has_skill_only_if_consistent_beyond_chance(
     notes: list[str], found: ComparisonCounts, skilled: bool
 ) -> None:
     assert MetaJudgeSkill(notes.append).add_comparisons(0, found) == skilled
     assert len(notes) == (not skilled and found.total > 0)
 
 
-def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
+def test_skill_evidence_accumulates_within_one_iteration_only(notes: list[str]) -> None:
     skill, few = MetaJudgeSkill(notes.append), ComparisonCounts(4, 4, 4)
     assert [skill.add_comparisons(0, few) for _ in range(4)] == [False, False, True, True]
     assert skill.add_comparisons(1, few) is False  # another meta-judge
@@ -41,7 +41,9 @@ def test_evidence_adds_up_within_an_iteration(notes: list[str]) -> None:
     assert "consistent_by_chance" not in MetaJudgeSkill(notes.append).compute_metrics()
 
 
-def test_what_was_shown_is_in_checkpoints(notes: list[str], tmp_path: Path) -> None:
+def test_meta_judge_skill_evidence_is_restored_from_checkpoint(
+    notes: list[str], tmp_path: Path
+) -> None:
     skill, few = MetaJudgeSkill(notes.append), ComparisonCounts(4, 4, 4)
     skill.add_comparisons(2, few)
     skill.add_comparisons(2, few)

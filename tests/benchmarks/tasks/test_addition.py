@@ -62,7 +62,7 @@ def test_demonstrations_are_short_sums_with_mistakes(files: TaskFiles) -> None:
     assert all(one != other for one, other in pairwise(passes))
 
 
-def test_only_the_right_words_score() -> None:
+def test_addition_score_requires_exact_answer() -> None:
     assert score("", " one two", " one two", {}) == 1.0
     assert score("", " one", " one two", {}) == 0.0
     assert score("", " one two zero", " one two", {}) == 0.0

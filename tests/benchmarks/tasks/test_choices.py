@@ -30,7 +30,7 @@ def values(row: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize(("kind", "length"), [("bandit", 1), ("process", 4), ("lock", 3)])
-def test_the_best_answer_is_worth_one(tmp_path: Path, kind: str, length: int) -> None:
+def test_best_answer_of_choices_task_is_worth_one(tmp_path: Path, kind: str, length: int) -> None:
     options = {} if kind == "bandit" else {"length": length}
     for row in rows(tmp_path, kind=kind, **options):
         found = values(row)
@@ -39,7 +39,7 @@ def test_the_best_answer_is_worth_one(tmp_path: Path, kind: str, length: int) ->
         assert found == values(row)
 
 
-def test_what_is_no_answer_is_worth_nothing(tmp_path: Path) -> None:
+def test_invalid_answer_of_choices_task_is_worth_zero(tmp_path: Path) -> None:
     row = rows(tmp_path, kind="lock", length=2, seed=1)[0]
     right = max(
         (" ".join(pair) for pair in product("abc", repeat=2)),
@@ -52,7 +52,7 @@ def test_what_is_no_answer_is_worth_nothing(tmp_path: Path) -> None:
     assert value("", f" {right} c", "", row) == value("", right, "", row) == 1
 
 
-def test_a_process_pays_what_an_answer_has_come_by(tmp_path: Path) -> None:
+def test_process_reward_accumulates_over_valid_moves(tmp_path: Path) -> None:
     row = rows(tmp_path, kind="process", length=3)[0]
     for said in product("abc", repeat=3):
         begun = [value("", " ".join(said[:moves]), "", row) for moves in range(4)]
@@ -67,7 +67,7 @@ def test_a_process_pays_what_an_answer_has_come_by(tmp_path: Path) -> None:
         assert value("", f"{said[0]} z {said[1]}", "", row) == begun[1]
 
 
-def test_in_a_process_what_pays_most_now_is_not_best(tmp_path: Path) -> None:
+def test_greedy_choice_is_suboptimal_in_process_task(tmp_path: Path) -> None:
     greedy = []
     for row in rows(tmp_path, kind="process", length=8, actions=5):
         said = ""

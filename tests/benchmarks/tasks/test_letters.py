@@ -29,7 +29,7 @@ def kept(row: dict[str, Any]) -> list[bool]:
     return [said[0] == first, said[-1] == last, one in said, other in said, none not in said]
 
 
-def test_known_judgements_are_right_and_held_out(tmp_path: Path) -> None:
+def test_known_judgements_match_scores_of_held_out_prompts(tmp_path: Path) -> None:
     rows = made(tmp_path, "judgements.jsonl", known=60)
     held_out = {
         json.loads(line)["question"]
@@ -57,7 +57,7 @@ def test_the_winner_of_a_known_comparison_is_wrong_less_often(tmp_path: Path) ->
     assert {row["winner"] for row in rows} == {"A", "B"}
 
 
-def test_comparisons_are_learned_from_in_their_share(tmp_path: Path) -> None:
+def test_letters_demonstrations_follow_requested_shares(tmp_path: Path) -> None:
     rows = made(
         tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5
     )

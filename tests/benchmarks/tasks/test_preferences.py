@@ -26,7 +26,7 @@ def gap(row: dict[str, Any]) -> float:
     return worth[row["chosen"]] - worth[row["rejected"]]
 
 
-def test_labels_are_drawn_as_bradley_and_terry_have_it(tmp_path: Path) -> None:
+def test_preference_labels_follow_bradley_terry_probabilities(tmp_path: Path) -> None:
     rows = made(tmp_path)
     expected = sum(1 / (1 + math.exp(-abs(gap(row)))) for row in rows) / len(rows)
     assert sum(gap(row) > 0 for row in rows) / len(rows) == pytest.approx(expected, abs=0.03)
@@ -39,7 +39,7 @@ def test_labels_are_drawn_as_bradley_and_terry_have_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beta", [0.5, 2.0])
-def test_no_policy_is_better_than_the_best_one(beta: float) -> None:
+def test_optimal_policy_has_zero_distance_and_maximum_objective(beta: float) -> None:
     """π* ∝ π_ref·exp(u/β) has distance 0, and what it loses of E[u] − β·KL, another policy loses by
     β·distance.
     """

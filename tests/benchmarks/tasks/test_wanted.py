@@ -31,7 +31,7 @@ def mistakes(row: dict[str, Any], judgement: str) -> int:
     )
 
 
-def test_what_is_known_is_right(tmp_path: Path) -> None:
+def test_known_judgements_and_comparisons_are_correct(tmp_path: Path) -> None:
     scores = made(tmp_path, "judgements.jsonl", known=60)
     assert all(row["score"] == score(row["prompt"], row["response"], "", {}) for row in scores)
     assert len({row["score"] for row in scores}) == 6
@@ -43,7 +43,7 @@ def test_what_is_known_is_right(tmp_path: Path) -> None:
     assert 20 < sum(row["winner"] == "A" for row in rows) < 40
 
 
-def test_demonstrations_come_in_their_shares_and_can_be_read(tmp_path: Path) -> None:
+def test_wanted_demonstrations_follow_requested_shares_and_parse(tmp_path: Path) -> None:
     rows = made(
         tmp_path, "demonstrations.jsonl", demonstrations=2000, judge_share=0.3, compare_share=0.5
     )

@@ -165,7 +165,7 @@ def scaled_attention(ids: Tensor) -> Tensor:
         (scaled_attention, 1, "model", ""),
     ],
 )
-def test_the_side_and_the_stage(
+def test_fault_in_dump_is_located_by_side_and_stage(
     fault: Fault, side: int, stage: str, change: str, folder: Path, tmp_path: Path
 ) -> None:
     columns = [score(IDS), score(IDS)]
@@ -203,7 +203,7 @@ def four_digits(ids: Tensor) -> Tensor:
         (score, score, 0.7),
     ],
 )
-def test_healthy_sides_are_not_wrong(
+def test_healthy_dump_sides_agree_with_model(
     train: Fault, infer: Fault, temperature: float | None, folder: Path, tmp_path: Path
 ) -> None:
     found = locate_dump(
@@ -222,7 +222,9 @@ def test_the_temperature_of_the_dump_says_which_side_is_wrong(folder: Path, tmp_
     assert found.sides[0].change == "at the dump's temperature"
 
 
-def test_what_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dump_report_states_compared_rows_and_wrong_side(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(judge, "_MOST_IDS", 10 * LENGTH)
     found = locate_dump(write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)), folder)
     said = list(describe_dump(found))
@@ -237,7 +239,7 @@ def test_what_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not any("training" in line for line in said)
 
 
-def test_one_side_is_enough(folder: Path, tmp_path: Path) -> None:
+def test_dump_with_one_side_is_judged_against_model(folder: Path, tmp_path: Path) -> None:
     columns = read_dump(write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)))
     alone = replace(
         columns,
@@ -249,7 +251,7 @@ def test_one_side_is_enough(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [torch.float32, torch.bfloat16])
-def test_a_model_that_gives_nan_judges_no_side(
+def test_dump_is_not_judged_by_model_that_returns_nan(
     broken: torch.dtype, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load_broken(path: Path, dtype: torch.dtype, device: str) -> Any:
@@ -258,7 +260,7 @@ def test_a_model_that_gives_nan_judges_no_side(
             model.lm_head.weight.data.fill_(torch.nan)
         return model
 
-    monkeypatch.setattr(judge, "load", load_broken)
+    monkeypatch.setattr(judge, "load_model", load_broken)
     with pytest.raises(
         DumpError,
         match=f"in {broken}".replace("torch.", "") + " returns NaN log-probabilities",
@@ -266,7 +268,7 @@ def test_a_model_that_gives_nan_judges_no_side(
         locate_dump(write(tmp_path / "d.jsonl", score(IDS), score(IDS)), folder)
 
 
-def test_what_cannot_be_judged_gets_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_unusable_model_or_dump_is_rejected_with_reason(folder: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", score(IDS), score(IDS))
     with pytest.raises(DumpError, match=r"missing config\.json"):
         locate_dump(path, tmp_path)
@@ -284,7 +286,9 @@ def test_what_cannot_be_judged_gets_one_sentence(folder: Path, tmp_path: Path) -
         locate_dump(bare, folder)
 
 
-def test_a_temperature_that_a_dump_does_not_say_is_doubted(folder: Path, tmp_path: Path) -> None:
+def test_missing_dump_temperature_is_noted_only_if_a_side_is_wrong(
+    folder: Path, tmp_path: Path
+) -> None:
     path = write(tmp_path / "d.jsonl", cold(IDS), score(IDS))
     said = list(describe_dump(locate_dump(path, folder)))
     assert said[-2] == "wrong: train"
@@ -294,18 +298,14 @@ def test_a_temperature_that_a_dump_does_not_say_is_doubted(folder: Path, tmp_pat
     assert not locate_dump(write(tmp_path / "f.jsonl", score(IDS), score(IDS)), folder).doubt
 
 
-def test_values_that_move_are_found_at_the_temperature_of_the_dump(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_shifted_column_is_located_at_dump_temperature(folder: Path, tmp_path: Path) -> None:
     right = cold(IDS)
     path = write(tmp_path / "d.jsonl", right, right.roll(1, -1), temperature=0.7)
     [wrong] = locate_dump(path, folder).wrong_sides
     assert (wrong.side, wrong.stage) == ("infer", "column")
 
 
-def test_a_nucleus_on_one_side_is_a_change_of_log_probabilities(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_renormalized_logprobs_are_located_at_logprob_stage(folder: Path, tmp_path: Path) -> None:
     plain = score(IDS)
     draw = torch.rand(plain.shape, generator=torch.Generator().manual_seed(0), dtype=plain.dtype)
     renormalized = (plain + 0.2231 * draw).clamp(max=0.0)  # up to −log 0.8 more
@@ -313,7 +313,7 @@ def test_a_nucleus_on_one_side_is_a_change_of_log_probabilities(
     assert (wrong.side, wrong.stage) == ("infer", "log-probabilities")
 
 
-def test_the_command_reads_the_model_of_a_finished_run(
+def test_locate_command_uses_final_model_of_run_folder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dump, run = write(tmp_path / "d.jsonl", score(IDS), permuted(IDS)), tmp_path / "run"
@@ -334,7 +334,7 @@ def test_the_command_reads_the_model_of_a_finished_run(
         (["--columns", "mask=p"], "locate with a model does not use --columns"),
     ],
 )
-def test_what_would_not_be_read_is_refused(
+def test_locate_of_dump_rejects_options_it_does_not_use(
     said: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

@@ -175,7 +175,9 @@ LIBRARIES = [nemo_rl, verl, verl_safetensors, trl, slime, prime_rl]
 
 
 @pytest.mark.parametrize("write", LIBRARIES)
-def test_every_library_says_the_same(write: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_dumps_of_all_libraries_give_equal_columns(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
     dump = read_dump(write(tmp_path))
     columns = dump.columns
     assert columns.ids is not None
@@ -190,7 +192,7 @@ def test_every_library_says_the_same(write: Callable[[Path], Path], tmp_path: Pa
     )
 
 
-def test_rollouts_of_slime_have_one_side(tmp_path: Path) -> None:
+def test_slime_rollout_dump_has_only_inference_side(tmp_path: Path) -> None:
     torch.save(
         {"rollout_id": 0, "samples": _slime_samples("", rollout_log_probs="infer")},
         tmp_path / "0.pt",
@@ -202,7 +204,7 @@ def test_rollouts_of_slime_have_one_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("train", [[0.0, -1.0, -2.0], [-1.0, -2.0, 0.0], [-1.0, -2.0, -1.0]])
-def test_zeros_that_may_be_context_are_refused_without_a_mask(
+def test_ambiguous_zero_logprobs_without_mask_are_rejected(
     tmp_path: Path, train: list[float]
 ) -> None:
     infer = [0.0 if value in (0.0, -2.0) else value for value in train]
@@ -214,14 +216,14 @@ def test_zeros_that_may_be_context_are_refused_without_a_mask(
         read_dump(_jsonl(tmp_path / "d.jsonl", [row]))
 
 
-def test_a_certain_token_is_no_other_turn(tmp_path: Path) -> None:
+def test_zero_logprob_on_one_side_only_is_kept_as_generated_token(tmp_path: Path) -> None:
     row = {"old_log_probs": [-1.0, -1e-7, -1.0], "rollout_log_probs": [-1.0, 0.0, -1.0]}
     _jsonl(tmp_path / "one.jsonl", [row])
     _jsonl(tmp_path / "other.jsonl", [row])
     assert read_dump(tmp_path).columns.mask.tolist() == [True] * 6, "of all files of a folder"
 
 
-def test_columns_may_have_any_name(tmp_path: Path) -> None:
+def test_dump_columns_can_have_custom_names(tmp_path: Path) -> None:
     row = {"a": [-1, -2], "b": [-1, -3], "c": [4, 5, 6], "d": 2, "t": 0.7, "q": "x"}
     names = FieldNames("a", "b", ids="c", prompt_length="d", temperature="t", prompt="q")
     columns = read_dump(
@@ -300,7 +302,7 @@ ONE = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.0], "respon
         (_rows(ONE | {"temperature": -1}), "temperature is -1; expected a value from 0 to 1e"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_gets_one_sentence(
+def test_invalid_dump_is_rejected_with_one_line_reason(
     write: Callable[[Path], Path], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(DumpError, match=sentence) as raised:
@@ -309,6 +311,6 @@ def test_what_cannot_be_read_gets_one_sentence(
     assert capsys.readouterr().out == ""
 
 
-def test_a_column_that_is_named_must_be_there(tmp_path: Path) -> None:
+def test_named_column_missing_from_dump_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="missing column 'x' for train; found: old_log"):
         read_dump(_jsonl(tmp_path / "d.jsonl", [ONE]), FieldNames(train="x"))

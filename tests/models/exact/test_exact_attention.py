@@ -78,7 +78,7 @@ def written_out(kernel: BlockwiseKernel, qkv: Sequence[Tensor], window: int | No
     seed=st.integers(0, 99),
     data=st.data(),
 )
-def test_a_query_has_the_same_bits_decoded_prefilled_and_trained(
+def test_exact_attention_has_same_bits_in_decode_prefill_and_training(
     heads: tuple[int, int],
     size: int,
     length: int,
@@ -109,7 +109,7 @@ def test_a_query_has_the_same_bits_decoded_prefilled_and_trained(
 @pytest.mark.parametrize(
     ("length", "window"), [(1, None), (37, None), (37, 5), (300, None), (300, 40)]
 )
-def test_values_and_gradients_are_those_of_float64(
+def test_exact_attention_and_gradients_match_float64(
     kind: str, length: int, window: int | None
 ) -> None:
     leaves = [

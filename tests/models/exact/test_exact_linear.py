@@ -34,7 +34,7 @@ SHAPES = st.sampled_from(((32, 64), (64, 15), (64, 16), (172, 64), (128, 384), (
     grad=st.booleans(),
     threads=st.sampled_from((1, 2)),
 )
-def test_a_row_has_the_same_bits_in_any_batch(
+def test_exact_linear_row_has_same_bits_in_any_batch_and_thread_count(
     shape: tuple[int, int], rows: int, start: int, bias: bool, bf16: bool, grad: bool, threads: int
 ) -> None:
     draw = torch.Generator().manual_seed(rows)
@@ -59,7 +59,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 
 @pytest.mark.parametrize("rows", [3, 8, 2100])
-def test_gradients_are_those_of_float64(rows: int) -> None:
+def test_exact_linear_output_and_gradients_match_float64(rows: int) -> None:
     draw = torch.Generator().manual_seed(0)
     leaves = [
         torch.randn(*shape, generator=draw).requires_grad_()
@@ -88,7 +88,7 @@ Activation = Callable[[Tensor], Tensor]
     bf16=BF16,
     threads=st.sampled_from((1, 2, 3, 4)),
 )
-def test_an_element_of_an_activation_has_the_same_bits_anywhere(
+def test_exact_activation_bits_do_not_depend_on_position_or_thread_count(
     activation: Activation, size: int, start: int, bf16: bool, threads: int
 ) -> None:
     x = 4 * torch.randn(200_000, generator=torch.Generator().manual_seed(0))
@@ -100,7 +100,9 @@ def test_an_element_of_an_activation_has_the_same_bits_anywhere(
 
 
 @pytest.mark.parametrize(("activation", "usual"), ACTIVATIONS)
-def test_activations_are_those_of_float64(activation: Activation, usual: Activation) -> None:
+def test_exact_activations_and_gradients_match_float64(
+    activation: Activation, usual: Activation
+) -> None:
     x = torch.tensor([-200.0, -90.0, -5.0, -0.5, 0.0, 1e-3, 3.0, 90.0, 200.0]).requires_grad_()
     wide = x.detach().double().requires_grad_()
     torch.testing.assert_close(activation(x).double(), usual(wide), atol=1e-6, rtol=1e-6)

@@ -115,7 +115,7 @@ def scored(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> Tens
         ("mixtral", "fp16"),
     ],
 )
-def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: DType) -> None:
+def test_token_logprob_has_same_bits_sampled_scored_and_trained(kind: str, dtype: DType) -> None:
     lm = build(kind)
     head = LogitsHead(lm)
     make_exact(lm)
@@ -132,7 +132,7 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(kind: str, dtype: 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_what_is_sampled_does_not_depend_on_the_batch(dtype: DType) -> None:
+def test_exact_sampler_output_does_not_depend_on_batch_size(dtype: DType) -> None:
     lm = build("llama")
     make_exact(lm)
     sampling = SamplingParams(max_tokens=MOST, temperature=1.3, top_p=0.9)
@@ -142,7 +142,7 @@ def test_what_is_sampled_does_not_depend_on_the_batch(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
+def test_make_exact_keeps_logprobs_and_gradients_within_tolerance(kind: str) -> None:
     lm = build(kind)
     head = LogitsHead(lm)
     batch = TorchSampler(lm, 4).generate(
@@ -164,7 +164,7 @@ def test_an_exact_model_computes_what_it_did_before(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_a_probe_finds_this_machine_exact_and_another_not(
+def test_exactness_probe_accepts_this_machine_and_detects_batch_dependent_product(
     monkeypatch: pytest.MonkeyPatch, dtype: DType
 ) -> None:
     configs = [
@@ -173,7 +173,7 @@ def test_a_probe_finds_this_machine_exact_and_another_not(
     assert [probe.probe_exactness(config, dtype) for config in configs] == [None] * 5
     probe._known.clear()
     monkeypatch.setattr(
-        probe, "product", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2
+        probe, "exact_product", lambda x, weight: F.linear(x, weight) + (len(x) == 5) * 1e-2
     )
     found = probe.probe_exactness(configs[0], dtype)
     probe._known.clear()

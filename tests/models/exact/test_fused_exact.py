@@ -27,7 +27,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(("depth", "columns"), [(8, 5), (100, 130), (64, 128)])
-def test_a_product_is_that_of_float64_and_the_same_in_any_batch(
+def test_fused_product_matches_float64_and_has_same_bits_in_any_batch(
     depth: int, columns: int, dtype: torch.dtype
 ) -> None:
     x, weight, bias = (
@@ -45,7 +45,7 @@ def test_a_product_is_that_of_float64_and_the_same_in_any_batch(
         assert torch.equal(products.multiply_tiles(x[-rows:], weight, bias), whole[-rows:])
 
 
-def test_columns_are_the_same_in_any_map() -> None:
+def test_fused_product_columns_have_same_bits_when_weight_is_split() -> None:
     """Maps of the same input may be one product, and a head's may be cut anywhere."""
     x, weight = numbers(5, 40), numbers(300, 40)
     whole = products.multiply_tiles(x, weight, None)
@@ -54,7 +54,7 @@ def test_columns_are_the_same_in_any_map() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 48, 1024, 2500])
-def test_means_of_squares(size: int) -> None:
+def test_fused_mean_squares_match_float64_and_do_not_depend_on_batch(size: int) -> None:
     x = numbers(9, size)
     found = products.mean_squares(x)
     torch.testing.assert_close(found.double(), x.double().square().mean(-1), atol=1e-6, rtol=1e-6)
@@ -62,7 +62,7 @@ def test_means_of_squares(size: int) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
+def test_exact_triton_kernels_compile_for_sm80_and_sm90(capability: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(Path(__file__).with_name("compile_exact.py")), str(capability)]
@@ -75,7 +75,7 @@ LENGTH = 75
 
 @pytest.mark.parametrize("window", [None, 1, 9, 40])
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 8), (2, 2, 24)])
-def test_a_query_has_the_same_bits_decoded_continued_and_among_all(
+def test_fused_attention_matches_float64_with_same_bits_in_decode_and_prefill(
     heads: int, groups: int, size: int, window: int | None
 ) -> None:
     q, k, v = (numbers(2, number, LENGTH, size) for number in (heads, groups, groups))

@@ -54,13 +54,13 @@ def build(kind: str) -> PreTrainedModel:
     return lm.eval().to(DEVICE)
 
 
-def test_every_kind_is_tried() -> None:
+def test_fused_model_tests_cover_every_gpu_exact_model_type() -> None:
     assert set(KINDS) == set(GPU_EXACT_TYPES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_has_the_same_bits_sampled_scored_and_trained(
+def test_fused_token_logprob_has_same_bits_sampled_and_trained(
     kind: str, dtype: torch.dtype
 ) -> None:
     lm, bf16 = build(kind), dtype == torch.bfloat16
@@ -95,7 +95,9 @@ def test_a_token_has_the_same_bits_sampled_scored_and_trained(
     assert len(gradients) == len(before[1])
 
 
-def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_exactness_probe_names_failing_product_and_missing_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(probe, "_SIZES", (1, 5, 17))
     monkeypatch.setattr(probe, "_LENGTH", 160)
     probe._known.clear()
@@ -103,7 +105,7 @@ def test_a_probe_tries_all_and_names_what_fails(monkeypatch: pytest.MonkeyPatch)
     assert probe.probe_exactness(config, "fp32", DEVICE) is None
     probe._known.clear()
     monkeypatch.setattr(
-        probe, "product", lambda x, weight: right(x, weight) * (1.0 + 1e-6 * len(x))
+        probe, "exact_product", lambda x, weight: right(x, weight) * (1.0 + 1e-6 * len(x))
     )
     assert "a product of 24 by " in str(probe.probe_exactness(config, "fp32", DEVICE))
     probe._known.clear()

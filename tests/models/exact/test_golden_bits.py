@@ -136,7 +136,7 @@ def fingerprint(kernel: str) -> str:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_has_the_bits_that_are_noted(kernel: str) -> None:
+def test_exact_kernel_output_matches_recorded_bits(kernel: str) -> None:
     if name_class() not in GOLDEN:
         pytest.skip(f"no bits are noted for {name_class()}")
     assert fingerprint(kernel) == GOLDEN[name_class()][kernel]
@@ -146,11 +146,11 @@ def test_a_kernel_has_the_bits_that_are_noted(kernel: str) -> None:
 @pytest.mark.skipif(
     "AVX512" not in name_class(), reason="this machine cannot stand for an older one"
 )
-def test_an_older_machine_is_exact_and_has_the_bits_that_are_noted() -> None:
+def test_avx2_restricted_process_is_exact_and_matches_recorded_bits() -> None:
     files = [__file__, str(Path(__file__).with_name("test_exact_model.py"))]
     chosen = (
         "-k",
-        "bits_that_are_noted or same_bits_sampled",
+        "matches_recorded_bits or same_bits_sampled",
         "-m",
         "not full",
         "-p",

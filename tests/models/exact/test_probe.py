@@ -36,11 +36,11 @@ def nothing_known() -> Iterator[None]:
     probe._known.clear()
 
 
-def test_a_second_probe_computes_no_product(
+def test_repeated_exactness_probe_reuses_results_of_known_products(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert probe.probe_exactness(config, dtype="fp32") is None
-    monkeypatch.setattr(probe, "product", None)
+    monkeypatch.setattr(probe, "exact_product", None)
     monkeypatch.setattr(probe, "BlockwiseKernel", None)
     assert probe.probe_exactness(config, dtype="fp32") is None
     # of the same products
@@ -55,7 +55,7 @@ def test_adapters_of_any_rank_are_exact_in_bf16(config: PreTrainedConfig, rank: 
     assert probe.probe_exactness(config, dtype="bf16", adapters=LoRA(rank=rank)) is None
 
 
-def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
+def test_exactness_probe_detects_summation_order_change_in_bf16_adapter_product(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch does not give small products to oneDNN: by rows in multiples of 8 alone, 1 element of
@@ -68,7 +68,7 @@ def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % ROWS)), weight)[: len(x)]
 
-    monkeypatch.setattr(probe, "product", multiply)
+    monkeypatch.setattr(probe, "exact_product", multiply)
     assert probe.probe_exactness(config, dtype="bf16") is None
     reason = probe.probe_exactness(config, dtype="bf16", adapters=LoRA(rank=8))
     has_two_orders = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -77,7 +77,7 @@ def test_another_order_of_sums_is_seen_where_bf16_rounds_it_away(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
+def test_exactness_probe_detects_difference_on_one_thread_or_all_threads(
     config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     def on_threads(x: Tensor, weight: Tensor) -> Tensor:
@@ -85,6 +85,6 @@ def test_a_probe_sees_what_differs_on_one_thread_as_what_differs_on_all(
             exact_linear(x, weight) + (len(x) == 65 and torch.get_num_threads() == threads) * 1e-2
         )
 
-    monkeypatch.setattr(probe, "product", on_threads)
+    monkeypatch.setattr(probe, "exact_product", on_threads)
     with probe.use_threads(2):
         assert probe.probe_exactness(config, dtype="fp32") is not None
