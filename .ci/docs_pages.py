@@ -78,7 +78,7 @@ def describe_options() -> Iterator[str]:
     """Lines with each recipe's table, and one of each section below them."""
     sections: dict[str, type[Section]] = {}
     yield "## Recipes\n"
-    for name, kind in registry.every():
+    for name, kind in registry.iterate_algorithms():
         yield f"### `algorithm: {name}`\n"
         yield from describe_section(kind, sections)
     yield "## Sections\n"
@@ -182,7 +182,7 @@ def list_names(package: str, about: str) -> Iterator[str]:
             continue
         yield f"::: {package}.{name}\n"
         algorithm = getattr(vars(algorithms).get(name), "algorithm", None)
-        kind = registry.find(algorithm) if package == "lockstep" and algorithm else None
+        kind = registry.find_algorithm(algorithm) if package == "lockstep" and algorithm else None
         if kind is not None:
             yield from describe_section(kind, {}, "options.md")
 

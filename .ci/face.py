@@ -72,7 +72,7 @@ def main() -> None:
 
 def recipe_block(name: str, written: dict[type, str]) -> str:
     """The typed dict of the options that a class takes."""
-    kind = registry.find(vars(algorithms)[name].algorithm)
+    kind = registry.find_algorithm(vars(algorithms)[name].algorithm)
     assert kind is not None
     lines = ["train: RowsValue", "validation: RowsValue | None"]
     for key, field in kind.model_fields.items():

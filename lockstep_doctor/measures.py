@@ -79,11 +79,11 @@ def _find_transformations(first: Tensor, second: Tensor, off: Tensor, fits: floa
         scale = float((first * second).sum()) / square
     else:
         scale = 0.0
-    left = _unexplained_share(second - scale * first, off)
+    left = _find_unexplained_share(second - scale * first, off)
     if left < fits:
         yield f"it is {scale:.4g} times what it should be ({left:.1%} of the difference left)"
     if (
-        _unexplained_share(second.flatten().sort().values - first.flatten().sort().values, off)
+        _find_unexplained_share(second.flatten().sort().values - first.flatten().sort().values, off)
         < fits
     ):
         yield "it has the right numbers in another order"
@@ -103,7 +103,7 @@ def _find_positions(off: Tensor, noise: float) -> Iterator[str]:
             yield f"it differs at {name_places(hit, len(size), what)}"
 
 
-def _unexplained_share(left: Tensor, off: Tensor) -> float:
+def _find_unexplained_share(left: Tensor, off: Tensor) -> float:
     size = float(off.square().sum().sqrt())
     if size:
         return float(left.square().sum().sqrt()) / size

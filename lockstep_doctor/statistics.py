@@ -143,7 +143,7 @@ def compute_figures(compared: TokenComparison) -> dict[str, float]:
         "tokens": float(compared.train.numel()),
         "sequences": float((compared.lengths > 0).sum()),
         "token_mult_prob_error": mult_prob_error(delta),
-        "capped_mult_prob_error": float(capped_prob_error(compared.delta).mean()),
+        "capped_mult_prob_error": float(cap_prob_error(compared.delta).mean()),
         "k1": float(-delta.mean()),
         "k3": float((torch.expm1(delta.clamp(max=_LARGEST)) - delta.clamp(max=_LARGEST)).mean()),
         "mean_ratio": float(
@@ -172,7 +172,7 @@ def mult_prob_error(delta_M: Tensor) -> float:
     return float(clamp_exponential(delta_M[delta_M.isfinite()].abs()).mean())
 
 
-def capped_prob_error(delta_M: Tensor) -> Tensor:
+def cap_prob_error(delta_M: Tensor) -> Tensor:
     """e^min(|Δ|, `CAP`), [M]."""
     return delta_M.abs().clamp(max=CAP).exp()
 

@@ -141,7 +141,9 @@ def test_backend_rule_accepts_allowed_code(path: str, text: str) -> None:
 
 def test_backend_folders_match_registry_entries() -> None:
     lines = {
-        f"lockstep/{wing}/{name}" for wing, registry in WINGS.items() for name in registry.names
+        f"lockstep/{wing}/{name}"
+        for wing, registry in WINGS.items()
+        for name in registry.backend_names
     }
     assert lines == FOLDERS
 
@@ -149,7 +151,7 @@ def test_backend_folders_match_registry_entries() -> None:
 def test_all_5_backend_declarations_load_without_importing_torch() -> None:
     code = (
         "import sys\nfrom lockstep.config.backends import INFERENCE, TRAINING\n"
-        "assert len([*TRAINING.every(), *INFERENCE.every()]) == 5\nsys.exit('torch' in sys.modules)"
+        "assert len([*TRAINING.iterate_backends(), *INFERENCE.iterate_backends()]) == 5\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

@@ -30,7 +30,7 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if "doctor" not in path.
 
 EXCEPTIONS = {
     "process_defaults.py: share == 'max'": "the kernel's word for no quota",
-    "watch.py: evidence.outcome == 'text'": "a finding of the watch",
+    "watch.py: evidence.drift_cause == 'text'": "a finding of the watch",
     "on_cpu.py: device == 'cuda'": "what Megatron asks of torch, not a recipe's device",
     "learner_group.py: device == 'cuda'": "torch's own word for a device that was resolved",
     "setup.py: read_field(prompt.row, field) == 'math'": (

@@ -147,7 +147,7 @@ class ModelRank:
                 MemoryMoment(
                     "scoring",
                     self._standing_parts()
-                    | self._gathered_parts(2)
+                    | self._list_gathered_parts(2)
                     | {"activations": self._scoring_bytes()},
                 )
             ]
@@ -167,7 +167,7 @@ class ModelRank:
         last = {
             "activations": self.activation_bytes,
             "head": self._head_bytes(),
-            "16-bit copies of weights": self._saved_cast_bytes(),
+            "16-bit copies of weights": self._count_saved_cast_bytes(),
         }
         first = {
             "activations": self._input_bytes() + self.layer_activation_bytes(),
@@ -186,19 +186,19 @@ class ModelRank:
         return [
             MemoryMoment(
                 "end of the forward pass",
-                before | self._gathered_parts(1) | last | self._forward_parts(),
+                before | self._list_gathered_parts(1) | last | self._forward_parts(),
             ),
             MemoryMoment(
                 "head's backward pass",
-                before | self._gathered_parts(1) | last | self._head_backward_parts(table),
+                before | self._list_gathered_parts(1) | last | self._head_backward_parts(table),
             ),
             MemoryMoment(
                 "last layer's backward pass",
-                before | self._gathered_parts(3) | last | self._gradients_in_flight(waits),
+                before | self._list_gathered_parts(3) | last | self._gradients_in_flight(waits),
             ),
             MemoryMoment(
                 "first layer's backward pass",
-                meanwhile | self._gathered_parts(2) | first | self._gradients_in_flight(waits),
+                meanwhile | self._list_gathered_parts(2) | first | self._gradients_in_flight(waits),
             ),
             MemoryMoment(
                 "end of the backward pass",
@@ -294,7 +294,7 @@ class ModelRank:
             {"moments": self._on_device(self.state * self.updated_bytes)} if self.trained else {}
         )
 
-    def _gathered_parts(self, layers: int) -> dict[str, int]:
+    def _list_gathered_parts(self, layers: int) -> dict[str, int]:
         """Bytes of weights that FSDP gathers: some layers, and all weights outside the layers."""
         if self.shard_count > 1:
             return {"gathered weights": self.root_bytes + layers * self.gathered_layer}
@@ -311,7 +311,7 @@ class ModelRank:
             return 0
         return -(-HALF * layers * self.sizes.products // tp)
 
-    def _saved_cast_bytes(self) -> int:
+    def _count_saved_cast_bytes(self) -> int:
         """Bytes of 16-bit copies after the forward pass: those that products save for backward."""
         return self._cast_bytes(1 if self.learner.activation_checkpointing else None)
 

@@ -125,16 +125,7 @@ def _run_recipe(
         source = _open_initial_model(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
-        if resolve_device(recipe.learner.device).type == "cuda":
-            precision = [keep_fp32()]
-        else:
-            precision = []
-        passed_end = describe_passed_end(source, recipe.data)
-        for remark in [
-            *precision,
-            *([] if passed_end is None else [passed_end]),
-            *list_remarks(recipe, files),
-        ]:
+        for remark in _list_first_remarks(recipe, source, files):
             progress.show_note(remark)
         inexact = decide_exact(recipe, source.folder, progress.show_note)
         logs = RunLogs(folder)
@@ -167,6 +158,17 @@ def _run_recipe(
         with progress.phase("report"):
             write_page(folder, progress.show_note)
     return False
+
+
+def _list_first_remarks(recipe: Algorithm, source: ModelSource, files: DataFiles) -> list[str]:
+    """Remarks for the log before the first step."""
+    remarks = list[str]()
+    if resolve_device(recipe.learner.device).type == "cuda":
+        remarks.append(keep_fp32())
+    passed_end = describe_passed_end(source, recipe.data)
+    if passed_end is not None:
+        remarks.append(passed_end)
+    return [*remarks, *list_remarks(recipe, files)]
 
 
 def judge_finished(folder: Path) -> int:

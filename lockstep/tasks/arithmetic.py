@@ -91,7 +91,7 @@ class Arithmetic(Task):
         if self.pairs:
             return problem.preference_row()
         if self.labels:
-            return problem.labeled_row(number % 2 == 0)
+            return problem.label_row(number % 2 == 0)
         return problem.answer_row()
 
 
@@ -113,7 +113,7 @@ class WordProblem:
         row = self.answer_row()
         return {**row, "chosen": row["answer"], "rejected": self.answer_row(direct=True)["answer"]}
 
-    def labeled_row(self, label: bool) -> dict[str, str | bool]:
+    def label_row(self, label: bool) -> dict[str, str | bool]:
         """The problem with one answer: step by step if labeled good, else direct."""
         return {
             **self.answer_row(),

@@ -70,7 +70,7 @@ def start_fingerprint(tensor: Tensor) -> PendingFingerprint:
 def _sum_rows_at_once(words: Tensor) -> Tensor:
     """Sum of all rows of words, each times its odd number, in few operations for GPUs."""
     lanes = min(len(words), _LANES)
-    odd_R = _keyed_odd_numbers("row", _table_length(-(-len(words) // _LANES)), words.device).to(
+    odd_R = _draw_odd_numbers("row", _table_length(-(-len(words) // _LANES)), words.device).to(
         torch.int32
     )
     sums = words.new_zeros(lanes)
@@ -85,7 +85,7 @@ def _sum_rows_at_once(words: Tensor) -> Tensor:
 
 def _sum_lanes(sums: Tensor) -> Tensor:
     """Sum of all lanes, each times its odd number. CUDA has no product of integer vectors."""
-    odd = _keyed_odd_numbers("lane", _LANES, sums.device)[: len(sums)]
+    odd = _draw_odd_numbers("lane", _LANES, sums.device)[: len(sums)]
     if sums.is_cuda:
         return (sums.to(torch.int64) * odd).sum()
     return sums.to(torch.int64) @ odd
@@ -138,11 +138,11 @@ def _table_length(rows: int) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _odd_numbers(count: int) -> list[int]:
-    return _keyed_odd_numbers("row", count, torch.device("cpu")).to(torch.int32).tolist()
+    return _draw_odd_numbers("row", count, torch.device("cpu")).to(torch.int32).tolist()
 
 
 @functools.lru_cache(maxsize=16)
-def _keyed_odd_numbers(role: str, count: int, device: torch.device) -> Tensor:
+def _draw_odd_numbers(role: str, count: int, device: torch.device) -> Tensor:
     """Odd 64-bit numbers that depend only on role and index, int64 [count]."""
     return (
         keyed.draw_bits(torch.tensor([keyed.hash_key("fingerprint", role)]), torch.arange(count))[0]

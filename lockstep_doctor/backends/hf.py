@@ -98,7 +98,7 @@ class HFBackend:
 
     def model_for(self, conditions: BackendConditions = USUAL) -> PreTrainedModel:
         """The model for the conditions."""
-        asked = self._usual.overridden_by(conditions)
+        asked = self._usual.override_with(conditions)
         key = asked.dtype, self.choose_attention(asked)
         if key not in self._models:
             self._models[key] = self.read_model(asked)
@@ -120,7 +120,7 @@ class HFBackend:
 
     @torch.no_grad()
     def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
-        asked = self._usual.overridden_by(conditions)
+        asked = self._usual.override_with(conditions)
         model = self.model_for(asked)
         sequences = batch.sequences()
         size = asked.batch_size or 1
@@ -161,7 +161,7 @@ class HFBackend:
     ) -> Batch:
         if sampling.stop_token_ids:
             raise InputError("the doctor draws responses of full length; leave out stop_token_ids")
-        asked = self._usual.overridden_by(conditions)
+        asked = self._usual.override_with(conditions)
         model = self.model_for(asked)
         size = asked.batch_size or 1
         rows: list[Response] = []

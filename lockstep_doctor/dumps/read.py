@@ -430,7 +430,7 @@ def _transpose_columns(
 ) -> Iterator[tuple[str, DumpRow]]:
     """Yields rows from columns; a value without one entry per row applies to all rows."""
     kept = {name: column for name, column in table.items() if name in names}
-    shapes = {name: _nested_shape(column) for name, column in kept.items()}
+    shapes = {name: _read_nested_shape(column) for name, column in kept.items()}
     rows = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
     if len(set(rows.values())) != 1:
         there = rows or "none of a known name"
@@ -443,13 +443,13 @@ def _transpose_columns(
         yield f"{path}, row {number}", {**kept, **{name: kept[name][number] for name in each}}
 
 
-def _nested_shape(column: Any) -> tuple[int, ...]:
+def _read_nested_shape(column: Any) -> tuple[int, ...]:
     """The shape of an array or of nested lists; of ragged lists, the shape of the first."""
     if isinstance(column, Tensor | np.ndarray):
         return tuple(column.shape)
     if not isinstance(column, list | tuple):
         return ()
-    return (len(column), *(_nested_shape(column[0]) if column else ()))
+    return (len(column), *(_read_nested_shape(column[0]) if column else ()))
 
 
 _READERS: Mapping[str, Callable[[Path, Collection[str]], Iterator[tuple[str, DumpRow]]]] = {

@@ -34,7 +34,7 @@ class BackendConditions:
     kernel: KernelName | None = None
     fresh: bool = False
 
-    def overridden_by(self, other: BackendConditions) -> BackendConditions:
+    def override_with(self, other: BackendConditions) -> BackendConditions:
         """These conditions, overridden by those that `other` sets."""
         return replace(
             other, **{name: usual for name, usual in vars(self).items() if not vars(other)[name]}

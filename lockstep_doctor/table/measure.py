@@ -255,7 +255,7 @@ class CellMeasurer:
         """
         beside_others = self._side_by_side(cell, batch)
         first, second = (
-            self.witness.score(batch, beside_others.overridden_by(conditions))
+            self.witness.score(batch, beside_others.override_with(conditions))
             for conditions in floor_conditions(dtype)
         )
         return (first - second).abs()[batch.mask]

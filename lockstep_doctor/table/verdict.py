@@ -32,7 +32,7 @@ from lockstep_doctor.columns import SIDES
 from lockstep_doctor.statistics import (
     CAP,
     TokenComparison,
-    capped_prob_error,
+    cap_prob_error,
     clamp_exponential,
     mult_prob_error,
     pool_comparisons,
@@ -170,7 +170,7 @@ def judge_cell(
             for clause in clauses
         ]
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
-    metric = float(capped_prob_error(drawn["infer"][0].delta).mean())
+    metric = float(cap_prob_error(drawn["infer"][0].delta).mean())
     bounds = found["infer.mult_prob_error"]
     return CellJudgement(
         worst_of(clause.verdict for clause in clauses), metric, bounds.low, bounds.high, found
@@ -235,10 +235,10 @@ class _SideJudge:
 
         With fewer than `LEAST_CLUSTERS` clusters it does not pass.
         """
-        paired = capped_prob_error(self.compared.delta)
+        paired = cap_prob_error(self.compared.delta)
         limit = self.limits.max_mult_prob_error
         if floor_M is not None:
-            floor = capped_prob_error(floor_M)
+            floor = cap_prob_error(floor_M)
             paired = paired - FLOOR_FACTOR * (floor - floor.mean())
             limit = 1 + DUST + FLOOR_FACTOR * (float(floor.mean()) - 1)
         totals = self.compared.sum_clusters(paired)
@@ -257,7 +257,7 @@ class _SideJudge:
         It fails if the near bound of the capped mean, which is smaller, is beyond the limit.
         """
         capped = bound_statistic(
-            self.compared.sum_clusters(capped_prob_error(self.compared.delta)),
+            self.compared.sum_clusters(cap_prob_error(self.compared.delta)),
             cluster_mean,
             *self.bound_levels,
         )

@@ -108,7 +108,7 @@ class Watched(TorchSampler):
         super().sleep()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> Batch:
-        own = sum(tensor.numel() * tensor.element_size() for _, tensor in self._named_tensors())
+        own = sum(tensor.numel() * tensor.element_size() for _, tensor in self._iterate_tensors())
         self.beside, self.held = (
             bytes_there() - own,
             [bytes_of(learner) for learner in self.learners],

@@ -77,7 +77,7 @@ class Buffered(Separate):
         super().__init__(lm, *options)
         self.buffer = copy.deepcopy(self._lm)
 
-    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _iterate_tensors(self) -> Iterator[tuple[str, Tensor]]:
         return chain(self.buffer.named_parameters(), self.buffer.named_buffers())
 
     def take_over(self, names: Iterable[str]) -> None:

@@ -99,23 +99,23 @@ class ModelSampler(ABC):
 
     def attest(self, version: int) -> WeightAttestation:
         self.version = version
-        found = {name: start_fingerprint(tensor) for name, tensor in self._named_tensors()}
+        found = {name: start_fingerprint(tensor) for name, tensor in self._iterate_tensors()}
         return WeightAttestation(
             version, dict(zip(found, read_fingerprints(list(found.values())), strict=True))
         )
 
     def show(self, name: str) -> Tensor:
-        return dict(self._named_tensors())[name].detach()
+        return dict(self._iterate_tensors())[name].detach()
 
     def close(self) -> None:  # noqa: B027 -- no sampler of this kind has anything to do
         """Does nothing: there are no worker processes."""
 
-    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _iterate_tensors(self) -> Iterator[tuple[str, Tensor]]:
         held = chain(self._lm.named_parameters(), self._lm.named_buffers())
         return ((canonical_name(f"lm.{name}"), tensor) for name, tensor in held)
 
     def _begin_sync(self) -> None:
-        self._own = dict(self._named_tensors())
+        self._own = dict(self._iterate_tensors())
 
     @torch.no_grad()
     def _copy_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:

@@ -43,7 +43,7 @@ class PassTokens:
     position: Tensor
     keep: Tensor
 
-    def followed_by(self, others: PassTokens) -> PassTokens:
+    def append_passes(self, others: PassTokens) -> PassTokens:
         """These tokens, followed by others."""
         token = torch.cat([self.token, others.token])
         position = torch.cat([self.position, others.position])

@@ -57,7 +57,7 @@ class TorchSampler(ModelSampler):
         waiting = {scheduler.submit(requests[place], sampling): place for place in order}
         try:
             while waiting:
-                with self._guarded_autocast():
+                with self._guard_autocast():
                     done = _run_until_finished(scheduler, waiting, _PIECE)
                 places = [waiting.pop(number) for number in done]
                 yield (
@@ -120,7 +120,7 @@ class TorchSampler(ModelSampler):
         return call_modules(self._lm, token_N, position_N, layout, keep_M)
 
     @contextmanager
-    def _guarded_autocast(self) -> Iterator[None]:
+    def _guard_autocast(self) -> Iterator[None]:
         """Computes in the sampler's type.
 
         After an error the scheduler is dropped with its blocks, which may be half written.

@@ -251,7 +251,7 @@ class BatchScheduler:
         if prompts:
             self._pool.grow_blocks(self._blocks.count)
             others, beginning = take_prompts(prompts, multiple, self._device)
-            tokens = tokens.followed_by(others)
+            tokens = tokens.append_passes(others)
         layout = ContinuousLayout(self._pool, running + filling, growing, beginning)
         logits_MV = self._forward(tokens.token, tokens.position, layout, tokens.keep)
         self._places.filled_S[self._place_R] += 1
