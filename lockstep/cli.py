@@ -50,7 +50,7 @@ COMMANDS = (
     gpu_check,
     schema,
 )
-"""The commands in the order of --help; each has `add`, which declares its arguments, and `run`."""
+"""The commands in the order of --help; each has `add_command` and `run_command`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,5 +113,5 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.add(parsers)
+        command.add_command(parsers)
     return parser

@@ -31,7 +31,7 @@ def test_stderr_on_full_disk_does_not_change_exit_code(command: str) -> None:
 
 def test_note_to_full_disk_does_not_end_program() -> None:
     program = (
-        "import sys; from lockstep.system.unread import outlive; sys.stderr = outlive(sys.stderr); "
+        "import sys; from lockstep.system.unread import wrap_stream; sys.stderr = wrap_stream(sys.stderr); "
         "print('a note', file=sys.stderr); print('done')"
     )
     command = ["sh", "-c", f'{sys.executable} -c "{program}" 2>/dev/full']

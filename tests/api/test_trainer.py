@@ -123,7 +123,7 @@ def run_program(text: str) -> str:
     """The reference of `reward` in a program without a file, as `python -` and some notebooks have
     it.
     """
-    code = f"{text}\nfrom lockstep.config.user_code import refer\nprint(refer(reward))"
+    code = f"{text}\nfrom lockstep.config.user_code import make_reference\nprint(make_reference(reward))"
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout

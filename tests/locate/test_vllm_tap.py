@@ -121,7 +121,7 @@ def test_vllm_tap_matches_transformers_at_all_unfused_cuts(
     with opened(folder) as tap:
         right, own = reference.run(TOKENS, {}), tap.run(TOKENS, {})
         replayed = tap.run(TOKENS, right.seen)
-    assert all(cut in own.seen or own.hides(cut) for cut in right.seen)
+    assert all(cut in own.seen or own.is_hidden(cut) for cut in right.seen)
     assert {"resid_in", "attn_norm", "attn", "o", "resid_mid", "mlp_norm"} <= {
         cut.stage for cut in own.seen
     }

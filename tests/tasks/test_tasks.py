@@ -45,7 +45,7 @@ def test_task_is_found_by_file_name_without_importing_torch(name: str) -> None:
     assert issubclass(find_task({"name": name}), Task)
     assert set(find_task({"name": name}).shared) <= find_task({"name": name}).model_fields.keys()
     code = (
-        f"import sys; from lockstep.config.task import find; find({{'name': '{name}'}}); "
+        f"import sys; from lockstep.config.task import find_task; find_task({{'name': '{name}'}}); "
         "print('torch' in sys.modules)"
     )
     assert (
