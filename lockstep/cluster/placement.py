@@ -65,7 +65,7 @@ class ProcessCounts:
         return 0
 
     @property
-    def device_count(self) -> int:
+    def total_devices(self) -> int:
         """Total number of devices."""
         return max(
             self.ranks, self.first_engine_device + self.engines * self.width if self.engines else 0
@@ -89,12 +89,12 @@ class DeviceGrid:
     @classmethod
     def from_cores(cls, processes: ProcessCounts) -> Self:
         """Shares of one machine's cores, enough for the processes."""
-        return cls(1, max(processes.device_count, 1), on_gpu=False)
+        return cls(1, max(processes.total_devices, 1), on_gpu=False)
 
     @classmethod
     def from_similar_machines(cls, gpus: int, processes: ProcessCounts) -> Self:
         """Machines with `gpus` GPUs each, enough for the processes."""
-        return cls(max(-(-processes.device_count // gpus), 1), gpus, on_gpu=True)
+        return cls(max(-(-processes.total_devices // gpus), 1), gpus, on_gpu=True)
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ def _require_room(devices: DeviceGrid, processes: ProcessCounts) -> None:
             f"sampler.tensor_parallel is {processes.width}, which must divide a machine's "
             f"{devices.per_machine} GPUs; an engine cannot span machines"
         )
-    if processes.device_count > there:
+    if processes.total_devices > there:
         if processes.apart:
             how = ", at the same time (with cluster.placement=colocated they take turns)"
         else:

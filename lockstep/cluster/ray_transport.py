@@ -75,7 +75,7 @@ class RayCluster:
     def __init__(self, section: RaySection, processes: ProcessCounts, gpus: bool) -> None:
         self._end = contextlib.ExitStack()
         self._end.enter_context(
-            join_cluster(section.address, round(processes.device_count * section.cpus_per_worker))
+            join_cluster(section.address, round(processes.total_devices * section.cpus_per_worker))
         )
         per_machine = max(
             int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]
@@ -90,7 +90,7 @@ class RayCluster:
             processes,
         )
         self._places = self._reserve_places(
-            -(-processes.device_count // self._width), section.timeout_s
+            -(-processes.total_devices // self._width), section.timeout_s
         )
         self._bundles = self._sort_bundles()
         if self._on_gpu and self._width > 1:

@@ -161,7 +161,7 @@ def open_worker_pool(
         ValueError: If the cluster is missing or full.
     """
     processes = ProcessCounts.from_sections(section, ranks, sampler)
-    if section.on_this_machine or not processes.device_count:
+    if section.on_this_machine or not processes.total_devices:
         return WorkerPool(choose_placement(section, computation, processes))
     if importlib.util.find_spec("ray") is None:
         raise InputError(

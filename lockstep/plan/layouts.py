@@ -103,7 +103,7 @@ class LayoutSearch:
         self, learners: Mapping[str, LearnerSection], processes: ProcessCounts
     ) -> MemoryEstimate:
         devices = DeviceGrid.from_similar_machines(
-            min(max(processes.device_count, 1), _WITHIN_A_MACHINE), processes
+            min(max(processes.total_devices, 1), _WITHIN_A_MACHINE), processes
         )
         placement = RunPlacement.from_devices(devices, processes)
         return MemoryEstimate.from_recipe(self.recipe, self.sizes, placement, learners, self.memory)

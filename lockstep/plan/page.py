@@ -47,7 +47,7 @@ def render_plan(
         rates: Rates of one GPU; None skips the time estimate.
     """
     found = search.propose_layout(gpus)
-    standing = search.estimate_unchanged() if search.own_processes.device_count == gpus else None
+    standing = search.estimate_unchanged() if search.own_processes.total_devices == gpus else None
     shown = standing or found or _find_roomiest(search, gpus)
     blocks = [_describe_model(search, name, gpus), _describe_memory(shown)]
     blocks += [] if rates is None else [_describe_time(search, shown, rates)]

@@ -50,7 +50,7 @@ def test_placement_gives_each_rank_and_each_engine_distinct_gpus(devices: Device
         try:
             found = RunPlacement.from_devices(devices, processes)
         except InputError:
-            fits = processes.device_count <= devices.machines * devices.per_machine
+            fits = processes.total_devices <= devices.machines * devices.per_machine
             assert not fits or devices.per_machine % processes.width, processes
             continue
         placed += 1
@@ -76,7 +76,7 @@ def test_placement_gives_each_rank_and_each_engine_distinct_gpus(devices: Device
             assert ranks[0] == engines[0], "they take turns"
         assert (
             max((place.last_device for place in found.ranks + found.engines), default=-1) + 1
-            == processes.device_count
+            == processes.total_devices
         )
     assert placed > 4
 

@@ -190,7 +190,7 @@ def kib(field):
 
 before = kib("VmRSS")
 index = JsonlIndex(sys.argv[1])
-index.rows(range(0, len(index), len(index) // 100))
+index.read_rows(range(0, len(index), len(index) // 100))
 print(kib("VmHWM") - before)
 """
 

@@ -363,7 +363,7 @@ def test_the_size_of_a_cache_is_chosen_without_starting_cuda(
     monkeypatch.setattr(VLLMInference, "read_gpu_memory", lambda _: MEMORY)
     opened = list[SamplerSection]()
     monkeypatch.setattr(
-        VLLMInference, "build", lambda _, folder, section, *__: opened.append(section)
+        VLLMInference, "build_sampler", lambda _, folder, section, *__: opened.append(section)
     )
     section, learner = SamplerSection(backend="vllm"), LearnerSection()
     SamplerSpec("m", section, learner, budget=CacheBudget(2 * 10**9, 10**9, 3 * 10**9)).build()

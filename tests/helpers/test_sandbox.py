@@ -185,7 +185,7 @@ def test_orphaned_child_process_ends_with_program(sandbox: CodeSandbox, others: 
 STARTS = """
 import sys
 from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits
-CodeSandbox(ProgramLimits(100, 100.0, 128)).output("import time; time.sleep(100)", "")
+CodeSandbox(ProgramLimits(100, 100.0, 128)).capture_output("import time; time.sleep(100)", "")
 """
 
 
