@@ -53,9 +53,9 @@ saved = safetensors.torch.load_file(__file__[: -len("repro.py")] + "inputs.safet
 tokens, right = saved.pop("tokens"), saved.pop("right").double().flatten()
 if __name__ == "__main__":  # ranks import this file again
     with find_engine("{engine}")(Path({folder!r}), {options!r}) as tap:
-        forced = {{CutPoint.parse(name): value for name, value in saved.items()}}
+        forced = {{CutPoint.from_name(name): value for name, value in saved.items()}}
         seen = tap.run(tokens, forced).seen
-    found = seen[CutPoint.parse("{end}")].cpu().double().flatten()
+    found = seen[CutPoint.from_name("{end}")].cpu().double().flatten()
     error = float((found - right).norm() / right.norm())
     print(f"relative error {{error:.2g}}; rounding explains {tolerance:.2g}")
     sys.exit(not error <= {tolerance:.2g})
