@@ -341,7 +341,7 @@ def test_checkpoint_files_are_synced_before_folder_is_renamed(
     sync, rename = checkpoints.sync_path, Path.rename
     for module in (checkpoints, disk):
         monkeypatch.setattr(
-            module, "sync", lambda path: (order.append(f"sync {path.name}"), sync(path))
+            module, "sync_path", lambda path: (order.append(f"sync {path.name}"), sync(path))
         )
     monkeypatch.setattr(
         Path, "rename", lambda path, to: (order.append(f"rename {path.name}"), rename(path, to))[1]
