@@ -83,11 +83,11 @@ def step_of(
     workers = PolicyGradientWorkers(
         policy=policy, reference=reference, collector=collector, phase=phase, agreement=agreement
     )
-    settings = build_settings(recipe, recipe.grpo, ())
+    settings = build_settings(recipe, ())
     rows = args.prompts // args.generations
     return (
         lambda step: grpo.train_on_rollouts(
-            step, sample_step(step * rows, step, workers, settings), workers, settings, recipe
+            step, sample_step(step * rows, step, workers, settings), workers, settings
         ).metrics.floats(),
         [policy, *([reference] if reference else [])],
     )

@@ -28,9 +28,9 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.harness import WARMUP, parser_of, peak_rss_mb
 from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompts
 from lockstep.algorithms.grpo.options import PolicyGradient
-from lockstep.algorithms.policy_gradient.step import sample_step
+from lockstep.algorithms.policy_gradient.step import build_settings, sample_step
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, train_on_rollouts
+from lockstep.algorithms.ppo.step import PPOWorkers, train_on_rollouts
 from lockstep.config import DataSection
 from lockstep.core.types import PhaseTimer, Prompt, skip_timing
 from lockstep.data.jsonl import JsonlIndex

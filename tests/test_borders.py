@@ -16,12 +16,11 @@ from tiny_models import OPTIMIZER, SECTION, VOCABULARY, model_folder, ragged, re
 from torch import Tensor
 
 from lockstep.algorithms.distill.job import DistillStep
-from lockstep.algorithms.distill.options import DistillSection
+from lockstep.algorithms.distill.options import DistillRecipe, DistillSection
 from lockstep.algorithms.job import RunLength
 from lockstep.algorithms.opening import with_reference
 from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
-from lockstep.algorithms.ppo import step as ppo
 from lockstep.algorithms.ppo.options import PPORecipe
 from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
@@ -247,7 +246,7 @@ def test_nan_log_probability_of_policy_or_reference_is_rejected_by_model_name(
         str(model_folder(tmp_path, "llama")), "logits", SECTION, OPTIMIZER, 0
     ).build()
     models = {"policy": sound, "reference": sound, model: broken(tmp_path)}
-    settings = ppo.build_settings(
+    settings = policy_gradient.build_settings(
         load_recipe("tiny.yaml", ["ppo.kl.coef=0.1"]).expect_recipe(PPORecipe), ()
     )
     workers = PolicyGradientWorkers(
@@ -273,16 +272,15 @@ def test_nan_log_probability_of_teacher_is_rejected(tmp_path: Path) -> None:
     options = DistillSection(
         num_prompts_per_step=4, global_batch_size=4, max_tokens=8, on_policy=False, top_k=2
     )
+    recipe = DistillRecipe.model_construct(distill=options)
     teacher = broken(tmp_path)
     how: Any = (
         None,
         skip_timing,
-        options,
+        recipe,
         RunLength(1, None, 1),
         VOCABULARY,
-        0,
         Distillation("forward"),
-        0,
     )
     with pytest.raises(
         NotFiniteError, match=r"^log-probabilities of the teacher are nan for token"

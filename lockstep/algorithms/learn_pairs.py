@@ -18,7 +18,6 @@ from lockstep.algorithms.opening import (
     with_reference,
 )
 from lockstep.algorithms.preference_options import PreferenceSection
-from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import open_pairs
 from lockstep.algorithms.setup import Setup
 from lockstep.algorithms.supervised import PairsRecipe
@@ -40,56 +39,50 @@ class PairStep:
     """One optimizer step on the next pairs.
 
     Attributes:
-        role: Role of the model that learns: the policy π or a reward model.
-        learner: The model that learns.
+        learner: The model that learns: the policy π or a reward model.
         reference: The frozen π_ref; None: not used by the loss.
         pairs: The pairs; the sample log shows the first of each step.
         phase: Times the phases.
-        num_logged_samples: Number of pairs per step in the sample log.
     """
 
-    role: ModelRole
+    recipe: PairsRecipe
     learner: Learner
     reference: Learner | None
     pairs: PairRows
     phase: PhaseTimer
-    num_logged_samples: int
     loss: Loss
     run_length: RunLength
-    seed: int
 
     def __call__(self, step: int, position: int) -> StepResult:
+        seed = self.recipe.seed
         count = self.run_length.count_rows(position)
         with self.phase("data"):
-            batch = build_answer_batch(
-                self.pairs.read_at(position, count, self.seed)
-            )  # x, y_w ≻ y_l
+            batch = build_answer_batch(self.pairs.read_at(position, count, seed))  # x, y_w ≻ y_l
         if self.reference is not None:
             with self.phase("reference"):
                 batch = with_reference(batch, self.reference)  # log π_ref(y | x)
-        with self.phase(self.role.name):
+        with self.phase(self.recipe.trained_role.name):
             metrics = train(self.learner, batch, self.loss)
-        shown = self.pairs.render_pairs(position, min(self.num_logged_samples, count), self.seed)
+        logged = min(self.recipe.run.num_logged_samples, count)
+        shown = self.pairs.render_pairs(position, logged, seed)
         return StepResult(
             metrics.with_prefix("train"), position + count, batch.tokens.numel(), shown
         )
 
     def measure_held_out(self, batch: Batch) -> Metrics:
         """Training metrics on held-out pairs, with the 95 % interval of `acc`; no gradients."""
-        _, metrics = self.loss(self._compute_outputs(batch), batch)
-        return metrics + measure_acc_interval(metrics)
-
-    def _compute_outputs(self, batch: Batch) -> Outputs:
-        """Outputs of the model that learns, in the form that the loss reads."""
-        match self.role.head:
+        head = self.recipe.trained_role.head
+        match head:
             case "logits":
-                return Outputs(logprob=compute_logprobs(self.learner, batch, "the policy"))
+                outputs = Outputs(logprob=compute_logprobs(self.learner, batch, "the policy"))
             case "reward" | "value":
                 _, reward_B = self.learner.values(batch)
                 require_finite("the reward model's scores", batch, reward_B)
-                return Outputs(final_value=reward_B)
+                outputs = Outputs(final_value=reward_B)
             case _:
-                assert_never(self.role.head)
+                assert_never(head)
+        _, metrics = self.loss(outputs, batch)
+        return metrics + measure_acc_interval(metrics)
 
 
 def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
@@ -108,10 +101,7 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
         held_out = _open_pair_rows(files.validation, recipe, setup)
     pairs = _open_pair_rows(files.train, recipe, setup)
     run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
-    shown = recipe.run.num_logged_samples
-    step = PairStep(
-        role, learner, reference, pairs, setup.phase, shown, loss, run_length, recipe.seed
-    )
+    step = PairStep(recipe, learner, reference, pairs, setup.phase, loss, run_length)
     return Job(
         step=step,
         run_length=run_length,

@@ -19,12 +19,8 @@ from torch import Tensor
 
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.ahead import OneStepAhead
-from lockstep.algorithms.ppo.step import (
-    PPOWorkers,
-    build_settings,
-    policy_version,
-    train_on_rollouts,
-)
+from lockstep.algorithms.policy_gradient.step import build_settings
+from lockstep.algorithms.ppo.step import PPOWorkers, policy_version, train_on_rollouts
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams
@@ -64,7 +60,7 @@ class Bench:
             rule,
             self.agreement,
             lambda step, drawn: train_on_rollouts(step, drawn, self.place, rule),
-            lambda step: policy_version(step, rule.options),
+            lambda step: policy_version(step, rule.recipe.ppo),
             RunLength(steps, None, 64),
             self.shown.background_phase,
             lambda: self.abandoned.append(None),

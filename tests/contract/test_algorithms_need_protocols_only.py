@@ -13,7 +13,8 @@ import torch
 from tabular import TabularSampler
 from tabular_ppo import ppo_step, recipe, workers
 
-from lockstep.algorithms.ppo.step import PPOSettings, build_settings
+from lockstep.algorithms.policy_gradient.step import build_settings
+from lockstep.algorithms.ppo.step import PPOSettings
 from lockstep.weight_sync.sync import WeightSyncError
 
 Step = Callable[[int], dict[str, float]]

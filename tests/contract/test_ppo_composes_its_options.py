@@ -13,10 +13,10 @@ import torch
 from tabular import OnePrompt, TabularLearner, TabularSampler
 from tabular_ppo import ppo_step, recipe, share_of_ones
 
-from lockstep.algorithms.policy_gradient.options import AdaptiveKL
-from lockstep.algorithms.policy_gradient.step import KLCoefficient
+from lockstep.algorithms.policy_gradient.options import KL, AdaptiveKL
+from lockstep.algorithms.policy_gradient.step import KLCoefficient, build_settings
 from lockstep.algorithms.ppo.options import PPOSection
-from lockstep.algorithms.ppo.step import PPOWorkers, build_settings, with_advantages
+from lockstep.algorithms.ppo.step import PPOWorkers, with_advantages
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams, skip_timing
@@ -173,13 +173,14 @@ def test_adaptive_kl_coefficient_follows_target_and_is_restored_exactly(tmp_path
     assert kl_coefs(policy) == pytest.approx([0.5, 0.5, 0.49, 0.49, 0.4802, 0.4802]), (
         "the divergence is far below its target"
     )
-    coefficient = KLCoefficient(0.1, AdaptiveKL(target=2.0, gain=1.0))
+    section = KL(coef=0.1, adaptive=AdaptiveKL(target=2.0, gain=1.0))
+    coefficient = KLCoefficient(section)
     coefficient.adapt_to_kl(2.2)
     assert coefficient.value == pytest.approx(0.11)
     coefficient.adapt_to_kl(50.0)
     assert coefficient.value == pytest.approx(0.11 * 1.2)
     coefficient.save(tmp_path / "kl")
-    restored = KLCoefficient(0.1, coefficient.adaptive)
+    restored = KLCoefficient(section)
     restored.load(tmp_path / "absent")
     assert restored.value == 0.1
     restored.load(tmp_path / "kl")

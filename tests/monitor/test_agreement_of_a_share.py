@@ -13,8 +13,13 @@ from tabular import TabularLearner, TabularSampler
 from tabular_ppo import ppo_step, recipe, workers
 from torch import Tensor
 
-from lockstep.algorithms.policy_gradient.step import prepare_batch, sample_step, train_policy
-from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers, build_settings
+from lockstep.algorithms.policy_gradient.step import (
+    build_settings,
+    prepare_batch,
+    sample_step,
+    train_policy,
+)
+from lockstep.algorithms.ppo.step import PPOSettings, PPOWorkers
 from lockstep.core.batch import Batch
 from lockstep.monitor.agreement import Agreement, AgreementPromise, DisagreementError
 from lockstep.rollouts.sampler_session import SamplerSession

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep.algorithms.distill.options import DistillRecipe, DistillSection
+from lockstep.algorithms.distill.options import DistillRecipe
 from lockstep.algorithms.job import Job, RunLength, StepResult
 from lockstep.algorithms.opening import (
     ComparedSampler,
@@ -51,25 +51,23 @@ class DistillStep:
         policy: The student π.
         source: Source of sequences: the student's samples or the data.
         vocabulary: Size of the vocabulary.
-        seed: Seed of the order within a step.
     """
 
     policy: Learner
     teacher: Learner
     source: ComparedSampler | DemonstrationRows
     phase: PhaseTimer
-    options: DistillSection
+    recipe: DistillRecipe
     run_length: RunLength
     vocabulary: int
-    seed: int
     loss: Distillation
-    num_logged_samples: int
 
     def __call__(self, step: int, position: int) -> StepResult:
         count = self.run_length.count_rows(position)
         batch, metrics, samples = self._take_sequences(step, position, count)
         batch = self.add_teacher_logprobs(batch)
-        for minibatch in split_minibatches(batch, self.options.global_batch_size, self.seed, step):
+        size = self.recipe.distill.global_batch_size
+        for minibatch in split_minibatches(batch, size, self.recipe.seed, step):
             with self.phase("policy"):
                 metrics += train(self.policy, minibatch, self.loss).with_prefix("policy")
         return StepResult(metrics, position + count, batch.tokens.numel(), samples)
@@ -80,14 +78,12 @@ class DistillStep:
         """Takes sequences: samples y ~ π(·|x) with agreement metrics, or rows of the data."""
         if isinstance(self.source, DemonstrationRows):
             with self.phase("data"):
-                return (
-                    build_answer_batch(self.source.read_at(position, count, self.seed)),
-                    Metrics(),
-                    [],
-                )
+                rows = self.source.read_at(position, count, self.recipe.seed)
+                return build_answer_batch(rows), Metrics(), []
         rollouts, batch, compared = self.source(step, position, count)
         shown = batch.with_columns(sample={"shaped_score": batch["score"].nan_to_num(0.0)})
-        samples = sample_rows(rollouts, shown, self.source.collector, self.num_logged_samples)
+        logged = self.recipe.run.num_logged_samples
+        samples = sample_rows(rollouts, shown, self.source.collector, logged)
         return rollouts.batch, compared + rollouts.lengths().with_prefix("train"), samples
 
     def add_teacher_logprobs(self, batch: Batch) -> Batch:
@@ -96,7 +92,7 @@ class DistillStep:
         With the full vocabulary, the student's distribution is full too, and token ids are left
         out. Both distributions are the models' own, without sampling options such as temperature.
         """
-        k = self.options.top_k or self.vocabulary
+        k = self.recipe.distill.top_k or self.vocabulary
         with self.phase("teacher"):
             token_NK, logprob_NK = self.teacher.topk(batch, k)
         require_logprobs("the teacher", batch, logprob_NK)
@@ -139,20 +135,10 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
             policy, collector, agreement, sampling, options.num_generations, setup.phase
         )
     loss = Distillation(options.kl_type, options.mixed_kl_weight, options.zero_outside_topk)
-    step = DistillStep(
-        policy,
-        teacher,
-        source,
-        setup.phase,
-        options,
-        run_length,
-        setup.source.vocabulary,
-        recipe.seed,
-        loss,
-        recipe.run.num_logged_samples,
-    )
     return Job(
-        step=step,
+        step=DistillStep(
+            policy, teacher, source, setup.phase, recipe, run_length, setup.source.vocabulary, loss
+        ),
         run_length=run_length,
         state={"policy": policy},
         validate=validate_figures(measure),

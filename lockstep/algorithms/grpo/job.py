@@ -14,12 +14,11 @@ from lockstep.algorithms.setup import Setup
 
 def open_grpo(recipe: PolicyGradient, setup: Setup) -> Job:
     """Opens the models and data of GRPO."""
-    settings = build_settings(recipe, recipe.grpo, setup.source.stop_token_ids)
+    settings = build_settings(recipe, setup.source.stop_token_ids)
 
     def build_parts(workers: PolicyGradientWorkers) -> AlgorithmParts:
         return AlgorithmParts(
-            settings,
-            learn=partial(train_on_rollouts, workers=workers, settings=settings, recipe=recipe),
+            settings, learn=partial(train_on_rollouts, workers=workers, settings=settings)
         )
 
     return open_policy_gradient(recipe, setup, build_parts)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.step import (
-    AnyPolicySettings,
+    PolicyGradientSettings,
     PolicyGradientWorkers,
     SampledStep,
     adapt_kl,
@@ -31,24 +31,22 @@ def train_on_rollouts(
     step: int,
     sampled: SampledStep,
     workers: PolicyGradientWorkers,
-    settings: AnyPolicySettings,
-    recipe: PolicyGradient,
+    settings: PolicyGradientSettings[PolicyGradient],
 ) -> StepResult:
     """Trains the policy on sampled rollouts: compares responses in groups, then updates."""
     batch, preparation = prepare_batch(step, step, sampled.rollouts.batch, workers, settings)
+    recipe = settings.recipe
     batch, credit = with_advantages(batch, recipe)
     require_credit(batch)
     metrics = sampled.metrics + preparation + credit
-    for epoch in range(settings.options.ppo_epochs):
+    for epoch in range(recipe.grpo.ppo_epochs):
         improved = Metrics()
-        order = split_minibatches(
-            batch, settings.options.global_batch_size, settings.seed, step, epoch
-        )
+        order = split_minibatches(batch, recipe.grpo.global_batch_size, recipe.seed, step, epoch)
         for place, minibatch in enumerate(order):
             improved += train_policy(step, epoch, place, minibatch, workers, settings)
         metrics += improved
     adapt_kl(batch, settings)
-    samples = sample_rows(sampled.rollouts, batch, workers.collector, settings.num_logged_samples)
+    samples = sample_rows(sampled.rollouts, batch, workers.collector, recipe.run.num_logged_samples)
     return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)
 
 

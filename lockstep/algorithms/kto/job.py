@@ -58,19 +58,15 @@ class KTOStep:
         policy: π.
         reference: The frozen π_ref.
         rows: The data.
-        label: Name of the label field.
-        max_tokens: Maximum length, tokens.
     """
 
     policy: Learner
     reference: Learner
     rows: DemonstrationRows
-    label: str
-    max_tokens: int
+    recipe: KTORecipe
     phase: PhaseTimer
     loss: KTOLoss
     run_length: RunLength
-    seed: int
 
     def __call__(self, step: int, position: int) -> StepResult:
         """Runs the step; a smaller last one adds earlier rows to measure the reference point.
@@ -80,7 +76,7 @@ class KTOStep:
         end = position + self.run_length.count_rows(position)
         size = self.run_length.rows_per_step
         with self.phase("data"):
-            rows = self.rows.read_at(end - size, size, self.seed)  # x, y, good or bad
+            rows = self.rows.read_at(end - size, size, self.recipe.seed)  # x, y, good or bad
         with self.phase("reference"):
             scored = self.score_rows(rows, position - end)  # log π_ref(y | x), log π_ref(y' | x)
         with self.phase("kl"):
@@ -97,9 +93,10 @@ class KTOStep:
             first: Index of the first row to use with its own answer; all rows are used mismatched.
         """
         labeled = rows[first:]
-        label_B = torch.tensor([read_field(row.prompt.row, self.label) for row in labeled])
+        label = self.recipe.data.label
+        label_B = torch.tensor([read_field(row.prompt.row, label) for row in labeled])
         own = build_answer_batch(labeled).with_columns(sample={"desirable": label_B})
-        mismatched = build_answer_batch(mismatch_completions(rows, self.max_tokens))
+        mismatched = build_answer_batch(mismatch_completions(rows, self.recipe.kto.max_tokens))
         return ScoredRows(
             with_reference(own, self.reference), with_reference(mismatched, self.reference)
         )
@@ -146,9 +143,7 @@ def mismatch_completions(rows: Sequence[AnsweredRow], max_tokens: int) -> list[A
 def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     """Opens the policy, the reference policy and the labeled rows."""
     options = recipe.kto
-    data = recipe.data
     files = setup.files
-    size = options.global_batch_size
     policy = setup.learner(recipe.policy_role)
     reference = setup.learner(recipe.frozen_reference)
     if files.validation is None:
@@ -159,11 +154,8 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     loss = KTOLoss(
         options.ref_policy_kl_penalty, (options.desirable_weight, options.undesirable_weight)
     )
-    run_length = measure_run_length(recipe, len(rows), size, trains_rest=True)
-    limit = options.max_tokens
-    step = KTOStep(
-        policy, reference, rows, data.label, limit, setup.phase, loss, run_length, recipe.seed
-    )
+    run_length = measure_run_length(recipe, len(rows), options.global_batch_size, trains_rest=True)
+    step = KTOStep(policy, reference, rows, recipe, setup.phase, loss, run_length)
     return Job(
         step=step,
         run_length=run_length,

@@ -28,7 +28,7 @@ class AlgorithmParts:
     """The algorithm-specific parts.
 
     Attributes:
-        settings: The algorithm's options as values.
+        settings: The recipe, and the values that a step computes with.
         learn: The part of an iteration after sampling.
         version: Returns the version of the policy's weights after a number of steps.
         state: Additional checkpoint state.
@@ -95,7 +95,7 @@ def open_policy_gradient(
         agreement=parts.agreement,
     )
     kl = its.settings.kl
-    if kl is not None and kl.adaptive is not None:
+    if kl is not None and kl.section.adaptive is not None:
         job = replace(job, state={**job.state, "kl": kl})
     if abandon is None:
         return job

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.policy_gradient.options import (
-    AdaptiveKL,
+    KL,
     CorrectionSection,
     PolicyGradientRecipe,
     PolicyGradientSection,
@@ -40,22 +40,22 @@ from lockstep.objectives.shaping import overlong_penalty, scale_reward
 from lockstep.objectives.tally import MismatchTally
 from lockstep.rollouts.rollout import RolloutCollector, Rollouts
 
-# limit on the relative error, so that the coefficient changes slowly
 _FILE = "kl.json"
+# limit on the relative error, so that the coefficient changes slowly
 _MAX_ERROR = 0.2
 
 
-@dataclass
 class KLCoefficient:
     """The KL coefficient β, which is checkpointed if adaptive.
 
     Attributes:
+        section: The KL's options.
         value: β of the current step.
-        adaptive: The target; None: β is fixed.
     """
 
-    value: float
-    adaptive: AdaptiveKL | None
+    def __init__(self, section: KL) -> None:
+        self.section = section
+        self.value = section.coef
 
     def adapt_to_kl(self, kl: float) -> None:
         """Sets β of the next step.
@@ -63,9 +63,10 @@ class KLCoefficient:
         Args:
             kl: KL(π ‖ π_ref) per token of this step's responses, nats.
         """
-        if self.adaptive is not None:
-            error = max(-_MAX_ERROR, min(_MAX_ERROR, kl / self.adaptive.target - 1.0))
-            self.value *= 1.0 + self.adaptive.gain * error
+        adaptive = self.section.adaptive
+        if adaptive is not None:
+            error = max(-_MAX_ERROR, min(_MAX_ERROR, kl / adaptive.target - 1.0))
+            self.value *= 1.0 + adaptive.gain * error
 
     def save(self, folder: Path) -> None:
         """Saves β; see `Learner.save`."""
@@ -101,28 +102,32 @@ class PolicyGradientWorkers:
     agreement: Agreement | None = None
 
 
-SectionT = TypeVar("SectionT", bound=PolicyGradientSection, covariant=True)
+RecipeT = TypeVar("RecipeT", bound=PolicyGradientRecipe, covariant=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyGradientSettings(Generic[SectionT]):
-    """The recipe's options as values for the step.
+@dataclass(frozen=True)
+class PolicyGradientSettings(Generic[RecipeT]):
+    """A recipe, and the values that a step computes with.
 
     Attributes:
-        options: The algorithm's own section.
+        recipe: The recipe.
+        sampling: The sampling distribution of training rollouts.
         kl: The coefficient of the KL to the reference policy; None: no reference policy.
         policy_loss: The loss without the KL.
     """
 
-    options: SectionT
+    recipe: RecipeT
     sampling: SamplingParams
-    seed: int
-    num_logged_samples: int
     kl: KLCoefficient | None
     policy_loss: Loss
 
+    @property
+    def options(self) -> PolicyGradientSection:
+        """The algorithm's own section."""
+        return self.recipe.options
 
-AnyPolicySettings = PolicyGradientSettings[PolicyGradientSection]
+
+AnyPolicySettings = PolicyGradientSettings[PolicyGradientRecipe]
 
 
 @dataclass(frozen=True)
@@ -279,7 +284,7 @@ def _add_old_logprobs(
     """Adds log π_old(y_t | x, y_<t)."""
     if workers.agreement is None:
         return batch.with_columns({"old_logprob": workers.policy.logprobs(batch)})
-    return workers.agreement.score_recomputed(batch, settings.seed, step)
+    return workers.agreement.score_recomputed(batch, settings.recipe.seed, step)
 
 
 def _shape_scores(batch: Batch, settings: AnyPolicySettings) -> Batch:
@@ -322,9 +327,8 @@ def _correct_mismatch(batch: Batch, settings: AnyPolicySettings) -> tuple[Batch,
 def _with_reference(
     batch: Batch, workers: PolicyGradientWorkers, settings: AnyPolicySettings
 ) -> tuple[Batch, Metrics]:
-    section = settings.options.kl
     coef = settings.kl
-    if section is None or coef is None:
+    if coef is None:
         return batch, Metrics()
     assert workers.reference is not None, "a KL needs a reference policy"
     with workers.phase("reference"):
@@ -332,10 +336,10 @@ def _with_reference(
         ref_logprob_N = compute_logprobs(workers.reference, batch, "the reference policy")
     kl_N = zero_outside_mask(k1(batch["old_logprob"], ref_logprob_N), batch.mask)
     columns = {"ref_logprob": ref_logprob_N, "kl": kl_N}
-    if not section.in_loss:
+    if not coef.section.in_loss:
         columns["kl_penalty"] = coef.value * kl_N
     metrics = Metrics({"train/kl": Mean(kl_N.sum(), batch.mask.sum())})
-    if section.adaptive is not None:
+    if coef.section.adaptive is not None:
         metrics["train/kl_coef"] = Mean(coef.value)
     return batch.with_columns(columns), metrics
 
@@ -358,7 +362,7 @@ def _measure_objective(batch: Batch, settings: AnyPolicySettings) -> Metrics:
 
 def policy_loss(settings: AnyPolicySettings) -> Loss:
     """The policy's loss in the current step."""
-    if settings.kl is None or settings.options.kl is None or not settings.options.kl.in_loss:
+    if settings.kl is None or not settings.kl.section.in_loss:
         return settings.policy_loss
     # which weighs and corrects both terms as one
     if isinstance(settings.policy_loss, ClippedSurrogate):
@@ -368,7 +372,7 @@ def policy_loss(settings: AnyPolicySettings) -> Loss:
 
 def adapt_kl(batch: Batch, settings: AnyPolicySettings) -> None:
     """Adapts the KL coefficient to its target, at the end of a step."""
-    if settings.kl is not None and settings.kl.adaptive is not None and batch.mask.any():
+    if settings.kl is not None and settings.kl.section.adaptive is not None and batch.mask.any():
         settings.kl.adapt_to_kl(float(batch["kl"].sum() / batch.mask.sum()))
 
 
@@ -378,25 +382,13 @@ def _mask_other_sequences(batch: Batch, keep_B: Tensor) -> Batch:
 
 
 def build_settings(
-    recipe: PolicyGradientRecipe, options: SectionT, stop_token_ids: tuple[int, ...]
-) -> PolicyGradientSettings[SectionT]:
-    """Converts a recipe's options to values.
-
-    Args:
-        recipe: The recipe.
-        options: Its own section.
-        stop_token_ids: Tokens that end a response.
-    """
-    return PolicyGradientSettings(
-        options=options,
-        sampling=recipe.sampling.params(stop_token_ids),
-        seed=recipe.seed,
-        num_logged_samples=recipe.run.num_logged_samples,
-        kl=KLCoefficient(options.kl.coef, options.kl.adaptive)
-        if options.kl is not None and options.kl.coef
-        else None,
-        policy_loss=recipe.policy_loss(),
-    )
+    recipe: RecipeT, stop_token_ids: tuple[int, ...]
+) -> PolicyGradientSettings[RecipeT]:
+    """Builds the settings of a recipe; `stop_token_ids` end a response."""
+    section = recipe.options.kl
+    kl = None if section is None or not section.coef else KLCoefficient(section)
+    sampling = recipe.sampling.params(stop_token_ids)
+    return PolicyGradientSettings(recipe, sampling, kl, recipe.policy_loss())
 
 
 def _weigh_tokens(section: CorrectionSection, batch: Batch) -> Tensor:

@@ -6,14 +6,9 @@ from functools import partial
 
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
-from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers
+from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, build_settings
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import (
-    PPOWorkers,
-    build_settings,
-    policy_version,
-    train_on_rollouts,
-)
+from lockstep.algorithms.ppo.step import PPOWorkers, policy_version, train_on_rollouts
 from lockstep.algorithms.setup import Setup
 from lockstep.core.errors import InputError
 from lockstep.rollouts.episodes import EpisodeRunner
@@ -22,15 +17,15 @@ from lockstep.rollouts.episodes import EpisodeRunner
 def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
     """Opens the models and data of PPO."""
     critic = setup.learner(recipe.critic_role)
-    options = build_settings(recipe, setup.source.stop_token_ids)
+    settings = build_settings(recipe, setup.source.stop_token_ids)
 
     def build_parts(shared: PolicyGradientWorkers) -> AlgorithmParts:
         if recipe.ppo.bootstrap_truncated and recipe.episode_judge is None:
             setup.try_build(partial(_require_rewards_so_far, shared.collector.environment), None)
         workers = PPOWorkers(**vars(shared), critic=critic)
         return AlgorithmParts(
-            options,
-            learn=partial(train_on_rollouts, workers=workers, settings=options),
+            settings,
+            learn=partial(train_on_rollouts, workers=workers, settings=settings),
             version=partial(policy_version, ppo=recipe.ppo),
             state={"critic": critic},
         )

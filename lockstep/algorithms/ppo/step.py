@@ -1,7 +1,7 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
 A step of the decision process is a token sampled by the policy. `train_on_rollouts` is the
-algorithm; `PPOSettings` holds the options as values, including extensions from later papers.
+algorithm; `PPOSection` has its options, including extensions from later papers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.job import StepResult
-from lockstep.algorithms.policy_gradient import step as policy_gradient
 from lockstep.algorithms.policy_gradient.step import (
     PolicyGradientSettings,
     PolicyGradientWorkers,
@@ -44,29 +43,39 @@ class PPOWorkers(PolicyGradientWorkers):
     critic: Learner
 
 
-PPOSettings = PolicyGradientSettings[PPOSection]
+PPOSettings = PolicyGradientSettings[PPORecipe]
 
 
 def train_on_rollouts(
     step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings
 ) -> StepResult:
     """Trains on sampled rollouts: values, advantages, then critic and policy updates."""
+    recipe = settings.recipe
+    ppo = recipe.ppo
     batch = sampled.rollouts.batch
     with workers.phase("values"):
         value_N, final_value_B = workers.critic.values(batch)  # V(x, y_<t)
     require_finite("the critic's values", batch, value_N, final_value_B)
     batch = batch.with_columns({"old_value": value_N}, {"final_value": final_value_B})
-    batch, preparation = prepare_batch(
-        step, policy_version(step, settings.options), batch, workers, settings
-    )
-    batch, credit = with_advantages(batch, settings.options)
+    version = policy_version(step, ppo)
+    batch, preparation = prepare_batch(step, version, batch, workers, settings)
+    batch, credit = with_advantages(batch, ppo)
     require_credit(batch)
     metrics = sampled.metrics + preparation + credit
-    for epoch in range(settings.options.ppo_epochs):
-        metrics += _train_epoch(batch, step, epoch, workers, settings)
-    if step >= settings.options.critic_warmup_steps:
+    for epoch in range(ppo.ppo_epochs):
+        improved = Metrics()
+        order = split_minibatches(batch, ppo.global_batch_size, recipe.seed, step, epoch)
+        for number, minibatch in enumerate(order):
+            # the policy first, since its comparison with the sampler may reject the step
+            if step >= ppo.critic_warmup_steps:
+                improved += train_policy(step, epoch, number, minibatch, workers, settings)
+            with workers.phase("critic"):
+                fitted = train(workers.critic, minibatch, ClippedValue(ppo.value_clip))
+            improved += add_epoch_metrics(fitted.with_prefix("critic"), epoch, settings)
+        metrics += improved
+    if step >= ppo.critic_warmup_steps:
         adapt_kl(batch, settings)
-    samples = sample_rows(sampled.rollouts, batch, workers.collector, settings.num_logged_samples)
+    samples = sample_rows(sampled.rollouts, batch, workers.collector, recipe.run.num_logged_samples)
     return StepResult(metrics, sampled.position, batch.tokens.numel(), samples)
 
 
@@ -100,10 +109,7 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
             final_value_B=final_value_B,
         )
 
-    if ppo.gae_lambda_value is None:
-        lam_value = ppo.gae_lambda
-    else:
-        lam_value = ppo.gae_lambda_value
+    lam_value = ppo.gae_lambda if ppo.gae_lambda_value is None else ppo.gae_lambda_value
     lam_policy: float | Tensor = (
         ppo.gae_lambda if ppo.gae_lambda_policy is None else ppo.gae_lambda_policy
     )
@@ -117,23 +123,3 @@ def with_advantages(batch: Batch, ppo: PPOSection) -> tuple[Batch, Metrics]:
     return batch.with_columns(
         {"reward": reward_N, "advantage": advantage_N, "return": return_N}
     ), metrics
-
-
-def _train_epoch(
-    batch: Batch, step: int, epoch: int, workers: PPOWorkers, settings: PPOSettings
-) -> Metrics:
-    """Trains one epoch, policy first, since its comparison with the sampler may reject the step."""
-    metrics = Metrics()
-    order = split_minibatches(batch, settings.options.global_batch_size, settings.seed, step, epoch)
-    for place, minibatch in enumerate(order):
-        if step >= settings.options.critic_warmup_steps:
-            metrics += train_policy(step, epoch, place, minibatch, workers, settings)
-        with workers.phase("critic"):
-            improved = train(workers.critic, minibatch, ClippedValue(settings.options.value_clip))
-        metrics += add_epoch_metrics(improved.with_prefix("critic"), epoch, settings)
-    return metrics
-
-
-def build_settings(recipe: PPORecipe, stop_token_ids: tuple[int, ...]) -> PPOSettings:
-    """Converts a recipe's options to values."""
-    return policy_gradient.build_settings(recipe, recipe.ppo, stop_token_ids)

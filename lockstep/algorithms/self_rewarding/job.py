@@ -38,12 +38,9 @@ from lockstep.judge.asking import JudgeModel
 from lockstep.judge.build import meta_judge, score_judge, score_parser
 from lockstep.judge.options import AskedSection
 from lockstep.learners.base import Learner
-from lockstep.objectives.battles import consistent_wins, position_weighted_wins
 from lockstep.rewards.base import NoReward
 from lockstep.rewards.row_rules import NO_ANSWERS
 from lockstep.rollouts.rollout import RolloutCollector
-
-_WINS = {"order_consistency": consistent_wins, "position": position_weighted_wins}
 
 
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
@@ -115,30 +112,23 @@ def _open_meta_judge(
         return None
     return MetaJudging(
         meta_judge(section, answering(section, "meta_judge"), recipe.seed),
-        _WINS[section.battles],
+        section,
         score_parser(recipe.judge).without_score,
         recipe.self_rewarding.meta_max_relative_pcnt,
-        section.max_judgement_tokens,
     )
 
 
 def _build_settings(
     recipe: SelfRewardingRecipe, prompts: int, setup: Setup
 ) -> SelfRewardingSettings:
-    """Converts a recipe's options to values, and notes the number of unused prompts.
+    """Builds the settings of a recipe, and notes the number of unused prompts.
 
     Raises:
         InputError: An iteration has no step.
     """
-    options = recipe.self_rewarding
-    run = recipe.run
     rows = _count_rows(recipe, prompts, setup.show_note)
-    sampling = setup.source.sampling(recipe.sampling)
-    settings = SelfRewardingSettings(
-        options, sampling, rows, run.max_epochs, run.num_logged_samples
-    )
-    total = rows * run.max_epochs
-    size = options.global_batch_size
+    total = rows * recipe.run.max_epochs
+    size = recipe.self_rewarding.global_batch_size
     if total < size:
         raise InputError(
             f"an iteration has {total} prompts, fewer than the {size} of a step; lower "
@@ -149,7 +139,8 @@ def _build_settings(
             f"{total % size} of the {total} prompts of an iteration will not be used, since a "
             f"step takes {size}; use a self_rewarding.global_batch_size that divides them"
         )
-    return settings
+    sampling = setup.source.sampling(recipe.sampling)
+    return SelfRewardingSettings(recipe.self_rewarding, recipe.run, sampling, rows)
 
 
 def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str], None]) -> int:

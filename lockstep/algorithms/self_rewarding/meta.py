@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.algorithms.self_rewarding.answers import RankedAnswers
 from lockstep.core.batch import Batch
@@ -27,8 +26,14 @@ from lockstep.data.answers import build_batch
 from lockstep.judge.asking import ModelAnswer
 from lockstep.judge.build import meta_case
 from lockstep.judge.judge import CaseJudgments, JudgeCase, LLMJudge, judge_metrics, score_variance
+from lockstep.judge.options import MetaJudgeSection
 from lockstep.judge.verdicts import PairWinner
-from lockstep.objectives.battles import BattleResults, bradley_terry
+from lockstep.objectives.battles import (
+    BattleResults,
+    bradley_terry,
+    consistent_wins,
+    position_weighted_wins,
+)
 from lockstep.objectives.order_consistency import ComparisonCounts, count_comparisons
 from lockstep.objectives.pairing import balance_classes
 
@@ -36,6 +41,7 @@ _SPARE = 2
 """Number of answers to compare per wanted pair, since not every answer gives a pair."""
 _EQUAL = 1e-9
 _ELO = 400 / math.log(10)
+_WINS = {"order_consistency": consistent_wins, "position": position_weighted_wins}
 
 
 @dataclass(frozen=True)
@@ -44,17 +50,15 @@ class MetaJudging:
 
     Attributes:
         judge: Decides which of two judgments is better.
-        wins: Computes wins from battles and the number of judgments.
+        section: The meta-judge's options.
         reasons: Strips the score from a judgment.
         max_class_share: Maximum share of a step's pairs that prefer judgments of the same score.
-        max_judgement_tokens: Maximum length of a preferred judgment, tokens; None: no limit.
     """
 
     judge: LLMJudge[PairWinner]
-    wins: Callable[[BattleResults, int], Tensor]
+    section: MetaJudgeSection
     reasons: Callable[[str], str]
     max_class_share: float
-    max_judgement_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,8 @@ def _best_and_worst(
     doubted: DisputedResponse, battles: BattleResults, meta: MetaJudging
 ) -> JudgePair | None:
     """The strongest and the weakest judgment; None if tied or of equal score."""
-    strength_P = bradley_terry(meta.wins(battles, len(doubted.judgements)))
+    count_wins = _WINS[meta.section.battles]
+    strength_P = bradley_terry(count_wins(battles, len(doubted.judgements)))
     order = strength_P.argsort(descending=True, stable=True).tolist()
     ranked = strength_P[order].tolist()
     if min(ranked[0] - ranked[1], ranked[-2] - ranked[-1]) < _EQUAL:
@@ -249,8 +254,8 @@ def _best_and_worst(
     chosen = doubted.judgements[order[0]]
     rejected = doubted.judgements[order[-1]]
     _, reply = _read_judgment_tokens(chosen.answer)
-    too_long = meta.max_judgement_tokens is not None and len(reply) > meta.max_judgement_tokens
-    if too_long or chosen.score == rejected.score:
+    limit = meta.section.max_judgement_tokens
+    if (limit is not None and len(reply) > limit) or chosen.score == rejected.score:
         return None
     return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))
 

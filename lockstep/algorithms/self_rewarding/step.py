@@ -34,6 +34,7 @@ from lockstep.algorithms.self_rewarding.meta import (
 )
 from lockstep.algorithms.self_rewarding.new_prompts import NewPrompts
 from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
+from lockstep.config import RunSection
 from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.metrics import LastValue, Mean, Metrics, Sum
 from lockstep.core.types import PhaseTimer, SamplingParams
@@ -71,29 +72,30 @@ class SelfRewardingWorkers:
 
 @dataclass(frozen=True)
 class SelfRewardingSettings:
-    """The recipe's options as values for the step.
+    """The options of a step.
 
     Attributes:
+        options: The algorithm's own section.
+        run: The section of the run, with the number of passes per iteration.
+        sampling: The sampling distribution of answers.
         rows: Number of prompts in one pass of an iteration.
-        epochs: Number of passes per iteration.
-        num_logged_samples: Number of prompts per step in the sample log.
     """
 
     options: SelfRewardingSection
+    run: RunSection
     sampling: SamplingParams
     rows: int
-    epochs: int
-    num_logged_samples: int
 
     @property
     def steps_per_iteration(self) -> int:
         """Optimizer steps per iteration; prompts that do not fill a step are skipped."""
-        return self.rows * self.epochs // self.options.global_batch_size
+        return self.rows * self.run.max_epochs // self.options.global_batch_size
 
     def find_first_row(self, step: int) -> int:
         """Row of the run at which a step begins; iterations do not share rows."""
         iteration, within = divmod(step, self.steps_per_iteration)
-        return iteration * self.rows * self.epochs + within * self.options.global_batch_size
+        first = iteration * self.rows * self.run.max_epochs
+        return first + within * self.options.global_batch_size
 
     def count_passes(self, step: int) -> int:
         """Number of passes that an iteration has made over its prompts before a step."""
@@ -202,10 +204,10 @@ def _learn_from_own_judgement(
     with workers.phase("watch"):
         metrics += workers.agreement.compare(step + 1, version, batch)
     metrics += _train_on_pairs(found.build_pair_batch(), workers, settings, iteration)
-    samples = found.answers.sample_rows(settings.num_logged_samples)
+    samples = found.answers.sample_rows(settings.run.num_logged_samples)
     samples += [
         judge_pair_row(pair, collector.decode)
-        for pair in found.judgements[: settings.num_logged_samples]
+        for pair in found.judgements[: settings.run.num_logged_samples]
     ]
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)
 

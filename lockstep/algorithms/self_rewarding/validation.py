@@ -69,7 +69,7 @@ def build_pair_validation(
     collector = replace(workers.collector, prompts=held_out)
     count = len(held_out.prompts)
     size = settings.options.global_batch_size
-    shown = settings.num_logged_samples
+    shown = settings.run.num_logged_samples
 
     @lru_cache(maxsize=1)
     def make_pairs(iteration: int) -> tuple[list[JudgedAnswers], list[Batch]]:

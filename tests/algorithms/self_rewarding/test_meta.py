@@ -24,7 +24,6 @@ from lockstep.judge.build import meta_judge
 from lockstep.judge.judge import CaseJudgments, JudgeReply
 from lockstep.judge.options import MetaJudgeSection
 from lockstep.judge.verdicts import JudgeVerdict, ScoreParser
-from lockstep.objectives.battles import consistent_wins
 from lockstep.objectives.pairing import AnswerPair
 from lockstep.rollouts.rollout import Rollouts
 
@@ -66,9 +65,7 @@ def meta(decide: Callable[[str, str], str]) -> tuple[MetaJudging, Referee]:
         }
     )
     referee = Referee(decide)
-    return MetaJudging(
-        meta_judge(section, referee, 0), consistent_wins, PARSER.without_score, 1.0, None
-    ), referee
+    return MetaJudging(meta_judge(section, referee, 0), section, PARSER.without_score, 1.0), referee
 
 
 def alphabetical(first: str, second: str) -> str:
