@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import assert_never
 
-from lockstep.algorithms.job import Job, RunLength, StepResult, ValidationFunction
+from lockstep.algorithms.job import Job, RunLength, StepResult
 from lockstep.algorithms.opening import (
     describe,
     measure_run_length,
@@ -88,7 +88,6 @@ class PairStep:
 def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     """Opens the models and the pairs."""
     role = recipe.trained_role
-    size = recipe.pairs.global_batch_size
     files = setup.files
     learner = setup.learner(role)
     if recipe.reference_role is None:
@@ -100,13 +99,26 @@ def open_pair_job(recipe: PairsRecipe, setup: Setup, loss: Loss) -> Job:
     else:
         held_out = _open_pair_rows(files.validation, recipe, setup)
     pairs = _open_pair_rows(files.train, recipe, setup)
-    run_length = measure_run_length(recipe, len(pairs), size, trains_rest=True)
+    run_length = measure_run_length(
+        recipe, len(pairs), recipe.pairs.global_batch_size, trains_rest=True
+    )
     step = PairStep(recipe, learner, reference, pairs, setup.phase, loss, run_length)
+    validate = None
+    if held_out is not None:
+        batch = build_answer_batch(held_out.read_first(recipe.data.max_validation_samples))
+
+        @cache
+        def score_held_out() -> Batch:
+            return batch if reference is None else with_reference(batch, reference)
+
+        validate = validate_figures(
+            lambda _: step.measure_held_out(score_held_out()).with_prefix("validation")
+        )
     return Job(
         step=step,
         run_length=run_length,
         state={role.name: learner},
-        validate=None if held_out is None else _build_validation(recipe, held_out, step),
+        validate=validate,
         data=describe(pairs, "pairs"),
         held_out=None if held_out is None else describe(held_out, "pairs"),
     )
@@ -116,20 +128,6 @@ def _open_pair_rows(files: FileGroup, recipe: PairsRecipe, setup: Setup) -> Pair
     return open_pairs(
         files, recipe.data, setup.source, recipe.pairs.max_tokens, recipe.length_option
     )
-
-
-def _build_validation(
-    recipe: PairsRecipe, pairs: PairRows, step: PairStep
-) -> ValidationFunction | None:
-    rows = build_answer_batch(pairs.read_first(recipe.data.max_validation_samples))
-
-    @cache
-    def read_rows() -> Batch:
-        if step.reference is None:
-            return rows
-        return with_reference(rows, step.reference)
-
-    return validate_figures(lambda _: step.measure_held_out(read_rows()).with_prefix("validation"))
 
 
 def list_answers(batch: Batch) -> list[tuple[int, ...]]:

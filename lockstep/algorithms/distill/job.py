@@ -33,7 +33,6 @@ from lockstep.core.metrics import Metrics
 from lockstep.core.types import PhaseTimer
 from lockstep.data.answers import build_answer_batch
 from lockstep.data.demonstrations import DemonstrationRows
-from lockstep.data.prompts import PromptRows
 from lockstep.learners.base import Learner, train
 from lockstep.losses.distill import Distillation
 from lockstep.models.folder import read_config
@@ -64,27 +63,24 @@ class DistillStep:
 
     def __call__(self, step: int, position: int) -> StepResult:
         count = self.run_length.count_rows(position)
-        batch, metrics, samples = self._take_sequences(step, position, count)
+        samples: list[dict[str, Any]] = []
+        if isinstance(self.source, DemonstrationRows):
+            metrics = Metrics()
+            with self.phase("data"):
+                batch = build_answer_batch(self.source.read_at(position, count, self.recipe.seed))
+        else:
+            rollouts, answers, metrics = self.source(step, position, count)  # y ~ π(·|x)
+            batch = rollouts.batch
+            metrics += rollouts.lengths().with_prefix("train")
+            shown = answers.with_columns(sample={"shaped_score": answers["score"].nan_to_num(0.0)})
+            logged = self.recipe.run.num_logged_samples
+            samples = sample_rows(rollouts, shown, self.source.collector, logged)
         batch = self.add_teacher_logprobs(batch)
         size = self.recipe.distill.global_batch_size
         for minibatch in split_minibatches(batch, size, self.recipe.seed, step):
             with self.phase("policy"):
                 metrics += train(self.policy, minibatch, self.loss).with_prefix("policy")
         return StepResult(metrics, position + count, batch.tokens.numel(), samples)
-
-    def _take_sequences(
-        self, step: int, position: int, count: int
-    ) -> tuple[Batch, Metrics, list[dict[str, Any]]]:
-        """Takes sequences: samples y ~ π(·|x) with agreement metrics, or rows of the data."""
-        if isinstance(self.source, DemonstrationRows):
-            with self.phase("data"):
-                rows = self.source.read_at(position, count, self.recipe.seed)
-                return build_answer_batch(rows), Metrics(), []
-        rollouts, batch, compared = self.source(step, position, count)
-        shown = batch.with_columns(sample={"shaped_score": batch["score"].nan_to_num(0.0)})
-        logged = self.recipe.run.num_logged_samples
-        samples = sample_rows(rollouts, shown, self.source.collector, logged)
-        return rollouts.batch, compared + rollouts.lengths().with_prefix("train"), samples
 
     def add_teacher_logprobs(self, batch: Batch) -> Batch:
         """Adds the teacher's top tokens and their log-probabilities at each position, [N, K].
@@ -112,7 +108,18 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     if recipe.sampling is not None or recipe.validation_sampling is not None:
         engine = build_engine(setup, policy, setup.sampler(policy))
     held_out = open_held_out(recipe, setup, recipe.validation_reward)
-    rows = _open_rows(recipe, setup)
+    data = recipe.data
+    if options.max_tokens is None:
+        rows = open_prompts(setup.files.train, data, setup.source.tokenizer, NO_ANSWERS)
+    else:
+        rows = open_demonstrations(
+            setup.files.demonstrations,
+            data,
+            setup.source,
+            options.max_tokens,
+            "distill.max_tokens",
+            NO_ANSWERS,
+        )
     run_length = measure_run_length(
         recipe, len(rows), options.num_prompts_per_step, trains_rest=True
     )
@@ -164,15 +171,3 @@ def _require_vocabulary(recipe: DistillRecipe, setup: Setup) -> None:
             f"the teacher in {folder} has vocab_size {rows}, the student in {setup.source.folder} "
             f"{vocabulary}; use models with equal vocab_size"
         )
-
-
-def _open_rows(recipe: DistillRecipe, setup: Setup) -> PromptRows | DemonstrationRows:
-    """Opens prompts for the student's rollouts, or demonstrations."""
-    data = recipe.data
-    longest = recipe.distill.max_tokens
-    files = setup.files
-    if longest is None:
-        return open_prompts(files.train, data, setup.source.tokenizer, NO_ANSWERS)
-    return open_demonstrations(
-        files.demonstrations, data, setup.source, longest, "distill.max_tokens", NO_ANSWERS
-    )

@@ -15,7 +15,7 @@ from itertools import chain
 
 import torch
 
-from lockstep.algorithms.job import Job, RunLength, StepResult, ValidationFunction
+from lockstep.algorithms.job import Job, RunLength, StepResult
 from lockstep.algorithms.kto.options import KTORecipe
 from lockstep.algorithms.opening import (
     describe,
@@ -156,11 +156,20 @@ def open_kto(recipe: KTORecipe, setup: Setup) -> Job:
     )
     run_length = measure_run_length(recipe, len(rows), options.global_batch_size, trains_rest=True)
     step = KTOStep(policy, reference, rows, recipe, setup.phase, loss, run_length)
+    validate = None
+    if held_out is not None:
+        held_out_rows = held_out.read_first(recipe.data.max_validation_samples)
+        # raises now, before the first validation, if all prompts are equal
+        mismatch_completions(held_out_rows, options.max_tokens)
+        score_held_out = cache(lambda: step.score_rows(held_out_rows))
+        validate = validate_figures(
+            lambda _: step.measure_held_out(score_held_out()).with_prefix("validation")
+        )
     return Job(
         step=step,
         run_length=run_length,
         state={"policy": policy},
-        validate=None if held_out is None else _build_validation(recipe, held_out, step),
+        validate=validate,
         data=describe(rows, "rows"),
         held_out=None if held_out is None else describe(held_out, "rows"),
     )
@@ -180,20 +189,4 @@ def _open_labeled_rows(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Dem
     rule = RowRule(describe_label_fault, ("label", field))
     return open_demonstrations(
         files, recipe.data, setup.source, recipe.kto.max_tokens, "kto.max_tokens", rule
-    )
-
-
-def _build_validation(
-    recipe: KTORecipe, held_out: DemonstrationRows, step: KTOStep
-) -> ValidationFunction | None:
-    rows = held_out.read_first(recipe.data.max_validation_samples)
-    # raises early, before the first validation, if all prompts are equal
-    mismatch_completions(rows, recipe.kto.max_tokens)
-
-    @cache
-    def score_held_out() -> ScoredRows:
-        return step.score_rows(rows)
-
-    return validate_figures(
-        lambda _: step.measure_held_out(score_held_out()).with_prefix("validation")
     )

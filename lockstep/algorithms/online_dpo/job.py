@@ -49,18 +49,16 @@ class OnlineDPOStep:
         rollouts, answers, compared = self.sample(step, position, count)  # y_1 … y_G ~ π(·|x)
         metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + compared
         pairs, counts = pair_answers(answers, self.sample.num_generations)  # y_w ≻ y_l
-        metrics += counts.with_prefix("train") + self._train_on_pairs(pairs).with_prefix("policy")
+        if len(pairs):
+            with self.sample.phase("reference"):
+                pairs = with_reference(pairs, self.reference)  # log π_ref(y | x)
+            with self.sample.phase("policy"):
+                learned = train(self.sample.policy, pairs, self.loss)
+        else:
+            learned = Metrics(updates_skipped=Sum(1.0))
+        metrics += counts.with_prefix("train") + learned.with_prefix("policy")
         samples = sample_rows(rollouts, answers, self.sample.collector, self.num_logged_samples)
         return StepResult(metrics, position + count, answers.tokens.numel(), samples)
-
-    def _train_on_pairs(self, pairs: Batch) -> Metrics:
-        """Makes one optimizer step on the pairs, if any."""
-        if not len(pairs):
-            return Metrics(updates_skipped=Sum(1.0))
-        with self.sample.phase("reference"):
-            pairs = with_reference(pairs, self.reference)  # log π_ref(y | x)
-        with self.sample.phase("policy"):
-            return train(self.sample.policy, pairs, self.loss)
 
 
 def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:

@@ -50,7 +50,7 @@ class OneStepAhead:
         learn: The training part of the step.
         version: Version of the weights at the start of a step.
         run_length: The length of the run, so that nothing is sampled past its end.
-        beside: Times the phases of the sampling thread.
+        background_phase: Times the phases of the sampling thread.
         abandon: Stops the sampler immediately, after an error while it is working.
     """
 
@@ -60,7 +60,7 @@ class OneStepAhead:
     learn: Callable[[int, SampledStep], StepResult]
     version: Callable[[int], int]
     run_length: RunLength
-    beside: PhaseTimer
+    background_phase: PhaseTimer
     abandon: Callable[[], object]
     # of the weights that sample for the next step
     _snapshot: WeightSnapshot | None = field(default=None, init=False)
@@ -78,7 +78,10 @@ class OneStepAhead:
         try:
             compared = self._begin_sampling(step, sampled)
             result = self.learn(step, replace(sampled, metrics=sampled.metrics + compared))
-            self._wait_for_sampler()
+            # the next step raises an error of the sampler, since this step is done
+            if self._begun is not None:
+                with self.workers.phase("wait for rollouts"):
+                    wait_for_all([self._begun])
         except BaseException:
             if self._begun is not None:
                 self.abandon()
@@ -146,32 +149,23 @@ class OneStepAhead:
                 step + 1, snapshot.version, sampled.rollouts.batch, snapshot, sampled.read_N
             )
         if not self.run_length.is_over(step + 1, sampled.position):
-            bracket = ExitStack()
-            refitted = bracket.enter_context(
+            session = ExitStack()
+            refitted = session.enter_context(
                 self.workers.collector.engine.at(snapshot.version, snapshot)
             )
-            self._begun = run_in_background(
-                lambda: self._draw_in_background(sampled.position, refitted, bracket)
-            )
+
+            def draw() -> SampledStep:
+                with session, self.background_phase("generate"):
+                    return self._draw_rollouts(sampled.position, refitted)
+
+            self._begun = run_in_background(draw)
         self._snapshot = snapshot
         return compared
-
-    def _draw_in_background(
-        self, position: int, refitted: Metrics, bracket: ExitStack
-    ) -> SampledStep:
-        with bracket, self.beside("generate"):
-            return self._draw_rollouts(position, refitted)
 
     def _draw_rollouts(self, position: int, refitted: Metrics) -> SampledStep:
         """Samples a step's rollouts, then has the sampler rescore some with the same weights."""
         sampled = draw_rollouts(position, refitted, self.workers, self.settings)
         return replace(sampled, read_N=self.agreement.read_back(sampled.rollouts.batch))
-
-    def _wait_for_sampler(self) -> None:
-        """Waits for the sampler. The next step raises its error, since this step is done."""
-        if self._begun is not None:
-            with self.workers.phase("wait for rollouts"):
-                wait_for_all([self._begun])
 
     def _copy_weights(self, step: int) -> WeightSnapshot:
         """Copies the policy's weights, or returns the existing copy of this version."""

@@ -196,8 +196,11 @@ def prepare_batch(
         The batch with `old_logprob`, `shaped_score` and `weight`; with a reference policy also
         `ref_logprob` and `kl`, and `kl_penalty` if the KL is part of the reward. And metrics.
     """
-    with workers.phase("logprobs"):
-        batch = _add_old_logprobs(step, batch, workers, settings)
+    with workers.phase("logprobs"):  # log π_old(y_t | x, y_<t)
+        if workers.agreement is None:
+            batch = batch.with_columns({"old_logprob": workers.policy.logprobs(batch)})
+        else:
+            batch = workers.agreement.score_recomputed(batch, settings.recipe.seed, step)
     require_logprobs("the policy", batch, batch["old_logprob"])
     age_B = version - batch["version"]
     metrics = Metrics({"agreement/weights_age": Mean(age_B.sum(), len(batch))})
@@ -276,15 +279,6 @@ def measure_advantages(batch: Batch, advantage_N: Tensor) -> Metrics:
         advantage_squared=Mean(advantage_N.square().sum(), trained),
         trained_tokens=Sum(trained),
     ).with_prefix("train")
-
-
-def _add_old_logprobs(
-    step: int, batch: Batch, workers: PolicyGradientWorkers, settings: AnyPolicySettings
-) -> Batch:
-    """Adds log π_old(y_t | x, y_<t)."""
-    if workers.agreement is None:
-        return batch.with_columns({"old_logprob": workers.policy.logprobs(batch)})
-    return workers.agreement.score_recomputed(batch, settings.recipe.seed, step)
 
 
 def _shape_scores(batch: Batch, settings: AnyPolicySettings) -> Batch:

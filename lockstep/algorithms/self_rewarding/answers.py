@@ -61,27 +61,20 @@ class RankedAnswers:
 
     def sample_rows(self, count: int) -> list[dict[str, Any]]:
         """The first prompts with their pairs, as rows of JSON types."""
-        return [self._sample_row(prompt, pair) for prompt, pair in enumerate(self.pairs[:count])]
-
-    def _sample_row(self, prompt: int, pair: AnswerPair) -> dict[str, Any]:
-        first = prompt * self.group_size
-        asked = self.rollouts.prompts[first]
-        scores = [mean_score(one) for one in self.judged[first:][: self.group_size]]
-        row: dict[str, Any] = {
-            "id": asked.id,
-            "prompt": asked.text,
-            "status": pair.status,
-            "scores": scores,
-        }
-        for name, place in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-            if place is not None:
-                judgements = self.judged[first + place].judgements
-                row[name] = self.rollouts.responses[first + place]
-                row[f"{name}_score"] = scores[place]
-                row[f"{name}_judgements"] = [
-                    one.answer.text for one in judgements if one.answer is not None
-                ]
-        return row
+        rows: list[dict[str, Any]] = []
+        for number, pair in enumerate(self.pairs[:count]):
+            first = number * self.group_size
+            prompt = self.rollouts.prompts[first]
+            scores = [mean_score(one) for one in self.judged[first:][: self.group_size]]
+            row = {"id": prompt.id, "prompt": prompt.text, "status": pair.status, "scores": scores}
+            for name, index in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+                if index is not None:
+                    replies = [one.answer for one in self.judged[first + index].judgements]
+                    row[name] = self.rollouts.responses[first + index]
+                    row[f"{name}_score"] = scores[index]
+                    row[f"{name}_judgements"] = [one.text for one in replies if one is not None]
+            rows.append(row)
+        return rows
 
 
 def choose_pairs(

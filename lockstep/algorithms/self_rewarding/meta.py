@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import permutations
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,13 @@ class DisputedResponse:
     """A response whose judgments disagree.
 
     Attributes:
-        place: Index among a step's answers.
+        index: Index among a step's answers.
         prompt: The prompt.
         response: The response.
         judgements: Judgments with distinct reasons.
     """
 
-    place: int
+    index: int
     prompt: Prompt
     response: str
     judgements: Sequence[ScoredJudgment]
@@ -124,19 +124,24 @@ def judge_pairs(
     doubted = fitting[: _SPARE * room]
     judged = meta.judge([case for one in doubted for case in _build_battle_cases(one, step)])
     fought = iter(judged)
-    battles: list[BattleResults] = [
-        {order: next(iter(next(fought).values), None) for order in one.battle_orders}
-        for one in doubted
-    ]
+    battles: list[BattleResults] = []
+    for one in doubted:
+        battles.append(
+            {order: next(iter(next(fought).values), None) for order in one.battle_orders}
+        )
     found = [_best_and_worst(one, own, meta) for one, own in zip(doubted, battles, strict=True)]
     pairs = [pair for pair in found if pair is not None]
-    places = balance_classes(
-        [round(pair.chosen.score) for pair in pairs], room, meta.max_class_share
+    kept = balance_classes([round(pair.chosen.score) for pair in pairs], room, meta.max_class_share)
+    compared = count_comparisons(battles)
+    winners = [winner for own in battles for winner in own.values() if winner is not None]
+    metrics = judge_metrics(judged) + Metrics(
+        first_wins=Mean(winners.count("A"), len(winners)),
+        consistent=Mean(compared.consistent, compared.total),
+        undecided=Mean(len(found) - len(pairs), len(found)),
+        elo_gap=Mean(sum(pair.elo_gap for pair in pairs), len(pairs)),
+        too_long=Sum(len(varied) - len(fitting)),
     )
-    fought_both_ways = count_comparisons(battles)
-    metrics = judge_metrics(judged) + _measure_battles(battles, fought_both_ways, found)
-    metrics += Metrics(too_long=Sum(len(varied) - len(fitting)))
-    return [pairs[place] for place in places], metrics, fought_both_ways
+    return [pairs[index] for index in kept], metrics, compared
 
 
 def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
@@ -145,13 +150,8 @@ def judge_batch(pairs: Sequence[JudgePair]) -> Batch:
     The scores in judgments are about the response, so for losses that read scores each pair is one
     point apart.
     """
-    batch = build_batch(
-        [
-            _read_judgment_tokens(one.answer)
-            for pair in pairs
-            for one in (pair.chosen, pair.rejected)
-        ]
-    )
+    judgments = chain.from_iterable((pair.chosen, pair.rejected) for pair in pairs)
+    batch = build_batch([_read_judgment_tokens(one.answer) for one in judgments])
     sample = {
         "score": torch.tensor([1.0, 0.0]).repeat(len(pairs)),
         "judge_pair": torch.ones(len(batch)).bool(),
@@ -200,15 +200,16 @@ def _pick_disputed_responses(
         range(start, start + ranked.group_size)
         for start in range(0, len(variances), ranked.group_size)
     )
-    places = [max(group, key=variances.__getitem__) for group in groups]
-    found = [
-        DisputedResponse(
-            at, rollouts.prompts[at], rollouts.responses[at], _select_distinct(judged[at], reasons)
-        )
-        for at in sorted(places, key=variances.__getitem__, reverse=True)
-        if variances[at] > 0
-    ]
-    return [one for one in found if len(one.judgements) > 1]
+    indices = [max(group, key=variances.__getitem__) for group in groups]
+    disputed: list[DisputedResponse] = []
+    for i in sorted(indices, key=variances.__getitem__, reverse=True):
+        if variances[i] > 0:
+            distinct = _select_distinct(judged[i], reasons)
+            if len(distinct) > 1:
+                disputed.append(
+                    DisputedResponse(i, rollouts.prompts[i], rollouts.responses[i], distinct)
+                )
+    return disputed
 
 
 def _select_distinct(
@@ -227,18 +228,13 @@ def _build_battle_cases(doubted: DisputedResponse, step: int) -> list[JudgeCase]
     """Builds all battles: prompt, response, and the reasons of two judgments in one order."""
     prompt = doubted.prompt
     texts = [one.reasons for one in doubted.judgements]
-    place = prompt.id, doubted.place
-    return [
-        meta_case(
-            prompt.conversation,
-            doubted.response,
-            texts[i],
-            texts[j],
-            (step, *place, i, j),
-            prompt.text,
+    cases: list[JudgeCase] = []
+    for i, j in doubted.battle_orders:
+        key = step, prompt.id, doubted.index, i, j
+        cases.append(
+            meta_case(prompt.conversation, doubted.response, texts[i], texts[j], key, prompt.text)
         )
-        for i, j in doubted.battle_orders
-    ]
+    return cases
 
 
 def _best_and_worst(
@@ -258,20 +254,6 @@ def _best_and_worst(
     if (limit is not None and len(reply) > limit) or chosen.score == rejected.score:
         return None
     return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))
-
-
-def _measure_battles(
-    battles: Sequence[BattleResults], compared: ComparisonCounts, found: Sequence[JudgePair | None]
-) -> Metrics:
-    """Metrics of the meta-judge: first-position wins, undecided battles, Elo gaps."""
-    winners = [winner for own in battles for winner in own.values() if winner is not None]
-    pairs = [pair for pair in found if pair is not None]
-    return Metrics(
-        first_wins=Mean(winners.count("A"), len(winners)),
-        consistent=Mean(compared.consistent, compared.total),
-        undecided=Mean(len(found) - len(pairs), len(found)),
-        elo_gap=Mean(sum(pair.elo_gap for pair in pairs), len(pairs)),
-    )
 
 
 _FILE = "skill.json"
@@ -309,10 +291,10 @@ class MetaJudgeSkill:
 
     def compute_metrics(self) -> Metrics:
         """Metrics of the iteration so far."""
-        told = Metrics(luck=LastValue(self._seen.luck_probability))
+        metrics = Metrics(luck=LastValue(self._seen.luck_probability))
         if self._seen.total:
-            return told + Metrics(consistent_by_chance=LastValue(self._seen.by_chance))
-        return told
+            metrics["consistent_by_chance"] = LastValue(self._seen.by_chance)
+        return metrics
 
     def save(self, folder: Path) -> None:
         """Saves the counts; see `Learner.save`."""

@@ -100,7 +100,15 @@ class PromptWriter:
         while len(found) < count and outcomes.total() < limit:
             start = outcomes.total()
             attempts = range(start, min(start + count - len(found), limit))
-            answers = self._sample_replies(iteration, attempts)
+            requests = [self._build_request(iteration, number) for number in attempts]
+            keys = [
+                keyed.hash_key(self.seed, "new prompts", iteration, number) for number in attempts
+            ]
+            excess = self.answering.count_excess_tokens(requests)
+            fitting = [i for i, tokens in enumerate(excess) if not tokens]
+            answers = self.answering.answer_conversations(
+                [requests[i] for i in fitting], [keys[i] for i in fitting]
+            )
             outcomes["request_too_long"] += len(attempts) - len(answers)
             for answer in answers:
                 if answer is None:
@@ -127,35 +135,18 @@ class PromptWriter:
             attempts=Sum(outcomes.total()), **counts
         )
 
-    def _sample_replies(self, iteration: int, attempts: range) -> list[ModelAnswer | None]:
-        """Samples replies to the requests that are not too long."""
-        requests = [self._build_request(iteration, number) for number in attempts]
-        keys = [keyed.hash_key(self.seed, "new prompts", iteration, number) for number in attempts]
-        fitting = [
-            place
-            for place, excess in enumerate(self.answering.count_excess_tokens(requests))
-            if not excess
-        ]
-        return self.answering.answer_conversations(
-            [requests[i] for i in fitting], [keys[i] for i in fitting]
-        )
-
     def _build_request(self, iteration: int, number: int) -> ChatConversation:
         """Builds a request, with examples sampled for this attempt."""
         names = self.template.fields
-        places = keyed.draw_sample(
+        drawn = keyed.draw_sample(
             len(self.prompts), len(names), self.seed, "examples", iteration, number
         )
         texts = [
             self.answering.escape_controls(self.field.read_text(row))
-            for row in self.prompts.read_contents(places)
+            for row in self.prompts.read_contents(drawn)
         ]
-        return (
-            {
-                "role": "user",
-                "content": self.template.fill_case(dict(zip(names, texts, strict=True))),
-            },
-        )
+        content = self.template.fill_case(dict(zip(names, texts, strict=True)))
+        return ({"role": "user", "content": content},)
 
     def _classify_outcome(
         self, answer: ModelAnswer | None, text: str, found: Mapping[int, str]
@@ -175,15 +166,12 @@ class PromptWriter:
     @cached_property
     def _data_marks(self) -> set[int]:
         """Hashes of the data's prompts."""
-        blocks = (
-            range(len(self.prompts))[start : start + _BLOCK]
-            for start in range(0, len(self.prompts), _BLOCK)
-        )
-        return {
-            _hash_text(self.field.read_text(row))
-            for places in blocks
-            for row in self.prompts.read_contents(places)
-        }
+        marks: set[int] = set()
+        for start in range(0, len(self.prompts), _BLOCK):
+            indices = range(len(self.prompts))[start : start + _BLOCK]
+            rows = self.prompts.read_contents(indices)
+            marks.update(_hash_text(self.field.read_text(row)) for row in rows)
+        return marks
 
 
 def _hash_text(text: str) -> int:

@@ -151,8 +151,8 @@ class JudgedAnswers:
         batch = self.answers.build_pair_batch()
         if not self.judgements:
             return batch
-        told_apart = batch.with_columns(sample={"judge_pair": torch.zeros(len(batch)).bool()})
-        return concat_batches([told_apart, judge_batch(self.judgements)])
+        marked = batch.with_columns(sample={"judge_pair": torch.zeros(len(batch)).bool()})
+        return concat_batches([marked, judge_batch(self.judgements)])
 
 
 def answer_and_judge(
@@ -196,32 +196,36 @@ def _learn_from_own_judgement(
     rows = range(position, position + settings.options.global_batch_size)
     iteration = step // settings.steps_per_iteration
     version = settings.find_first_step(step)
-    collector, told = _find_collector(step, workers, settings)
+    collector = workers.collector
+    writing = Metrics()
+    if workers.new_prompts is not None:
+        with workers.phase("prompts"):
+            prompts, writing = workers.new_prompts(iteration, version)
+        collector = replace(collector, prompts=prompts)
     with collector.engine.at(version) as refitted:
         found = answer_and_judge(rows, iteration, step, collector, workers, settings)
     batch = found.answers.rollouts.batch
-    metrics = found.metrics + told + refitted
+    metrics = found.metrics
+    if step == version:
+        metrics += writing
+    metrics += refitted
     with workers.phase("watch"):
         metrics += workers.agreement.compare(step + 1, version, batch)
-    metrics += _train_on_pairs(found.build_pair_batch(), workers, settings, iteration)
+    pairs = found.build_pair_batch()
+    if len(pairs):
+        with workers.phase("logprobs"):
+            pairs = with_reference(pairs, workers.reference)  # log π_ref(y | x)
+        with workers.phase("policy"):
+            learned = train(workers.policy, pairs, settings.build_loss(iteration))
+        metrics += learned.with_prefix("train")
+    else:
+        metrics += Metrics({"train/updates_skipped": Sum(1.0)})
     samples = found.answers.sample_rows(settings.run.num_logged_samples)
     samples += [
         judge_pair_row(pair, collector.decode)
         for pair in found.judgements[: settings.run.num_logged_samples]
     ]
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)
-
-
-def _find_collector(
-    step: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
-) -> tuple[RolloutCollector, Metrics]:
-    """Returns the collector of a step's iteration; at its start, with new-prompt metrics."""
-    if workers.new_prompts is None:
-        return workers.collector, Metrics()
-    began = settings.find_first_step(step)
-    with workers.phase("prompts"):
-        prompts, metrics = workers.new_prompts(step // settings.steps_per_iteration, began)
-    return replace(workers.collector, prompts=prompts), metrics if step == began else Metrics()
 
 
 def _judge_judgements(
@@ -243,15 +247,3 @@ def _judge_judgements(
     return kept, metrics.with_prefix("meta_judge") + Metrics(
         {"train/judge_pair_share": Mean(len(kept), total)}
     )
-
-
-def _train_on_pairs(
-    batch: Batch, workers: SelfRewardingWorkers, settings: SelfRewardingSettings, iteration: int
-) -> Metrics:
-    """Runs one optimizer step on the pairs, if any."""
-    if not len(batch):
-        return Metrics({"train/updates_skipped": Sum(1.0)})
-    with workers.phase("logprobs"):
-        batch = with_reference(batch, workers.reference)  # log π_ref(y | x)
-    with workers.phase("policy"):
-        return train(workers.policy, batch, settings.build_loss(iteration)).with_prefix("train")
