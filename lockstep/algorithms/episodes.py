@@ -34,13 +34,25 @@ def start_episode_runner(
 
     Raises:
         EnvironmentFault: The environment cannot be found.
-        ValueError: A stop string is not a token of this model, or its chat template does not
-            support messages after an answer.
+        InputError: A stop string is not a token of this model, its chat template does not support
+            messages after an answer, or it cannot read the format of tool calls.
     """
     if section is None:
         return None
     stops = tuple(_find_stop_token(text, source) for text in section.stop)
-    _require_readable_calls(section, data, source)
+    if section.tool_format is not None:
+        if not is_chat(data):
+            raise InputError(
+                "environment.tool_format requires a chat template; set data.chat: true, or "
+                "data.messages"
+            )
+        mark = MARKS[section.tool_format]
+        if mark not in source.decode(source.token_ids(mark)):
+            raise InputError(
+                f"environment.tool_format is {section.tool_format}, but the model in "
+                f"{source.folder} has no text tokens for {mark}; use the format that it was "
+                "trained with"
+            )
     return EpisodeRunner(
         section,
         stops,
@@ -48,25 +60,6 @@ def start_episode_runner(
         lambda tools: build_observation_encoder(data.with_tools(tools), stops, source, note),
         note,
     )
-
-
-def _require_readable_calls(
-    section: EnvironmentSection, data: DataSection, source: ModelSource
-) -> None:
-    """Raises InputError if prompts are not conversations or decoding drops tool-call marks."""
-    if section.tool_format is None:
-        return
-    if not is_chat(data):
-        raise InputError(
-            "environment.tool_format requires a chat template; set data.chat: true, or "
-            "data.messages"
-        )
-    mark = MARKS[section.tool_format]
-    if mark not in source.decode(source.token_ids(mark)):
-        raise InputError(
-            f"environment.tool_format is {section.tool_format}, but the model in {source.folder} "
-            f"has no text tokens for {mark}; use the format that it was trained with"
-        )
 
 
 def describe_rewards(judge: str | None) -> str:

@@ -43,7 +43,6 @@ from lockstep.rewards.options import RewardJudge, RewardSection
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.samplers.backend import find_backend
 from lockstep.samplers.base import Sampler
-from lockstep.samplers.cache_budget import CacheBudget
 
 T = TypeVar("T")
 
@@ -72,7 +71,7 @@ class LiveSetup:
     workers: WorkerPool
     turns: DeviceTurns = field(default_factory=DeviceTurns)
     # one engine serves the weights of all learners
-    _apart: Sampler | None = field(default=None, init=False)
+    _separate_sampler: Sampler | None = field(default=None, init=False)
 
     @property
     def dtype(self) -> DType:
@@ -114,13 +113,13 @@ class LiveSetup:
             if self._device_turns is None:
                 return shared
             return self._device_turns.wrap_sampler(shared, learner)
-        if self._apart is None:
+        if self._separate_sampler is None:
             start = partial(open_nearest_sampler, self._sampler_spec, self.progress, self.workers)
             if self._device_turns is None:
-                self._apart = start()
+                self._separate_sampler = start()
             else:
-                self._apart = self._device_turns.start_engine(start)
-        return self._apart
+                self._separate_sampler = self._device_turns.start_engine(start)
+        return self._separate_sampler
 
     def concurrent_sampler(self) -> tuple[Sampler, Callable[[], None]]:
         pool = start_sampler_pool(self._sampler_spec, self.progress, self.workers)
@@ -164,13 +163,19 @@ class LiveSetup:
             "an algorithm that asks for a sampler declares its inference engine"
         )
         learner = self.algorithm.learner
-        if self.inexact is None:
-            learner = learner.compute_exactly()
         if self._device_turns is None:
             section = inference.sampler
         else:
             section = inference.sampler.take_turns(gets_weights=True)
-        return SamplerSpec(self.source.folder, section, learner, budget=self._cache_budget)
+        budget = None  # on a CPU, or without a plan
+        if learner.may_use_gpu and find_training_backend(learner).is_planned:
+            network = build_skeleton(read_config(self.source.folder), self.source.folder)
+            sizes = ModelSizes.from_model(network, learner.lora)
+            placement = plan_placement(self.algorithm)
+            budget = MemoryEstimate.from_recipe(self.algorithm, sizes, placement).cache_budget
+        if self.inexact is None:
+            learner = learner.compute_exactly()
+        return SamplerSpec(self.source.folder, section, learner, budget=budget)
 
     @property
     def _device_turns(self) -> DeviceTurns | None:
@@ -178,17 +183,6 @@ class LiveSetup:
         if takes_turns(self.algorithm, plan_placement(self.algorithm)):
             return self.turns
         return None
-
-    @property
-    def _cache_budget(self) -> CacheBudget | None:
-        """Memory that the plan leaves for an engine's KV cache; None on a CPU or without a plan."""
-        own = self.algorithm.learner
-        if not (own.may_use_gpu and find_training_backend(own).is_planned):
-            return None
-        network = build_skeleton(read_config(self.source.folder), self.source.folder)
-        return MemoryEstimate.from_recipe(
-            self.algorithm, ModelSizes.from_model(network, own.lora), plan_placement(self.algorithm)
-        ).cache_budget
 
 
 def role_folder(role: ModelRole, source: ModelSource) -> str:

@@ -19,6 +19,7 @@ import uuid
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,11 @@ class CheckpointStore:
             self._remove_folders([path for found, path in self.list_checkpoints() if found >= step])
             rename_path(aside, self.folder / _name_folder(step))
             sync_path(self.folder)
-            self._remove_folders(self._find_surplus())
+            best: list[Path] = []
+            if self.best:
+                best = [path for _, _, path in self.rank_by_score()[-self.best :]]
+            older = self.list_checkpoints()[: -self.keep]
+            self._remove_folders([path for _, path in older if path not in best])
         except OSError as error:
             raise self.build_save_error(step, error, aside) from error
         except BaseException:
@@ -181,12 +186,9 @@ class CheckpointStore:
         Raises:
             NoCheckpointError: It does not exist or is damaged.
         """
+        folder = self.folder / _name_folder(step)
         try:
-            return VerifiedCheckpoint(
-                self.folder / _name_folder(step),
-                step,
-                _read_verified(self.folder / _name_folder(step), step),
-            )
+            return VerifiedCheckpoint(folder, step, _read_verified(folder, step))
         except _DamagedError as damage:
             have = ", ".join(str(step) for step, _ in self.list_checkpoints()) or "none"
             raise NoCheckpointError(
@@ -216,14 +218,6 @@ class CheckpointStore:
     def _build_temporary_path(self, name: str) -> Path:
         """An unused path for a temporary folder; leftovers of earlier ones may exist."""
         return self.folder / f"{_ASIDE}{name}_{uuid.uuid4().hex[:12]}"
-
-    def _find_surplus(self) -> list[Path]:
-        found = [path for _, path in self.list_checkpoints()]
-        if self.best:
-            best = [path for _, _, path in self.rank_by_score()[-self.best :]]
-        else:
-            best = []
-        return [path for path in found[: -self.keep] if path not in best]
 
     def _remove_folders(self, paths: list[Path]) -> None:
         """Removes folders, each renamed first, so that no partial one looks like a checkpoint."""
@@ -270,19 +264,15 @@ def _read_verified(folder: Path, step: int) -> dict[str, Any]:
     if found != set(sums):
         raise _DamagedError(f"missing or extra files: {', '.join(sorted(found ^ set(sums)))}")
     for name, noted in sums.items():
-        if _digest_readable_file(folder, name) != noted:
+        if not (folder / name).is_file():
+            raise _DamagedError(f"{name} is not a file, or is a broken link")
+        try:
+            digest = retry_disk(partial(_digest_file, folder / name))
+        except OSError as error:
+            raise _DamagedError(f"{name} cannot be read ({error.strerror})") from error
+        if digest != noted:
             raise _DamagedError(f"{name} was truncated or altered")
     return manifest["state"]
-
-
-def _digest_readable_file(folder: Path, name: str) -> dict[str, Any]:
-    """Size and digest of a file; raises _DamagedError if it is unreadable or not a file."""
-    if not (folder / name).is_file():
-        raise _DamagedError(f"{name} is not a file, or is a broken link")
-    try:
-        return retry_disk(lambda: _digest_file(folder / name))
-    except OSError as error:
-        raise _DamagedError(f"{name} cannot be read ({error.strerror})") from error
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -71,11 +71,17 @@ class CheckpointSaver:
         if self.begun is None:
             return
         if self._sealing is None:
-            if not self._finish_saving(self.begun, wait):
+            begun = self.begun
+            try:
+                saved = all(learner.poll_save(wait) for learner in self._learners.values())
+            except NotSavedError as error:
+                self.begun = None
+                raise self._checkpoints.build_save_error(begun.step, error, begun.aside) from error
+            if not saved:
                 return
             # A daemon, so that a second Ctrl-C need not wait for the disk.
             self._sealing = threading.Thread(
-                target=self._seal_checkpoint, args=(self.begun,), daemon=True
+                target=self._seal_checkpoint, args=(begun,), daemon=True
             )
             self._sealing.start()
         self._sealing.join(None if wait else 0.0)
@@ -101,13 +107,6 @@ class CheckpointSaver:
         elif issubclass(kind, Exception):
             with suppress(Exception):  # report the block's own error instead
                 self.advance_checkpoint(wait=True)
-
-    def _finish_saving(self, begun: UnfinishedCheckpoint, wait: bool) -> bool:
-        try:
-            return all(learner.poll_save(wait) for learner in self._learners.values())
-        except NotSavedError as error:
-            self.begun = None
-            raise self._checkpoints.build_save_error(begun.step, error, begun.aside) from error
 
     def _seal_checkpoint(self, begun: UnfinishedCheckpoint) -> None:
         try:

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.exactness import decide_exact
-from lockstep.algorithms.job import Job
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.learner_group import require_computable
 from lockstep.cluster.placement import plan_placement
@@ -151,23 +150,20 @@ def _check_algorithm(recipe: Algorithm, setup: DrySetup, found: DryRunFindings) 
         job = recipe.open(setup)
         found.add_line("data", f"{job.data} for training, {job.held_out or 'none'} for validation")
         found.add_line("step", recipe.largest_step.description)
-        found.add_line("run", _describe_course(recipe, job))
+        steps = job.run_length.steps
+        validated = set[int]()
+        if job.validate is not None:
+            validated = {0, steps}
+            if recipe.run.validate_every:
+                validated.update(range(0, steps, recipe.run.validate_every))
+        found.add_line(
+            "run",
+            f"steps: {steps}; validations: {len(validated)}; checkpoints: "
+            f"{-(-steps // recipe.run.save_every)}",
+        )
         rest = job.run_length.describe_rest()
         if rest is not None:
             found.notes.append(rest)
-
-
-def _describe_course(recipe: Common, job: Job) -> str:
-    steps = job.run_length.steps
-    every = recipe.run.validate_every
-    if job.validate is not None:
-        validated = {0, steps, *(range(every, steps, every) if every else ())}
-    else:
-        validated = set[int]()
-    return (
-        f"steps: {steps}; validations: {len(validated)}; checkpoints: "
-        f"{-(-steps // recipe.run.save_every)}"
-    )
 
 
 def _check_device(recipe: Algorithm, found: DryRunFindings) -> None:

@@ -22,6 +22,8 @@ FRAME = "initial"
 
 For a model from scratch, it also holds the initial weights.
 """
+_LOGS = (".log", ".txt", ".out", ".err")
+"""Suffixes of files that a run's folder may hold before the run, such as a launcher's output."""
 
 
 def adopt_folder(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
@@ -81,7 +83,13 @@ def find_changed_options(loaded: LoadedRecipe, allow_changes: bool) -> list[str]
 def require_writable(folder: Path) -> None:
     """Raises InputError if a run's folder is not writable, or holds something other than a run."""
     try:
-        _require_own(folder)
+        if folder.is_dir() and not (folder / "recipe.yaml").exists():
+            for name in sorted(path.name for path in folder.iterdir()):
+                if not name.startswith(".") and not name.endswith(_LOGS):
+                    raise InputError(
+                        f"the folder {folder} holds {name} and is not a run; choose a new or "
+                        "empty folder"
+                    )
         standing = find_standing(folder)
     except OSError as error:
         raise _build_folder_error(folder, f"the system denied it ({error.strerror})") from error
@@ -102,22 +110,6 @@ def _build_folder_error(folder: Path, why: str) -> InputError:
         f"the run folder {shorten_text(str(folder))} cannot be created: {why}; set run.folder to a "
         "different path"
     )
-
-
-_LOGS = (".log", ".txt", ".out", ".err")
-"""Suffixes of files that a run's folder may hold before the run, such as a launcher's output."""
-
-
-def _require_own(folder: Path) -> None:
-    if not folder.is_dir() or (folder / "recipe.yaml").exists():
-        return
-    foreign = sorted(
-        path.name for path in folder.iterdir() if path.name[0] != "." and path.suffix not in _LOGS
-    )
-    if foreign:
-        raise InputError(
-            f"the folder {folder} holds {foreign[0]} and is not a run; choose a new or empty folder"
-        )
 
 
 class FolderInUseError(InputError):

@@ -87,10 +87,14 @@ def _record_crashes(folder: Path, started: Event) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_told = isinstance(error, LockstepError | StoppedRun) or not isinstance(error, Exception)
-        if is_told or (isinstance(error, OSError) and not started.is_set()):
+        expected = isinstance(error, LockstepError | StoppedRun) or not isinstance(error, Exception)
+        if expected or (isinstance(error, OSError) and not started.is_set()):
             raise
-        _write_crash(error, folder)
+        # the traceback includes a worker's, and the notes of `Progress.phase` on phase and step
+        with contextlib.suppress(OSError, MemoryError):  # the disk or the memory may be full
+            (folder / CRASH).write_text(
+                "".join(traceback.format_exception(error)), encoding="utf-8"
+            )
         if isinstance(error, OSError):
             raise RunError(f"{error}; the traceback is in {folder / CRASH}") from error
         error.add_note(
@@ -98,13 +102,3 @@ def _record_crashes(folder: Path, started: Event) -> Iterator[None]:
             "--allow-changes if you fixed code that it names"
         )
         raise
-
-
-def _write_crash(error: BaseException, folder: Path) -> None:
-    """Writes the traceback, including a worker's; replaces an older report.
-
-    The phase and the step follow the traceback: `Progress.phase` adds them to the error. If the
-    disk or the memory is full, nothing is written.
-    """
-    with contextlib.suppress(OSError, MemoryError):
-        (folder / CRASH).write_text("".join(traceback.format_exception(error)), encoding="utf-8")

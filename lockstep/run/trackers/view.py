@@ -80,7 +80,7 @@ class TrackerView(ABC):
 def build_table(rows: SampleRows) -> tuple[list[str], list[list[Any]]]:
     """Columns and cells of rows; values except text and numbers become JSON, missing ones None."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return columns, [[_encode_cell(row.get(column)) for column in columns] for row in rows]
+    return columns, [list(map(_encode_cell, map(row.get, columns))) for row in rows]
 
 
 def _encode_cell(value: Any) -> Any:

@@ -41,10 +41,16 @@ class WandBView(TrackerView):
         self._section = section
         self._facts = facts
         self._folder = facts.folder / "wandb"
-        if section.is_online and not _has_login():
-            raise InputError(
-                "trackers.wandb.mode is online, but you are not logged in to W&B; run `wandb login`"
-            )
+        if section.is_online:
+            try:
+                has_login = wandb.login(prompt=False, verify=False)
+            except UsageError:
+                has_login = False
+            if not has_login:
+                raise InputError(
+                    "trackers.wandb.mode is online, but you are not logged in to W&B; run `wandb "
+                    "login`"
+                )
 
     @property
     def run_location(self) -> str:
@@ -102,10 +108,3 @@ class WandBView(TrackerView):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(uuid.uuid4().hex, encoding="utf-8")
         return path.read_text(encoding="utf-8")
-
-
-def _has_login() -> bool:
-    try:
-        return wandb.login(prompt=False, verify=False)
-    except UsageError:
-        return False
