@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Algorithm(Common, ABC):
-    """The base class of algorithms: a training recipe with all that the package needs to know.
+    """Base class of algorithms: a training recipe, and everything else the package needs.
 
     A subclass adds its sections as fields and defines the abstract members. Mark it `typing.final`
     so that a type checker reports missing members.
@@ -84,12 +84,12 @@ class Algorithm(Common, ABC):
 
     @rule
     def _every_layout_has_all_ranks(self) -> None:
-        there = self.learner.parallel.ranks
+        ranks = self.learner.parallel.ranks
         for learner in (role.learner for role in self.own_layouts):
-            if learner.parallel.ranks != there:
+            if learner.parallel.ranks != ranks:
                 raise ValueError(
                     f"{learner.layout_key} asks for {learner.parallel.ranks} ranks and "
-                    f"{self.learner.layout_key} for {there}, but both share devices; make their "
+                    f"{self.learner.layout_key} for {ranks}, but both share devices; make their "
                     "numbers of ranks equal"
                 )
 
@@ -108,15 +108,14 @@ class Algorithm(Common, ABC):
     @property
     def judges(self) -> Mapping[str, AskedSection]:
         """Judge models of rewards that need a separate inference engine, by section key."""
-        sections = (
-            (name, section) for name, section in self.rewards.items() if section is not None
-        )
-        leaves = (leaf for name, section in sections for leaf in section.leaf_sections(name))
-        return {
-            f"{key}.judge": leaf.judge
-            for key, leaf in leaves
-            if leaf.judge is not None and leaf.judge.has_engine
-        }
+        judges: dict[str, AskedSection] = {}
+        for name, section in self.rewards.items():
+            if section is None:
+                continue
+            for key, leaf in section.leaf_sections(name):
+                if leaf.judge is not None and leaf.judge.has_engine:
+                    judges[f"{key}.judge"] = leaf.judge
+        return judges
 
     @property
     @abstractmethod
@@ -129,7 +128,7 @@ class Algorithm(Common, ABC):
         """Maximum sequence lengths, tokens, by option; the model must support them."""
 
     def _answer_lengths(self, **limits: int | None) -> dict[str, int]:
-        """Entries of `lengths` for prompt plus answer, by section; None: the section is off."""
+        """Entries of `lengths` for prompt plus answer, by section; None: the section is not set."""
         prompt = self.data.max_prompt_tokens
         return {
             f"data.max_prompt_tokens + {section}.max_tokens": prompt + limit
@@ -169,7 +168,7 @@ class BuiltInAlgorithm(Algorithm, ABC):
         return ModelRole("reference", "logits", self.learner)
 
     def _read_reward_model(self, section: ModelFolder | None) -> ModelRole | None:
-        """The reward model, if there is one."""
+        """The role of the reward model; None without one."""
         if section is None:
             return None
         return ModelRole("reward_model", "reward", self.learner, path=section.path)

@@ -15,7 +15,7 @@ from lockstep.models.source import ModelSource
 from lockstep.rollouts.episode_record import EpisodeObservation
 from lockstep.rollouts.episodes import EpisodeRunner, ObservationEncoder
 
-_SAID = "Tried."
+_MESSAGE = "Tried."
 
 
 def start_episode_runner(
@@ -92,7 +92,7 @@ def build_observation_encoder(
         tools = ToolTemplate(source.tokenizer, values, source.stop_token_ids)
     else:
         tools = None
-    end, takers = _find_end(source, values) if is_chat(data) else (0, ())
+    end, last_tokens = _find_end(source, values) if is_chat(data) else (0, ())
     unknown = source.tokenizer.unk_token_id
     notes: list[str] = []
 
@@ -105,7 +105,7 @@ def build_observation_encoder(
         if inside or not is_chat(data):
             return source.token_ids(text)
         tokens = source.token_ids(messages.render_follow_up(text, source.tokenizer, values))
-        if last in takers:
+        if last in last_tokens:
             return tokens[end:]
         return tokens
 
@@ -131,16 +131,16 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
     """Finds the tokens with which the chat template closes an assistant message.
 
     Returns:
-        The number of template tokens after an answer, up to and including the first stop token; 0
-        if there is none before the text of the next message. And the last tokens of a response that
-        replace them, so that they are not written twice: any stop token if the template closes
-        answers with one, or only this one if it opens the next message.
+        Two results. First, the number of template tokens after an answer, up to and including the
+        first stop token; 0 if the text of the next message comes earlier. Second, the tokens that
+        take the place of these template tokens if a response ends with one of them, so that the
+        end is not written twice: all stop tokens if the template closes answers with one, or only
+        the first stop token if it opens the next message.
     """
     try:
-        before, said, _ = messages.render_follow_up(_SAID, source.tokenizer, values).partition(
-            _SAID
-        )
-        if not said:
+        follow_up = messages.render_follow_up(_MESSAGE, source.tokenizer, values)
+        before, shown, _ = follow_up.partition(_MESSAGE)
+        if not shown:
             raise messages.ChatTemplateError("it leaves out the next user message")
     except messages.ChatTemplateError as error:
         raise InputError(
@@ -149,7 +149,7 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
         ) from None
     stops = source.stop_token_ids
     tokens = source.token_ids(before)
-    end = next((place for place, token in enumerate(tokens, 1) if token in stops), 0)
+    end = next((count for count, token in enumerate(tokens, 1) if token in stops), 0)
     if not end:
         return 0, ()
     ends_answers = tokens[end - 1] == messages.find_answer_end(source.tokenizer, stops, values)

@@ -1,4 +1,4 @@
-"""A job: an algorithm's step with all that the training loop needs to run it."""
+"""A job: an algorithm's step, and everything the training loop needs to run it."""
 
 from __future__ import annotations
 

@@ -146,12 +146,11 @@ def select_pairs(answers: Batch, pairs: Sequence[AnswerPair], group: int) -> Bat
         pairs: One pair per prompt.
         group: Number of answers per prompt.
     """
-    rows = [
-        prompt * group + place
-        for prompt, pair in enumerate(pairs)
-        if pair.chosen is not None and pair.rejected is not None
-        for place in (pair.chosen, pair.rejected)
-    ]
+    rows: list[int] = []
+    for number, pair in enumerate(pairs):
+        if pair.chosen is not None and pair.rejected is not None:
+            first = number * group
+            rows += [first + pair.chosen, first + pair.rejected]
     batch = answers.select(rows)
     return Batch(
         batch.tokens, batch.lengths, {"mask": batch.mask}, {"score": batch["score"]}, group_size=2

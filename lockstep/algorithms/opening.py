@@ -36,10 +36,10 @@ from lockstep.system.command_line import format_command
 from lockstep.weight_sync.sync import random_probe
 
 
-def describe(rows: PromptRows | DemonstrationRows | PairRows, what: str) -> str:
-    """Describes the number of rows and the skipped ones."""
-    named = what.removesuffix("s") if len(rows) == 1 else what
-    return f"{len(rows)} {named} ({rows.selection.skipped_summary})"
+def describe(rows: PromptRows | DemonstrationRows | PairRows, plural: str) -> str:
+    """Describes the number of rows and of skipped rows; `plural` is the noun for rows."""
+    noun = plural.removesuffix("s") if len(rows) == 1 else plural
+    return f"{len(rows)} {noun} ({rows.selection.skipped_summary})"
 
 
 def validate_figures(

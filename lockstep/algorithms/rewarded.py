@@ -73,7 +73,7 @@ class RewardedRecipe(SampledRecipe):
 
     @property
     def reward_role(self) -> ModelRole | None:
-        """The reward model, if there is one."""
+        """The role of the reward model; None without one."""
         return self._read_reward_model(self.reward_model)
 
     @property

@@ -86,7 +86,7 @@ def _write_task_files(task: Task, folder: Path) -> TaskFiles:
 def group_files(
     paths: str | tuple[str, ...], weights: tuple[float, ...] | None = None
 ) -> FileGroup:
-    """Files in the form that a recipe lists them."""
+    """Groups the files that a recipe lists, with their weights."""
     return FileGroup(tuple(map(Path, (paths,) if isinstance(paths, str) else paths)), weights)
 
 

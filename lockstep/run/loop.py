@@ -31,7 +31,7 @@ def run_steps(
     """Runs steps from `start` up to `run_length`, each within `guard(step, position)`.
 
     Raises:
-        Stopped: `stop` ended the run early.
+        StoppedRun: `stop` ended the run early.
     """
     number = start.step
     position = start.position

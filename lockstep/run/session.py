@@ -41,9 +41,7 @@ from lockstep.system.sums import find_altered_beginnings
 
 
 class _SavedState(BaseModel):
-    """A checkpoint's state besides the learners', as made by
-    `TrainingSession._build_checkpoint_state`.
-    """
+    """A checkpoint's state without the learners', see `TrainingSession._build_checkpoint_state`."""
 
     model_config = ConfigDict(strict=True)
     position: NonNegativeInt
@@ -69,7 +67,7 @@ class TrainingSession:
     """A job, its folder and its logs, ready to run.
 
     Args:
-        options: The section `run_to_end`.
+        options: The section `run`.
         job: The job to run.
         folder: Folder of the run.
         identity: Everything that the results depend on now, see `lockstep.run.folder.identity`.
@@ -110,7 +108,7 @@ class TrainingSession:
         """Runs the job to its end.
 
         Raises:
-            Stopped: `stop` ended it early; it was saved.
+            StoppedRun: `stop` ended it early; it was saved.
             ChangedError: The identity has changed, and that is not allowed.
         """
         job = self._job
@@ -134,7 +132,7 @@ class TrainingSession:
                 )
 
     def _end_step(self, event: StepEvent) -> None:
-        """Does all that is due after a step."""
+        """Logs a step, and validates and saves if due."""
         step = event.step
         every = self._options.validate_every
         is_due = event.leaving or step % self._options.save_every == 0
@@ -169,8 +167,8 @@ class TrainingSession:
 
     def _validate_policy(self, step: int) -> dict[str, float]:
         """Validates the policy on held-out rows, and logs the metrics."""
-        assert self._job.validate is not None, "asked only where there are held-out rows"
-        with self._progress.phase("validate"), _add_place_to_error(f"validation after step {step}"):
+        assert self._job.validate is not None, "called only with held-out rows"
+        with self._progress.phase("validate"), _name_step_in_error(f"validation after step {step}"):
             found = self._job.validate(step)
             values = found.metrics.floats()
         if values:
@@ -185,7 +183,7 @@ class TrainingSession:
     @contextmanager
     def _guard_step(self, step: int, position: int) -> Iterator[None]:
         """Saves the run as before the step if its sampler is lost; numeric errors name the step."""
-        with _add_place_to_error(f"step {step + 1}"), self._save_if_lost(step, position):
+        with _name_step_in_error(f"step {step + 1}"), self._save_if_lost(step, position):
             yield
 
     @contextmanager
@@ -196,7 +194,7 @@ class TrainingSession:
 
         Raises:
             SamplerLost: From the block; the message adds that the run was saved.
-            Disagreement: From the block, with the same addition; its metrics are logged.
+            DisagreementError: From the block, with the same addition; its metrics are logged.
         """
         saved = f"the run was saved after step {step}"
         try:
@@ -217,7 +215,7 @@ class TrainingSession:
         self._saver.advance_checkpoint(wait=True)
 
     def _build_checkpoint_state(self, position: int) -> dict[str, Any]:
-        """A checkpoint's state besides the learners', without times, so that equal runs match."""
+        """A checkpoint's state without the learners'; holds no times, so that equal runs match."""
         if self._job.agreement is None:
             agreement = None
         else:
@@ -287,9 +285,10 @@ class TrainingSession:
         return StartPoint(newest.step, state.position)
 
     def _require_unsaved(self) -> None:
-        """Raises InputError if the logs reach further than a run can come without a checkpoint.
+        """Raises InputError if the logged steps prove that checkpoints are missing.
 
-        A second checkpoint begins, after its step is logged, only when the first is complete.
+        The second checkpoint begins only when the first is complete, so a run without a checkpoint
+        has logged at most two times `run.save_every` steps. With `allow_changes`, shows a note.
         """
         logged = max((int(row["step"]) for row in read_metrics(self._folder)), default=0)
         if logged > 2 * self._options.save_every:
@@ -306,8 +305,8 @@ class TrainingSession:
 
 
 @contextmanager
-def _add_place_to_error(during: str) -> Iterator[None]:
-    """Adds where it happened to an error about a number that is not finite."""
+def _name_step_in_error(during: str) -> Iterator[None]:
+    """Adds the step or validation to an error about a number that is not finite."""
     try:
         yield
     except NotFiniteError as error:

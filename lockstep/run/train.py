@@ -75,7 +75,7 @@ def train_recipe(
         The run's folder; `final/` in it is the trained model as a Hugging Face folder.
 
     Raises:
-        Stopped: A stop was requested; the run was saved.
+        StoppedRun: A stop was requested; the run was saved.
         ChangedError: The run's identity has changed, and that is not allowed.
         NothingTrainedError: The recipe to train first finished without learning anything.
     """
@@ -268,7 +268,7 @@ def _open_initial_model(
 def _warm_started(
     loaded: LoadedRecipe, first: LoadedRecipe, allow_changes: bool, deadline_s: float | None
 ) -> Path:
-    """The model of the recipe to train first."""
+    """The model of the recipe to train first; trains it if needed."""
     name = loaded.name
     final = first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():

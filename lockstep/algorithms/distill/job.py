@@ -85,8 +85,8 @@ class DistillStep:
     def add_teacher_logprobs(self, batch: Batch) -> Batch:
         """Adds the teacher's top tokens and their log-probabilities at each position, [N, K].
 
-        With the full vocabulary, the student's distribution is full too, and token ids are left
-        out. Both distributions are the models' own, without sampling options such as temperature.
+        With the full vocabulary, token ids are left out, and the student's distribution is full
+        too. Sampling options such as temperature are not applied to either distribution.
         """
         k = self.recipe.distill.top_k or self.vocabulary
         with self.phase("teacher"):

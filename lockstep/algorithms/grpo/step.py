@@ -42,8 +42,8 @@ def train_on_rollouts(
     for epoch in range(recipe.grpo.ppo_epochs):
         improved = Metrics()
         order = split_minibatches(batch, recipe.grpo.global_batch_size, recipe.seed, step, epoch)
-        for place, minibatch in enumerate(order):
-            improved += train_policy(step, epoch, place, minibatch, workers, settings)
+        for number, minibatch in enumerate(order):
+            improved += train_policy(step, epoch, number, minibatch, workers, settings)
         metrics += improved
     adapt_kl(batch, settings)
     samples = sample_rows(sampled.rollouts, batch, workers.collector, recipe.run.num_logged_samples)

@@ -69,9 +69,10 @@ class KTOStep:
     run_length: RunLength
 
     def __call__(self, step: int, position: int) -> StepResult:
-        """Runs the step; a smaller last one adds earlier rows to measure the reference point.
+        """Runs the step.
 
-        So every step measures it on the same number of rows.
+        A smaller last step adds earlier rows, so that every step measures the reference point on
+        the same number of rows.
         """
         end = position + self.run_length.count_rows(position)
         size = self.run_length.rows_per_step
@@ -125,8 +126,8 @@ def mismatch_completions(rows: Sequence[AnsweredRow], max_tokens: int) -> list[A
         InputError: If all rows have the same prompt.
     """
     found: list[AnsweredRow] = []
-    for place, row in enumerate(rows):
-        after = chain(rows[place + 1 :], rows[:place])
+    for i, row in enumerate(rows):
+        after = chain(rows[i + 1 :], rows[:i])
         other = next((one for one in after if one.prompt.tokens != row.prompt.tokens), None)
         if other is None:
             raise InputError(

@@ -65,8 +65,8 @@ def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
     """Pairs the best with the worst answer to each prompt; skips answers without a verdict.
 
     Returns:
-        Pairs, the better answer first. And the shares of prompts that gave a pair, and that gave
-        none because of equal scores, too few verdicts, or equal answers.
+        The pairs, the better answer first. Metrics: the share of prompts with a pair, and the
+        shares without one because of equal scores, too few verdicts, or identical answers.
     """
     candidates = [
         PairCandidate(tokens, True, score if score == score else None)  # NaN: no verdict

@@ -62,7 +62,7 @@ class OneStepAhead:
     run_length: RunLength
     background_phase: PhaseTimer
     abandon: Callable[[], object]
-    # of the weights that sample for the next step
+    # copy of the weights that sample for the next step
     _snapshot: WeightSnapshot | None = field(default=None, init=False)
     _begun: Future[SampledStep] | None = field(default=None, init=False)
     _writer: StateWriter = field(default_factory=StateWriter, init=False)
@@ -107,9 +107,9 @@ class OneStepAhead:
         return self._writer.poll_writing(wait)
 
     def load(self, folder: Path) -> None:
-        """Restores those weights; see `Learner.load`.
+        """Restores the weights that sampled for the next step; see `Learner.load`.
 
-        A run that did not sample one step ahead before has none yet.
+        A checkpoint saved without `one_step_ahead` has none.
         """
         if not folder.exists():
             return

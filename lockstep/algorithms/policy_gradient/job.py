@@ -43,9 +43,9 @@ class AlgorithmParts:
 def open_policy_gradient(
     recipe: PolicyGradientRecipe,
     setup: Setup,
-    program: Callable[[PolicyGradientWorkers], AlgorithmParts],
+    build_parts: Callable[[PolicyGradientWorkers], AlgorithmParts],
 ) -> Job:
-    """Opens models, environment, prompts and rewards; `program` builds the algorithm's parts."""
+    """Opens models, environment, prompts and rewards; `build_parts` adds the algorithm's parts."""
     options = recipe.options
     size = recipe.options.num_prompts_per_step
     policy = setup.learner(recipe.policy_role)
@@ -61,7 +61,7 @@ def open_policy_gradient(
         sampler, abandon = setup.concurrent_sampler()
     else:
         sampler = setup.sampler(policy)
-    parts = open_sampling(
+    sampled = open_sampling(
         recipe,
         setup,
         policy,
@@ -74,37 +74,39 @@ def open_policy_gradient(
     workers = PolicyGradientWorkers(
         policy=policy,
         reference=reference,
-        collector=parts.collector,
+        collector=sampled.collector,
         phase=setup.phase,
-        agreement=parts.agreement if abandon is None else None,
+        agreement=sampled.agreement if abandon is None else None,
     )
-    its = program(workers)
-    held_out = parts.held_out
+    parts = build_parts(workers)
+    held_out = sampled.held_out
 
     def run_step(step: int, position: int) -> StepResult:
         # y ~ π_old(·|x), r
-        return its.learn(step, sample_step(position, its.version(step), workers, its.settings))
+        return parts.learn(
+            step, sample_step(position, parts.version(step), workers, parts.settings)
+        )
 
     job = Job(
         step=run_step,
-        run_length=measure_run_length(recipe, len(parts.rows), size),
-        state={"policy": policy, **its.state},
-        validate=validate_figures(parts.measure, its.version),
-        data=describe(parts.rows, "prompts"),
+        run_length=measure_run_length(recipe, len(sampled.rows), size),
+        state={"policy": policy, **parts.state},
+        validate=validate_figures(sampled.measure, parts.version),
+        data=describe(sampled.rows, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
-        agreement=parts.agreement,
+        agreement=sampled.agreement,
     )
-    kl = its.settings.kl
+    kl = parts.settings.kl
     if kl is not None and kl.section.adaptive is not None:
         job = replace(job, state={**job.state, "kl": kl})
     if abandon is None:
         return job
     ahead = OneStepAhead(
         workers,
-        its.settings,
-        parts.agreement,
-        its.learn,
-        its.version,
+        parts.settings,
+        sampled.agreement,
+        parts.learn,
+        parts.version,
         job.run_length,
         setup.background_phase,
         abandon,

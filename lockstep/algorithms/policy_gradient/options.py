@@ -201,7 +201,7 @@ class PolicyGradientSection(Section):
 
 
 class PolicyGradientRecipe(RewardedRecipe):
-    """A recipe that trains on its own rollouts by the clipped objective."""
+    """A recipe that samples rollouts and trains on them by the clipped objective."""
 
     section: ClassVar[str]
     """The key of the algorithm's own section."""
@@ -263,11 +263,8 @@ class PolicyGradientRecipe(RewardedRecipe):
 
     @property
     def models(self) -> tuple[ModelRole, ...]:
-        return tuple(
-            role
-            for role in (self.policy_role, self.reference_role, self.reward_role)
-            if role is not None
-        )
+        roles = self.policy_role, self.reference_role, self.reward_role
+        return tuple(role for role in roles if role is not None)
 
     @property
     def largest_step(self) -> Load:

@@ -220,20 +220,20 @@ def prepare_batch(
 def train_policy(
     step: int,
     epoch: int,
-    place: int,
+    number: int,
     batch: Batch,
     workers: PolicyGradientWorkers,
     settings: AnyPolicySettings,
 ) -> Metrics:
-    """Runs one optimizer step of the policy: number `place` of epoch `epoch`.
+    """Runs one optimizer step of the policy: number `number` of epoch `epoch`.
 
-    The first one still has the weights that sampled, so it compares the tokens that were not
-    recomputed.
+    The first optimizer step still has the weights that sampled, so it compares the tokens that were
+    not recomputed.
     """
     agreement = workers.agreement
     loss = policy_loss(settings)
     compared = Metrics()
-    if agreement is None or epoch or place or bool(batch["recomputed"].all()):
+    if agreement is None or epoch or number or bool(batch["recomputed"].all()):
         with workers.phase("policy"):
             metrics = train(workers.policy, batch, loss)
         return add_epoch_metrics(metrics.with_prefix("policy"), epoch, settings)
@@ -371,7 +371,9 @@ def adapt_kl(batch: Batch, settings: AnyPolicySettings) -> None:
 
 
 def _mask_other_sequences(batch: Batch, keep_B: Tensor) -> Batch:
-    """Masks all other sequences; they stay in the batch, so minibatches keep their sizes."""
+    """Masks sequences that are not kept; they stay in the batch, so minibatch sizes do not
+    change.
+    """
     return batch.with_columns({"mask": batch.mask & keep_B[batch.row]})
 
 

@@ -80,7 +80,7 @@ def train_on_rollouts(
 
 
 def policy_version(step: int, ppo: PPOSection) -> int:
-    """Version of the policy's weights: how many of the first `step` steps trained it."""
+    """Version of the policy's weights: number of the first `step` steps that trained it."""
     return max(0, step - ppo.critic_warmup_steps)
 
 

@@ -46,7 +46,6 @@ from lockstep.rollouts.rollout import RolloutCollector
 def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     """Opens the acting policy, the judges and the learners."""
     options = recipe.self_rewarding
-    size = recipe.self_rewarding.global_batch_size
     policy = setup.learner(recipe.policy_role)
     reference = setup.learner(recipe.reference_role)
     engine, actor = (
@@ -61,10 +60,9 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     known = setup.try_build(lambda: read_known(recipe, setup.files), ([], []))
     prompts = open_prompts(setup.files.train, recipe.data, setup.source.tokenizer, NO_ANSWERS)
     settings = _build_settings(recipe, len(prompts), setup)
+    first = None
     if options.first_iteration_sft:
         first = open_first_iteration(recipe, policy, setup)
-    else:
-        first = None
     agreement = build_agreement(recipe, setup, reference, actor)
     workers = SelfRewardingWorkers(
         policy=policy,
@@ -87,7 +85,7 @@ def open_self_rewarding(recipe: SelfRewardingRecipe, setup: Setup) -> Job:
     steps = steps if recipe.run.max_steps < 0 else min(steps, recipe.run.max_steps)
     return Job(
         step=partial(self_rewarding_step, workers=workers, settings=settings),
-        run_length=RunLength(steps, None, size),
+        run_length=RunLength(steps, None, options.global_batch_size),
         state={
             **({} if meta is None else {"meta_judge": workers.skill}),
             "policy": policy,
@@ -126,9 +124,25 @@ def _build_settings(
     Raises:
         InputError: An iteration has no step.
     """
-    rows = _count_rows(recipe, prompts, setup.show_note)
+    options = recipe.self_rewarding
+    rows = prompts
+    match options.prompt_source:
+        case "same":
+            pass
+        case "split":
+            rows, left_over = divmod(prompts, options.max_iterations)
+            if left_over:
+                setup.show_note(
+                    f"{left_over} of {prompts} prompts are left over from "
+                    f"{options.max_iterations} equal iterations"
+                )
+        case "new":
+            if recipe.new_prompts is not None and recipe.new_prompts.count is not None:
+                rows = recipe.new_prompts.count
+        case _:
+            assert_never(options.prompt_source)
     total = rows * recipe.run.max_epochs
-    size = recipe.self_rewarding.global_batch_size
+    size = options.global_batch_size
     if total < size:
         raise InputError(
             f"an iteration has {total} prompts, fewer than the {size} of a step; lower "
@@ -140,29 +154,7 @@ def _build_settings(
             f"step takes {size}; use a self_rewarding.global_batch_size that divides them"
         )
     sampling = setup.source.sampling(recipe.sampling)
-    return SelfRewardingSettings(recipe.self_rewarding, recipe.run, sampling, rows)
-
-
-def _count_rows(recipe: SelfRewardingRecipe, prompts: int, note: Callable[[str], None]) -> int:
-    """Number of prompts per iteration; notes the number of unused prompts."""
-    iterations = recipe.self_rewarding.max_iterations
-    match recipe.self_rewarding.prompt_source:
-        case "same":
-            return prompts
-        case "split":
-            if prompts % iterations:
-                note(
-                    f"{prompts % iterations} of {prompts} prompts are left over from {iterations} "
-                    "equal iterations"
-                )
-            return prompts // iterations
-        case "new":
-            count = None if recipe.new_prompts is None else recipe.new_prompts.count
-            if count is None:
-                return prompts
-            return count
-        case _:
-            assert_never(recipe.self_rewarding.prompt_source)
+    return SelfRewardingSettings(options, recipe.run, sampling, rows)
 
 
 def _combine_validations(*measures: ValidationFunction | None) -> ValidationFunction | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import orjson
 
 from lockstep.algorithms.rows import open_prompts
-from lockstep.algorithms.self_rewarding.options import NewPromptsSection, SelfRewardingRecipe
+from lockstep.algorithms.self_rewarding.options import SelfRewardingRecipe
 from lockstep.core import keyed
 from lockstep.core.errors import InputError, RunError
 from lockstep.core.metrics import Metrics, Sum
@@ -57,10 +57,10 @@ Request {_EXAMPLES + 1}:
 PromptOutcome = Literal[
     "made", "request_too_long", "unfinished", "empty", "too_long", "known", "repeated"
 ]
-"""Outcomes of an attempt.
+"""Outcomes of an attempt, in order.
 
-A prompt; no text because the request was too long; or a text that was truncated, is empty, exceeds
-the prompt limit, is a prompt of the data, or was already written in this iteration.
+A new prompt; a request too long to send; or a text that was truncated, is empty, exceeds the prompt
+limit, is a prompt of the data, or was already written in this iteration.
 """
 
 
@@ -210,7 +210,15 @@ def open_new_prompts(
         return None
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
     source.require_room("new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens", tokens)
-    template = _open_template(section, len(prompts))
+    text = WRITE if section.template is None else section.template
+    shown = max(1, len(set(list_fields(text))))  # {example_1}, {example_2} and so on
+    fields = tuple(f"example_{number}" for number in range(1, shown + 1))
+    template = JudgeTemplate(text, fields, "new_prompts.template")
+    if len(prompts) < shown:
+        raise InputError(
+            f"new_prompts.template shows {shown} prompts, but the data has {len(prompts)}; add "
+            "prompts, or use a template with fewer examples"
+        )
     reader = ConversationEncoder(
         source.tokenizer, is_chat(data), section.max_prompt_tokens, "data", data.template_args
     )
@@ -232,18 +240,3 @@ def open_new_prompts(
         ), metrics.with_prefix("prompts")
 
     return write_new_prompts
-
-
-def _open_template(section: NewPromptsSection, prompts: int) -> JudgeTemplate:
-    """Opens the request template, whose fields are {example_1}, {example_2} and so on."""
-    text = WRITE if section.template is None else section.template
-    count = max(1, len(set(list_fields(text))))
-    template = JudgeTemplate(
-        text, tuple(f"example_{number}" for number in range(1, count + 1)), "new_prompts.template"
-    )
-    if prompts < count:
-        raise InputError(
-            f"new_prompts.template shows {count} prompts, but the data has {prompts}; add "
-            "prompts, or use a template with fewer examples"
-        )
-    return template

@@ -115,15 +115,12 @@ class SelfRewardingSection(PreferenceSection):
 
     @rule
     def _judge_pairs_are_asked_for(self) -> None:
-        names = [
-            name
-            for name in ("meta_judge_pcnt", "meta_max_relative_pcnt")
-            if name in self.model_fields_set
-        ]
-        if names and "use_meta_judge" not in self.model_fields_set:
-            raise ValueError(
-                f"{names[0]} applies to pairs of judgments; set use_meta_judge to true or false"
-            )
+        chosen = self.model_fields_set
+        for name in ("meta_judge_pcnt", "meta_max_relative_pcnt"):
+            if name in chosen and "use_meta_judge" not in chosen:
+                raise ValueError(
+                    f"{name} applies to pairs of judgments; set use_meta_judge to true or false"
+                )
 
     @rule
     def _judge_pairs_have_room(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from lockstep.algorithms.job import Validation, ValidationFunction
 from lockstep.algorithms.opening import with_reference
@@ -100,11 +101,13 @@ def build_pair_validation(
             ]
             learned = merge_metrics(loss(*one)[1] for one in scored)
             metrics += learned + measure_acc_interval(learned)
-        rows = [row for one in found for row in one.answers.sample_rows(size)][:shown]
-        rows += [
-            judge_pair_row(pair, collector.decode) for one in found for pair in one.judgements
-        ][:shown]
-        return Validation(metrics.with_prefix("val"), [{"held_out": True, **row} for row in rows])
+        answers: list[dict[str, Any]] = []
+        judgments: list[dict[str, Any]] = []
+        for one in found:
+            answers += one.answers.sample_rows(size)
+            judgments += [judge_pair_row(pair, collector.decode) for pair in one.judgements]
+        rows = [{"held_out": True, **row} for row in answers[:shown] + judgments[:shown]]
+        return Validation(metrics.with_prefix("val"), rows)
 
     return measure_pairs
 

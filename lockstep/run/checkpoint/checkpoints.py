@@ -47,7 +47,7 @@ class NoCheckpointError(InputError, CheckpointError):
 
 
 class _DamagedError(Exception):
-    """A checkpoint differs from what was written; the message says where."""
+    """A checkpoint differs from what was written; the message names the file."""
 
 
 @dataclass(frozen=True)

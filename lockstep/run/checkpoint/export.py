@@ -81,19 +81,19 @@ def export_checkpoint(
             for name in boxes.list_names()
         }
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = None
+    save_adapters = None
     if lora is not None:
         base = _first_model(loaded, run)
-        beside = partial(save_adapter, weights, network, lora, base, dtype, is_classifier)
+        save_adapters = partial(save_adapter, weights, network, lora, base, dtype, is_classifier)
         if adapter:
-            beside(out)
+            save_adapters(out)
             return found.step
         weights = _merge_weights(
             loaded, base, found, saved, trained.head, network.base_model_prefix
         )
     named = recipe.model.path or recipe.model.from_recipe or "a new model"
     text = render_card(run, recipe.algorithm, Path(named).name, found.step, is_classifier)
-    assemble_folder(run / FRAME, weights, out, dtype, text, is_classifier, beside)
+    assemble_folder(run / FRAME, weights, out, dtype, text, is_classifier, save_adapters)
     return found.step
 
 
@@ -116,7 +116,7 @@ def _merge_weights(
     head: HeadKind,
     backbone: str,
 ) -> dict[str, Tensor]:
-    """The weights with merged adapters, as a weight sync sends them, by name in the files."""
+    """Merges the adapters into the initial weights; returns tensors by their name in the files."""
     recipe = loaded.training_recipe
     identity = found.state["identity"]
     then = {name: identity[name] for name in identity if name.startswith("model.")}

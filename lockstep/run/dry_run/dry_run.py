@@ -1,7 +1,7 @@
 """`lockstep train RECIPE --dry-run`: checks a run before its first step, without weights.
 
 Data is read as in a run, the reward function is imported, and the model is built without memory for
-weights and compared with the headers of its files. Files that a recipe makes are made in a
+weights and compared with the headers of its files. Files that a run would generate go to a
 temporary folder.
 """
 
@@ -247,14 +247,14 @@ def _open_model(
         tokenizer.save_pretrained(frame)
         model = _check_folder(frame, weights=False)
     if recipe.model.scratch is not None:
-        place = "a new model"
+        origin = "a new model"
     else:
-        place = str(recipe.model.path)
+        origin = str(recipe.model.path)
     source, network = model
     sizes = ModelSizes.from_model(network)
     found.add_line(
         "model",
-        f"{place}, {sizes.policy_parameters:,} parameters, context {source.context}, vocabulary "
+        f"{origin}, {sizes.policy_parameters:,} parameters, context {source.context}, vocabulary "
         f"{sizes.vocabulary_size:,}, stop tokens {', '.join(map(str, source.stop_token_ids))}",
     )
     return model

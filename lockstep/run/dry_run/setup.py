@@ -51,7 +51,7 @@ class DryRunFindings:
     Attributes:
         problems: Problems that would stop the run, one sentence each.
         lines: Lines of the report, as (subject, text).
-        notes: Unknowns and surprises.
+        notes: Remarks for the user.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class DryRunFindings:
 
 @dataclass
 class DrySetup(LiveSetup):
-    """A run's setup without anything that computes.
+    """A run's setup with stand-ins for everything that computes.
 
     Attributes:
         found: Collects the report and the problems.
@@ -125,9 +125,9 @@ class DrySetup(LiveSetup):
         return ABSENT, ABSENT.abandon
 
     def reward(self, section: RewardSection | None, rows: PromptRows, option: str) -> Reward:
-        """Reports what is known about a reward before any response exists.
+        """Checks a reward without responses.
 
-        An unusable reward was reported earlier.
+        `dry_run` has already reported a reward that cannot be built.
         """
         if section is not None:
             for key, leaf in section.leaf_sections(option):
@@ -219,4 +219,4 @@ def _refuse_computation(*values: object) -> NoReturn:
 
 
 ABSENT: Any = StandIn()
-"""Any model or judge."""
+"""The stand-in for every model and judge."""

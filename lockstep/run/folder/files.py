@@ -27,7 +27,7 @@ _LOGS = (".log", ".txt", ".out", ".err")
 
 
 def adopt_folder(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
-    """Converts the folder of a run with other options to this recipe; a changed run is unfinished.
+    """Gives a run's folder this recipe; if options changed, the run becomes unfinished.
 
     The caller holds its lock. At any instant the folder belongs to the old recipe or, unfinished,
     to the new one.

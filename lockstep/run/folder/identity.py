@@ -64,13 +64,11 @@ def collect_inputs(
     found |= {} if model is None else model_files(model)
     options = {".".join(keys): value for keys, value in flatten_tree(loaded.dump_options())}
     others = [name for name in options if name.startswith(_WITH_MODELS)]
-    for name in (
-        name.removesuffix(".path")
-        for name in others
-        if name.endswith(".path") and options[name] is not None
-    ):
-        path = str(options[f"{name}.path"])
-        found |= model_files(find_weights_folder(loaded.places.get(path, path)), name)
+    for name in others:
+        if name.endswith(".path") and options[name] is not None:
+            path = str(options[name])
+            folder = find_weights_folder(loaded.places.get(path, path))
+            found |= model_files(folder, name.removesuffix(".path"))
     code = list_references(loaded.build_identity())
     return found | {f"code.{'.'.join(keys)}": digest_files([file]) for keys, _, file in code}
 

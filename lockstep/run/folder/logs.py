@@ -32,8 +32,7 @@ class RunLogs:
 
         Called once, before any other method.
 
-        Lines are in the order of their steps, so this is one truncation per file: done, or not
-        done.
+        Lines are in the order of their steps, so each file is truncated once, which is atomic.
 
         Args:
             step: Last step to keep. A run without a checkpoint rewinds to −1, because step 0, the

@@ -22,19 +22,19 @@ from lockstep.run.trackers.view import RunFacts, RunOutcome, TrackerView
 class LogTracker:
     """The logs of a run and the views that follow them.
 
-    Views receive what the files hold, so that replayed and new steps look the same.
+    Views receive the contents of the files, so that replayed and new steps look the same.
 
     Args:
         logs: The logs.
-        views: By name, see `build_views`.
-        note: Shows people a line.
+        views: The views by name; see `build_views`.
+        note: Shows the user a line.
     """
 
     def __init__(
         self, logs: RunLogs, views: Mapping[str, TrackerView], note: Callable[[str], None]
     ) -> None:
         self.logs, self._views, self._note = logs, dict(views), note
-        # for each open view: its newest step when it was opened
+        # the newest step that each open view had when it was opened
         self._newest: dict[str, int] = {}
         self._read: dict[str, int] = dict.fromkeys(LOGS, 0)  # bytes sent, by log
 
@@ -42,8 +42,8 @@ class LogTracker:
         """Rewinds the logs, see `RunLogs.rewind_to`, opens the views, and sends them the logs.
 
         Raises:
-            InputError: A view cannot be opened and the run has not trained yet: a run should not
-                train unseen.
+            InputError: A view cannot be opened, and the run has not trained yet; a later failure
+                is only a note.
         """
         self.logs.rewind_to(step)
         for name, view in self._views.items():

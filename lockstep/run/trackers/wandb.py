@@ -1,6 +1,6 @@
 """Weights & Biases.
 
-Offline, a run's files are rewritten from the logs; online, what was sent to W&B stays.
+Offline, a run's files are rewritten from the logs; online, data sent to W&B stays there.
 
 W&B does not accept earlier steps: it requires steps in order, and does not merge offline folders.
 So offline there is always one folder, with all steps of the logs. Online the run resumes under its
