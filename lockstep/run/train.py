@@ -258,17 +258,10 @@ def _open_initial_model(
     """The initial model; trained or built first if the recipe requires it."""
     recipe = loaded.training_recipe
     first = loaded.warm_start
-    if first is not None:
-        return open_source(_warm_started(loaded, first, allow_changes, deadline_s))
-    if recipe.model.scratch is not None:
-        return open_source(scratch_model(recipe, files.demonstrations, folder / FRAME))
-    return open_source(str(recipe.model.path))
-
-
-def _warm_started(
-    loaded: LoadedRecipe, first: LoadedRecipe, allow_changes: bool, deadline_s: float | None
-) -> Path:
-    """The model of the recipe to train first; trains it if needed."""
+    if first is None:
+        if recipe.model.scratch is not None:
+            return open_source(scratch_model(recipe, files.demonstrations, folder / FRAME))
+        return open_source(str(recipe.model.path))
     name = loaded.name
     final = first.run_folder / "final"
     if not find_changed_options(first, allow_changes) and final.exists():
@@ -278,12 +271,12 @@ def _warm_started(
         require_trained(first.run_folder)
         write_missing_page(first.run_folder)
         print_text(f"{name} starts from {final}, trained earlier", file=sys.stderr)
-        return final
+        return open_source(final)
     print_text(f"stage 1 of 2: {first.name}; {name} starts from its model", file=sys.stderr)
     _run_recipe(first, allow_changes, deadline_s)
     require_trained(first.run_folder)
     print_text(f"stage 1 of 2 is done: {final}\nstage 2 of 2: {name}", file=sys.stderr)
-    return final
+    return open_source(final)
 
 
 def write_missing_page(folder: Path) -> None:

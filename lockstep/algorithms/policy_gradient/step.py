@@ -371,9 +371,7 @@ def adapt_kl(batch: Batch, settings: AnyPolicySettings) -> None:
 
 
 def _mask_other_sequences(batch: Batch, keep_B: Tensor) -> Batch:
-    """Masks sequences that are not kept; they stay in the batch, so minibatch sizes do not
-    change.
-    """
+    """Masks sequences that are not kept; they stay in the batch, which keeps minibatch sizes."""
     return batch.with_columns({"mask": batch.mask & keep_B[batch.row]})
 
 

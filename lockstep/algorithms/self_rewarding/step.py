@@ -165,6 +165,8 @@ def answer_and_judge(
 ) -> JudgedAnswers:
     """Answers, judges and chooses pairs, with the sampler's session open.
 
+    Pairs of judgments are left out until the meta-judge shows skill.
+
     Args:
         rows: Rows of the prompts.
         iteration: The iteration whose options apply.
@@ -183,7 +185,19 @@ def answer_and_judge(
     answers = choose_pairs(
         rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen
     )
-    judgements, metrics = _judge_judgements(iteration, key, answers, workers, options)
+    room = options.room_for_judge_pairs(iteration, answers.usable_pair_count)
+    judgements: list[JudgePair] = []
+    metrics = Metrics()
+    if workers.meta is not None and room:
+        with workers.phase("meta_judge"):  # π_ref decides which of two judgments of y_n is better
+            found, metrics, compared = judge_pairs(answers, room, workers.meta, key)
+        if workers.skill.add_comparisons(iteration, compared):
+            judgements = found
+        metrics += workers.skill.compute_metrics()
+        metrics += Metrics(left_out=Sum(len(found) - len(judgements)))
+        total = answers.usable_pair_count + len(judgements)
+        metrics = metrics.with_prefix("meta_judge")
+        metrics += Metrics({"train/judge_pair_share": Mean(len(judgements), total)})
     metrics += judge_metrics(judged).with_prefix("judge")
     metrics += (answer_metrics(rollouts, judged) + pair_metrics(answers.pairs)).with_prefix("train")
     return JudgedAnswers(answers, judgements, metrics)
@@ -226,24 +240,3 @@ def _learn_from_own_judgement(
         for pair in found.judgements[: settings.run.num_logged_samples]
     ]
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)
-
-
-def _judge_judgements(
-    iteration: int,
-    key: int,
-    answers: RankedAnswers,
-    workers: SelfRewardingWorkers,
-    options: SelfRewardingSection,
-) -> tuple[list[JudgePair], Metrics]:
-    """Builds judgment pairs up to a limit; none until the meta-judge shows skill."""
-    room = options.room_for_judge_pairs(iteration, answers.usable_pair_count)
-    if workers.meta is None or not room:
-        return [], Metrics()
-    with workers.phase("meta_judge"):  # π_ref decides which of two judgments of y_n is better
-        found, metrics, compared = judge_pairs(answers, room, workers.meta, key)
-    kept = found if workers.skill.add_comparisons(iteration, compared) else []
-    metrics += workers.skill.compute_metrics() + Metrics(left_out=Sum(len(found) - len(kept)))
-    total = answers.usable_pair_count + len(kept)
-    return kept, metrics.with_prefix("meta_judge") + Metrics(
-        {"train/judge_pair_share": Mean(len(kept), total)}
-    )

@@ -113,21 +113,17 @@ def _check_parts(
             _check_algorithm(
                 recipe, DrySetup.from_algorithm(recipe, made, files, source, inexact, found), found
             )
-        _check_layouts(recipe, source, found)
+        with found.collect_problem():
+            require_computable(read_config(source.folder), recipe.learner)
+        for role in recipe.own_layouts:
+            with found.collect_problem():
+                headless = not scores_tokens(role.head)
+                config = read_config(role_folder(role, source), headless=headless)
+                require_computable(config, role.learner)
         with found.collect_problem():
             if is_small:
                 require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
     return model
-
-
-def _check_layouts(recipe: Algorithm, source: ModelSource, found: DryRunFindings) -> None:
-    """Checks that every model can be computed in its layout."""
-    with found.collect_problem():
-        require_computable(read_config(source.folder), recipe.learner)
-    for role in recipe.own_layouts:
-        with found.collect_problem():
-            config = read_config(role_folder(role, source), headless=not scores_tokens(role.head))
-            require_computable(config, role.learner)
 
 
 def _decide_exact(recipe: Algorithm, source: ModelSource, found: DryRunFindings) -> str | None:

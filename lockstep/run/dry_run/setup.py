@@ -29,7 +29,7 @@ from lockstep.report.progress import show_notes
 from lockstep.report.terminal import summary_table
 from lockstep.rewards.base import NoReward, Reward
 from lockstep.rewards.math_reward import MathReward
-from lockstep.rewards.options import RewardJudge, RewardSection, SingleReward
+from lockstep.rewards.options import RewardSection, SingleReward
 from lockstep.rollouts.episodes import EpisodeRunner
 from lockstep.run.live_setup import LiveSetup, role_folder
 from lockstep.samplers.base import Sampler
@@ -172,7 +172,14 @@ class DrySetup(LiveSetup):
     def _check_reward(self, section: SingleReward, rows: PromptRows, key: str) -> None:
         """Checks a judge, and parses the right answers of the first rows like a math verifier."""
         if section.judge is not None:
-            self._check_judge(section.judge, f"{key}.judge")
+            option = f"{key}.judge"
+            judge = section.judge.with_model_folder(self.source.folder)
+            answering = self.open_judge(judge, PolicyJudge(ABSENT.generate, self.source), option)
+            score_judge(judge, answering, self.algorithm.seed, option)
+            name = "a server"
+            if judge.has_engine:
+                name = section.judge.path or "the initial model"
+            self.found.add_line(option, f"{name} judges {judge.num_evals_to_average} times")
         first = rows.read_first(_ANSWERS)
         field = section.verifier or ""
         if section.type == "by_row":
@@ -181,8 +188,8 @@ class DrySetup(LiveSetup):
             reward = MathReward(section.marker, key)
             answers = [rows.answer(prompt) for prompt in first]
             # the prompt may open a thought
-            alone = [replace(prompt, text="") for prompt in first]
-            verdicts = reward(alone, answers, answers)
+            without_text = [replace(prompt, text="") for prompt in first]
+            verdicts = reward(without_text, answers, answers)
             wrong = [
                 prompt.id for prompt, verdict in zip(first, verdicts, strict=True) if verdict == 0.0
             ]
@@ -192,16 +199,6 @@ class DrySetup(LiveSetup):
                     f"{key}.marker?"
                 )
         self.found.add_line(key.replace("_", " "), section.type)
-
-    def _check_judge(self, section: RewardJudge, key: str) -> None:
-        located = section.with_model_folder(self.source.folder)
-        answering = self.open_judge(located, PolicyJudge(ABSENT.generate, self.source), key)
-        score_judge(located, answering, self.algorithm.seed, key)
-        if located.has_engine:
-            who = section.path or "the initial model"
-        else:
-            who = "a server"
-        self.found.add_line(key, f"{who} judges {section.num_evals_to_average} times")
 
 
 class StandIn:

@@ -61,7 +61,13 @@ class WandBView(TrackerView):
     def open_view(self, step: int) -> int:
         resume: Literal["allow"] | None = "allow"
         if not self._section.is_online:
-            self._remove_offline_files()
+            # removes this run's offline files, and keeps W&B's data in the run's folder
+            data = self._folder / f"data-{self._read_run_id()}"
+            pattern = f"offline-run-*-{self._read_run_id()}"
+            for old in [*self._folder.glob(pattern), *self._folder.glob(data.name)]:
+                shutil.rmtree(old)
+            # the default is the home folder, where nothing removes them
+            os.environ["WANDB_DATA_DIR"] = str(data.resolve())
             resume = None
         self._run = wandb.init(
             project=self._section.project,
@@ -89,17 +95,6 @@ class WandBView(TrackerView):
 
     def close_view(self, outcome: RunOutcome) -> None:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
-
-    def _remove_offline_files(self) -> None:
-        """Removes this run's offline files, and keeps W&B's data in the run's folder."""
-        staged = self._folder / f"data-{self._read_run_id()}"
-        for old in [
-            *self._folder.glob(f"offline-run-*-{self._read_run_id()}"),
-            *self._folder.glob(staged.name),
-        ]:
-            shutil.rmtree(old)
-        # the default is the home folder, where nothing removes them
-        os.environ["WANDB_DATA_DIR"] = str(staged.resolve())
 
     def _read_run_id(self) -> str:
         """The run's random id, kept in its folder: a recreated folder is a new run."""
