@@ -83,13 +83,15 @@ def find_changed_options(loaded: LoadedRecipe, allow_changes: bool) -> list[str]
 def require_writable(folder: Path) -> None:
     """Raises InputError if a run's folder is not writable, or holds something other than a run."""
     try:
+        names = list[str]()
         if folder.is_dir() and not (folder / "recipe.yaml").exists():
-            for name in sorted(path.name for path in folder.iterdir()):
-                if not name.startswith(".") and not name.endswith(_LOGS):
-                    raise InputError(
-                        f"the folder {folder} holds {name} and is not a run; choose a new or "
-                        "empty folder"
-                    )
+            names = sorted(path.name for path in folder.iterdir())
+        for name in names:
+            if not name.startswith(".") and not name.endswith(_LOGS):
+                raise InputError(
+                    f"the folder {folder} holds {name} and is not a run; choose a new or empty "
+                    "folder"
+                )
         standing = find_standing(folder)
     except OSError as error:
         raise _build_folder_error(folder, f"the system denied it ({error.strerror})") from error
