@@ -233,8 +233,16 @@ def open_sampling(
         engine, rows, reward, setup.source.decode, recipe.seed, episodes, best_reward
     )
     agreement = build_agreement(recipe, setup, policy, engine, cure)
-    asked = recipe.validation_sampling
-    measure = measure_answers(recipe, setup, held_out, collector, asked, recipe.reward, grades, own)
+    measure = measure_answers(
+        recipe,
+        setup,
+        held_out,
+        collector,
+        recipe.validation_sampling,
+        recipe.reward,
+        grades,
+        own,
+    )
     return SampledAnswers(rows, held_out, collector, agreement, measure)
 
 

@@ -209,7 +209,7 @@ def require_lengths(algorithm: Algorithm, source: ModelSource) -> None:
 
 
 def self_checked_sampling(algorithm: Algorithm, source: ModelSource) -> SamplingParams | None:
-    """The distribution of a run's self-checked samplers; None if it has none."""
+    """The distribution of a run's self-checked samplers; None without such samplers."""
     inference = algorithm.inference
     if inference is None:
         return None

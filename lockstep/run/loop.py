@@ -1,4 +1,4 @@
-"""The training loop of every run: a step, then what is due after it."""
+"""The training loop of every run: a step, then its logging, validation and saving."""
 
 from __future__ import annotations
 

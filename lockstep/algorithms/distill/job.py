@@ -127,8 +127,8 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     if engine is not None and held_out is not None:
         collector = RolloutCollector(engine, held_out, NoReward(), setup.source.decode, recipe.seed)
         reward = recipe.validation_reward
-        asked = recipe.validation_sampling
-        measure = measure_answers(recipe, setup, held_out, collector, asked, None, own=reward)
+        section = recipe.validation_sampling
+        measure = measure_answers(recipe, setup, held_out, collector, section, None, own=reward)
     agreement = None
     if isinstance(rows, DemonstrationRows):
         source = rows

@@ -60,9 +60,10 @@ def build_pair_validation(
 ) -> ValidationFunction | None:
     """Builds the validation by training-step metrics (`val/…`) and a table of pairs.
 
-    Options and reference policy are those of the latest step, which may be the last of its
-    iteration. Random numbers are the same each time, so the reference's answers are sampled once
-    per iteration; after that only π's log-probabilities are new. An SFT iteration has no metrics.
+    It uses the options and the reference policy of the latest step, which may be the last step of
+    its iteration. Random numbers are the same each time, so the reference's answers are sampled
+    once per iteration; after that only π's log-probabilities are new. An SFT iteration has no
+    metrics.
     """
     if prompts is None:
         return None

@@ -47,7 +47,7 @@ class NoCheckpointError(InputError, CheckpointError):
 
 
 class _DamagedError(Exception):
-    """A checkpoint differs from what was written; the message names the file."""
+    """A checkpoint differs from its manifest; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,19 @@ class CheckpointStore:
         """
         try:
             self.remove_partial()
-            aside = self._build_temporary_path(_name_folder(step))
-            aside.mkdir(parents=True)
+            staging = self._build_temporary_path(_name_folder(step))
+            staging.mkdir(parents=True)
         except OSError as error:
             raise self.build_save_error(step, error) from error
-        return aside
+        return staging
 
     def seal_checkpoint(
-        self, aside: Path, step: int, state: dict[str, Any], score: float | None = None
+        self, staging: Path, step: int, state: dict[str, Any], score: float | None = None
     ) -> None:
-        """Turns the temporary folder into a checkpoint, then removes checkpoints not to be kept.
+        """Turns the temporary folder into a checkpoint, then removes surplus checkpoints.
 
         Args:
-            aside: The temporary folder.
+            staging: The temporary folder.
             step: Number of finished steps.
             state: JSON types only.
             score: Score of the policy, higher is better; None if unknown at this step.
@@ -121,10 +121,10 @@ class CheckpointStore:
                 reserved name.
         """
         try:
-            _write_manifest(aside, {"step": step, "score": score, "state": state})
+            _write_manifest(staging, {"step": step, "score": score, "state": state})
             # A folder for this or a later step can only be one that `read_latest` refused.
             self._remove_folders([path for found, path in self.list_checkpoints() if found >= step])
-            rename_path(aside, self.folder / _name_folder(step))
+            rename_path(staging, self.folder / _name_folder(step))
             sync_path(self.folder)
             best: list[Path] = []
             if self.best:
@@ -132,17 +132,17 @@ class CheckpointStore:
             older = self.list_checkpoints()[: -self.keep]
             self._remove_folders([path for _, path in older if path not in best])
         except OSError as error:
-            raise self.build_save_error(step, error, aside) from error
+            raise self.build_save_error(step, error, staging) from error
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
             raise
 
     def build_save_error(
-        self, step: int, error: Exception, aside: Path | None = None
+        self, step: int, error: Exception, staging: Path | None = None
     ) -> CheckpointError:
         """The error for a checkpoint that could not be written; removes its folder, if any."""
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
         found = self.list_checkpoints()
         if found:
             fallback = f"the newest checkpoint is {found[-1][1].name}"
@@ -173,7 +173,7 @@ class CheckpointStore:
         return None
 
     def newest_unverified(self) -> VerifiedCheckpoint | None:
-        """The newest checkpoint with its recorded state, without verifying files; None if none."""
+        """The newest checkpoint and its recorded state, unverified; None without checkpoints."""
         found = self.list_checkpoints()
         if not found:
             return None
@@ -222,9 +222,9 @@ class CheckpointStore:
     def _remove_folders(self, paths: list[Path]) -> None:
         """Removes folders, each renamed first, so that no partial one looks like a checkpoint."""
         for path in paths:
-            aside = self._build_temporary_path(f"old_{path.name}")
-            rename_path(path, aside)
-            remove_tree(aside, self.note)
+            temporary = self._build_temporary_path(f"old_{path.name}")
+            rename_path(path, temporary)
+            remove_tree(temporary, self.note)
 
 
 def _name_folder(step: int) -> str:

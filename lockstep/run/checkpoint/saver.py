@@ -19,7 +19,7 @@ from lockstep.run.checkpoint.checkpoints import CheckpointStore
 class UnfinishedCheckpoint:
     """A checkpoint that is being written."""
 
-    aside: Path
+    staging: Path
     step: int
     state: dict[str, Any]
     score: float | None
@@ -57,11 +57,11 @@ class CheckpointSaver:
                 previous one.
         """
         self.advance_checkpoint(wait=True)
-        aside = self._checkpoints.begin_checkpoint(step)
+        staging = self._checkpoints.begin_checkpoint(step)
         for name, learner in self._learners.items():
-            learner.save(aside / name)
+            learner.save(staging / name)
         # only after all have begun: before that it must not be sealed
-        self.begun = UnfinishedCheckpoint(aside, step, state, score)
+        self.begun = UnfinishedCheckpoint(staging, step, state, score)
 
     def advance_checkpoint(self, wait: bool) -> None:
         """Advances a begun checkpoint as far as possible, or to its end if `wait`.
@@ -76,7 +76,9 @@ class CheckpointSaver:
                 saved = all(learner.poll_save(wait) for learner in self._learners.values())
             except NotSavedError as error:
                 self.begun = None
-                raise self._checkpoints.build_save_error(begun.step, error, begun.aside) from error
+                raise self._checkpoints.build_save_error(
+                    begun.step, error, begun.staging
+                ) from error
             if not saved:
                 return
             # A daemon, so that a second Ctrl-C need not wait for the disk.
@@ -110,6 +112,6 @@ class CheckpointSaver:
 
     def _seal_checkpoint(self, begun: UnfinishedCheckpoint) -> None:
         try:
-            self._checkpoints.seal_checkpoint(begun.aside, begun.step, begun.state, begun.score)
+            self._checkpoints.seal_checkpoint(begun.staging, begun.step, begun.state, begun.score)
         except Exception as error:  # raised by the next `advance_checkpoint`
             self._error = error

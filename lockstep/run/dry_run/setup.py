@@ -1,4 +1,4 @@
-"""The setup of a dry run: checks what it can, with stand-ins for models."""
+"""The setup of a dry run: checks that need no models, with stand-ins for models."""
 
 from __future__ import annotations
 

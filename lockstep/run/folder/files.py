@@ -18,7 +18,7 @@ from lockstep.system.sums import SUMS
 from lockstep.system.whole_files import write_whole
 
 FRAME = "initial"
-"""Subfolder of a run with all that an export needs besides weights.
+"""Subfolder of a run with everything that an export needs, except weights.
 
 For a model from scratch, it also holds the initial weights.
 """

@@ -23,7 +23,7 @@ from lockstep.version import __version__
 def describe_machine() -> dict[str, Any]:
     """Versions, machine and threads of this process, and its fp32 matmul mode on GPUs.
 
-    Contains none of its environment variables.
+    Environment variables are not included.
     """
     precision = {"precision": keep_fp32()} if torch.cuda.is_available() else {}
     return {

@@ -61,7 +61,7 @@ class LogTracker:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Sends what was logged since the last call."""
+        """Sends the log entries since the last call."""
         if not self._newest:
             return
         entries = heapq.merge(*map(self._list_unread, LOGS), key=lambda entry: entry[0])

@@ -64,12 +64,12 @@ class TrackerView(ABC):
     def send_step(
         self, step: int, values: Mapping[str, float], samples: Mapping[str, SampleRows]
     ) -> None:
-        """Shows what was logged for a step since the last call.
+        """Shows the log entries of a step since the last call.
 
         Args:
             step: The step.
             values: Metrics and timings.
-            samples: Responses; those to held-out prompts are under `validation_samples`.
+            samples: Responses; for held-out prompts, under `validation_samples`.
         """
 
     @abstractmethod
