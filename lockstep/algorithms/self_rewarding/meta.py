@@ -178,7 +178,7 @@ def _read_judgment_tokens(answer: ModelAnswer) -> tuple[tuple[int, ...], tuple[i
     prompt = answer.prompt_tokens
     reply = answer.tokens
     assert prompt is not None, "the judge is the policy, whose tokens are known"
-    assert reply is not None, "likewise"
+    assert reply is not None, "the tokens of its reply are known, too"
     return prompt, reply
 
 
