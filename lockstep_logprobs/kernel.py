@@ -68,7 +68,7 @@ def _prefer_fused(module: str, name: str, function: Callable[P, R]) -> Callable[
 def runs_fused(x: Tensor) -> bool:
     """True if Triton's kernels accept a tensor: with memory, on a GPU or in the interpreter."""
     return (
-        (x.is_cuda or _is_interpreted())
+        (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
         and type(x) in (Tensor, torch.nn.Parameter)
         and _has_triton()
     )
@@ -77,10 +77,6 @@ def runs_fused(x: Tensor) -> bool:
 def load_fused(module: str, name: str) -> Callable[..., Any]:
     """A function in a module of `fused`; imports Triton."""
     return vars(importlib.import_module(f"{_NAMESPACE}.fused.{module}"))[name]
-
-
-def _is_interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @functools.cache

@@ -144,8 +144,8 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     )
     # cells without a token read this 0
     everywhere = F.pad(all_gather(logprob[0], cp_group).flatten(), (0, 1))
-    place = F.pad(packing.gather_index(), (0, 1), value=packing.tokens)
-    cells = place[packing.rows(max(unpacked_seqlen - 1, 0))]
+    index = F.pad(packing.gather_index(), (0, 1), value=packing.tokens)
+    cells = index[packing.rows(max(unpacked_seqlen - 1, 0))]
     return everywhere.index_select(0, cells.flatten()).view(cells.shape)
 
 
@@ -192,9 +192,9 @@ def dtensor_from_parallel_logits_to_logprobs(
             order = seq_index.full_tensor()
         else:
             order = seq_index
-    place = order.flatten().argsort()
+    position = order.flatten().argsort()
     following = (
-        whole[:, place]
+        whole[:, position]
         .roll(-1, 1)[:, order.flatten()]
         .chunk(group_size(cp_group), 1)[group_rank(cp_group)]
     )
@@ -209,7 +209,7 @@ def dtensor_from_parallel_logits_to_logprobs(
         sampling_params,
     )
     everywhere = torch.cat(all_gather(logprob, cp_group, gradient="local").unbind(), 1)
-    return everywhere.index_select(1, place)[:, :-1]
+    return everywhere.index_select(1, position)[:, :-1]
 
 
 def get_logprobs_from_vocab_parallel_logits(

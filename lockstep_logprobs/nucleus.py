@@ -102,28 +102,28 @@ def _search_rows(
     floor_R = torch.empty_like(maximum_R)
     values = list[Tensor]()
     counts = list[Tensor]()
-    places = list[int]()
-    for place, z_V in enumerate(z):
+    indices = list[int]()
+    for index, z_V in enumerate(z):
         counted = _count_values(z_V.float())
         if counted is None:
             one = torch.zeros(1, dtype=torch.int64)
-            maximum = maximum_R[place : place + 1]
-            floor_R[place] = _search_digits(
+            maximum = maximum_R[index : index + 1]
+            floor_R[index] = _search_digits(
                 z_V.float(), None, one, maximum, top_p, temperature, reach
             )[0]
         else:
             values = [*values, counted[0]]
             counts = [*counts, counted[1]]
-            places = [*places, place]
-    if places:
-        row_N = torch.arange(len(places)).repeat_interleave(
+            indices = [*indices, index]
+    if indices:
+        row_N = torch.arange(len(indices)).repeat_interleave(
             torch.tensor([len(value_N) for value_N in values])
         )
-        maximum = maximum_R[places]
+        maximum = maximum_R[indices]
         found = _search_digits(
             torch.cat(values), torch.cat(counts), row_N, maximum, top_p, temperature, reach
         )
-        floor_R[places] = found
+        floor_R[indices] = found
     return floor_R
 
 

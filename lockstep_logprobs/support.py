@@ -78,7 +78,8 @@ def support_floor(
             "keeps every token"
         )
     if min_p > 0:
-        floor_M = _min_p_floor(logits_Mv, shard, min_p, temperature, max_rows)
+        maximum_M1 = all_reduce(_row_maximum(logits_Mv, max_rows), shard.group, dist.ReduceOp.MAX)
+        floor_M = maximum_M1[:, 0] + temperature * math.log(min_p)
         if (top_k is None or top_k <= 0) and top_p >= 1.0:
             return floor_M
         left_Mv = logits_Mv.masked_fill(logits_Mv < floor_M[:, None], -math.inf)
@@ -91,14 +92,6 @@ def support_floor(
     if shard.group is None:
         return _whole_floor(logits_Mv, top_k or 0, top_p, temperature, max_rows)
     return _SupportSearch(logits_Mv, shard, top_p, temperature, max_rows).find_threshold(top_k or 0)
-
-
-def _min_p_floor(
-    logits_Mv: Tensor, shard: Shard, min_p: float, temperature: float, max_rows: int | None
-) -> Tensor:
-    """The logit of a token that is `min_p` times as likely as the likeliest."""
-    maximum_M1 = all_reduce(_row_maximum(logits_Mv, max_rows), shard.group, dist.ReduceOp.MAX)
-    return maximum_M1[:, 0] + temperature * math.log(min_p)
 
 
 @register_kernel(

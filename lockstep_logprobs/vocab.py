@@ -100,7 +100,8 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     if (
         not ctx.scoring.overwrite
         or torch.compiler.is_compiling()
-        or not _has_contiguous_rows(logits_Mv)
+        or logits_Mv.stride(1) != 1  # gaps within a row
+        or logits_Mv.stride(0) < logits_Mv.shape[1]  # rows that share memory
     ):
         return _logits_gradient(logits_Mv, *row.schema_tensors, row.temperature, *how)
     result_Mv = logits_Mv.detach()
@@ -112,11 +113,6 @@ def score_gradient(ctx: Any, gradient_MK: Tensor | None, gradient_M: Tensor | No
     # Triton does not check, and a second use would be silently wrong
     torch.autograd.graph.increment_version(result_Mv)
     return result_Mv
-
-
-def _has_contiguous_rows(logits_Mv: Tensor) -> bool:
-    """True if each row has its own memory, without gaps."""
-    return logits_Mv.stride(1) == 1 and logits_Mv.stride(0) >= logits_Mv.shape[1]
 
 
 @register_kernel(

@@ -1,21 +1,22 @@
 """Agreement of a judge with people on ranked responses, by scores or by pairs in both orders.
 
-The result of a prompt is an `PromptAssessment`, plain data that can be stored in a file; metrics
+The result of a prompt is a `PromptAssessment`, plain data that can be stored in a file; metrics
 are computed only from assessments, so also from the file. Judgments without a verdict are counted
 and left out of other metrics.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from lockstep.data.ranked import RankedResponses
 from lockstep.judge.build import pair_case, response_case
-from lockstep.judge.judge import CaseJudgments, JudgeReply, LLMJudge, mean_score
+from lockstep.judge.judge import CaseJudgments, JudgeCase, JudgeReply, LLMJudge, mean_score
 from lockstep.judge.verdicts import CAUSES, PairWinner
 from lockstep.objectives.estimates import MeanEstimate, mean, share
 from lockstep.objectives.ranking import (
@@ -99,36 +100,32 @@ def assess_prompts(
     comparer: LLMJudge[PairWinner] | None,
 ) -> list[PromptAssessment]:
     """Scores all responses with a judge and, with a comparer, compares them."""
-    cases = [
-        response_case(one.conversation, response, (one.id, number))
-        for one in ranked
-        for number, response in enumerate(one.responses)
-    ]
+    cases: list[JudgeCase] = []
+    for one in ranked:
+        for number, response in enumerate(one.responses):
+            cases.append(response_case(one.conversation, response, (one.id, number)))
     scored = iter(scorer(cases))
     orders = [[] if comparer is None else _order_pairs(one.ranks) for one in ranked]
-    cases = [
-        pair_case(
-            one.conversation, one.responses[first], one.responses[second], (one.id, first, second)
-        )
-        for one, own in zip(ranked, orders, strict=True)
-        for first, second in own
-    ]
+    cases = []
+    for one, own in zip(ranked, orders, strict=True):
+        for first, second in own:
+            texts = one.responses[first], one.responses[second]
+            cases.append(pair_case(one.conversation, *texts, (one.id, first, second)))
     compared = iter([] if comparer is None else comparer(cases))
     found: list[PromptAssessment] = []
     for one, own in zip(ranked, orders, strict=True):
         judged = [next(scored) for _ in one.responses]
+        judgments: list[tuple[StoredJudgment, ...]] = []
+        for case in judged:
+            stored = [_store_reply(case, reply, reply.verdict.value) for reply in case.judgements]
+            judgments.append(tuple(stored))
         assessment = PromptAssessment(
             id=one.id,
             conversation=tuple(dict(message) for message in one.conversation),
             responses=one.responses,
             ranks=one.ranks,
             scores=tuple(map(mean_score, judged)),
-            judgements=tuple(
-                tuple(
-                    _build_stored_judgment(its, said, said.verdict.value) for said in its.judgements
-                )
-                for its in judged
-            ),
+            judgements=tuple(judgments),
             pairs=tuple(_build_comparison(first, second, next(compared)) for first, second in own),
         )
         found.append(assessment)
@@ -137,25 +134,25 @@ def assess_prompts(
 
 def _order_pairs(ranks: Sequence[float]) -> list[tuple[int, int]]:
     """Both orders of every two responses that people rank differently."""
-    pairs = [
-        pair for pair in combinations(range(len(ranks)), 2) if ranks[pair[0]] != ranks[pair[1]]
-    ]
-    return [order for a, b in pairs for order in ((a, b), (b, a))]
+    orders: list[tuple[int, int]] = []
+    for a, b in combinations(range(len(ranks)), 2):
+        if ranks[a] != ranks[b]:
+            orders += [(a, b), (b, a)]
+    return orders
 
 
 def _build_comparison(first: int, second: int, judged: CaseJudgments[PairWinner]) -> PairComparison:
-    [judgement] = judged.judgements
+    [reply] = judged.judgements
     numbers = {"A": float(first), "B": float(second), None: None}
-    return PairComparison(
-        first, second, _build_stored_judgment(judged, judgement, numbers[judgement.verdict.value])
-    )
+    stored = _store_reply(judged, reply, numbers[reply.verdict.value])
+    return PairComparison(first, second, stored)
 
 
-def _build_stored_judgment(
-    judged: CaseJudgments[Any], judgement: JudgeReply[Any], verdict: float | None
+def _store_reply(
+    judged: CaseJudgments[Any], reply: JudgeReply[Any], verdict: float | None
 ) -> StoredJudgment:
-    reply = None if judgement.answer is None else judgement.answer.text
-    return StoredJudgment(verdict, judgement.verdict.cause, reply, judged.shortened)
+    text = None if reply.answer is None else reply.answer.text
+    return StoredJudgment(verdict, reply.verdict.cause, text, judged.shortened)
 
 
 def score_figures(assessments: Sequence[PromptAssessment], top: float) -> AgreementFigures:
@@ -168,10 +165,10 @@ def score_figures(assessments: Sequence[PromptAssessment], top: float) -> Agreem
     ranked: list[tuple[list[float], list[float]]] = []
     decisions: list[list[PairDecision]] = []
     for one in assessments:
-        known = [place for place, score in enumerate(one.scores) if score is not None]
-        ranks = [one.ranks[place] for place in known]
+        known = [index for index, score in enumerate(one.scores) if score is not None]
+        ranks = [one.ranks[index] for index in known]
         scores = [score for score in one.scores if score is not None]
-        lengths = [len(one.responses[place]) for place in known]
+        lengths = [len(one.responses[index]) for index in known]
         ranked.append((ranks, scores))
         decided = decide_pairs(ranks, scores)
         decisions.append(
@@ -181,7 +178,8 @@ def score_figures(assessments: Sequence[PromptAssessment], top: float) -> Agreem
     def measure_each(
         measure: Callable[[Sequence[float], Sequence[float]], float | None],
     ) -> list[float]:
-        return _drop_missing(measure(ranks, scores) for ranks, scores in ranked)
+        values = (measure(ranks, scores) for ranks, scores in ranked)
+        return [value for value in values if value is not None]
 
     return {
         **_pairwise_figures(decisions),
@@ -202,7 +200,8 @@ def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
     """
     decisions: list[list[PairDecision]] = []
     firsts: list[list[bool]] = []
-    twice: list[list[tuple[float, float]]] = []
+    consistent: list[list[bool]] = []
+    rights_if_consistent: list[list[float]] = []
     for one in assessments:
         verdicts = {
             (pair.first, pair.second): pair for pair in one.pairs if pair.said.verdict is not None
@@ -210,36 +209,33 @@ def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
         rights = {order: one.decide_pair(pair)[0] for order, pair in verdicts.items()}
         decisions.append([one.decide_pair(pair) for pair in verdicts.values()])
         firsts.append([pair.said.verdict == pair.first for pair in verdicts.values()])
-        twice.append(
-            [(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights]
-        )
+        twice = [(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights]
+        consistent.append([right == back for right, back in twice])
+        rights_if_consistent.append([right for right, back in twice if right == back])
     return {
         **_pairwise_figures(decisions),
         "first_preferred": share(_average_each(firsts)),
-        "consistent": share(_average_each([[a == b for a, b in own] for own in twice])),
-        "consistent_accuracy": share(
-            _average_each([[a for a, b in own if a == b] for own in twice])
-        ),
+        "consistent": share(_average_each(consistent)),
+        "consistent_accuracy": share(_average_each(rights_if_consistent)),
     }
 
 
 def _pairwise_figures(decisions: Sequence[Sequence[PairDecision]]) -> AgreementFigures:
     """Accuracy and its dependence on length."""
-    judge = [longer_preferred(own) for own in decisions]
-    people = [longer_preferred([(1.0, excess) for _, excess in own]) for own in decisions]
-    both = [(a, b) for a, b in zip(judge, people, strict=True) if a is not None and b is not None]
+    rights: list[list[float]] = []
+    both: list[tuple[float, float]] = []
+    for own in decisions:
+        rights.append([right for right, _ in own])
+        judge = longer_preferred(own)
+        people = longer_preferred([(1.0, excess) for _, excess in own])
+        if judge is not None and people is not None:
+            both.append((judge, people))
     return {
-        "pairwise_accuracy": share(
-            _average_each([[right for right, _ in own] for own in decisions])
-        ),
+        "pairwise_accuracy": share(_average_each(rights)),
         "longer_preferred": share([a for a, _ in both]),
         "longer_preferred_by_people": share([b for _, b in both]),
         "length_bias": mean([a - b for a, b in both]),
     }
-
-
-def _drop_missing(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _average_each(values: Iterable[Sequence[float]]) -> list[float]:
@@ -264,36 +260,40 @@ def describe_agreement(
         top: The highest score of the scale.
         compares: True if the judge also compared responses.
     """
-    scored = [said for one in found for own in one.judgements for said in own]
+    scores: list[float | None] = []
+    scored: list[StoredJudgment] = []
+    compared: list[StoredJudgment] = []
+    for one in found:
+        scores += one.scores
+        scored += chain.from_iterable(one.judgements)
+        compared += [pair.said for pair in one.pairs]
     ways = {"scores": _summarize_judgments(score_figures(found, top), scored)}
     if compares:
-        ways["pairs"] = _summarize_judgments(
-            pair_figures(found), [pair.said for one in found for pair in one.pairs]
-        )
+        ways["pairs"] = _summarize_judgments(pair_figures(found), compared)
     return {
         "judge": judge,
         "data": data,
         "prompts": len(found),
         "responses": sum(len(one.responses) for one in found),
-        "unscored_responses": sum(score is None for one in found for score in one.scores),
+        "unscored_responses": scores.count(None),
         "ways": ways,
         "skipped_rows": skipped_rows,
     }
 
 
 def _summarize_judgments(
-    figures: AgreementFigures, said: Sequence[StoredJudgment]
+    figures: AgreementFigures, judgments: Sequence[StoredJudgment]
 ) -> dict[str, Any]:
     """Metrics, with None for NaN (JSON has no NaN), and counts of judgments."""
-    plain = {
-        name: {key: value if value == value else None for key, value in asdict(figure).items()}
-        for name, figure in figures.items()
-    }
-    causes = Counter(one.cause for one in said)
+    plain: dict[str, dict[str, Any]] = {}
+    for name, figure in figures.items():
+        values = asdict(figure).items()
+        plain[name] = {key: None if math.isnan(value) else value for key, value in values}
+    causes = Counter(one.cause for one in judgments)
     counts = {
-        "judgements": len(said),
-        "no_verdict": len(said) - causes[None],
-        "shortened": sum(one.shortened for one in said),
+        "judgements": len(judgments),
+        "no_verdict": len(judgments) - causes[None],
+        "shortened": sum(one.shortened for one in judgments),
         **{cause: causes[cause] for cause in CAUSES if causes[cause]},
     }
     return {"figures": plain, "judgements": counts}

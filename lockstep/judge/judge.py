@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic
 
 from lockstep.core import keyed
@@ -23,7 +24,6 @@ from lockstep.judge.verdicts import (
     CAUSES,
     UNANSWERED,
     JudgeVerdict,
-    NoVerdictCause,
     V,
     VerdictParser,
 )
@@ -80,7 +80,7 @@ class CaseJudgments(Generic[V]):
     @property
     def values(self) -> list[V]:
         """All verdicts."""
-        found = (judgement.verdict.value for judgement in self.judgements)
+        found = (reply.verdict.value for reply in self.judgements)
         return [value for value in found if value is not None]
 
 
@@ -133,23 +133,19 @@ class LLMJudge(Generic[V]):
             JudgeError: If more judgments than allowed have no verdict.
         """
         questions = self._build_questions(cases)
-        asked = [
-            (question, keyed.hash_key(self.seed, self.role, *case.key, draw))
-            for case, (question, _) in zip(cases, questions, strict=True)
-            if question is not None
-            for draw in range(self.draws)
-        ]
-        answers = iter(
-            self.answering.answer_conversations(
-                [question for question, _ in asked], [key for _, key in asked]
-            )
-        )
-        judged = [
-            CaseJudgments(
-                tuple(self._parse_reply(question, answers) for _ in range(self.draws)), shortened
-            )
-            for question, shortened in questions
-        ]
+        conversations: list[ChatConversation] = []
+        keys: list[int] = []
+        for case, (question, _) in zip(cases, questions, strict=True):
+            if question is None:
+                continue
+            for draw in range(self.draws):
+                conversations.append(question)
+                keys.append(keyed.hash_key(self.seed, self.role, *case.key, draw))
+        answers = iter(self.answering.answer_conversations(conversations, keys))
+        judged: list[CaseJudgments[V]] = []
+        for question, shortened in questions:
+            replies = tuple(self._parse_reply(question, answers) for _ in range(self.draws))
+            judged.append(CaseJudgments(replies, shortened))
         self._require_verdicts(judged)
         return judged
 
@@ -186,20 +182,15 @@ class LLMJudge(Generic[V]):
         if not self.options.truncates_responses:
             return None, False
         longest = max(len(texts[name]) for name in self.judged_fields)
-        fitting = bisect_left(
-            range(longest), True, key=lambda length: self._too_long(texts, length + 1)
-        )
+
+        def is_too_long(length: int) -> bool:
+            question = self._build_conversation(self._cut_texts(texts, length))
+            return self.answering.count_excess_tokens([question])[0] > 0
+
+        fitting = bisect_left(range(1, longest + 1), True, key=is_too_long)
         if fitting < max(1, math.ceil(_LEAST_KEPT * longest)):
             return None, False
         return self._build_conversation(self._cut_texts(texts, fitting)), True
-
-    def _too_long(self, texts: Mapping[str, str], length: int) -> bool:
-        return (
-            self.answering.count_excess_tokens(
-                [self._build_conversation(self._cut_texts(texts, length))]
-            )[0]
-            > 0
-        )
 
     def _cut_texts(self, texts: Mapping[str, str], length: int) -> dict[str, str]:
         long = {name: texts[name] for name in self.judged_fields if len(texts[name]) > length}
@@ -219,16 +210,22 @@ class LLMJudge(Generic[V]):
         return JudgeReply(self.parser(answer.text), answer)
 
     def _require_verdicts(self, judged: Sequence[CaseJudgments[V]]) -> None:
-        causes = Counter(cause for cause in _verdict_causes(judged) if cause is not None)
+        replies = _list_replies(judged)
+        causes = Counter(reply.verdict.cause for reply in replies)
+        del causes[None]
         total = len(judged) * self.draws
         limit = self.options.max_no_verdict_rate
         if causes.total() <= limit * total:
             return
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+        unread = (reply.answer for reply in replies if reply.verdict.value is None)
+        answer = next(filter(None, unread), None)
+        example = ""
+        if answer is not None:
+            example = f"an unreadable reply ends in {answer.text[-_SHOWN:]!r}; "
         raise JudgeError(
             f"{causes.total()} of {total} judgments have no verdict ({counts}), above "
-            f"{self.section}.max_no_verdict_rate={limit:g}; {_describe_example(judged)}check the "
-            "template, "
+            f"{self.section}.max_no_verdict_rate={limit:g}; {example}check the template, "
             f"{self.section}.sampling.max_tokens and the judge, or raise the limit"
         )
 
@@ -239,7 +236,7 @@ def judge_metrics(judged: Sequence[CaseJudgments[V]]) -> Metrics:
     `parse_failures` is the share of replies without a verdict, `no_verdict` the share of judgments
     without a verdict.
     """
-    causes = Counter(_verdict_causes(judged))
+    causes = Counter(reply.verdict.cause for reply in _list_replies(judged))
     total = causes.total()
     unanswered = sum(causes[cause] for cause in UNANSWERED)
     failed = total - causes[None] - unanswered
@@ -251,19 +248,5 @@ def judge_metrics(judged: Sequence[CaseJudgments[V]]) -> Metrics:
     )
 
 
-def _verdict_causes(judged: Sequence[CaseJudgments[V]]) -> Iterator[NoVerdictCause | None]:
-    return (judgement.verdict.cause for one in judged for judgement in one.judgements)
-
-
-def _describe_example(judged: Sequence[CaseJudgments[V]]) -> str:
-    """The end of the first reply without a verdict, where a verdict was expected."""
-    replies = (
-        judgement.answer.text
-        for one in judged
-        for judgement in one.judgements
-        if judgement.answer is not None and judgement.verdict.value is None
-    )
-    reply = next(replies, None)
-    if reply is None:
-        return ""
-    return f"an unreadable reply ends in {reply[-_SHOWN:]!r}; "
+def _list_replies(judged: Sequence[CaseJudgments[V]]) -> list[JudgeReply[V]]:
+    return list(chain.from_iterable(one.judgements for one in judged))

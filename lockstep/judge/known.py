@@ -31,7 +31,7 @@ def read_scores(rows: FileRows, low: float, high: float) -> list[LabeledCase[flo
     """Reads rows with `prompt`, `response` and `score` in `low` … `high`."""
     found: list[LabeledCase[float]] = []
     wanted: dict[str, FieldType] = {"prompt": "text", "response": "text", "score": "number"}
-    for place, (where, row) in enumerate(_read_rows(rows, wanted)):
+    for index, (where, row) in enumerate(_read_rows(rows, wanted)):
         score = float(row["score"])
         if not low <= score <= high:
             raise DataError(
@@ -40,7 +40,7 @@ def read_scores(rows: FileRows, low: float, high: float) -> list[LabeledCase[flo
             )
         found.append(
             LabeledCase(
-                response_case(_build_question(row), row["response"], ("known", place)), score
+                response_case(_build_question(row), row["response"], ("known", index)), score
             )
         )
     return found
@@ -59,7 +59,7 @@ def read_winners(rows: FileRows, reasons: Callable[[str], str]) -> list[LabeledC
         Each comparison in both orders, next to each other.
     """
     found: list[LabeledCase[PairWinner]] = []
-    for place, (where, row) in enumerate(_read_rows(rows, dict.fromkeys(_COMPARISON, "text"))):
+    for index, (where, row) in enumerate(_read_rows(rows, dict.fromkeys(_COMPARISON, "text"))):
         if row["winner"] not in ("A", "B"):
             raise DataError(f"{where}: winner is {row['winner']!r}, expected A or B")
         a = reasons(row["judgement_a"])
@@ -68,18 +68,21 @@ def read_winners(rows: FileRows, reasons: Callable[[str], str]) -> list[LabeledC
         other: PairWinner = "B" if own == "A" else "A"
         question = _build_question(row)
         response = row["response"]
-        found.append(LabeledCase(meta_case(question, response, a, b, ("known", place, 0)), own))
-        found.append(LabeledCase(meta_case(question, response, b, a, ("known", place, 1)), other))
+        found.append(LabeledCase(meta_case(question, response, a, b, ("known", index, 0)), own))
+        found.append(LabeledCase(meta_case(question, response, b, a, ("known", index, 1)), other))
     return found
 
 
 def measure_scores(known: Sequence[LabeledCase[float]], judge: LLMJudge[float]) -> Metrics:
     """Measures a judge's accuracy and mean bias; a missing verdict counts as wrong."""
-    found = list(zip(judge([one.case for one in known]), known, strict=True))
-    off = [value - one.verdict for judged, one in found for value in judged.values]
-    exact = share([judged.values.count(one.verdict) / judge.draws for judged, one in found])
+    errors: list[float] = []
+    exact_shares: list[float] = []
+    for judged, one in zip(judge([one.case for one in known]), known, strict=True):
+        errors += [value - one.verdict for value in judged.values]
+        exact_shares.append(judged.values.count(one.verdict) / judge.draws)
+    exact = share(exact_shares)
     return Metrics(
-        judge_exact=Mean(exact.value), judge_bias=Mean(sum(off), len(off))
+        judge_exact=Mean(exact.value), judge_bias=Mean(sum(errors), len(errors))
     ) + exact.build_interval_metrics("judge_exact")
 
 

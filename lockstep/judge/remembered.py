@@ -71,36 +71,24 @@ class RememberedAnswers:
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
         """See `JudgeModel`; equal questions and keys give equal replies."""
-        names = [self._digest_question(*asked) for asked in zip(conversations, keys, strict=True)]
-        missing = [(name, place) for place, name in enumerate(names) if name not in self._known]
+        names: list[str] = []
+        for conversation, key in zip(conversations, keys, strict=True):
+            asked = json.dumps([self.who, list(map(dict, conversation)), key], sort_keys=True)
+            names.append(hashlib.sha256(asked.encode()).hexdigest()[:32])
+        missing = [(name, index) for index, name in enumerate(names) if name not in self._known]
         new = list(dict(missing).items())
         for start in range(0, len(new), _AT_ONCE):
             part = new[start : start + _AT_ONCE]
-            asked = [place for _, place in part]
             replies = self.answering.answer_conversations(
-                [conversations[i] for i in asked], [keys[i] for i in asked]
+                [conversations[i] for _, i in part], [keys[i] for _, i in part]
             )
-            self._append_replies(
-                {
-                    name: reply
-                    for (name, _), reply in zip(part, replies, strict=True)
-                    if reply is not None
-                }
-            )
+            lines: list[RepliedLine] = []
+            for (name, _), reply in zip(part, replies, strict=True):
+                if reply is not None:
+                    lines.append(RepliedLine(name, reply.text, reply.finished))
+            text = "".join(f"{json.dumps(asdict(line))}\n" for line in lines)
+            self.file.parent.mkdir(exist_ok=True)
+            append_lines(self.file, text.encode())
+            for line in lines:
+                self._known[line.question] = ModelAnswer(line.text, line.finished)
         return [self._known.get(name) for name in names]
-
-    def _digest_question(self, conversation: ChatConversation, key: int) -> str:
-        asked = json.dumps(
-            [self.who, [dict(message) for message in conversation], key], sort_keys=True
-        )
-        return hashlib.sha256(asked.encode()).hexdigest()[:32]
-
-    def _append_replies(self, replies: dict[str, ModelAnswer]) -> None:
-        lines = [
-            asdict(RepliedLine(name, reply.text, reply.finished)) for name, reply in replies.items()
-        ]
-        self.file.parent.mkdir(exist_ok=True)
-        append_lines(self.file, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
-        self._known.update(
-            {line["question"]: ModelAnswer(line["text"], line["finished"]) for line in lines}
-        )

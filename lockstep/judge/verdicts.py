@@ -135,12 +135,14 @@ class ScoreParser:
     def __call__(self, reply: str) -> JudgeVerdict[float]:
         """Returns the verdict of a finished reply."""
         reply = drop_thought(reply)
-        said = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
-        if not isinstance(said, re.Match):
-            return JudgeVerdict(None, said or "not_a_number")
-        score = float(said["number"].replace("−", "-"))
-        scales = [said["scale"]] if said["scale"] else []
-        scales += _SCALE_IN_PARENTHESES.findall(self._find_scale(reply))
+        value = _find_value(self._announced, _SCORE, reply, _SECOND_SCORE, _CORRECTED_SCORE)
+        if not isinstance(value, re.Match):
+            return JudgeVerdict(None, value or "not_a_number")
+        score = float(value["number"].replace("−", "-"))
+        scales = [value["scale"]] if value["scale"] else []
+        announcement = _find_own_announcement(self._announced, reply)
+        if announcement is not None:
+            scales += _SCALE_IN_PARENTHESES.findall(announcement["parenthesis"] or "")
         if not self._low <= score <= self._high or any(
             float(scale) != self._high for scale in scales
         ):
@@ -148,13 +150,6 @@ class ScoreParser:
         if not (self._decimals or score.is_integer()):
             return JudgeVerdict(None, "not_whole")
         return JudgeVerdict(score)
-
-    def _find_scale(self, reply: str) -> str:
-        """The parenthesized text in the score's announcement: its scale, if given."""
-        own = _find_own_announcement(self._announced, reply)
-        if own is None:
-            return ""
-        return own["parenthesis"] or ""
 
     def without_score(self, reply: str) -> str:
         """The reasons in a reply, without thought, last score and announcement; may be empty."""
@@ -182,12 +177,12 @@ class WinnerParser:
 
     def __call__(self, reply: str) -> JudgeVerdict[PairWinner]:
         """Returns the verdict of a finished reply."""
-        said = _find_value(
+        value = _find_value(
             self._announced, _NAME, drop_thought(reply), _SECOND_NAME, _CORRECTED_NAME
         )
-        if not isinstance(said, re.Match):
-            return JudgeVerdict(None, said or "not_a_name")
-        return JudgeVerdict("A" if said["name"] == "A" else "B")
+        if not isinstance(value, re.Match):
+            return JudgeVerdict(None, value or "not_a_name")
+        return JudgeVerdict("A" if value["name"] == "A" else "B")
 
 
 def _build_announcement(word: str) -> re.Pattern[str]:
@@ -238,17 +233,12 @@ def _find_own_announcement(announced: re.Pattern[str], reply: str) -> re.Match[s
     """Finds the last announcement that is not quoted, else the last at the start of a line."""
     unquoted: re.Match[str] | None = None
     leading: re.Match[str] | None = None
-    for place in announced.finditer(reply):
-        before = reply[max(0, place.start() - _LINE) : place.start()].rpartition("\n")[2]
-        if not _opens_quotation(before):
-            unquoted = place
+    for match in announced.finditer(reply):
+        before = reply[max(0, match.start() - _LINE) : match.start()].rpartition("\n")[2]
+        straight = any(before.count(mark) % 2 for mark in '"`') or before.endswith("'")
+        paired = any(before.count(opening) > before.count(closing) for opening, closing in _PAIRED)
+        if not (straight or paired or before.lstrip().startswith(">")):
+            unquoted = match
         elif not before.strip(_LEADING):
-            leading = place
+            leading = match
     return unquoted or leading
-
-
-def _opens_quotation(before: str) -> bool:
-    """True if the text after this part of a line is quoted."""
-    straight = any(before.count(mark) % 2 for mark in '"`') or before.endswith("'")
-    paired = any(before.count(opening) > before.count(closing) for opening, closing in _PAIRED)
-    return straight or paired or before.lstrip().startswith(">")

@@ -56,7 +56,8 @@ class Distillation:
             first_M = outputs.first_token[own]
             teachers_M = batch["top_token"][own].gather(-1, teachers_M[:, None])[:, 0]
         if outputs.entropy is None:
-            entropy_M = _compute_entropy(student_MK.detach())
+            logprob_MV = student_MK.detach()
+            entropy_M = -(logprob_MV.exp() * logprob_MV).sum(-1)
         else:
             entropy_M = outputs.entropy[own]
         if some and not self.outside:
@@ -92,8 +93,3 @@ class Distillation:
                 return jensen_shannon(student_MK, teacher_MK, self.weight)
             case _:
                 assert_never(self.kl_type)
-
-
-def _compute_entropy(logprob_MV: Tensor) -> Tensor:
-    """Entropy of full distributions, nats [M]."""
-    return -(logprob_MV.exp() * logprob_MV).sum(-1)

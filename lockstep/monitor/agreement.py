@@ -245,9 +245,10 @@ class Agreement:
             and not self.state.total.mismatches
         ):
             sampler_N = zero_outside_mask(batch["sampler_logprob"], batch.mask)
-            batch = batch.with_columns(
-                {"old_logprob": sampler_N}, {"recomputed": _choose_share(batch, seed, step)}
-            )
+            count = min(len(batch), max(_FEWEST, len(batch) // SHARE))
+            chosen_B = torch.zeros(len(batch), dtype=torch.bool)
+            chosen_B[keyed.draw_sample(len(batch), count, seed, "recomputed", step)] = True
+            batch = batch.with_columns({"old_logprob": sampler_N}, {"recomputed": chosen_B})
             share = _select_recomputed(batch)
             if bool(sampler_N.isfinite().all()) and torch.equal(
                 self._policy.logprobs(share), share["old_logprob"]
@@ -339,10 +340,20 @@ class Agreement:
         self, step: int, now: MismatchTally, total: MismatchTally, metrics: Metrics
     ) -> None:
         """Raises, or notes once, if the bound is violated."""
-        over = now if now.exceeds_bound(self._promise.bound) else total
+        bound = self._promise.bound
+        if now.exceeds_bound(bound):
+            over = now
+            where = "of this step"
+        else:
+            over = total
+            where = "of all steps so far"
+        unknown = ""
+        if over.unknown:
+            unknown = f"{over.unknown} of them without finite log-probabilities on both sides, "
         sentence = (
-            f"step {step}: sampler and learner disagree, "
-            f"{_describe_figures(over, over is total, self._promise.bound)}"
+            f"step {step}: sampler and learner disagree, mean e^|Δ| is {over.mean:.6g} over "
+            f"{over.tokens:.0f} tokens {where}, {unknown}and the bound is {bound:g} "
+            "(agreement.max_mult_prob_error)"
         )
         if self._promise.stops:
             raise DisagreementError(
@@ -376,29 +387,9 @@ class Agreement:
             )
 
 
-def _describe_figures(over: MismatchTally, overall: bool, bound: float) -> str:
-    where = "of all steps so far" if overall else "of this step"
-    if over.unknown:
-        unknown = f"{over.unknown} of them without finite log-probabilities on both sides, "
-    else:
-        unknown = ""
-    return (
-        f"mean e^|Δ| is {over.mean:.6g} over {over.tokens:.0f} tokens {where}, {unknown}and the "
-        f"bound is {bound:g} (agreement.max_mult_prob_error)"
-    )
-
-
 def _pick_responses(batch: Batch) -> Tensor:
     """Selects responses evenly from a batch."""
     return torch.linspace(0, len(batch) - 1, min(_LOOKED_AT, len(batch))).long()
-
-
-def _choose_share(batch: Batch, seed: int, step: int) -> Tensor:
-    """True for the responses of a step to recompute, bool [B]."""
-    count = min(len(batch), max(_FEWEST, len(batch) // SHARE))
-    chosen_B = torch.zeros(len(batch), dtype=torch.bool)
-    chosen_B[keyed.draw_sample(len(batch), count, seed, "recomputed", step)] = True
-    return chosen_B
 
 
 def _select_recomputed(batch: Batch) -> Batch:

@@ -95,9 +95,11 @@ class DriftTest:
     def _with_bet(self, state: DriftState, bound: float, z: float) -> DriftState:
         bets = state.bets + 1
         error = z - state.guess
-        capital = (state.capital + 1.0 / (bets * (bets + 1))) * (
-            1.0 + _choose_bet(state, bound) * (z - bound)
-        )
+        excess = state.guess - bound
+        bet = 0.0
+        if excess > 0.0:
+            bet = min(excess / (state.variance / state.guess + excess), _BOLDEST) / bound
+        capital = (state.capital + 1.0 / (bets * (bets + 1))) * (1.0 + bet * (z - bound))
         e_value = capital + 1.0 / (bets + 1)
         return replace(
             state,
@@ -138,11 +140,3 @@ class DriftState:
     variance: float = 0.0
     e_value: float = 1.0
     alarm: bool = False
-
-
-def _choose_bet(state: DriftState, bound: float) -> float:
-    """λ of the next step."""
-    excess = state.guess - bound
-    if excess <= 0.0:
-        return 0.0
-    return min(excess / (state.variance / state.guess + excess), _BOLDEST) / bound

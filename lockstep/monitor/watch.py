@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -85,13 +86,10 @@ class KeptSequences:
 
     def build_batch(self) -> Batch:
         """The sequences as a batch for scoring at temperature 1."""
-        flat = [
-            torch.tensor([value for row in rows for value in row])
-            for rows in (self.tokens, self.mask)
-        ]
-        return Batch(
-            flat[0], torch.tensor([len(row) for row in self.tokens]), {"mask": flat[1].bool()}
-        )
+        tokens = torch.tensor(list(chain.from_iterable(self.tokens)))
+        mask = torch.tensor(list(chain.from_iterable(self.mask)))
+        lengths = torch.tensor([len(row) for row in self.tokens])
+        return Batch(tokens, lengths, {"mask": mask.bool()})
 
 
 @dataclass(frozen=True)
@@ -138,13 +136,7 @@ class DriftEvidence:
     def compute_metrics(self) -> Metrics:
         """Metrics of the measurements, as mean e^|Δ|."""
         shown = ("rescored", "resent", "kept_then", "kept_now")
-        return Metrics(
-            {
-                f"watch/{name}": LastValue(1.0 + value)
-                for name, value in asdict(self).items()
-                if name in shown
-            }
-        )
+        return Metrics({f"watch/{name}": LastValue(1.0 + getattr(self, name)) for name in shown})
 
     def __str__(self) -> str:
         return (
@@ -210,11 +202,16 @@ class DriftWatch:
         if now is not None and drift.alarm and not before.drift.alarm:
             assert state.kept is not None, "there is a bound, so the first steps are over"
             evidence = self._gather_evidence(version, batch, snapshot, now, drift.mean, state.kept)
+            cure = ""
             if evidence.drift_cause == "text" and self._cure:
                 cure = f"; {self._cure}"
-            else:
-                cure = ""
-            self._note(f"step {step}: {_describe_alarm(drift, now, self._test)}; {evidence}{cure}")
+            self._note(
+                f"step {step}: sampler and learner are drifting apart: mean e^|Δ| is "
+                f"{1 + now:.4f}, up from {1 + drift.mean:.4f} in the first "
+                f"{self._test.baseline_steps} steps (e-value {drift.e_value:.0f}; at most "
+                f"{self._test.false_alarm_rate:.1%} of healthy runs raise this alarm); "
+                f"{evidence}{cure}"
+            )
             metrics = evidence.compute_metrics()
         self.state = state
         if drift.bound is None:
@@ -276,15 +273,6 @@ class DriftWatch:
         return DriftEvidence(
             usual, now, rescored or 0.0, resent or 0.0, kept.mismatch, (kept_now or 0.0) * share
         )
-
-
-def _describe_alarm(drift: DriftState, now: float, test: DriftTest) -> str:
-    return (
-        f"sampler and learner are drifting apart: mean e^|Δ| is {1 + now:.4f}, up from "
-        f"{1 + drift.mean:.4f} in the first {test.baseline_steps} steps (e-value "
-        f"{drift.e_value:.0f}; at most {test.false_alarm_rate:.1%} of healthy runs raise this "
-        "alarm)"
-    )
 
 
 def _measure_mismatch(batch: Batch, learner_N: Tensor, sampler_N: Tensor) -> float | None:

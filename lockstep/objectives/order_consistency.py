@@ -91,17 +91,17 @@ class ComparisonCounts:
 
 def count_comparisons(battles: Iterable[BattleResults]) -> ComparisonCounts:
     """Counts comparisons that were decided in both orders, over several sets of players."""
-    decided = [
-        (winner, back)
-        for own in battles
-        for (i, j), winner in own.items()
-        if i < j and winner is not None and (back := own.get((j, i))) is not None
-    ]
-    return ComparisonCounts(
-        len(decided),
-        sum(one != other for one, other in decided),
-        sum((one == "A") + (other == "A") for one, other in decided),
-    )
+    total = 0
+    consistent = 0
+    first_wins = 0
+    for own in battles:
+        for (i, j), winner in own.items():
+            back = own.get((j, i))
+            if i < j and winner is not None and back is not None:
+                total += 1
+                consistent += winner != back
+                first_wins += (winner == "A") + (back == "A")
+    return ComparisonCounts(total, consistent, first_wins)
 
 
 def _log_factorial(count: int) -> float:

@@ -65,8 +65,8 @@ def choose_pair(answers: Sequence[PairCandidate], length_control: float) -> Answ
     """
     if not 0 <= length_control < 1:
         raise ValueError(f"length_control must be at least 0 and below 1, not {length_control}")
-    scored = {place: one.score for place, one in enumerate(answers) if one.score is not None}
-    usable = {place: score for place, score in scored.items() if answers[place].finished}
+    scored = {index: one.score for index, one in enumerate(answers) if one.score is not None}
+    usable = {index: score for index, score in scored.items() if answers[index].finished}
     if len(usable) < 2:
         return AnswerPair("unfinished" if len(scored) >= 2 else "unscored")
     best = max(usable.values())
@@ -74,14 +74,14 @@ def choose_pair(answers: Sequence[PairCandidate], length_control: float) -> Answ
     if best == worst:
         return AnswerPair("tie")
     slack = length_control * (best - worst)
-    high = [place for place, score in usable.items() if score >= best - slack]
-    low = [place for place, score in usable.items() if score <= worst + slack]
+    high = [index for index, score in usable.items() if score >= best - slack]
+    low = [index for index, score in usable.items() if score <= worst + slack]
 
-    def count_tokens(place: int) -> int:
-        return len(answers[place].tokens)
+    def count_tokens(index: int) -> int:
+        return len(answers[index].tokens)
 
-    def read_variance(place: int) -> float:
-        variance = answers[place].variance
+    def read_variance(index: int) -> float:
+        variance = answers[index].variance
         if variance is None:
             return float("inf")
         return variance
@@ -113,10 +113,10 @@ def balance_classes(classes: Sequence[float], room: int, share: float) -> list[i
         most = max(1, int(exact * total))
         counts = Counter[float]()
         taken = list[int]()
-        for place, own in enumerate(classes):
+        for index, own in enumerate(classes):
             if counts[own] < most:
                 counts[own] += 1
-                taken.append(place)
+                taken.append(index)
         if len(taken) >= total:
             return taken[:total]
     return []

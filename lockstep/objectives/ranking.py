@@ -100,4 +100,9 @@ def _list_pair_results(ranks: Sequence[float], scores: Sequence[float]) -> list[
 
 def _center_ranks(values: Sequence[float]) -> list[float]:
     """Mean ranks centered at 0: (number of lower values − number of higher values) / 2."""
-    return [sum((a > b) - (a < b) for b in values) / 2 for a in values]
+    ranks: list[float] = []
+    for value in values:
+        lower = sum(other < value for other in values)
+        higher = sum(other > value for other in values)
+        ranks.append((lower - higher) / 2)
+    return ranks

@@ -50,23 +50,11 @@ def _build_uncut_reward(
 ) -> Reward:
     """Builds a reward without a value for truncated responses."""
     if isinstance(section, RewardSection) and section.parts is not None:
-        built = {
-            name: WeightedPart(
-                build_reward(part, say, open_judge, f"{option}.parts.{name}"), part.weight
-            )
-            for name, part in section.parts.items()
-        }
-        return WeightedSum(built)
-    named = _build_verifiers(section, say, open_judge, option)
-    if section.verifier is None:
-        return named[section.type]
-    return ByRow(section.verifier, named)
-
-
-def _build_verifiers(
-    section: SingleReward, say: NoteFunction, open_judge: OpenJudge, option: str
-) -> dict[str, Reward]:
-    """Builds the reward of a section by its type."""
+        parts: dict[str, WeightedPart] = {}
+        for name, part in section.parts.items():
+            reward = build_reward(part, say, open_judge, f"{option}.parts.{name}")
+            parts[name] = WeightedPart(reward, part.weight)
+        return WeightedSum(parts)
     built: dict[str, Reward] = {"math": MathReward(section.marker, option)}
     if section.instructions is not None:
         built["instructions"] = InstructionReward(section.instructions)
@@ -82,7 +70,9 @@ def _build_verifiers(
         built["server"] = ServerReward(section.server, section.timeout_s, say, f"{option}.server")
     if section.judge is not None:
         built["judge"] = open_judge(section.judge, f"{option}.judge")
-    return built
+    if section.verifier is None:
+        return built[section.type]
+    return ByRow(section.verifier, built)
 
 
 def require_sandbox(section: RewardSection | None, option: str) -> None:

@@ -43,13 +43,11 @@ def find_code_blocks(text: str) -> Iterator[CodeBlock]:
             line = _INDENT.sub(lambda lead: lead[0].expandtabs(_TAB), line, count=1)
         inner = line.lstrip(" >")
         column = len(line) - len(inner)
-        if _is_closing_fence(inner.strip(), opening["fence"]) and column <= max(_FURTHEST, indent):
+        text = inner.strip()
+        fence = opening["fence"]
+        is_fence = len(text) >= len(fence) and not text.strip(fence[0])
+        if is_fence and column <= max(_FURTHEST, indent):
             yield CodeBlock(opening["language"].lower(), "".join(lines))
             opening = None
         else:
             lines.append(line[min(indent, column) :])
-
-
-def _is_closing_fence(text: str, fence: str) -> bool:
-    """True if a text is a fence that closes the given fence."""
-    return len(text) >= len(fence) and not text.strip(fence[0])

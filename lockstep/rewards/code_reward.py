@@ -36,19 +36,19 @@ class CodeReward:
     section: CodeSection
     option: str = "reward.code"
     note: Callable[[str], object] = field(default=print_note, repr=False, compare=False)
-    _place: CodeSandbox | CodeServer = field(init=False, repr=False, compare=False)
+    _runner: CodeSandbox | CodeServer = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         own = self.section
         if own.url is None:
-            place = open_sandbox(own, self.option)
+            runner = open_sandbox(own, self.option)
         else:
-            place = CodeServer(own.url, own, self.option, self.note)
-        object.__setattr__(self, "_place", place)
+            runner = CodeServer(own.url, own, self.option, self.note)
+        object.__setattr__(self, "_runner", runner)
 
     def describe_strength(self) -> str:
         """Describes in one sentence how programs are isolated from the machine."""
-        return f"{self.option}: programs run {self._place.describe_strength()}"
+        return f"{self.option}: programs run {self._runner.describe_strength()}"
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
@@ -65,17 +65,12 @@ class CodeReward:
         tests: list[list[CodeTest]] = [
             read_field(prompt.row, self.section.tests) for prompt in prompts
         ]
-        if isinstance(self._place, CodeServer):
-            return list(map(self._compute_reward, self._place.run_tests(programs, tests), tests))
+        if isinstance(self._runner, CodeServer):
+            return list(map(self._compute_reward, self._runner.run_tests(programs, tests), tests))
         pool = ThreadPoolExecutor(self.section.sandboxes)
         try:
-            return list(
-                map(
-                    self._compute_reward,
-                    pool.map(partial(self._run_in_sandbox, self._place), programs, tests),
-                    tests,
-                )
-            )
+            passed = pool.map(partial(self._run_in_sandbox, self._runner), programs, tests)
+            return list(map(self._compute_reward, passed, tests))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -84,8 +79,9 @@ class CodeReward:
     ) -> int:
         """Counts passed tests; with `all_or_nothing`, up to the first failed test."""
         passed = 0
-        for test in tests if program is not None else ():
-            assert program is not None, "its tests are run"
+        if program is None:
+            return passed
+        for test in tests:
             if isinstance(test, str):
                 passes = sandbox.passes_test(program, test)
             else:
@@ -140,17 +136,13 @@ def extract_code_block(answer: str) -> str | None:
 def describe_test_fault(test: Any) -> str | None:
     """Returns the error in a row's test; None if it is valid."""
     if isinstance(test, str):
-        return _syntax_fault(test)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                ast.parse(test)
+        except (SyntaxError, ValueError) as error:
+            return f"is invalid Python ({error})"
+        return None
     known = isinstance(test, dict) and {"stdout"} <= test.keys() <= {"stdin", "stdout"}
     if not known or not all(isinstance(text, str) for text in test.values()):
         return 'is neither Python (text) nor {"stdin": text, "stdout": text}'
-    return None
-
-
-def _syntax_fault(code: str) -> str | None:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            ast.parse(code)
-    except (SyntaxError, ValueError) as error:
-        return f"is invalid Python ({error})"
     return None

@@ -81,37 +81,35 @@ class CodeServer:
         own = self.section
         mark = secrets.token_hex(16)
         address = ServerAddress(self.url, f"{self.option}.url", _KEY, own.sandboxes, _RETRIES)
-        asked = [
-            (place, program, test)
-            for place, program in enumerate(programs)
-            if program is not None
-            for test in tests[place]
-        ]
-        bodies = [self._build_request(program, test, mark) for _, program, test in asked]
+        limits = {
+            "language": "python",
+            "run_timeout": own.wall_s,
+            "memory_limit_MB": own.memory_mb,
+        }
+        asked: list[tuple[int, CodeTest]] = []
+        bodies: list[dict[str, object]] = []
+        for index, program in enumerate(programs):
+            if program is None:
+                continue
+            for test in tests[index]:
+                if isinstance(test, str):
+                    body = {"code": f"{program}\n{test}\nprint('\\n{mark}')"}
+                else:
+                    body = {"code": program, "stdin": test.get("stdin", "")}
+                asked.append((index, test))
+                bodies.append({**body, **limits})
+
+        def describe_fault(number: int, reply: _CodeServerReply) -> str | None:
+            if reply.status == "SandboxError":
+                return f"it could not run a program ({reply.message[:300]})"
+            return None
+
         passed = [0] * len(programs)
         server = JsonServer(address, own.wall_s + _GRACE_S, self.note)
-        for number, reply in server.request_all(
-            _CodeServerReply, self.url, bodies, lambda number, reply: _find_fault(reply)
-        ):
-            place, _, test = asked[number]
-            passed[place] += judge_output(reply.output, test, mark)
+        for number, reply in server.request_all(_CodeServerReply, self.url, bodies, describe_fault):
+            index, test = asked[number]
+            passed[index] += judge_output(reply.output, test, mark)
         return passed
-
-    def _build_request(self, program: str, test: CodeTest, mark: str) -> dict[str, object]:
-        limits = {"run_timeout": self.section.wall_s, "memory_limit_MB": self.section.memory_mb}
-        if isinstance(test, str):
-            return {
-                "code": f"{program}\n{test}\nprint('\\n{mark}')",
-                "language": "python",
-                **limits,
-            }
-        return {"code": program, "stdin": test.get("stdin", ""), "language": "python", **limits}
-
-
-def _find_fault(reply: _CodeServerReply) -> str | None:
-    if reply.status == "SandboxError":
-        return f"it could not run a program ({reply.message[:300]})"
-    return None
 
 
 def judge_output(output: str | None, test: CodeTest, mark: str = "") -> bool:

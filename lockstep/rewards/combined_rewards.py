@@ -75,19 +75,13 @@ class WeightedSum(DetailedReward):
         counted = [
             (part.weight, found[name].rewards) for name, part in self.parts.items() if part.weight
         ]
-        rewards = [
-            _sum_weighted([(weight, own[place]) for weight, own in counted])
-            for place in range(len(prompts))
-        ]
+        rewards: list[float | None] = [None] * len(prompts)
+        for index in range(len(prompts)):
+            own = [(weight, scores[index]) for weight, scores in counted]
+            known = [weight * score for weight, score in own if score is not None]
+            if len(known) == len(own):
+                rewards[index] = math.fsum(known)  # independent of their order
         metrics = (one.metrics.with_prefix(name) for name, one in found.items())
         return RewardResults(
             rewards, {name: one.rewards for name, one in found.items()}, sum(metrics, Metrics())
         )
-
-
-def _sum_weighted(terms: Sequence[tuple[float, float | None]]) -> float | None:
-    """The sum of weights times rewards, independent of their order."""
-    known = [weight * reward for weight, reward in terms if reward is not None]
-    if len(known) == len(terms):
-        return math.fsum(known)
-    return None

@@ -166,18 +166,16 @@ class InstructionReward:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         """See `Reward`."""
-        return [
-            self._score_response(prompt, response)
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
-
-    def _score_response(self, prompt: Prompt, response: str) -> float:
-        answer = drop_thought(response, prompt.text)
-        asked = map(READER.validate_python, read_field(prompt.row, self.section.field))
-        followed = [each.is_followed(answer) for each in asked]
-        if self.section.all_or_nothing:
-            return float(all(followed))
-        return sum(followed) / len(followed)
+        rewards = list[float | None]()
+        for prompt, response in zip(prompts, responses, strict=True):
+            answer = drop_thought(response, prompt.text)
+            asked = map(READER.validate_python, read_field(prompt.row, self.section.field))
+            followed = [each.is_followed(answer) for each in asked]
+            if self.section.all_or_nothing:
+                rewards.append(float(all(followed)))
+            else:
+                rewards.append(sum(followed) / len(followed))
+        return rewards
 
 
 def describe_instruction_fault(instruction: Any) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lockstep.core.types import Prompt
 from lockstep.data.thoughts import drop_thought
 from lockstep.judge.build import response_case
-from lockstep.judge.judge import LLMJudge, judge_metrics, mean_score
+from lockstep.judge.judge import JudgeCase, LLMJudge, judge_metrics, mean_score
 from lockstep.rewards.base import DetailedReward, RewardResults
 
 
@@ -42,25 +42,18 @@ class JudgeReward(DetailedReward):
         """
         if not prompts:
             return RewardResults([])
-        asked = zip(prompts, responses, strict=True)
-        cases = [
-            response_case(
-                prompt.conversation, response, (_digest_question(prompt, response),), prompt.text
-            )
-            for prompt, response in asked
-        ]
+        cases = list[JudgeCase]()
+        for prompt, response in zip(prompts, responses, strict=True):
+            question = list(map(dict, prompt.conversation))
+            answer = drop_thought(response, prompt.text)
+            shown = json.dumps([question, answer], sort_keys=True).encode()
+            digest = hashlib.sha256(shown).hexdigest()[:32]
+            cases.append(response_case(prompt.conversation, response, (digest,), prompt.text))
         judged = self.scorer(cases)
-        return RewardResults(
-            [self._scale_score(mean_score(one)) for one in judged], metrics=judge_metrics(judged)
-        )
-
-    def _scale_score(self, score: float | None) -> float | None:
-        if score is None:
-            return None
-        return (score - self.low) / (self.high - self.low)
-
-
-def _digest_question(prompt: Prompt, response: str) -> str:
-    answer = drop_thought(response, prompt.text)
-    shown = json.dumps([[dict(message) for message in prompt.conversation], answer], sort_keys=True)
-    return hashlib.sha256(shown.encode()).hexdigest()[:32]
+        rewards = list[float | None]()
+        for score in map(mean_score, judged):
+            if score is None:
+                rewards.append(None)
+            else:
+                rewards.append((score - self.low) / (self.high - self.low))
+        return RewardResults(rewards, metrics=judge_metrics(judged))

@@ -120,18 +120,18 @@ def _first_line(text: str) -> str:
 
 def _scan_boxes(text: str) -> Iterator[_AnswerSpan]:
     """Yields the outermost boxes in order; an unclosed box has no content."""
-    place = 0
-    while (box := _BOX.search(text, place)) is not None:
-        place = box.end()
+    position = 0
+    while (box := _BOX.search(text, position)) is not None:
+        position = box.end()
         if not box[0].endswith("{"):
-            yield _AnswerSpan(box.start(), place, [box[1]] if box[1] else [])
+            yield _AnswerSpan(box.start(), position, [box[1]] if box[1] else [])
             continue
         depth = 1
-        for brace in _BRACE.finditer(text, place):
+        for brace in _BRACE.finditer(text, position):
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
             if depth == 0:
-                yield _AnswerSpan(box.start(), brace.end(), [text[place : brace.start()]])
-                place = brace.end()
+                yield _AnswerSpan(box.start(), brace.end(), [text[position : brace.start()]])
+                position = brace.end()
                 break
         else:
             yield _AnswerSpan(box.start(), len(text), [])

@@ -80,7 +80,14 @@ def parse_latex(latex: str, real: bool = True) -> MathValue | None:
 
 
 def _are_same(right: MathValue, found: MathValue) -> bool:
-    if _is_equation_of_zero(found) and not _holds_relations(right):
+    # the equation of a curve, such as 3x+4y=0, whose right side is not an answer
+    is_curve = (
+        isinstance(found, Eq)
+        and found.rhs == 0
+        and found.free_symbols
+        and not is_expr_of_only_symbols(found.lhs)
+    )
+    if is_curve and not (isinstance(right, Basic) and right.atoms(sympy.Rel)):
         return False
     exact = [_make_exact(value) for value in (right, found)]
     if _verify_equal(*exact) and _have_equal_values(*exact):
@@ -100,33 +107,14 @@ def _make_exact(value: MathValue) -> MathValue:
     return value
 
 
-def _is_equation_of_zero(value: MathValue) -> bool:
-    """True for the equation of a curve such as 3x+4y=0, whose right side is not an answer."""
-    return (
-        isinstance(value, Eq)
-        and value.rhs == 0
-        and bool(value.free_symbols)
-        and not is_expr_of_only_symbols(value.lhs)
-    )
-
-
-def _holds_relations(value: MathValue) -> bool:
-    if isinstance(value, Basic):
-        return bool(value.atoms(sympy.Rel))
-    return False
-
-
 def _have_equal_values(first: MathValue, second: MathValue) -> bool:
     """False if two supposedly equal answers have different numbers in the same position."""
     if isinstance(first, Eq) and isinstance(second, Eq):
         return _have_equal_solutions(first, second)
-    if isinstance(first, Expr) and isinstance(second, Expr):
-        return first.free_symbols != second.free_symbols or _have_equal_numbers(first, second)
-    return True
-
-
-def _have_equal_numbers(first: Expr, second: Expr) -> bool:
-    """Compares two expressions by their values at a point, with a relative tolerance."""
+    if not isinstance(first, Expr) or not isinstance(second, Expr):
+        return True
+    if first.free_symbols != second.free_symbols:
+        return True
     one = _evaluate_at(first, 0)
     other = _evaluate_at(second, 0)
     if one is None or other is None or one == 0 or other == 0:
@@ -164,9 +152,9 @@ def _evaluate_at(value: MathValue, point: int) -> Expr | None:
     if not isinstance(value, Expr):
         return None
     names = sorted(value.free_symbols, key=str)
-    places = {name: sympy.sqrt(7 + 4 * i + 13 * point) + point for i, name in enumerate(names)}
+    coordinates = {name: sympy.sqrt(7 + 4 * i + 13 * point) + point for i, name in enumerate(names)}
     try:
-        number = sympy.N(value.xreplace(places).doit(), _DIGITS)
+        number = sympy.N(value.xreplace(coordinates).doit(), _DIGITS)
     except Exception:
         return None
     if isinstance(number, Expr) and number.is_number and number.is_finite:
@@ -183,15 +171,13 @@ def _is_rounded(first: MathValue, second: MathValue) -> bool:
         or second.free_symbols
     ):
         return False
-    decimals = [_is_decimal(value) for value in (first, second)]
+    decimals = list[bool]()
+    for value in (first, second):
+        exact = _make_exact(value)
+        is_finite = isinstance(exact, Rational) and pow(10, _MOST_PLACES, int(exact.q)) == 0
+        decimals.append(is_finite)
     if decimals[0] == decimals[1]:
         return False
     one = _evaluate_at(first, 0)
     other = _evaluate_at(second, 0)
     return one is not None and other is not None and bool(abs(one - other) <= _ROUNDED * abs(one))
-
-
-def _is_decimal(value: Expr) -> bool:
-    """True for a number with a finite decimal expansion."""
-    exact = _make_exact(value)
-    return isinstance(exact, Rational) and pow(10, _MOST_PLACES, int(exact.q)) == 0

@@ -14,7 +14,7 @@ LONGEST = 1000
 
 _SIGNS = str.maketrans(
     {
-        **{0xFF01 + place: chr(0x21 + place) for place in range(94)},  # full-width forms
+        **{0xFF01 + offset: chr(0x21 + offset) for offset in range(94)},  # full-width forms
         **dict.fromkeys("\u2212\ufe63\u2010\u2011\u2013", "-"),
         **dict.fromkeys("\u200b\u200e\u2060\ufeff", ""),
         "√": "sqrt", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "±": r"\pm ",
@@ -104,13 +104,26 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
     """
     if len(text) > LONGEST:
         return None
-    text = _PER_CENT.sub("percent", _strip_ends(_spell_in_latex(text)))
+    # signs of other alphabets become LaTeX, and all white space spaces
+    text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    text = re.sub(r"\s", " ", _ROOT.sub(r"sqrt(\1)", text).translate(_SIGNS))
+    # math delimiters, stars and sentence endings do not count
+    text = _STYLE.sub("", text).strip().strip("*").rstrip(" .。,;")
+    inner = text[1:-1]
+    if text[:1] == text[-1:] == "$" and "$" not in inner:
+        text = inner.strip()
+    text = _PER_CENT.sub("percent", text)
     if _REFUSED.search(text):
         return None
     word = _read_word(text, boxed)
     if word is not None:
         return word or None
-    text = _strip_units(_SPACE.sub(" ", _join_thousands(_LEADING.sub(r"\1", text))).strip())
+    text = _LEADING.sub(r"\1", text)
+    # separators of thousands, as in 1,000 or 10\,000
+    text = _GROUPS.sub(lambda number: _NO_DIGIT.sub("", number[0]), text)
+    if not re.search(r"[(\[{]", text):  # in brackets a comma separates elements
+        text = _COMMAS.sub(lambda number: number[0].replace(",", ""), text)
+    text = _strip_units(_SPACE.sub(" ", text).strip())
     if not text or _holds_words(text) or (not boxed and _RANGE.fullmatch(text)):
         return None
     written = _write_numbers(text)
@@ -127,21 +140,6 @@ def find_changing_words(behind: str) -> str:
     return ""
 
 
-def _spell_in_latex(text: str) -> str:
-    """Converts signs of other alphabets to LaTeX, and all white space to spaces."""
-    text = _RAISED.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text)
-    return re.sub(r"\s", " ", _ROOT.sub(r"sqrt(\1)", text).translate(_SIGNS))
-
-
-def _strip_ends(text: str) -> str:
-    """Removes math delimiters, stars and sentence endings."""
-    text = _STYLE.sub("", text).strip().strip("*").rstrip(" .。,;")
-    inner = text[1:-1]
-    if text[:1] == text[-1:] == "$" and "$" not in inner:
-        return inner.strip()
-    return text
-
-
 def _read_word(text: str, boxed: bool) -> str | None:
     """The answer of a text of only words; empty if unreadable, None for any other text."""
     only = _ONLY_TEXT.fullmatch(text)
@@ -155,27 +153,18 @@ def _read_word(text: str, boxed: bool) -> str | None:
     return ""
 
 
-def _join_thousands(text: str) -> str:
-    """Removes separators in 1,000 or 10\\,000; in brackets a comma separates elements."""
-    text = _GROUPS.sub(lambda number: _NO_DIGIT.sub("", number[0]), text)
-    if re.search(r"[(\[{]", text):
-        return text
-    return _COMMAS.sub(lambda number: number[0].replace(",", ""), text)
-
-
 def _strip_units(text: str) -> str:
     """Removes units from the end of an answer."""
     text = _DEGREES.sub("", text)
-    while (
-        (unit := _TRAILING_TEXT.search(text)) is not None and unit.start() > 0 and _is_unit(unit[1])
-    ):
+    unit = _TRAILING_TEXT.search(text)
+    while unit is not None and unit.start() > 0:
+        words = unit[1]
+        changes_value = find_changing_words(words) or words.strip() in {"and", "or"}
+        if changes_value or any(sign.isdigit() for sign in words):
+            break
         text = text[: unit.start()]
+        unit = _TRAILING_TEXT.search(text)
     return _strip_bare_unit(text.strip())
-
-
-def _is_unit(words: str) -> bool:
-    changes = find_changing_words(words) or words.strip() in {"and", "or"}
-    return not changes and not any(sign.isdigit() for sign in words)
 
 
 def _strip_bare_unit(text: str) -> str:

@@ -83,7 +83,7 @@ class PythonReward:
             "reward": RetryCounter("reward", self.note),
             "helper": RetryCounter("helper", self.note),
         }
-        while missing := [place for place in range(len(questions)) if place not in found]:
+        while missing := [index for index in range(len(questions)) if index not in found]:
             if self.batch:  # a single call, which may compare responses, has all of them or none
                 found = {}
                 missing = list(range(len(questions)))
@@ -95,7 +95,7 @@ class PythonReward:
                     raise RewardLost(
                         f"{lost}, {used.used + 1} times in a row; the same command resumes the run"
                     ) from None
-        return [found[place] for place in range(len(questions))]
+        return [found[index] for index in range(len(questions))]
 
     def _ask_function(
         self,
@@ -107,8 +107,8 @@ class PythonReward:
         """Adds missing rewards to `found`; raises _Lost at the end after a temporary failure."""
         self._start_process()
         try:
-            with self._child.ask_streaming([questions[place] for place in missing]) as reply:
-                lost = [self._read_reward(prompts[place], place, reply, found) for place in missing]
+            with self._child.ask_streaming([questions[index] for index in missing]) as reply:
+                lost = [self._read_reward(prompts[index], index, reply, found) for index in missing]
         except ChildDied as error:  # while the question was being written to it
             raise _LostReward(
                 "helper", f"{self._function_key}: its process died ({error})"
@@ -139,28 +139,25 @@ class PythonReward:
     def _read_reward(
         self,
         prompt: Prompt,
-        place: int,
+        index: int,
         reply: Callable[[float], Any],
         found: dict[int, float | None],
     ) -> str:
         """Adds a reward to `found`; returns the temporary failure, or an empty text."""
         result = self._read_reply(prompt, reply)
         if "wrong" not in result:
-            found[place] = result["reward"]
+            found[index] = result["reward"]
             return ""
-        wrong = self._describe_error(prompt, result)
+        wrong = make_printable(result["wrong"])
+        if result["of_all"]:
+            wrong = f"{self._function_key}, called on a batch, {wrong}"
+        else:
+            wrong = f"{prompt.id}: {self._function_key} {wrong}"
         if result["may_pass"]:
             return wrong
         error = RewardError(wrong)
         error.add_note(make_printable(result["trace"]))
         raise error
-
-    def _describe_error(self, prompt: Prompt, result: dict[str, Any]) -> str:
-        """Describes a function's error and the response that caused it."""
-        wrong = make_printable(result["wrong"])
-        if result["of_all"]:
-            return f"{self._function_key}, called on a batch, {wrong}"
-        return f"{prompt.id}: {self._function_key} {wrong}"
 
 
 class _LostReward(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,8 +35,18 @@ def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowR
         return NO_ANSWERS
     if isinstance(section, RewardSection) and section.parts is not None:
         parts = section.parts.items()
-        return _build_sum_rule(
-            [build_row_rule(part, f"{option}.parts.{name}") for name, part in parts]
+        rules = [build_row_rule(part, f"{option}.parts.{name}") for name, part in parts]
+        return RowRule(
+            lambda row: next(
+                (fault for rule in rules if (fault := rule.fault(row)) is not None), None
+            ),
+            tuple(rule.key for rule in rules),
+            lambda row: any(rule.reads_answer(row) for rule in rules),
+            next((rule.unread for rule in rules if rule.unread), ""),
+            lambda row, answer: next(
+                (fault for rule in rules if (fault := rule.answer_fault(row, answer)) is not None),
+                None,
+            ),
         )
     fields = (
         section.verifier,
@@ -58,19 +68,6 @@ def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowR
         partial(_reads_answer, section),
         unread,
         partial(_explain_unread, section, option),
-    )
-
-
-def _build_sum_rule(rules: Sequence[RowRule]) -> RowRule:
-    """Combines the requirements of all parts."""
-    return RowRule(
-        lambda row: next((fault for rule in rules if (fault := rule.fault(row)) is not None), None),
-        tuple(rule.key for rule in rules),
-        lambda row: any(rule.reads_answer(row) for rule in rules),
-        next((rule.unread for rule in rules if rule.unread), ""),
-        lambda row, answer: next(
-            (fault for rule in rules if (fault := rule.answer_fault(row, answer)) is not None), None
-        ),
     )
 
 

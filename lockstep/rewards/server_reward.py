@@ -64,36 +64,32 @@ class ServerReward:
         parts = [
             slice(start, start + own.batch_size) for start in range(0, len(prompts), own.batch_size)
         ]
-        bodies = [
-            {
-                "prompts": [prompt.text for prompt in prompts[part]],
-                "responses": list(responses[part]),
-                "answers": list(answers[part]),
-                "rows": [dict(prompt.row) for prompt in prompts[part]],
-            }
-            for part in parts
-        ]
+        bodies = list[dict[str, object]]()
+        for part in parts:
+            bodies.append(
+                {
+                    "prompts": [prompt.text for prompt in prompts[part]],
+                    "responses": list(responses[part]),
+                    "answers": list(answers[part]),
+                    "rows": [dict(prompt.row) for prompt in prompts[part]],
+                }
+            )
 
-        def describe_fault(place: int, reply: RewardReply) -> str | None:
-            asked = len(prompts[parts[place]])
+        def describe_fault(index: int, reply: RewardReply) -> str | None:
+            asked = len(prompts[parts[index]])
             if len(reply.rewards) == asked:
                 return None
             return f"it returned {len(reply.rewards)} rewards for {asked} responses"
 
         found: list[float | None] = [None] * len(prompts)
-        for place, reply in JsonServer(address, self.timeout_s, self.note).request_all(
+        for index, reply in JsonServer(address, self.timeout_s, self.note).request_all(
             RewardReply, own.url, bodies, describe_fault
         ):
-            found[parts[place]] = reply.rewards
-        return [
-            self._validate_reward(prompt, reward)
-            for prompt, reward in zip(prompts, found, strict=True)
-        ]
-
-    def _validate_reward(self, prompt: Prompt, reward: float | None) -> float | None:
-        if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
-            raise RewardError(
-                f"{prompt.id}: {self.option} {self.section.url} returned {reward}; return a "
-                "finite number, or null for no verdict"
-            )
-        return reward
+            found[parts[index]] = reply.rewards
+        for prompt, reward in zip(prompts, found, strict=True):
+            if reward is not None and not abs(reward) <= user_code.LARGEST_REWARD:
+                raise RewardError(
+                    f"{prompt.id}: {self.option} {own.url} returned {reward}; return a finite "
+                    "number, or null for no verdict"
+                )
+        return found

@@ -74,18 +74,16 @@ def combine_values(grid: Mapping[str, Sequence[Any]]) -> list[GridPoint]:
             "a sweep needs an option with several values, such as seed=0..4; for a single run use "
             "lockstep train"
         )
-    return [
-        GridPoint(values, [f"{key}={_format_value(value)}" for key, value in values.items()])
-        for values in combinations
-    ]
-
-
-def _format_value(value: Any) -> str:
-    """A value as spelled on the command line."""
-    is_plain = isinstance(value, str) and yaml12.parse_or_text(value) == value
-    if is_plain:
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    points: list[GridPoint] = []
+    for values in combinations:
+        overrides: list[str] = []
+        for key, value in values.items():
+            spelled = value
+            if not isinstance(value, str) or yaml12.parse_or_text(value) != value:
+                spelled = json.dumps(value, ensure_ascii=False)
+            overrides.append(f"{key}={spelled}")
+        points.append(GridPoint(values, overrides))
+    return points
 
 
 def _list_values(text: str) -> list[Any]:

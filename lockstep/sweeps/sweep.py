@@ -82,19 +82,12 @@ class SweepRunner:
         if self.stop.check_after_step() is not None:
             return None
         print_note(f"{run.name} starts; {run.folder / LOG}")
-        with self._start_process(run) as process:
-            self.processes.append(process)
-            code = self._wait_for_process(process)
-        print_note(f"{run.name} {describe_outcome(code)}; {run.folder / LOG}")
-        return code
-
-    def _start_process(self, run: PlannedRun) -> subprocess.Popen[bytes]:
         recipe = self.plan.folder / "recipes" / run.name / f"{run.loaded.name}.yaml"
         write_changed(recipe, describe_recipe(run.loaded).encode())
         run.folder.mkdir(parents=True, exist_ok=True)
         environment = {THREADS: str(share_cores(self.jobs)), ENDS_WITH: str(os.getpid())}
         with (run.folder / LOG).open("ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "lockstep", "train", str(recipe)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -102,6 +95,11 @@ class SweepRunner:
                 env={**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C reaches only the sweep, which stops each run once
             )
+        with process:
+            self.processes.append(process)
+            code = self._wait_for_process(process)
+        print_note(f"{run.name} {describe_outcome(code)}; {run.folder / LOG}")
+        return code
 
     def _wait_for_process(self, process: subprocess.Popen[bytes]) -> int:
         """Waits for a process; tells it to save and stop if the sweep is stopping.

@@ -47,15 +47,20 @@ def build_prefix(readable: Mapping[str, str], tmp_mb: int, filtered: int, status
     command += ["--new-session", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"]
     command += ["--seccomp", str(filtered), "--json-status-fd", str(status)]
     command += ["--perms", "1777", "--size", str(tmp_mb << 20), "--tmpfs", "/tmp"]
-    system = {form: form for path in _SYSTEM_FILES for form in (path, os.path.realpath(path))}
-    readable = {**system, **readable}
+    readable = dict(readable)
+    for path in (*_SYSTEM_FILES, *map(os.path.realpath, _SYSTEM_FILES)):
+        readable.setdefault(path, path)
     for inside, path in sorted(readable.items()):
         if not any(str(folder) in readable for folder in Path(inside).parents):
             command += [*_make_folder(os.path.dirname(inside)), "--ro-bind-try", path, inside]
     for device in _DEVICES:
         command += [*_make_folder("/dev"), "--dev-bind", device, device]
     command += ["--remount-ro", "/", "--chdir", "/tmp"]
-    if not _is_root():
+    # the root of a container's user namespace has fewer ids
+    all_ids = ["0", "0", str((1 << 32) - 1)]
+    uid_map = Path("/proc/self/uid_map")
+    is_root = os.geteuid() == 0 and uid_map.read_text(encoding="utf-8").split() == all_ids
+    if not is_root:
         return [*command, "--unshare-user", "--uid", _NOBODY, "--gid", _NOBODY]
     # The process limit does not apply to root, so each program runs as a separate user.
     user = str(SystemRandom().choice(_USERS))
@@ -63,21 +68,14 @@ def build_prefix(readable: Mapping[str, str], tmp_mb: int, filtered: int, status
     return [*command, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", *become]
 
 
-def _is_root() -> bool:
-    """True if this is the system's root, not the root of a container's user namespace."""
-    whole = ["0", "0", str((1 << 32) - 1)]
-    return (
-        os.geteuid() == 0
-        and Path("/proc/self/uid_map").read_text(encoding="utf-8").split() == whole
-    )
-
-
 def _make_folder(folder: str) -> list[str]:
     """Options that create a folder and its parents, accessible to every user."""
     folders = [str(path) for path in (*reversed(Path(folder).parents), Path(folder))][1:]
-    return [
-        word for path in folders if path != "/tmp" for word in ("--perms", "0755", "--dir", path)
-    ]
+    options: list[str] = []
+    for path in folders:
+        if path != "/tmp":
+            options += ["--perms", "0755", "--dir", path]
+    return options
 
 
 def find_obstacle() -> str | None:

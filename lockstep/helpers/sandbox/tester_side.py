@@ -65,7 +65,11 @@ class _TesterSide:
             raise FailedTest
         self._send_message([verb, encode_value((arguments, named), self._make_reference)])
         while True:
-            match self._read_message():
+            try:
+                message = parse_line(self._answers.readline())
+            except NoPlainValue:
+                raise self._fail_test() from None
+            match message:
                 case ["callback", int(function), call] if 0 <= function < len(self._functions):
                     self._call_function(self._functions[function], *self._decode_call(call))
                 case ["result", item, changed]:
@@ -87,10 +91,10 @@ class _TesterSide:
     ) -> None:
         """Calls a function of the test for the program."""
         try:
-            said = ["returned", encode_value(function(*arguments, **named), self._make_reference)]
+            reply = ["returned", encode_value(function(*arguments, **named), self._make_reference)]
         except Exception as error:
-            said = ["raised", type(error).__name__, str(error)]
-        self._send_message(said)
+            reply = ["raised", type(error).__name__, str(error)]
+        self._send_message(reply)
 
     def _decode_call(self, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         match self._decode_value(item):
@@ -127,12 +131,6 @@ class _TesterSide:
             self._questions.write(format_line(content))
             self._questions.flush()
         except OSError:
-            raise self._fail_test() from None
-
-    def _read_message(self) -> Any:
-        try:
-            return parse_line(self._answers.readline())
-        except NoPlainValue:
             raise self._fail_test() from None
 
 
@@ -195,11 +193,10 @@ class _TestNames(dict):
         self._side = side
         self._test = test
         table = symtable(test, "test.py", "exec")
-        own = {
-            symbol.get_name()
-            for symbol in table.get_symbols()
-            if symbol.is_assigned() or symbol.is_imported()
-        }
+        own = set[str]()
+        for symbol in table.get_symbols():
+            if symbol.is_assigned() or symbol.is_imported():
+                own.add(symbol.get_name())
         self._defined = frozenset(side.ask_program("import"))
         if not set(_find_globals(table)) - own <= vars(builtins).keys():
             self._defined -= vars(builtins).keys()
