@@ -56,7 +56,7 @@ def _score_and_save(
     inference_only: bool,
     floor: Tensor | None = None,
 ) -> RowScores:
-    """Scores tokens [..., K] of logits [..., v], and saves what their gradient needs."""
+    """Scores tokens [..., K] of logits [..., v], and saves the inputs of their gradient."""
     rows = own_columns(logits, scoring.shard.start, vocab_end_index)
     scores = vocab.score_vocab(rows, token.reshape(len(rows), token.shape[-1]), scoring, floor)
     if not inference_only:

@@ -65,7 +65,7 @@ def check_ids(name: str, ids: Tensor, logits: Tensor, dims: int) -> None:
 
 
 def check_range(vocab_start_index: int, vocab_end_index: int, held: int, what: str) -> None:
-    """Raises ValueError unless this rank's range fits what it holds, e.g. "its 8 columns"."""
+    """Raises ValueError unless the range fits the `held` columns, which `what` describes."""
     if not 0 <= vocab_end_index - vocab_start_index <= held:
         raise ValueError(
             f"this rank's part of the vocabulary, {vocab_start_index} to {vocab_end_index}, does "

@@ -145,7 +145,7 @@ class RowGradient:
 def save_for_gradient(
     ctx: Any, scores: RowScores, scoring: Scoring, floor_M: Tensor | None, *inputs: Tensor
 ) -> None:
-    """Saves what the gradient needs on an autograd context: the inputs, and a few numbers per row.
+    """Saves the inputs and a few numbers per row on an autograd context, for the gradient.
 
     The scores are saved without a copy: return clones of them, which a caller may change in place.
     """

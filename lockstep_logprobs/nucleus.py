@@ -79,7 +79,7 @@ def nucleus_floor(
 def _search_likeliest(
     value_MK: Tensor, total_M: Tensor, top_p: float, temperature: float, reach: float
 ) -> tuple[Tensor, Tensor]:
-    """The threshold among the K likeliest tokens [M], and where it is certain, bool [M]."""
+    """The threshold among the K likeliest tokens [M], and whether it is certain, bool [M]."""
     power_MK = compute_powers(value_MK, value_MK[:, :1], temperature)
     number_MK = (power_MK * -(BASE**DIGITS / reach)).floor_()
     sum_MK = compute_masses(power_MK).long().cumsum(1)

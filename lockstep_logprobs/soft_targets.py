@@ -20,7 +20,7 @@ from lockstep_logprobs.softmax import RowSums, finite_maximum, sum_block, write_
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """H(q, p) and what its gradient needs.
+    """H(q, p), and the numbers that its gradient needs.
 
     Attributes:
         value: H(q, p), nats, fp32 [M].

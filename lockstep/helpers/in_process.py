@@ -16,7 +16,7 @@ class InProcess(HelperProcess):
     """A `HelperProcess` for code that only this process can import; it runs here, without a
     timeout.
 
-    Questions and replies pass through JSON as for a child, so that both answer the same.
+    Questions and replies pass through JSON as for a child, so that results are the same.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -43,7 +43,7 @@ class InProcess(HelperProcess):
 
 
 def build_child(module: str, reference: str, *options: str) -> HelperProcess:
-    """Builds the child that runs user code: a process, or this one for an object only here.
+    """Builds the helper that runs user code: a child process, or this one for an object only here.
 
     Args:
         module: Module with `answers`, see `HelperProcess`.

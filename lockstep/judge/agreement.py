@@ -33,8 +33,8 @@ AgreementFigures = dict[str, MeanEstimate]
 PairDecision = tuple[float, int]
 """The judge's decision on two responses that people rank differently.
 
-1 if it agrees with people, 0 if not, ½ for a tie; and the length difference, in characters, of the
-response that people prefer.
+1 if it agrees with people, 0 if not, ½ for a tie; and the length of the response that people prefer
+minus the length of the other, in characters.
 """
 
 

@@ -159,7 +159,7 @@ class LLMJudge(Generic[V]):
     def _build_questions(
         self, cases: Sequence[JudgeCase]
     ) -> list[tuple[ChatConversation | None, bool]]:
-        """Builds each case's question, None if too long; and True if truncated."""
+        """Builds each question, None if it is too long, and whether its texts are truncated."""
         filled = [self._escape_fields(case) for case in cases]
         whole = [self._build_conversation(texts) for texts in filled]
         excesses = self.answering.count_excess_tokens(whole)

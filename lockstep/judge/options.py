@@ -94,7 +94,7 @@ class AskedSection(Section):
 
     @property
     def is_policy(self) -> bool:
-        """True if the policy judges, if there is one."""
+        """True if the policy itself judges."""
         return self.path is None and self.sampler is None
 
     @property

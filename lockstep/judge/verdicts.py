@@ -31,8 +31,8 @@ NoVerdictCause = Literal[
 ]
 """The cause of a missing verdict.
 
-The reply announces none; announces something other than a number, a number outside the scale, or an
-invalid name; was truncated; or is missing because the question was too long or there was no answer.
+In order: the reply announces no verdict, or one that is not a number, not an integer, outside the
+scale, or not A or B; the reply was truncated; the question was too long; there was no reply.
 """
 CAUSES: tuple[NoVerdictCause, ...] = get_args(NoVerdictCause)
 UNANSWERED: tuple[NoVerdictCause, ...] = ("prompt_too_long", "unreachable")

@@ -25,7 +25,7 @@ from lockstep.objectives.tally import MismatchTally
 
 @dataclass(frozen=True)
 class ExtendedLoss:
-    """A loss that adds to another one, and reads and averages like it.
+    """A loss that adds a term or metric to another loss, with the same inputs and denominator.
 
     Attributes:
         loss: The other loss.

@@ -78,19 +78,28 @@ class ClippedSurrogate:
         logprob_N = zero_outside_mask(outputs.logprob, mask_N)
         old_N = zero_outside_mask(batch["old_logprob"], mask_N)
         surrogate_N, clipped_N = self._compute_surrogate(logprob_N, old_N, batch)
-        metrics = _policy_metrics(logprob_N.detach(), old_N, clipped_N, mask_N)
+        # the policy's change since the rollout was scored; log-probabilities are 0 off the mask
+        now_N = logprob_N.detach()
+        ratio_N = probability_ratio(now_N, old_N)
+        count = mask_N.sum()
+        metrics = Metrics(
+            probs_ratio=Mean(zero_outside_mask(ratio_N, mask_N).sum(), count),
+            probs_ratio_min=Min(torch.where(mask_N, ratio_N, torch.inf).min()),
+            probs_ratio_max=Max(torch.where(mask_N, ratio_N, -torch.inf).max()),
+            clip_fraction=Mean(clipped_N.sum(), count),
+            approx_kl=Mean(_bound_k3(old_N, now_N).sum(), count),
+            approx_entropy=Mean(-now_N.sum(), count),
+        )
         if self.kl_coef:
             ref_N = zero_outside_mask(batch["ref_logprob"], mask_N)
             surrogate_N = surrogate_N + self.kl_coef * kl_loss(logprob_N, old_N, ref_N)
-            metrics["kl"] = Mean(
-                estimate_divergence(logprob_N.detach(), old_N, ref_N).sum(), mask_N.sum()
-            )
+            metrics["kl"] = Mean(estimate_divergence(now_N, old_N, ref_N).sum(), count)
         term_N = surrogate_N * zero_outside_mask(batch["weight"], mask_N)
         if outputs.entropy is not None:
             entropy_N = zero_outside_mask(outputs.entropy, mask_N)
             if self.entropy_coef:  # the entropy needs no gradient without a coefficient
                 term_N = term_N - self.entropy_coef * entropy_N
-            metrics["entropy"] = Mean(entropy_N.detach().sum(), mask_N.sum())
+            metrics["entropy"] = Mean(entropy_N.detach().sum(), count)
         total = self._sum_terms(term_N, batch)
         metrics["loss"] = Mean(total.detach(), count_active(batch, self.denominator))
         return total, metrics
@@ -173,23 +182,6 @@ def _average_response(x_N: Tensor, batch: Batch) -> Tensor:
     """Gives each trainable token the mean over its response's trainable tokens [N]."""
     mean_B = batch.per_sample(x_N) / batch.per_sample(batch.mask.float()).clamp(min=1)
     return zero_outside_mask(mean_B[batch.row], batch.mask)
-
-
-def _policy_metrics(logprob_N: Tensor, old_N: Tensor, clipped_N: Tensor, mask_N: Tensor) -> Metrics:
-    """Measures how far the policy has moved since the rollout was scored.
-
-    Log-probabilities are 0 off the mask.
-    """
-    ratio_N = probability_ratio(logprob_N, old_N)
-    count = mask_N.sum()
-    return Metrics(
-        probs_ratio=Mean(zero_outside_mask(ratio_N, mask_N).sum(), count),
-        probs_ratio_min=Min(torch.where(mask_N, ratio_N, torch.inf).min()),
-        probs_ratio_max=Max(torch.where(mask_N, ratio_N, -torch.inf).max()),
-        clip_fraction=Mean(clipped_N.sum(), count),
-        approx_kl=Mean(_bound_k3(old_N, logprob_N).sum(), count),
-        approx_entropy=Mean(-logprob_N.sum(), count),
-    )
 
 
 def estimate_divergence(logprob_N: Tensor, old_N: Tensor, ref_N: Tensor) -> Tensor:

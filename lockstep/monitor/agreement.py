@@ -8,11 +8,11 @@ learner's current weights:
 
     Δ = (learner_now − sampler_sampled) − (sampler_reads_now − sampler_read_then)
 
-The second parenthesis is staleness, not an error. A sampler with a decoding error differs from its
-own rescoring; one with wrong weights or kernels differs from the learner. A sampler rescores at
-temperature 1 over all tokens. If it sampled differently, tokens are only rescored: Δ = learner_now
-− sampler_reads_now at temperature 1, and decoding is compared only in steps without staleness, such
-as the first.
+The second parenthesis is staleness, not an error. A sampler with a decoding error disagrees with
+its own rescoring; a sampler with wrong weights or kernels disagrees with the learner. A sampler
+rescores at temperature 1 over all tokens. If it sampled differently, tokens are only rescored: Δ =
+learner_now − sampler_reads_now at temperature 1, and decoding is compared only in steps without
+staleness, such as the first.
 
 If both sides are exact, the learner's log-probabilities equal the sampler's. So only a keyed share
 of a step's responses is recomputed before training (`score_recomputed`). The first minibatch is
@@ -198,12 +198,13 @@ class Agreement:
                 the session.
 
         Returns:
-            `agreement/…`: see `objectives.mismatch.agreement`; `tokens`, the number compared,
-                `bound`, and `breach`, 1 if it is violated; if both sides are exact, `mismatches`
-                and `not_recomputed`, the number not compared; and the drift monitor's metrics.
+            `agreement/…`: see `objectives.mismatch.measure_agreement`; `tokens`, the number
+                compared, `bound`, and `breach`, 1 if it is violated; if both sides are exact,
+                `mismatches` and `not_recomputed`, the number not compared; and the drift monitor's
+                metrics.
 
         Raises:
-            Disagreement: If the bound is violated and a violation stops the run.
+            DisagreementError: If the bound is violated and a violation stops the run.
         """
         if "old_logprob" in batch.token:
             some = batch
@@ -260,15 +261,14 @@ class Agreement:
         )
 
     def compare_trained(self, step: int, now: MismatchTally) -> Metrics:
-        """Compares tokens scored by training at the weights that sampled, not by
-        `score_recomputed`.
+        """Compares the tokens that the first minibatch scored and `score_recomputed` did not.
 
         Args:
             step: Number of the step, from 1; call `compare` first.
             now: Tally of these tokens, from before the weights changed.
 
         Raises:
-            Disagreement: As in `compare`; the state is reset to before the step.
+            DisagreementError: As in `compare`; the state is reset to before the step.
         """
         mean = Mean(now.tokens + now.error, now.tokens)  # a token counts at most as 3 nats
         measured = Metrics(token_mult_prob_error=mean, max_abs_logprob_diff=Max(now.largest))

@@ -8,12 +8,12 @@ An alarm means that z has risen. The cause is then measured without training: th
 the step's tokens; it receives the same weights again and rescores them once more; and it scores
 sequences that were kept from the first steps. The cause is the first that applies of four:
 
-    decode    read, the tokens agree: decoding, or a cache that it uses, is wrong
-    refit     they agree once the same weights were sent again: a weight sync did not take effect
-    weights   the kept sequences disagree now, too: with these weights the two compute differently
-    text      the kept sequences agree as ever: what is sampled has become harder to agree on
+    decode    the rescored tokens agree: decoding or its cache is wrong
+    refit     they agree after the same weights are sent again: a weight sync did not take effect
+    weights   the kept sequences now disagree too: the two compute differently with these weights
+    text      the kept sequences still agree: the samples have become harder to agree on
 
-"Agree" means nearer, by ratio, to the usual mismatch than to the one that raised the alarm. On kept
+"Agree" means closer, by ratio, to the usual mismatch than to the mismatch of the alarm. On kept
 sequences |Δ| grows as their tokens become less likely, although computation is no worse: with
 independent logit errors of constant size, the error of log p grows as 1 − p. So their mismatch is
 rescaled to their mean 1 − p at the time they were kept.

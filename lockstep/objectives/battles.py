@@ -49,7 +49,8 @@ def position_weighted_wins(battles: BattleResults, players: int) -> Tensor:
     decided battles won by the player shown second, and ω₂ the share won by the player shown first
     (Wu et al. 2024, eq. 3–4). A battle without a verdict adds nothing, and its other order still
     counts, as in the paper. The paper does not say over which battles the shares are taken; here it
-    is the battles given, of one answer, so that no pair depends on other answers of its step.
+    is the given battles, of one answer, so that a pair does not depend on other answers of its
+    step.
 
     Args:
         battles: Battles; those without a verdict do not count.
@@ -91,20 +92,16 @@ def bradley_terry(wins_PP: Tensor, l2: float = 0.01) -> Tensor:
         curve_PP = (wins_PP + wins_PP.T) * torch.sigmoid(apart_PP) * torch.sigmoid(-apart_PP)
         hessian_PP = torch.diag(curve_PP.sum(1) + l2) - curve_PP
         step_P = torch.linalg.solve(hessian_PP, gradient_P)
-        theta_P = theta_P + _damp_step(wins_PP, theta_P, step_P, l2) * step_P
+        # the largest step of 1, ½, ¼, … that lowers the objective at most by rounding
+        here = _compute_likelihood(wins_PP, theta_P, l2)
+        enough = here - _EXACT * max(1.0, abs(here))
+        size = 1.0
+        while size > _EXACT and _compute_likelihood(wins_PP, theta_P + size * step_P, l2) < enough:
+            size /= 2
+        theta_P = theta_P + size * step_P
         if float(gradient_P.abs().max()) < _EXACT:
             break
     return theta_P
-
-
-def _damp_step(wins_PP: Tensor, theta_P: Tensor, step_P: Tensor, l2: float) -> float:
-    """Returns the largest step of 1, ½, ¼, … that lowers the objective at most by rounding."""
-    here = _compute_likelihood(wins_PP, theta_P, l2)
-    size = 1.0
-    enough = here - _EXACT * max(1.0, abs(here))
-    while size > _EXACT and _compute_likelihood(wins_PP, theta_P + size * step_P, l2) < enough:
-        size /= 2
-    return size
 
 
 def _compute_likelihood(wins_PP: Tensor, theta_P: Tensor, l2: float) -> float:

@@ -1,6 +1,6 @@
 """Advantages without a critic: each response is compared with others to the same prompt.
 
-P prompts, each with G responses that are neighbors; B = P·G.
+P prompts, each with G adjacent responses; B = P·G.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def group_advantage(
     baseline: BaselineKind,
     scale: ScaleRewards,
 ) -> tuple[Tensor, Tensor]:
-    """Computes A_i = (r_i − b_i) / s over judged responses; the rest count in no mean.
+    """Computes A_i = (r_i − b_i) / s over judged responses; others are left out.
 
     The mean of the group (GRPO, Shao et al. 2024, §4.1.2) holds r_i itself; the mean of the others
-    (RLOO, Ahmadian et al. 2024, eq. 5) does not, and is n/(n − 1) times as far away. Without s the
-    advantage is unbiased (Dr. GRPO, Liu et al. 2025).
+    (RLOO, Ahmadian et al. 2024, eq. 5) does not, and r_i is n/(n − 1) times as far from it. Without
+    s the advantage is unbiased (Dr. GRPO, Liu et al. 2025).
 
     Computed in fp64, in which the mean of n equal fp32 numbers is exact, so equal scores give
     exactly 0. In fp32 the mean of equal 0.3 can be off by 3e-8; divided by 1e-4 that is 3e-4, and

@@ -63,30 +63,24 @@ class ComparisonCounts:
     @property
     def luck_probability(self) -> float:
         """P(C ≥ c | n, F): probability that an unskilled judge is this consistent; 1 if empty."""
-        most = min(self.first_wins, 2 * self.total - self.first_wins)
-        return min(
-            1.0,
-            math.fsum(
-                self._compute_probability(count) for count in range(self.consistent, most + 1, 2)
-            ),
+        second_wins = 2 * self.total - self.first_wins
+        draws = _log_factorial(2 * self.total) - sum(
+            map(_log_factorial, (self.first_wins, second_wins))
         )
+        probabilities: list[float] = []
+        for count in range(self.consistent, min(self.first_wins, second_wins) + 1, 2):
+            first_twice = (self.first_wins - count) // 2
+            second_twice = self.total - first_twice - count
+            ways = _log_factorial(self.total) - sum(
+                map(_log_factorial, (first_twice, count, second_twice))
+            )
+            probabilities.append(math.exp(ways + count * math.log(2) - draws))
+        return min(1.0, math.fsum(probabilities))
 
     @property
     def show_skill(self) -> bool:
         """True if an unskilled judge would be this consistent with probability at most `LEVEL`."""
         return self.luck_probability <= LEVEL
-
-    def _compute_probability(self, consistent: int) -> float:
-        """P(C = c | n, F)."""
-        first_twice = (self.first_wins - consistent) // 2
-        second_twice = self.total - first_twice - consistent
-        ways = _log_factorial(self.total) - sum(
-            map(_log_factorial, (first_twice, consistent, second_twice))
-        )
-        draws = _log_factorial(2 * self.total) - sum(
-            map(_log_factorial, (self.first_wins, 2 * self.total - self.first_wins))
-        )
-        return math.exp(ways + consistent * math.log(2) - draws)
 
 
 def count_comparisons(battles: Iterable[BattleResults]) -> ComparisonCounts:

@@ -11,8 +11,8 @@ from typing import Literal
 PairStatus = Literal["ok", "unscored", "tie", "identical", "unfinished", "judge_pair"]
 """Outcome of choosing a pair for a row.
 
-A pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer than two
-finished answers; a pair of judgments to learn from.
+In order: a pair of answers to learn from; fewer than two scores; equal scores; equal answers; fewer
+than two finished answers; a pair of judgments to learn from.
 """
 
 

@@ -29,7 +29,7 @@ def exact_match(ranks: Sequence[float], scores: Sequence[float]) -> float | None
 
 
 def top_is_best(ranks: Sequence[float], scores: Sequence[float], top: float) -> float | None:
-    """Share of responses with the scale's highest score that people rank best; None if none."""
+    """Share of top-scored responses that people rank best; None if no response has `top`."""
     best = min(ranks, default=0.0)
     found = [rank == best for rank, score in zip(ranks, scores, strict=True) if score == top]
     if found and len(set(ranks)) > 1:
@@ -80,9 +80,10 @@ def longer_preferred(decisions: Sequence[tuple[float, int]]) -> float | None:
 def decide_pairs(
     ranks: Sequence[float], scores: Sequence[float]
 ) -> Iterator[tuple[int, int, float]]:
-    """Yields each pair that people rank differently, and the judge's result (1, 0; ½: a tie).
+    """Yields (better, worse, result) for each pair that people rank differently.
 
-    A pair is the indices of the better and of the worse response.
+    The first two are indices of responses; the result is 1 if the judge agrees, 0 if not, ½ for a
+    tie.
     """
     for a, b in combinations(range(len(ranks)), 2):
         if ranks[a] != ranks[b]:

@@ -48,7 +48,7 @@ def build_reward(
 def _build_uncut_reward(
     section: SingleReward, say: NoteFunction, open_judge: OpenJudge, option: str
 ) -> Reward:
-    """Builds a reward without a value for truncated responses."""
+    """Builds the reward of a section, without its value for truncated responses."""
     if isinstance(section, RewardSection) and section.parts is not None:
         parts: dict[str, WeightedPart] = {}
         for name, part in section.parts.items():

@@ -58,10 +58,17 @@ class CodeReward:
         Raises:
             SandboxError: A program could not be started.
         """
-        programs = [
-            self._extract_program(drop_thought(response, prompt.text))
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
+        programs: list[str | None] = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            answer = drop_thought(response, prompt.text)
+            match self.section.program:
+                case "text":
+                    # Python would read the space between prompt and response as an indent
+                    programs.append(answer.lstrip())
+                case "fenced":
+                    programs.append(extract_code_block(answer))
+                case _:
+                    assert_never(self.section.program)
         tests: list[list[CodeTest]] = [
             read_field(prompt.row, self.section.tests) for prompt in prompts
         ]
@@ -95,16 +102,6 @@ class CodeReward:
         if self.section.all_or_nothing:
             return float(passed == len(tests))
         return passed / len(tests)
-
-    def _extract_program(self, answer: str) -> str | None:
-        match self.section.program:
-            case "text":
-                # Python would read the space between prompt and response as an indent
-                return answer.lstrip()
-            case "fenced":
-                return extract_code_block(answer)
-            case _:
-                assert_never(self.section.program)
 
 
 def open_sandbox(section: CodeSection, option: str = "reward.code") -> CodeSandbox:

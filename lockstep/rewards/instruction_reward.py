@@ -97,7 +97,7 @@ class CountInstruction(_CountRange):
 
 
 class KeywordInstruction(_CountRange):
-    """Requires a number of occurrences of each of some words."""
+    """Requires each keyword to occur a number of times."""
 
     id: Literal["keywords"]
     words: NonEmptyTexts
@@ -123,7 +123,7 @@ class AffixInstruction(_InstructionBase):
 
 
 class OneOf(_InstructionBase):
-    """Requires the response to be one of some texts."""
+    """Requires the response to equal one of several texts."""
 
     id: Literal["one_of"]
     texts: NonEmptyTexts
@@ -148,7 +148,7 @@ READER: TypeAdapter[AnyInstruction] = TypeAdapter(
     Annotated[AnyInstruction, Field(discriminator="id")]
 )
 KNOWN = READER.json_schema()
-"""All kinds of instructions with their arguments."""
+"""JSON schema of all instructions."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from lockstep.rewards.base import DetailedReward, RewardResults
 class JudgeReward(DetailedReward):
     """The mean score of a judge, mapped from its scale to 0 … 1; None without a verdict.
 
-    Random numbers depend only on prompt and response, so that equal ones get the same score in any
-    step.
+    Random numbers depend only on prompt and response, so that equal ones have the same score in
+    every step.
 
     Attributes:
         scorer: The judge.

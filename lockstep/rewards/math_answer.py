@@ -209,7 +209,7 @@ def _read_last(text: str) -> str | None:
 
 
 def _find_runs(text: str) -> Iterator[str | None]:
-    """Finds numbers with joined signs and brackets, and following words that change them."""
+    """Yields numbers as LaTeX, with adjacent signs and brackets, and words such as dozen."""
     end = 0
     for run in _RUN.finditer(text):
         if run.start() < end or not any(sign.isdigit() for sign in run[0]):

@@ -39,7 +39,7 @@ MathValue = Basic | MatrixBase
 
 
 def are_equal(right: str, found: str) -> bool:
-    """True if two LaTeX answers are equal; a percentage equals its number and its hundredth."""
+    """True if two LaTeX answers are equal; 50% equals both 50 and 0.5."""
     right_number, right_percents = _PERCENT.subn("", right)
     found_number, found_percents = _PERCENT.subn("", found)
     real = not any(map(should_treat_as_complex, (right, found)))
@@ -61,7 +61,7 @@ def are_equal(right: str, found: str) -> bool:
 
 
 def parse_latex(latex: str, real: bool = True) -> MathValue | None:
-    """Parses LaTeX completely; None if that fails."""
+    """Parses an answer in LaTeX; None if any part of it does not parse."""
     try:
         value = latex2sympy(
             normalize_latex(latex, _NORMAL),
@@ -108,7 +108,7 @@ def _make_exact(value: MathValue) -> MathValue:
 
 
 def _have_equal_values(first: MathValue, second: MathValue) -> bool:
-    """False if two supposedly equal answers have different numbers in the same position."""
+    """Checks numbers of answers that math-verify finds equal; True if they cannot be compared."""
     if isinstance(first, Eq) and isinstance(second, Eq):
         return _have_equal_solutions(first, second)
     if not isinstance(first, Expr) or not isinstance(second, Expr):
@@ -123,7 +123,7 @@ def _have_equal_values(first: MathValue, second: MathValue) -> bool:
 
 
 def _have_equal_solutions(first: Eq, second: Eq) -> bool:
-    """False if two equations are not multiples of each other and have no comparable solutions."""
+    """False if two equations are not multiples of each other and the first cannot be solved."""
     ratios = []
     for point in range(2):
         one = _evaluate_difference(first, point)
@@ -148,7 +148,7 @@ def _evaluate_difference(equation: Eq, point: int) -> Expr | None:
 
 
 def _evaluate_at(value: MathValue, point: int) -> Expr | None:
-    """The value of an expression at a numbered point; None if it has none."""
+    """Value of an expression at test point number `point`; None if it has no finite value."""
     if not isinstance(value, Expr):
         return None
     names = sorted(value.free_symbols, key=str)
@@ -163,7 +163,7 @@ def _evaluate_at(value: MathValue, point: int) -> Expr | None:
 
 
 def _is_rounded(first: MathValue, second: MathValue) -> bool:
-    """True for a decimal and a nearly equal number without a finite decimal expansion."""
+    """True for a number and its rounded decimal, such as 1/3 and 0.333333."""
     if (
         not isinstance(first, Expr)
         or not isinstance(second, Expr)

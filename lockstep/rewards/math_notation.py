@@ -126,10 +126,14 @@ def read_expression(text: str, boxed: bool = False) -> str | None:
     text = _strip_units(_SPACE.sub(" ", text).strip())
     if not text or _holds_words(text) or (not boxed and _RANGE.fullmatch(text)):
         return None
-    written = _write_numbers(text)
-    if _UNREAD.search(written) or not written.isascii():
+    # powers of ten, mixed numbers, repeating decimals and bases become full LaTeX
+    text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
+    text = _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", text)
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    text = _BASE.sub(_write_base, _REPEATING.sub(_write_repeating, text))
+    if _UNREAD.search(text) or not text.isascii():
         return None
-    return written
+    return text
 
 
 def find_changing_words(behind: str) -> str:
@@ -141,7 +145,7 @@ def find_changing_words(behind: str) -> str:
 
 
 def _read_word(text: str, boxed: bool) -> str | None:
-    """The answer of a text of only words; empty if unreadable, None for any other text."""
+    """Reads an answer that consists of words; empty if unreadable, None if it does not."""
     only = _ONLY_TEXT.fullmatch(text)
     if only is None and not (
         boxed and re.fullmatch(r"[A-Za-z][A-Za-z ]*[A-Za-z]", text) and _holds_words(text)
@@ -209,17 +213,8 @@ def _holds_words(text: str) -> bool:
     )
 
 
-def _write_numbers(text: str) -> str:
-    """Converts powers of ten, mixed numbers, bases and repeating decimals to full LaTeX."""
-    text = text.replace("**", "^").replace(r"\varnothing", r"\emptyset")
-    text = _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", text)
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
-    text = _REPEATING.sub(_write_repeating, text)
-    return _BASE.sub(_write_base, text)
-
-
 def _write_base(number: re.Match[str]) -> str:
-    """Converts a number with a base to a name, since its digits alone are a different number."""
+    """Converts a number in another base to a symbol, so that 101₂ does not equal 101."""
     return rf"{number[1]}\text{{base{number[3]}n{number[2].casefold().replace('.', 'p')}}}"
 
 

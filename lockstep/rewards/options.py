@@ -237,7 +237,7 @@ class RewardSection(SingleReward):
 
     @property
     def has_own_scale(self) -> bool:
-        """True if rewards can be any numbers, so that `pass_score` has to define which pass."""
+        """True if rewards can be any numbers, so that only `pass_score` can define a pass."""
         return self.parts is not None or any(
             name in self.verifier_names for name in ("python", "server", "judge")
         )

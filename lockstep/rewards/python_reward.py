@@ -104,7 +104,7 @@ class PythonReward:
         missing: Sequence[int],
         found: dict[int, float | None],
     ) -> None:
-        """Adds missing rewards to `found`; raises _Lost at the end after a temporary failure."""
+        """Adds missing rewards to `found`; raises _LostReward if any failed temporarily."""
         self._start_process()
         try:
             with self._child.ask_streaming([questions[index] for index in missing]) as reply:
@@ -117,7 +117,7 @@ class PythonReward:
             raise _LostReward("reward", next(filter(None, lost)))
 
     def _read_reply(self, prompt: Prompt, reply: Callable[[float], Any]) -> dict[str, Any]:
-        """Reads the reply about a response; raises _Lost if the process ended temporarily."""
+        """Reads the reply about a response; raises _LostReward if a retry may help."""
         asked = f"{prompt.id}: {self._function_key}"
         try:
             result = reply(self.timeout_s)

@@ -23,7 +23,7 @@ _TRACE = 20_000
 _CONCURRENCY = 16
 """Maximum number of concurrent calls of an `async def`."""
 
-_OF_NAMES = (
+_PATH_ERRORS = (
     FileNotFoundError,
     FileExistsError,
     NotADirectoryError,
@@ -36,7 +36,7 @@ RewardQuestion = Sequence[Sequence[Any]]
 
 _ONE = ("prompt", "response", "answer", "row")
 _MANY = ("prompts", "responses", "answers", "rows")
-_OF_OTHERS = {
+_FOREIGN_ARGUMENTS = {
     "data_source",
     "data_sources",
     "solution_str",
@@ -45,8 +45,8 @@ _OF_OTHERS = {
     "queries",
 }
 """Argument names that identify reward functions of verl, TRL and OpenRLHF."""
-_NO_PROMPTS = {"completion", "completions", "response", "responses"}
-"""First arguments of such functions, in the position of our prompt."""
+_FOREIGN_FIRST = {"completion", "completions", "response", "responses"}
+"""First arguments of such functions, which have no prompt in that position."""
 
 
 def answers(function: str, option: str, batch: str = "") -> AnswerFunction:
@@ -84,7 +84,9 @@ def load_function(function: str, option: str, batch: bool = False) -> Callable[.
     except ValueError:  # some C functions have no signature
         return found
     given = tuple(signature.parameters)
-    is_foreign = not _OF_OTHERS.isdisjoint(given[:4]) or not _NO_PROMPTS.isdisjoint(given[:1])
+    is_foreign = not _FOREIGN_ARGUMENTS.isdisjoint(given[:4]) or not _FOREIGN_FIRST.isdisjoint(
+        given[:1]
+    )
     if is_foreign or (given[1:2] == ("completions",) and not batch):
         raise InputError(
             f"{named} takes {signature} , a signature of a different library, but is called with "
@@ -188,7 +190,7 @@ def _is_temporary(error: BaseException | None) -> bool:
     """True if a connection or disk error may succeed on retry; false for wrong file names."""
     seen = set[int]()  # `raise error from error` is its own cause
     while error is not None and id(error) not in seen:
-        if isinstance(error, OSError) and not isinstance(error, _OF_NAMES):
+        if isinstance(error, OSError) and not isinstance(error, _PATH_ERRORS):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

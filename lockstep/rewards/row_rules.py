@@ -72,7 +72,7 @@ def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowR
 
 
 def _name_verifier(section: SingleReward, row: DataRow) -> object:
-    """The verifier of a row: the section's, or the one that the row names."""
+    """The verifier of a row, from the section or from the row."""
     if section.verifier is None:
         return section.type
     return read_field(row, section.verifier)
@@ -93,7 +93,7 @@ def _explain_unread(section: SingleReward, option: str, row: DataRow, answer: st
 
 
 def _find_fault(section: SingleReward, row: DataRow) -> str | None:
-    """Returns the error in a row, which may name its own verifier; None if it is valid."""
+    """Returns the error in a row; None if it is valid."""
     named = _name_verifier(section, row)
     known = (*section.verifier_names, UNREWARDED)
     if named not in known:

@@ -46,7 +46,7 @@ def format_line(value: Any) -> bytes:
 
 
 def encode_value(value: Any, refer: ReferenceEncoder) -> Any:
-    """Encodes a value for `dumps`.
+    """Encodes a value for `format_line`.
 
     Args:
         value: The value.
@@ -73,7 +73,7 @@ def encode_value(value: Any, refer: ReferenceEncoder) -> Any:
 
 
 def decode_value(item: Any, resolve: ReferenceDecoder) -> Any:
-    """Decodes a value from `encode` or from an attacker.
+    """Decodes a value from `encode_value` or from an attacker.
 
     Args:
         item: The encoded value.
@@ -81,7 +81,7 @@ def decode_value(item: Any, resolve: ReferenceDecoder) -> Any:
 
     Raises:
         NoPlainValue, TypeError, ValueError, OverflowError, RecursionError: The value is not a
-        result of `encode`.
+        result of `encode_value`.
     """
     if item is None or type(item) in (bool, int, str):
         return item

@@ -57,7 +57,7 @@ def serve(file: int) -> NoReturn:
 
 
 class _ProgramSide:
-    """The program's definitions, and the objects and functions of references."""
+    """The program's definitions, and the objects and functions that references stand for."""
 
     def __init__(self, questions: Any, answers: Any, file: int) -> None:
         self.questions = questions

@@ -1,7 +1,7 @@
 """The side of a test, in a separate process, which asks a program for plain values.
 
 Runs inside its own sandbox with only the standard library. Names that the program defines refer to
-things in the program's process: a call sends arguments as plain values and builds the result from
+objects in the program's process: a call sends arguments as plain values and builds the result from
 plain data, so comparisons involve no objects of the program. No message from that process is
 trusted.
 """
@@ -137,8 +137,9 @@ class _TesterSide:
 class ProgramObject:
     """A program's value that is not plain: a function, class, object or iterator.
 
-    It supports calls, attributes, items and iteration, which give plain values or things. It is
-    compared by the plain value that it is derived from; without one, comparison raises an error.
+    It supports calls, attributes, items and iteration, which give plain values or other objects of
+    this class. Comparison uses the plain value of an instance of a derived class, such as a named
+    tuple; for other objects it raises an error.
     """
 
     _side: _TesterSide
@@ -157,7 +158,7 @@ class ProgramObject:
         self._side.ask_program("set", self, name, value)
 
     def __hash__(self) -> int:
-        """The number of this thing on both sides."""
+        """The number of this object on both sides."""
         return self._number
 
     def __eq__(self, other: object) -> bool:
