@@ -117,8 +117,16 @@ def assess_prompts(
         judged = [next(scored) for _ in one.responses]
         judgments: list[tuple[StoredJudgment, ...]] = []
         for case in judged:
-            stored = [_store_reply(case, reply, reply.verdict.value) for reply in case.judgements]
-            judgments.append(tuple(stored))
+            judgments.append(
+                tuple(_store_reply(case, reply, reply.verdict.value) for reply in case.judgements)
+            )
+        pairs: list[PairComparison] = []
+        for first, second in own:
+            case = next(compared)
+            [reply] = case.judgements
+            numbers = {"A": float(first), "B": float(second), None: None}
+            stored = _store_reply(case, reply, numbers[reply.verdict.value])
+            pairs.append(PairComparison(first, second, stored))
         assessment = PromptAssessment(
             id=one.id,
             conversation=tuple(dict(message) for message in one.conversation),
@@ -126,7 +134,7 @@ def assess_prompts(
             ranks=one.ranks,
             scores=tuple(map(mean_score, judged)),
             judgements=tuple(judgments),
-            pairs=tuple(_build_comparison(first, second, next(compared)) for first, second in own),
+            pairs=tuple(pairs),
         )
         found.append(assessment)
     return found
@@ -139,13 +147,6 @@ def _order_pairs(ranks: Sequence[float]) -> list[tuple[int, int]]:
         if ranks[a] != ranks[b]:
             orders += [(a, b), (b, a)]
     return orders
-
-
-def _build_comparison(first: int, second: int, judged: CaseJudgments[PairWinner]) -> PairComparison:
-    [reply] = judged.judgements
-    numbers = {"A": float(first), "B": float(second), None: None}
-    stored = _store_reply(judged, reply, numbers[reply.verdict.value])
-    return PairComparison(first, second, stored)
 
 
 def _store_reply(

@@ -132,10 +132,17 @@ class LLMJudge(Generic[V]):
         Raises:
             JudgeError: If more judgments than allowed have no verdict.
         """
-        questions = self._build_questions(cases)
+        filled = [self._escape_fields(case) for case in cases]
+        whole = [self._build_conversation(texts) for texts in filled]
+        excesses = self.answering.count_excess_tokens(whole)
+        questions: list[tuple[ChatConversation | None, bool]] = []
         conversations: list[ChatConversation] = []
         keys: list[int] = []
-        for case, (question, _) in zip(cases, questions, strict=True):
+        for case, question, excess, texts in zip(cases, whole, excesses, filled, strict=True):
+            shortened = False
+            if excess:
+                question, shortened = self._shorten_question(texts)
+            questions.append((question, shortened))
             if question is None:
                 continue
             for draw in range(self.draws):
@@ -155,18 +162,6 @@ class LLMJudge(Generic[V]):
         return self.options.truncates_responses or not any(
             self.answering.count_excess_tokens(whole)
         )
-
-    def _build_questions(
-        self, cases: Sequence[JudgeCase]
-    ) -> list[tuple[ChatConversation | None, bool]]:
-        """Builds each question, None if it is too long, and whether its texts are truncated."""
-        filled = [self._escape_fields(case) for case in cases]
-        whole = [self._build_conversation(texts) for texts in filled]
-        excesses = self.answering.count_excess_tokens(whole)
-        return [
-            (question, False) if not excess else self._shorten_question(texts)
-            for question, excess, texts in zip(whole, excesses, filled, strict=True)
-        ]
 
     def _escape_fields(self, case: JudgeCase) -> dict[str, str]:
         texts = {"prompt": format_conversation(case.conversation), **case.texts}
