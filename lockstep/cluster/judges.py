@@ -140,22 +140,20 @@ def open_judge_reward(
     Raises:
         ValueError, ServerError: As `judge_answers`, or if the template has the wrong fields.
     """
+    # by model and distribution, but not by a server's address
+    server = section.engine_section.openai
+    served = None if server is None else server.model
+    weights = None if section.path is None else find_weights_folder(section.path)
+    files = {} if weights is None or served is not None else model_files(weights)
+    sampling = section.sampling.model_dump(mode="json")
+    identity = json.dumps(
+        [served, files, section.chat, dict(section.template_args), sampling], sort_keys=True
+    )
     remembered = RememberedAnswers(
-        answer(section, key), folder / f"judges/{key}.replies.jsonl", _identify_judge(section)
+        answer(section, key), folder / f"judges/{key}.replies.jsonl", identity
     )
     scorer = score_judge(section, remembered, seed, key)
     return JudgeReward(scorer, section.judge_score_low, section.judge_score_high)
-
-
-def _identify_judge(section: RewardJudge) -> str:
-    """Identifies a judge by model and distribution, but not by a server's address."""
-    served = None if section.engine_section.openai is None else section.engine_section.openai.model
-    folder = None if section.path is None else find_weights_folder(section.path)
-    files = {} if folder is None or served is not None else model_files(folder)
-    sampling = section.sampling.model_dump(mode="json")
-    return json.dumps(
-        [served, files, section.chat, dict(section.template_args), sampling], sort_keys=True
-    )
 
 
 def _open_server(

@@ -272,7 +272,9 @@ def choose_route(
         places = ()
     else:
         places = placement.engines
-    engines = {device for place in places for device in range(place.first, place.last_device + 1)}
+    engines = set[int]()
+    for place in places:
+        engines.update(range(place.first, place.last_device + 1))
     if placement is None or not engines:
         ranks = []
     else:

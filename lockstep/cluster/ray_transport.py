@@ -92,7 +92,10 @@ class RayCluster:
         self._places = self._reserve_places(
             -(-processes.total_devices // self._width), section.timeout_s
         )
-        self._bundles = self._sort_bundles()
+        nodes = placement_group_table(self._places)["bundles_to_node_id"]
+        order = list(dict.fromkeys(nodes[bundle] for bundle in sorted(nodes)))
+        # in machine order, so that neighbors in the placement are on one machine
+        self._bundles = sorted(nodes, key=lambda bundle: (order.index(nodes[bundle]), bundle))
         if self._on_gpu and self._width > 1:
             self._names = self._list_gpu_names()
         else:
@@ -150,12 +153,6 @@ class RayCluster:
 
     def _pin_to_bundle(self, bundle: int) -> PlacementGroupSchedulingStrategy:
         return PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=bundle)
-
-    def _sort_bundles(self) -> list[int]:
-        """Bundles in machine order, so that neighbors in the placement are on one machine."""
-        nodes = placement_group_table(self._places)["bundles_to_node_id"]
-        order = list(dict.fromkeys(nodes[bundle] for bundle in sorted(nodes)))
-        return sorted(nodes, key=lambda bundle: (order.index(nodes[bundle]), bundle))
 
     def _list_gpu_names(self) -> list[list[str]]:
         """Names of each bundle's GPUs on its machine."""

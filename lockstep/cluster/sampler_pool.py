@@ -89,8 +89,10 @@ class SamplerPool:
         self._sender = LocalSender()
         self._host: RendezvousHost | None = None  # of the newest group, which lives as long
         self._route: TransferRoute | None = None  # opened by all workers
-        self.remotes = [
-            workers.start_worker(
+        self.remotes = list[WorkerProxy]()
+        places = workers.place_engines(spec.section, spec.learner)
+        for number, place in enumerate(places, start=1):
+            remote = workers.start_worker(
                 spec.build,
                 f"sampler {number}",
                 spec.section.timeout_s,
@@ -98,10 +100,7 @@ class SamplerPool:
                 of=spec.section.replicas,
                 threads=spec.backend.threads,
             )
-            for number, place in enumerate(
-                workers.place_engines(spec.section, spec.learner), start=1
-            )
-        ]
+            self.remotes.append(remote)
 
     def wait_until_ready(self) -> None:
         """Waits until every worker has built its sampler."""
@@ -167,9 +166,9 @@ class SamplerPool:
         require_room(requests, self._context)
         count = len(self.remotes)
         shares = [range(first, len(requests), count) for first in range(min(count, len(requests)))]
-        blocks = (
-            (number, [requests[place] for place in share]) for number, share in enumerate(shares)
-        )
+        blocks = list[RequestBlock]()
+        for number, share in enumerate(shares):
+            blocks.append((number, [requests[index] for index in share]))
         for number, batch in self.generate_blocks(blocks, sampling):
             yield shares[number], batch
 

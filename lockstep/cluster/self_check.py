@@ -136,7 +136,12 @@ def compute_proof(
     model = build_miniature(config)
     nn.Module.to(model, device)
     with torch.random.fork_rng(devices=[]), _refuse_unsupported(config):
-        sampled = _sample_batch(model, sampling)
+        requests = _draw_requests(model)
+        if sampling is None:
+            prompts = [torch.tensor(request.tokens) for request in requests]
+            sampled = Batch(torch.cat(prompts), torch.tensor([len(tokens) for tokens in prompts]))
+        else:
+            sampled = torch_sampler(model, 3).generate(requests, sampling)
         every = replace(sampled, sampling=None).with_columns({"mask": sampled.position > 0})
         plain = [plain_logits(model, tokens) for tokens in sampled.sequences()]
         wanted_N = _score_plain_logits(plain, every, PLAIN)
@@ -154,15 +159,6 @@ def compute_proof(
             _require_half(config.model_type, dtype, (half_N - wanted_N)[every.mask])
         _require_export(model)
     return found
-
-
-def _sample_batch(model: PreTrainedModel, sampling: SamplingParams | None) -> Batch:
-    """Responses of the torch sampler; without `sampling`, the prompts themselves."""
-    requests = _draw_requests(model)
-    if sampling is not None:
-        return torch_sampler(model, 3).generate(requests, sampling)
-    tokens = torch.tensor([token for request in requests for token in request.tokens])
-    return Batch(tokens, torch.tensor([len(request.tokens) for request in requests]))
 
 
 def _draw_requests(model: PreTrainedModel) -> list[Request]:

@@ -90,9 +90,16 @@ class PendingCall:
     def next_message(self) -> WireMessage:
         """Waits for a stream's next item, each with its own deadline, or for the final result."""
         message = self._receive_message()
-        if isinstance(message, CallFailure):
-            raise _rebuild_error(self.name, self.verb, message)
-        return message
+        if not isinstance(message, CallFailure):
+            return message
+        if message.family is None:
+            raise RemoteError(
+                f"{self.verb} of worker {self.name} raised {message.kind}: {message.message}\n"
+                f"{message.trace}"
+            )
+        error = message.family(message.message)
+        error.add_note(f"raised in {self.verb} of worker {self.name}:\n{message.trace}")
+        raise error
 
     def _receive_message(self) -> WireMessage:
         if self._unsent is not None:
@@ -234,13 +241,3 @@ def wait_for_calls(calls: Sequence[PendingCall], grace_s: float = 5.0) -> list[A
     if failures:
         raise next((error for error in failures if isinstance(error, WorkerDied)), failures[0])
     return [results[call] for call in calls]
-
-
-def _rebuild_error(name: str, verb: str, failure: CallFailure) -> Exception:
-    if failure.family is None:
-        return RemoteError(
-            f"{verb} of worker {name} raised {failure.kind}: {failure.message}\n{failure.trace}"
-        )
-    error = failure.family(failure.message)
-    error.add_note(f"raised in {verb} of worker {name}:\n{failure.trace}")
-    return error

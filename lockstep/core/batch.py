@@ -138,7 +138,10 @@ class Batch:
 
     def rows_of(self, groups: Sequence[int]) -> list[int]:
         """The sequences of these groups, in order."""
-        return [group * self.group_size + k for group in groups for k in range(self.group_size)]
+        rows = list[int]()
+        for group in groups:
+            rows += range(group * self.group_size, (group + 1) * self.group_size)
+        return rows
 
     def with_columns(
         self, token: dict[str, Tensor] | None = None, sample: dict[str, Tensor] | None = None
@@ -156,7 +159,9 @@ class Batch:
         """
         rows = torch.as_tensor(rows, dtype=torch.int64)
         if self.group_size > 1:
-            self._require_whole_groups(rows)
+            groups = rows[:: self.group_size] // self.group_size
+            if not torch.equal(rows, torch.tensor(self.rows_of(groups.tolist()))):
+                raise ValueError(f"groups of {self.group_size} sequences must stay together")
         lengths = self.lengths[rows]
         starts = torch.repeat_interleave(
             self.starts[rows] - (torch.cumsum(lengths, 0) - lengths), lengths
@@ -170,11 +175,6 @@ class Batch:
             sample={name: column[rows.to(column.device)] for name, column in self.sample.items()},
             places=None,
         )
-
-    def _require_whole_groups(self, rows_B: Tensor) -> None:
-        whole = torch.tensor(self.rows_of((rows_B[:: self.group_size] // self.group_size).tolist()))
-        if not torch.equal(rows_B, whole):
-            raise ValueError(f"groups of {self.group_size} sequences must stay together")
 
     def split(self, rows: int) -> list[Batch]:
         """Consecutive pieces of `rows` sequences; the last may be smaller."""

@@ -102,13 +102,8 @@ def _require_numbers(
             continue
         index, *rest = (~(column.isfinite() & (column <= most))).nonzero()[0].tolist()
         value = float(column[index, *rest])
-        place = _describe_place(batch, column, index)
+        place = f"row {index + 1} of {len(batch)}"
+        if len(column) == batch.tokens.numel():
+            row = int(batch.row[index]) + 1
+            place = f"token {int(batch.position[index]) + 1} of row {row} of {len(batch)}"
         raise NotFiniteError(f"{what} are {value:g} for {place}; {cure}", batch)
-
-
-def _describe_place(batch: Batch, column: Tensor, index: int) -> str:
-    if len(column) != batch.tokens.numel():
-        return f"row {index + 1} of {len(batch)}"
-    return (
-        f"token {int(batch.position[index]) + 1} of row {int(batch.row[index]) + 1} of {len(batch)}"
-    )

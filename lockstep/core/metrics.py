@@ -159,8 +159,15 @@ class Metrics(dict[str, MetricReduction]):
 
 def fetch_metrics(metrics: Mapping[str, MetricReduction]) -> Mapping[str, MetricReduction]:
     """The same metrics with their numbers on the host, moved in one transfer."""
-    there = {name: _find_numbers(reduction) for name, reduction in metrics.items()}
-    numbers = [number.double() for found in there.values() for number in found.values()]
+    there = dict[str, list[str]]()
+    numbers = list[Tensor]()
+    for name, reduction in metrics.items():
+        held = vars(reduction) if is_dataclass(reduction) else {}
+        found = {
+            part: x for part, x in held.items() if isinstance(x, Tensor) and x.device.type != "cpu"
+        }
+        there[name] = list(found)
+        numbers += [x.double() for x in found.values()]
     if not numbers:
         return metrics
     here = iter(torch.stack(numbers).tolist())
@@ -169,12 +176,6 @@ def fetch_metrics(metrics: Mapping[str, MetricReduction]) -> Mapping[str, Metric
         if there[name] and is_dataclass(reduction):
             fetched[name] = replace(reduction, **{part: next(here) for part in there[name]})
     return fetched
-
-
-def _find_numbers(reduction: MetricReduction) -> dict[str, Tensor]:
-    """The numbers of a reduction that are on a device, by field name."""
-    held = vars(reduction) if is_dataclass(reduction) else {}
-    return {part: x for part, x in held.items() if isinstance(x, Tensor) and x.device.type != "cpu"}
 
 
 def merge_metrics(parts: Iterable[Mapping[str, MetricReduction]]) -> Metrics:

@@ -54,9 +54,12 @@ class RendezvousAddress:
 
     def choose_interface(self) -> None:
         """Makes gloo groups of this process, also the default, listen where others reach it."""
-        interface = _find_interface(self.own_address)
-        if interface is not None:
-            os.environ.setdefault(_GLOO_INTERFACE, interface)
+        address = self.own_address
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            for _, name in socket.if_nameindex():
+                if _find_address(asking, name) == address:
+                    os.environ.setdefault(_GLOO_INTERFACE, name)
+                    break
 
     def join_gloo(self) -> dist.ProcessGroupGloo:
         """Joins a group separate from torch's default group."""
@@ -102,13 +105,6 @@ class RendezvousHost:
             wait_for_workers=False,
             master_listen_fd=descriptor,
         )
-
-
-def _find_interface(address: str) -> str | None:
-    """The network interface with an IPv4 address; None if unknown."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        names = [name for _, name in socket.if_nameindex()]
-        return next((name for name in names if _find_address(asking, name) == address), None)
 
 
 def _find_address(asking: socket.socket, interface: str) -> str | None:

@@ -55,7 +55,11 @@ def find_earlier(batch: Batch, own_m: Tensor) -> EarlierTokens:
     # sequence's end.
     last_N = (torch.cumsum(batch.lengths, 0) - 1).to(row_N.device)[row_N]
     last_N[order_N[:-1]] = torch.where(begins_N[1:], last_N[order_N[:-1]], order_N[1:])
-    times_N = _count_within(batch.mask[order_N].long(), begins_N)[order_N.argsort()]
+    one_N = batch.mask[order_N].long()
+    sum_N = one_N.cumsum(0)
+    before_N = (sum_N - one_N)[begins_N]
+    within_N = sum_N - before_N[begins_N.long().cumsum(0) - 1]  # restarts where an id begins
+    times_N = within_N[order_N.argsort()]
     ordered_m, place_m = own_m.sort()
     start_N = torch.searchsorted(ordered_m, torch.arange(count, device=own_m.device), right=True)
     pairs_N = (torch.searchsorted(ordered_m, last_N, right=True) - start_N).clamp_(min=0)
@@ -66,13 +70,6 @@ def find_earlier(batch: Batch, own_m: Tensor) -> EarlierTokens:
     return EarlierTokens(
         place_m[start_N[source_P] + within_P], batch.tokens[source_P], times_N[source_P]
     )
-
-
-def _count_within(one_N: Tensor, begins_N: Tensor) -> Tensor:
-    """The running sum, restarted where a group begins."""
-    sum_N = one_N.cumsum(0)
-    before_N = (sum_N - one_N)[begins_N]
-    return sum_N - before_N[begins_N.long().cumsum(0) - 1]
 
 
 def apply_penalties(

@@ -253,8 +253,6 @@ def _sum_rows(
     for rows in split_rows(len(logits_MV), logits_MV.shape[1], logits_MV.device):
         if memory is None:
             memory = logits_MV.new_empty((2, *logits_MV[rows].shape), dtype=torch.float32)
-        else:
-            memory = memory
         z_mV, work_mV = memory[:, : rows.stop - rows.start]
         z_mV = to_fp32(logits_MV[rows], z_mV)
         floor_m = _find_threshold(z_mV, sampling)

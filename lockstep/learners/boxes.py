@@ -103,10 +103,10 @@ class BoxReader:
 
     def read_tensor(self, name: str) -> Tensor:
         """A tensor, fp32, assembled from its boxes."""
-        ends = [
-            [at + n for at, n in zip(*self._find_bounds(file, name, at), strict=True)]
-            for file, at in self._found[name]
-        ]
+        ends = list[list[int]]()
+        for file, at in self._found[name]:
+            starts, sizes = self._find_bounds(file, name, at)
+            ends.append([start + size for start, size in zip(starts, sizes, strict=True)])
         shape = [max(side) for side in zip(*ends, strict=True)]
         return self.read_box(name, [0] * len(shape), shape)
 
@@ -119,19 +119,24 @@ class BoxReader:
         out = torch.empty(tuple(shape))
         found = set[tuple[tuple[int, int], ...]]()
         for file, at in self._found[name]:
-            sides = [
-                (max(a, o), min(a + n, o + m), a, o)
-                for a, n, o, m in zip(
-                    *self._find_bounds(file, name, at), offset, shape, strict=True
-                )
-            ]
-            if all(low < high for low, high, _, _ in sides):
-                source = tuple(slice(low - a, high - a) for low, high, a, _ in sides)
-                out[tuple(slice(low - o, high - o) for low, high, _, o in sides)] = (
-                    file.get_slice(name)[source] if source else file.get_tensor(name)
-                )
-                found.add(tuple((low, high) for low, high, _, _ in sides))
-        if sum(math.prod(high - low for low, high in box) for box in found) != math.prod(shape):
+            starts, sizes = self._find_bounds(file, name, at)
+            overlap = list[tuple[int, int]]()
+            source = list[slice]()
+            target = list[slice]()
+            for a, n, o, m in zip(starts, sizes, offset, shape, strict=True):
+                low = max(a, o)
+                high = min(a + n, o + m)
+                overlap.append((low, high))
+                source.append(slice(low - a, high - a))
+                target.append(slice(low - o, high - o))
+            if all(low < high for low, high in overlap):
+                part = file.get_slice(name)[tuple(source)] if source else file.get_tensor(name)
+                out[tuple(target)] = part
+                found.add(tuple(overlap))
+        filled = 0
+        for box in found:
+            filled += math.prod(high - low for low, high in box)
+        if filled != math.prod(shape):
             raise InputError(
                 f"{self._folder}: {name} is incomplete: files of some ranks are missing, or a "
                 "different model wrote them; use a different checkpoint"

@@ -6,14 +6,13 @@ The schedule is a pure function of the update's number, so it is never saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import assert_never
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.config import Optimizer, Schedule
-from lockstep.config.optimizer import OptimizerName
 from lockstep.core.errors import InputError
 from lockstep.learners.boxes import BoxReader
 from lockstep.learners.pieces import ParameterPiece, TensorBox
@@ -64,11 +63,18 @@ class TorchOptimizer:
         self._inner = self._build_optimizer()
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
-        kind = {"fused": True} if self._settings.torch_class.fused else {}
+        match self._settings.name:
+            case "AdamW":
+                kind = torch.optim.AdamW
+            case "RMSprop":
+                kind = torch.optim.RMSprop
+            case _:
+                assert_never(self._settings.name)
+        arguments: dict[str, Any] = dict(self._settings.torch_arguments)
+        if self._settings.torch_class.fused:
+            arguments["fused"] = True
         parameters = [parameter for _, parameter in self._held.values()]
-        return _find_class(self._settings.name)(
-            parameters, lr=self._settings.lr, **self._settings.torch_arguments, **kind
-        )
+        return kind(parameters, lr=self._settings.lr, **arguments)
 
     def step(self, gradients: Iterable[Tensor], norm: Tensor, lr: float) -> None:
         """One update, from gradients in the order of the pieces and their norm over all ranks."""
@@ -89,7 +95,10 @@ class TorchOptimizer:
 
     def list_tensors(self) -> list[Tensor]:
         """All moments and step counts; empty before the first update."""
-        return [tensor for state in self._inner.state.values() for tensor in state.values()]
+        tensors = list[Tensor]()
+        for state in self._inner.state.values():
+            tensors += state.values()
+        return tensors
 
     def list_moments(
         self, pieces: Iterable[ParameterPiece]
@@ -98,10 +107,8 @@ class TorchOptimizer:
         for piece in pieces:
             state = self._inner.state.get(self._held[piece.name][1], {})
             for box in piece.boxes:
-                yield from (
-                    (f"{key}.{box.name}", box.read_box(x) if x.dim() else x, box)
-                    for key, x in state.items()
-                )
+                for key, x in state.items():
+                    yield f"{key}.{box.name}", box.read_box(x) if x.dim() else x, box
 
     def restore_moments(self, saved: BoxReader) -> None:
         """Restores saved `list_moments`; a parameter without saved moments starts fresh.
@@ -109,43 +116,24 @@ class TorchOptimizer:
         Raises:
             InputError: A different optimizer class wrote them.
         """
-        self._require_own(saved)
-        self.reset_state()
         settings = self._settings
+        own = {*settings.torch_class.state, _STEPS}
+        found = {name.partition(".")[0] for name in saved.list_names()}
+        if found and found != own:
+            raise InputError(
+                f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and "
+                f"{settings.name} keeps {', '.join(sorted(own))}; use the optimizer that wrote it"
+            )
+        self.reset_state()
         for piece, parameter in self._held.values():
             steps = f"{_STEPS}.{piece.boxes[0].name}"
             if steps not in saved:
                 continue
             # A fused optimizer keeps its counts on the parameters' device, like the moments; others
             # read them on the CPU.
-            if settings.torch_class.fused:
-                place = piece.local.device
-            else:
-                place = torch.device("cpu")
-            state = {_STEPS: saved.read_box(steps, (), ()).to(place)}
+            device = piece.local.device if settings.torch_class.fused else "cpu"
+            state = {_STEPS: saved.read_box(steps, (), ()).to(device)}
             for key in settings.torch_class.state:
                 state[key] = torch.zeros_like(piece.local)
                 saved.fill_piece(state[key], piece, f"{key}.{{}}".format)
             self._inner.state[parameter] = state
-
-    def _require_own(self, saved: BoxReader) -> None:
-        """Raises InputError if a checkpoint's moments are not those of this optimizer."""
-        own = {*self._settings.torch_class.state, _STEPS}
-        found = {name.partition(".")[0] for name in saved.list_names()}
-        if found and found != own:
-            raise InputError(
-                f"the checkpoint has an optimizer's {', '.join(sorted(found))}, and "
-                f"{self._settings.name} keeps {', '.join(sorted(own))}; use the optimizer that "
-                "wrote it"
-            )
-
-
-def _find_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer]:
-    """The class of torch.optim."""
-    match name:
-        case "AdamW":
-            return torch.optim.AdamW
-        case "RMSprop":
-            return torch.optim.RMSprop
-        case _:
-            assert_never(name)

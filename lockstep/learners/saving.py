@@ -51,13 +51,17 @@ class StateWriter:
             still: Whether the tensors never change, so that no copy is needed.
         """
         self.poll_writing(wait=True)
-        if not still and not self._has_room(files):
-            self._write_files(folder, files, counters)
-            return
-        if still:
-            unchanging = files
-        else:
-            unchanging = {name: _copy_to_host(file) for name, file in files.items()}
+        unchanging = dict(files)
+        if not still:
+            size = 0
+            for file in files.values():
+                size += sum(tensor.nbytes for tensor in file.tensors.values())
+            if _ROOM * self._ranks.rank_count * size >= machine_memory.free_bytes():
+                self._write_files(folder, files, counters)
+                return
+            for name, file in files.items():
+                copies = {key: tensor.to("cpu", copy=True) for key, tensor in file.tensors.items()}
+                unchanging[name] = replace(file, tensors=copies)
         # Daemonic, so that a forced exit of this process need not wait for a disk.
         self._thread = threading.Thread(
             target=self._write_files, args=(folder, unchanging, counters), daemon=True
@@ -95,14 +99,3 @@ class StateWriter:
                 (folder / COUNTERS).write_text(json.dumps(counters), encoding="utf-8")
         except Exception as error:  # of any kind: an error in a thread is invisible elsewhere
             self._error = error
-
-    def _has_room(self, files: StateFiles) -> bool:
-        """True if all ranks, possibly on this machine, can copy this much, with memory to spare."""
-        needed = sum(tensor.nbytes for file in files.values() for tensor in file.tensors.values())
-        return _ROOM * self._ranks.rank_count * needed < machine_memory.free_bytes()
-
-
-def _copy_to_host(file: FileContents) -> FileContents:
-    return replace(
-        file, tensors={key: tensor.to("cpu", copy=True) for key, tensor in file.tensors.items()}
-    )

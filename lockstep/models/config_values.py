@@ -27,8 +27,20 @@ _ROPE = re.compile(r"rope_(parameters|scaling)")
 
 def find_fault(fields: Mapping[str, Any]) -> str | None:
     """Explains which field has an impossible value; None if all are possible."""
-    faults = (_describe_fault(name, value) for name, value in _walk_fields(fields))
-    return next((fault for fault in faults if fault is not None), None)
+    for name, value in _walk_fields(fields):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if _LAYERS.fullmatch(name) and is_number and not 1 <= value <= _MOST_LAYERS:
+            wanted = f"from 1 to {_MOST_LAYERS:,}"
+        elif _SIZE.fullmatch(name) and is_number and value < 1:
+            wanted = "a positive integer"
+        elif _NUMBER.fullmatch(name) and value is not None:
+            if is_number and 0 <= value < math.inf and (value or "eps" in name):
+                continue
+            wanted = "a finite positive number"
+        else:
+            continue
+        return f"{name} is {json.dumps(value)}, but must be {wanted}; correct it"
+    return None
 
 
 def _walk_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -39,20 +51,3 @@ def _walk_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         # rotary embedding of one layer type
         if isinstance(value, dict) and (within or {"rope_type", "rope_theta"} & value.keys()):
             yield from _walk_fields(value)
-
-
-def _describe_fault(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if _LAYERS.fullmatch(name) and is_number and not 1 <= value <= _MOST_LAYERS:
-        return f"{name} is {json.dumps(value)}, but must be from 1 to {_MOST_LAYERS:,}; correct it"
-    if _SIZE.fullmatch(name) and is_number and value < 1:
-        return f"{name} is {json.dumps(value)}, but must be a positive integer; correct it"
-    if _NUMBER.fullmatch(name):
-        is_finite = is_number and 0 <= value < math.inf
-        if not is_finite or (not value and "eps" not in name):
-            return (
-                f"{name} is {json.dumps(value)}, but must be a finite positive number; correct it"
-            )
-    return None

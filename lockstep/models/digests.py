@@ -28,21 +28,38 @@ _READING = Lock()
 
 def model_files(folder: Path, name: str = "model") -> dict[str, str]:
     """A digest of each file of a model, by default of the initial one."""
-    return {
-        f"{name}.{path.name}": digest_file(path)
-        for path in sorted(folder.iterdir())
-        if _is_digested(path)
-    }
+    digests = dict[str, str]()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix != ".md" and not path.name.startswith("."):
+            digests[f"{name}.{path.name}"] = digest_file(path)
+    return digests
 
 
 def digest_file(path: Path) -> str:
     """A digest of a file.
 
-    The digest of a large file is computed once and cached by its path, size, times and inode.
+    The digest of a large file, of all its bytes, is computed once and cached by its path, size,
+    times and inode, also for later commands.
     """
     if path.stat().st_size <= _SMALL_BYTES:
         return digest_files([path])
-    return _find_digest(path)
+    stamp = FileStamp.from_path(path)
+    if stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS:
+        return _read_full(path)
+
+    def write_digest(kept: BinaryIO) -> None:
+        found = _read_full(path)
+        if FileStamp.from_path(path) != stamp:
+            raise InputError(f"{path.parent} changed while it was read; rerun the command")
+        kept.write(found.encode())
+
+    with _READING:  # else two threads would read it twice
+        kept = ensure_cached(name_entry("digest", stamp), write_digest)
+        text = kept.read_text(encoding="utf-8")
+    if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # disk error
+        kept.unlink()
+        raise InputError(f"{kept} was modified and has been removed; rerun the command")
+    return text
 
 
 def digest_files(paths: Iterable[Path]) -> str:
@@ -53,31 +70,6 @@ def digest_files(paths: Iterable[Path]) -> str:
         with path.open("rb") as file:
             hashlib.file_digest(file, lambda: total)  # weights may exceed the memory
     return total.hexdigest()[:16]
-
-
-def _is_digested(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".md" and not path.name.startswith(".")
-
-
-def _find_digest(file: Path) -> str:
-    """The digest of all bytes of a file as it is now; may come from an earlier command's cache."""
-    stamp = FileStamp.from_path(file)
-    if stamp is None or time.time_ns() - stamp.changed_ns < _SETTLED_NS:
-        return _read_full(file)
-
-    def write_digest(kept: BinaryIO) -> None:
-        found = _read_full(file)
-        if FileStamp.from_path(file) != stamp:
-            raise InputError(f"{file.parent} changed while it was read; rerun the command")
-        kept.write(found.encode())
-
-    with _READING:  # else two threads would read it twice
-        kept = ensure_cached(name_entry("digest", stamp), write_digest)
-        text = kept.read_text(encoding="utf-8")
-    if not re.fullmatch(f"{FULL}[0-9a-f]{{64}}", text):  # disk error
-        kept.unlink()
-        raise InputError(f"{kept} was modified and has been removed; rerun the command")
-    return text
 
 
 def _read_full(path: Path) -> str:

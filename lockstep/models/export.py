@@ -172,8 +172,9 @@ tokenizer = {opener}.from_pretrained(FOLDER)
 
 
 def _list_frame_files(source: Path) -> list[Path]:
-    found = {path for pattern in _FRAME for path in source.glob(pattern)}
-    found.update(list_own_files(source, read_fields(source)))
+    found = set(list_own_files(source, read_fields(source)))
+    for pattern in _FRAME:
+        found.update(source.glob(pattern))
     return sorted(path for path in found if not path.name.endswith(_OF_WEIGHTS))
 
 

@@ -44,7 +44,9 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     """Raises ModelError if the folder does not exist, with a hint for hub-like names."""
     path = Path(folder)
     if path.is_dir():
-        _require_files(path)
+        for file in sorted(path.glob("*")):
+            if lfs.is_pointer(file):
+                raise ModelError(f"{file} is only a Git LFS pointer; run `git lfs pull` in {path}")
         return path
     if path.exists():
         raise ModelError(f"{path} is a file; use the Hugging Face folder of a model")
@@ -56,13 +58,6 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
     raise ModelError(
         f"folder {path} does not exist; use the folder of a model on this machine{hint}"
     )
-
-
-def _require_files(folder: Path) -> None:
-    """Raises ModelError if a file is only a Git LFS pointer."""
-    for file in sorted(folder.glob("*")):
-        if lfs.is_pointer(file):
-            raise ModelError(f"{file} is only a Git LFS pointer; run `git lfs pull` in {folder}")
 
 
 def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTrainedConfig:
@@ -83,9 +78,15 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises anything for unexpected values
-        raise ModelError(
-            f"{path}/config.json cannot be used: {_explain_unsupported(fields, error)}"
-        ) from error
+        kind = fields.get("model_type")
+        if kind is None:
+            reason = "model_type is missing"
+        elif is_known(kind):
+            reason = config_reason(error)
+        else:
+            version = transformers.__version__
+            reason = f"transformers {version} does not support the model type {kind!r}"
+        raise ModelError(f"{path}/config.json cannot be used: {reason}") from error
     named = fields.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ModelError(f"{path}/config.json: architectures must be a list of names; correct it")
@@ -142,16 +143,6 @@ def require_usable(fields: Mapping[str, Any], source: str) -> None:
     fault = find_fault(fields)
     if fault is not None:
         raise ModelError(f"{source}: {fault}")
-
-
-def _explain_unsupported(fields: Mapping[str, Any], error: Exception) -> str:
-    """Explains why `transformers` cannot use a configuration."""
-    kind = fields.get("model_type")
-    if kind is None:
-        return "model_type is missing"
-    if is_known(kind):
-        return config_reason(error)
-    return f"transformers {transformers.__version__} does not support the model type {kind!r}"
 
 
 def require_classifier(folder: str | os.PathLike[str]) -> None:
@@ -233,12 +224,10 @@ def find_context_length(config: PreTrainedConfig) -> int:
         )
     rope = fields.get("rope_parameters") or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    bounds = [
-        part["original_max_position_embeddings"]
-        for part in parts
-        if part.get("rope_type") == "longrope"
-    ]
-    return int(min([longest, *bounds]))
+    for part in parts:
+        if part.get("rope_type") == "longrope":
+            longest = min(longest, part["original_max_position_embeddings"])
+    return int(longest)
 
 
 def carries_state(config: PreTrainedConfig) -> bool:

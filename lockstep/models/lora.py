@@ -55,12 +55,10 @@ def list_targets(network: PreTrainedModel, section: LoRA) -> list[str]:
     Raises:
         ValueError: If no linear map has an ending, or a linear map outside the layers has it.
     """
-    within = {id(module) for layer in list_layers(network) for module in layer.modules()}
-    linear = {
-        name: id(module)
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear)
-    }
+    within = set[nn.Module]()
+    for layer in list_layers(network):
+        within.update(layer.modules())
+    linear = _linear_maps(network)
     there = sorted({name.rpartition(".")[2] for name, module in linear.items() if module in within})
     if not there:
         raise InputError(
@@ -84,12 +82,16 @@ def list_targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
     """The maps that get adapters; raises as `list_targets`."""
     endings = list_targets(network, section)
-    linear = [
-        (name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)
-    ]
-    return [
-        module for name, module in linear if any(_has_ending(name, ending) for ending in endings)
-    ]
+    adapted = list[nn.Linear]()
+    for name, module in _linear_maps(network).items():
+        if any(_has_ending(name, ending) for ending in endings):
+            adapted.append(module)
+    return adapted
+
+
+def _linear_maps(network: nn.Module) -> dict[str, nn.Linear]:
+    modules = network.named_modules()
+    return {name: module for name, module in modules if isinstance(module, nn.Linear)}
 
 
 def _has_ending(name: str, ending: str) -> bool:

@@ -113,18 +113,13 @@ def list_slices(
         dim = 1
     else:
         dim = None
-    views = _list_views(parameter, config)
-    return tuple(ParameterSlice(name, dim, view) for name, view in zip(names, views, strict=True))
-
-
-def _list_views(parameter: str, config: PreTrainedConfig) -> tuple[Callable[[Tensor], Tensor], ...]:
-    """Views of the tensors in one Megatron parameter, in the family's order."""
+    views: tuple[Callable[[Tensor], Tensor], ...] = (view_unchanged,)
     if parameter.endswith(_QKV):
         groups = _QueryGroups.from_config(config)
-        return groups.view_queries, groups.view_keys, groups.view_values
-    if parameter.endswith(_HALVES):
-        return (_view_first_half, _view_second_half)
-    return (view_unchanged,)
+        views = groups.view_queries, groups.view_keys, groups.view_values
+    elif parameter.endswith(_HALVES):
+        views = _view_first_half, _view_second_half
+    return tuple(ParameterSlice(name, dim, view) for name, view in zip(names, views, strict=True))
 
 
 @dataclass(frozen=True)

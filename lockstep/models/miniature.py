@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -92,24 +92,24 @@ def _list_smaller(
             f"{type(full).__name__} has no layer of a class in its _no_split_modules; add its "
             "layer class there"
         )
-    own = text.attribute_map
-    fields = text.to_dict()  # this configuration's own name of the field
-    common = _shorten_windows(
-        {**fields, **{name: fields[called] for name, called in own.items() if called in fields}}
-    )
-    firsts = sorted({kind: place for place, kind in reversed(list(enumerate(kinds)))}.values())
+    own = text.attribute_map  # this configuration's names of common fields
+    fields = text.to_dict()
+    common = dict(fields)
+    for name, called in own.items():
+        if called in fields:
+            common[name] = fields[called]
+    for name in _WINDOW_FIELDS:
+        if common.get(name) is not None:
+            common[name] = min(common[name], _WINDOW)
+    firsts = sorted({kind: layer for layer, kind in reversed(list(enumerate(kinds)))}.values())
     choices = dict.fromkeys((tuple(firsts), tuple(range(firsts[-1] + 1)), tuple(range(len(kinds)))))
-    for widths, places in itertools.product(
+    for widths, layers in itertools.product(
         (_thin_heads(_narrow_layers(common)), _narrow_layers(common), common), choices
     ):
-        cut = _translate_names(_with_layers(widths, places, len(kinds)), own)
-        yield partial(type(text).from_dict, cut)
-
-
-def _translate_names(fields: ConfigFields, own: Mapping[str, str]) -> ConfigFields:
-    """Translates common field names to a configuration's own."""
-    called = {own[name]: value for name, value in fields.items() if name in own}
-    return {**{name: value for name, value in fields.items() if name not in own}, **called}
+        cut = _with_layers(widths, layers, len(kinds))
+        renamed = {own[name]: value for name, value in cut.items() if name in own}
+        others = {name: value for name, value in cut.items() if name not in own}
+        yield partial(type(text).from_dict, {**others, **renamed})
 
 
 def _build_runnable(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
@@ -152,28 +152,18 @@ def plain_logits(model: PreTrainedModel, tokens_T: torch.Tensor) -> torch.Tensor
 
 def _list_layer_kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
     """Kind of each layer: its modules and enabled features, regardless of sizes."""
-    return [
-        tuple(
-            (name, type(module).__name__, *_list_features(module))
-            for name, module in layer.named_modules()
-        )
-        for layer in list_layers(model)
-    ]
+    kinds = list[tuple[object, ...]]()
+    for layer in list_layers(model):
+        modules = layer.named_modules()
+        parts = ((name, type(module).__name__, *_list_features(module)) for name, module in modules)
+        kinds.append(tuple(parts))
+    return kinds
 
 
 def _list_features(module: nn.Module) -> Iterator[tuple[str, object]]:
     for name, value in sorted(vars(module).items()):
         if not name.startswith("_") and (value is None or isinstance(value, bool | str)):
             yield name, value
-
-
-def _shorten_windows(fields: ConfigFields) -> ConfigFields:
-    """Shortens windows and chunks, so that short sequences exceed them."""
-    cut = dict(fields)
-    for name in _WINDOW_FIELDS:
-        if fields.get(name) is not None:
-            cut[name] = min(fields[name], _WINDOW)
-    return cut
 
 
 def _narrow_layers(fields: ConfigFields) -> ConfigFields:
@@ -210,16 +200,12 @@ def _thin_heads(fields: ConfigFields) -> ConfigFields:
     return {**fields, **cut, "hidden_size": fields["hidden_size"] // factor}
 
 
-def _with_layers(fields: ConfigFields, places: Sequence[int], count: int) -> ConfigFields:
+def _with_layers(fields: ConfigFields, layers: Sequence[int], count: int) -> ConfigFields:
     """Keeps only these of `count` layers; also cuts lists with one entry per layer."""
-    cut = {
-        name: [value[place] for place in places]
-        if isinstance(value, list) and len(value) == count
-        else value
-        for name, value in fields.items()
-    }
-    return {
-        **cut,
-        "num_hidden_layers": len(places),
-        "initializer_range": _GAIN / math.sqrt(fields["hidden_size"]),
-    }
+    cut = dict(fields)
+    for name, value in fields.items():
+        if isinstance(value, list) and len(value) == count:
+            cut[name] = [value[layer] for layer in layers]
+    cut["num_hidden_layers"] = len(layers)
+    cut["initializer_range"] = _GAIN / math.sqrt(fields["hidden_size"])
+    return cut

@@ -133,13 +133,10 @@ def find_vectors(layer: nn.Module) -> set[nn.Parameter] | None:
 
     Autocast casts only the linear maps.
     """
-    linear = {
-        id(p)
-        for module in layer.modules()
-        if type(module) is nn.Linear
-        for p in module.parameters(recurse=False)
-    }
-    others = {parameter for parameter in layer.parameters() if id(parameter) not in linear}
+    others = set(layer.parameters())
+    for module in layer.modules():
+        if type(module) is nn.Linear:
+            others.difference_update(module.parameters(recurse=False))
     if all(parameter.dim() <= 1 for parameter in others):
         return others
     return None

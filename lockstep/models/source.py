@@ -97,16 +97,23 @@ def open_source(folder: Path | str) -> ModelSource:
     whole = read_config(folder)
     tokenizer = load_tokenizer(folder)
     config = whole.get_text_config()
-    own = _read_stops(Path(folder), int(config.vocab_size))
+    rows = int(config.vocab_size)
+    own = _read_stops(Path(folder), rows)
     stops = sorted({stop for stop in (tokenizer.eos_token_id, *own) if isinstance(stop, int)})
     if not stops:
         raise InputError(
             f"the model in {folder} has no stop token (eos_token_id), so responses would never end"
         )
-    _require_embeddings(folder, tokenizer, stops, int(config.vocab_size))
-    return ModelSource(
-        str(folder), tokenizer, tuple(stops), find_context_length(whole), int(config.vocab_size)
-    )
+    vocabulary = tokenizer.get_vocab().values()
+    producible = {token for token in vocabulary if token != tokenizer.pad_token_id}
+    largest = max(producible | set(stops))
+    if largest >= rows:
+        token = f"{largest} ({tokenizer.decode([largest])!r})"
+        raise InputError(
+            f"the tokenizer in {folder} produces token {token}, but the model has only {rows} "
+            "embeddings; use the model's own tokenizer"
+        )
+    return ModelSource(str(folder), tokenizer, tuple(stops), find_context_length(whole), rows)
 
 
 def _read_stops(folder: Path, vocabulary: int) -> list[int]:
@@ -183,17 +190,3 @@ def reward_folder(section: ModelFolder, source: ModelSource) -> str:
     if not are_on_hub(Path(folder)):
         require_rewards(Path(folder))
     return folder
-
-
-def _require_embeddings(
-    folder: Path | str, tokenizer: PreTrainedTokenizerBase, stops: list[int], rows: int
-) -> None:
-    """Raises ValueError if the tokenizer can produce tokens that have no embedding."""
-    made = {token for token in tokenizer.get_vocab().values() if token != tokenizer.pad_token_id}
-    largest = max(made | set(stops))
-    if largest >= rows:
-        token = f"{largest} ({tokenizer.decode([largest])!r})"
-        raise InputError(
-            f"the tokenizer in {folder} produces token {token}, but the model has only {rows} "
-            "embeddings; use the model's own tokenizer"
-        )

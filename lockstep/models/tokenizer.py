@@ -121,42 +121,25 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         raise InputError(
             f"{folder}: its tokenizer cannot be read ({why}); save it again from its source"
         ) from error
-    _refuse_dropout(tokenizer, folder)
-    _refuse_unlisted_unknown(tokenizer, folder)
-    return tokenizer
-
-
-def _refuse_dropout(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Raises InputError for a tokenizer with random splits (dropout), which is irreproducible."""
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         model = tokenizer.backend_tokenizer.model
-    else:
-        model = None
-    if isinstance(model, models.BPE) and model.dropout:
-        raise InputError(
-            f"{folder}: its tokenizer is random (dropout is {model.dropout:g} in tokenizer.json); "
-            "remove the dropout"
-        )
-
-
-def _refuse_unlisted_unknown(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Raises InputError if the unknown token has no id: transformers would search forever."""
+        if isinstance(model, models.BPE) and model.dropout:
+            raise InputError(
+                f"{folder}: its tokenizer is random (dropout is {model.dropout:g} in "
+                "tokenizer.json); remove the dropout"
+            )
     unknown = tokenizer.unk_token
-    if unknown is not None and unknown not in tokenizer.get_vocab():
+    if unknown is not None and unknown not in tokenizer.get_vocab():  # transformers would hang
         raise InputError(
             f"{folder}: unk_token in tokenizer_config.json is {unknown!r}, which is not in the "
             "vocabulary; use a token that is, or remove unk_token"
         )
+    return tokenizer
 
 
 def is_generic(folder: Path) -> bool:
     """True if tokenizer.json is a folder's complete tokenizer, for any architecture."""
-    return _class_name(folder) in _GENERIC_CLASSES
-
-
-def _class_name(folder: Path) -> str | None:
-    """The tokenizer class that a folder names."""
     config = folder / "tokenizer_config.json"
     if not ((folder / "tokenizer.json").is_file() and config.is_file()):
-        return None
-    return read_json(folder, config.name, "").get("tokenizer_class")
+        return False
+    return read_json(folder, config.name, "").get("tokenizer_class") in _GENERIC_CLASSES

@@ -163,11 +163,11 @@ def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
 
 def require_rewards(folder: Path) -> None:
     """Raises ModelError unless a folder's weights include a reward model's head, with one label."""
-    units = [
-        headers[_UNIT].shape
-        for file in weight_files(folder)
-        if _UNIT in (headers := _read_headers(file))
-    ]
+    units = list[list[int]]()
+    for file in weight_files(folder):
+        headers = _read_headers(file)
+        if _UNIT in headers:
+            units.append(headers[_UNIT].shape)
     labels = units[0][0] if units else 0
     if labels != 1:
         why = f"has {labels} labels" if labels else f"lacks {_UNIT}"

@@ -60,12 +60,12 @@ class ZigzagLayout(AttentionLayout):
     ) -> ZigzagLayout:
         """One of C ranks' layout, for sequences whose lengths can be cut into 2 · C chunks."""
         count = 2 * packing.size
-        chunks = tuple(
-            SequenceChunk(length // count, start, (number + 1) * length // count)
-            for start, length in zip(row.starts.tolist(), row.lengths.tolist(), strict=True)
-            for number in (rank, count - 1 - rank)
-        )
-        return cls(group, chunks, packing.gather_index())
+        chunks = list[SequenceChunk]()
+        for start, length in zip(row.starts.tolist(), row.lengths.tolist(), strict=True):
+            for number in (rank, count - 1 - rank):
+                seen = (number + 1) * length // count
+                chunks.append(SequenceChunk(length // count, start, seen))
+        return cls(group, tuple(chunks), packing.gather_index())
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> ZigzagLayout:
         """The same layout with each tensor mapped."""

@@ -99,16 +99,11 @@ def is_guarded(entry: str) -> bool:
     """
     forms = Path(os.path.abspath(entry)), Path(os.path.realpath(entry))
     for folder in list_guarded():
-        others = [
-            other
-            for other in [*sys.path, _LOCKSTEP]
-            if other != folder and Path(other).is_relative_to(folder)
-        ]
-        if any(
-            form.is_relative_to(folder) and not any(map(form.is_relative_to, others))
-            for form in forms
-        ):
-            return True
+        others = [other for other in [*sys.path, _LOCKSTEP] if other != folder]
+        nested = [other for other in others if Path(other).is_relative_to(folder)]
+        for form in forms:
+            if form.is_relative_to(folder) and not any(map(form.is_relative_to, nested)):
+                return True
     return False
 
 

@@ -48,12 +48,11 @@ def finish_run(
     aside = run / _ASIDE
     shutil.rmtree(aside, ignore_errors=True)
     export(aside)
-    model = {f"{FINAL}/{name}": _digest_file(aside / name) for name in _list_files(aside, ".")}
-    sums = (
-        model
-        | {name: _digest_file(run / name) for part in _ALSO for name in _list_files(run, part)}
-        | dict(logs)
-    )
+    sums = {f"{FINAL}/{name}": _digest_file(aside / name) for name in _list_files(aside, ".")}
+    for part in _ALSO:
+        for name in _list_files(run, part):
+            sums[name] = _digest_file(run / name)
+    sums.update(logs)
     write_whole(run / SUMS, [json.dumps(sums, indent=1).encode() + b"\n"])
     rename_path(aside, run / FINAL)
     sync_path(run)
@@ -122,11 +121,8 @@ def _describe_difference(path: Path, noted: Mapping[str, int | str]) -> str:
 def _list_files(run: Path, part: str) -> list[str]:
     path = run / part
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    return [
-        file.relative_to(run).as_posix()
-        for file in files
-        if file.is_file() and file.suffix != ".md"
-    ]
+    files = [file for file in files if file.is_file() and file.suffix != ".md"]
+    return [file.relative_to(run).as_posix() for file in files]
 
 
 def read_sum(path: Path) -> FileDigest:

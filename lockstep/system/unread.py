@@ -12,8 +12,12 @@ from typing import Any, TextIO
 
 def is_unread(stream: TextIO) -> bool:
     """True if a stream is a pipe whose reader is gone."""
-    number = _find_pipe(stream)
-    if number is None:
+    try:
+        number = stream.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError):  # a notebook's stream has no number; one may be closed
+        return False
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return False
     asked = select.poll()
     asked.register(number, 0)
@@ -44,21 +48,6 @@ class _TolerantFile(io.FileIO):
             return super().write(data)
         except OSError:
             return len(data)
-
-
-def _find_pipe(stream: TextIO) -> int | None:
-    """The stream's file descriptor if it is a pipe or a socket."""
-    try:
-        number = stream.fileno()
-        mode = os.fstat(number).st_mode
-    except (
-        OSError,
-        ValueError,
-    ):  # streams of tests and notebooks have none, and one may be closed
-        return None
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        return number
-    return None
 
 
 def redirect_to_null(number: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,11 @@ class MegatronLearner(RankLearner):
         self._stage = stage
         self._own = pieces
         self._base = base
-        self._announced = _gather_stage_names(pieces, ranks)
+        boxes = itertools.chain.from_iterable(piece.boxes for piece in pieces)
+        announced = [(canonical_name(box.name), box.whole) for box in boxes]
+        self._announced = [announced] * ranks.size("pp")
+        if ranks.size("pp") > 1:
+            dist.all_gather_object(self._announced, announced, group=ranks.group("pp"))
         self._copy_embedding()
 
     def optim_step(self) -> Metrics:
@@ -65,7 +70,7 @@ class MegatronLearner(RankLearner):
         """Yields weights by stage; a stage gathers each tensor, then sends it to other stages."""
         group = self._ranks.group("pp")
         here = self._ranks.index("pp")
-        own = (found for piece in self._own for found in self._gather_piece(piece, dtype))
+        own = itertools.chain.from_iterable(self._gather_piece(piece, dtype) for piece in self._own)
         for stage, names in enumerate(self._announced):
             for name, shape in names:
                 if stage == here:
@@ -164,14 +169,3 @@ class MegatronLearner(RankLearner):
         dist.broadcast(table, dist.get_global_rank(group, 0), group=group)
         if stage.gpt.post_process:
             stage.head_weight.detach()[: stage.own_rows].copy_(table)
-
-
-def _gather_stage_names(
-    pieces: list[MegatronPiece], ranks: RankMesh
-) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Gathers names and shapes of each stage's tensors."""
-    own = [(canonical_name(box.name), box.whole) for piece in pieces for box in piece.boxes]
-    found: list[Any] = [own] * ranks.size("pp")
-    if ranks.size("pp") > 1:
-        dist.all_gather_object(found, own, group=ranks.group("pp"))
-    return found

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -96,9 +96,11 @@ class PipelineStage(nn.Module):
         self.tied = scores_tokens(head) and bool(config.tie_word_embeddings)
         self.vocabulary = int(config.vocab_size)
         rows = -(-self.vocabulary // ranks.size("tp"))
+        layer: Any = get_gpt_layer_local_spec(qk_layernorm=family.qk_norm, normalization="RMSNorm")
+        layer.submodules.self_attention.submodules.core_attention = LayoutAttention
         self.gpt = GPTModel(
             self.config,
-            _build_layer_spec(family),
+            layer,
             vocab_size=rows * ranks.size("tp"),
             max_sequence_length=int(config.max_position_embeddings),
             pre_process=here == 0,
@@ -112,7 +114,13 @@ class PipelineStage(nn.Module):
         self.first_layer = sum(split_stages(self.config.num_layers, last + 1)[:here])
         self.first_row = min(rows * ranks.index("tp"), self.vocabulary)
         self.own_rows = min(rows, self.vocabulary - self.first_row)
-        self.rotary_emb = _build_rotary(network)
+        # frequencies of rotary positions, as `transformers` computes them
+        rotary: Any = type(network.base_model.get_submodule("rotary_emb"))(config)
+        if rotary.attention_scaling != 1.0:
+            raise InputError(
+                "learner.backend=megatron does not support the model's rotary position scaling"
+            )
+        self.rotary_emb: nn.Module = rotary
         if not scores_tokens(head) and here == last:
             del self.gpt.output_layer
             self.value = value_unit(self.config.hidden_size, head)
@@ -184,12 +192,6 @@ def join_groups(ranks: RankMesh) -> None:
         )
 
 
-def _build_layer_spec(family: MegatronLayers) -> ModuleSpec:
-    spec: Any = get_gpt_layer_local_spec(qk_layernorm=family.qk_norm, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = LayoutAttention
-    return spec
-
-
 def _megatron_config(
     config: PreTrainedConfig, family: MegatronLayers, sent: torch.dtype, ranks: RankMesh
 ) -> TransformerConfig:
@@ -221,13 +223,3 @@ def _megatron_config(
         use_cpu_initialization=True,
         perform_initialization=False,
     )
-
-
-def _build_rotary(network: PreTrainedModel) -> nn.Module:
-    """Frequencies of rotary positions, as `transformers` computes them."""
-    made: Any = type(network.base_model.get_submodule("rotary_emb"))(network.config)
-    if made.attention_scaling != 1.0:
-        raise InputError(
-            "learner.backend=megatron does not support the model's rotary position scaling"
-        )
-    return made

@@ -92,22 +92,21 @@ def list_pieces(
             found = tuple(
                 ParameterSlice(f"{above}{place.name}", place.dim, place.view) for place in known
             )
-        if found:
-            of_vocabulary = own in ("output_layer.weight", "embedding.word_embeddings.weight")
+        if not found:
+            continue
+        local = parameter.detach()
+        of_vocabulary = own in ("output_layer.weight", "embedding.word_embeddings.weight")
+        if of_vocabulary:
+            local = local[: stage.own_rows]
+        boxes = list[TensorBox]()
+        for part in found:
+            box = _build_box(part, local, ranks)
             if of_vocabulary:
-                local = parameter.detach()[: stage.own_rows]
-            else:
-                local = parameter.detach()
-            boxes = tuple(_build_box(place, local, ranks) for place in found)
-            if of_vocabulary:
-                boxes = tuple(
-                    replace(
-                        box, whole=(stage.vocabulary, *box.whole[1:]), offset=(stage.first_row, 0)
-                    )
-                    for box in boxes
-                )
-            partial = own.endswith(("q_layernorm.weight", "k_layernorm.weight"))
-            yield MegatronPiece(name, parameter, local, boxes, found[0].dim, partial, ranks)
+                whole = stage.vocabulary, *box.whole[1:]
+                box = replace(box, whole=whole, offset=(stage.first_row, 0))
+            boxes.append(box)
+        partial = own.endswith(("q_layernorm.weight", "k_layernorm.weight"))
+        yield MegatronPiece(name, parameter, local, tuple(boxes), found[0].dim, partial, ranks)
 
 
 def _build_box(place: ParameterSlice, local: Tensor, ranks: RankMesh) -> TensorBox:

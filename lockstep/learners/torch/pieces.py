@@ -55,11 +55,8 @@ class TorchPiece(ParameterPiece):
         held = self.parameter
         names = () if self.mesh is None else self.mesh.mesh_dim_names or ()
         placements = held.placements if isinstance(held, DTensor) else ()
-        return frozenset(
-            name
-            for name, placed in zip(names, placements, strict=True)
-            if not placed.is_replicate()
-        )
+        placed = zip(names, placements, strict=True)
+        return frozenset(name for name, placement in placed if not placement.is_replicate())
 
     @property
     def is_cut_by_fsdp(self) -> bool:

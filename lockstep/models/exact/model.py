@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -27,9 +25,22 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 def make_exact(lm: PreTrainedModel) -> None:
     """Makes a model compute exactly, in place; `explain_inexact` tells which models support it."""
     for module in lm.modules():
-        forward = _find_exact_forward(module)
-        if forward is not None:
-            vars(module)["forward"] = forward
+        kind = type(module).__name__
+        if isinstance(module, nn.Linear):
+            forward = partial(_apply_linear, module)
+        elif isinstance(module, SiLUActivation | nn.SiLU):
+            forward = silu
+        elif isinstance(module, GELUTanh):
+            forward = gelu_tanh
+        elif kind in ROUTERS:
+            forward = partial(route_tokens, module)
+        elif is_rms_norm(module) and runs_fused(module.get_parameter("weight")):
+            forward = partial(normalize_module, module)
+        elif kind in EXPERTS:
+            forward = partial(compute_experts, module)
+        else:
+            continue
+        vars(module)["forward"] = forward
     lm.set_attn_implementation(EXACT)
 
 
@@ -64,23 +75,6 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
     kinds = {part.get("rope_type", "default") for part in parts} - set(_ROTARY)
     if kinds:
         return f"the model's rotary positions ({', '.join(kinds)}) depend on the batch length"
-    return None
-
-
-def _find_exact_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """The function that computes a module exactly; None if its own forward does."""
-    if isinstance(module, nn.Linear):
-        return partial(_apply_linear, module)
-    if isinstance(module, SiLUActivation | nn.SiLU):
-        return silu
-    if isinstance(module, GELUTanh):
-        return gelu_tanh
-    if type(module).__name__ in ROUTERS:
-        return partial(route_tokens, module)
-    if is_rms_norm(module) and runs_fused(module.get_parameter("weight")):
-        return partial(normalize_module, module)
-    if type(module).__name__ in EXPERTS:
-        return partial(compute_experts, module)
     return None
 
 

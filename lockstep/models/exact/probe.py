@@ -160,15 +160,15 @@ def _draw_cancelling(
     """
     half = -(-size // 2)
     draw = torch.Generator().manual_seed(rows + columns + size)
-    x, weight = (
-        torch.randn(n, half, generator=draw)
-        * torch.randint(-6, 7, (n, half), generator=draw).exp2()
-        for n in (rows, columns)
-    )
+    halves = list[Tensor]()
+    for n in (rows, columns):
+        normal = torch.randn(n, half, generator=draw)
+        halves.append(normal * torch.randint(-6, 7, (n, half), generator=draw).exp2())
     order = torch.randperm(2 * half, generator=draw)[:size]
-    return torch.cat([x, x], 1)[:, order].to(dtype), torch.cat([weight, -weight], 1)[:, order].to(
-        dtype
-    )
+    x, weight = halves
+    x = torch.cat([x, x], 1)[:, order]
+    weight = torch.cat([weight, -weight], 1)[:, order]
+    return x.to(dtype), weight.to(dtype)
 
 
 def _try_map(
@@ -228,8 +228,11 @@ def _try_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
     weight = _draw_tensor(size, device=device)
     x = _draw_tensor(_SIZES[-1], size, device=device, dtype=dtype)
     whole = rms_norm(x, weight, 1e-6)
-    parts = [rows for size in _SIZES for rows in (slice(0, size), slice(-size, None))]
-    return all(torch.equal(rms_norm(x[rows], weight, 1e-6), whole[rows]) for rows in parts)
+    for count in _SIZES:
+        for rows in (slice(0, count), slice(-count, None)):
+            if not torch.equal(rms_norm(x[rows], weight, 1e-6), whole[rows]):
+                return False
+    return True
 
 
 def _try_scores(vocabulary: int, dtype: torch.dtype, device: torch.device) -> bool:

@@ -80,7 +80,15 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
     places = fields.get("auto_map")
     if not isinstance(places, dict) or _is_from_transformers(kind):
         return []
-    todo = [_parse_module(folder, place) for place in (places.get(_CONFIG), places.get(_MODEL))]
+    todo = list[str]()
+    for place in (places.get(_CONFIG), places.get(_MODEL)):
+        module, _, class_name = str(place).partition(".")
+        if not module.isidentifier() or not class_name.isidentifier():
+            raise InputError(
+                f"{folder}/config.json: auto_map must name {_CONFIG} and {_MODEL} as file.Class "
+                f"with files in that folder, but has {place!r}"
+            )
+        todo.append(module)
     found = dict[str, Path]()
     while todo:
         name = todo.pop(0)
@@ -149,29 +157,17 @@ def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
             )
 
 
-def _parse_module(folder: Path, place: object) -> str:
-    """The module in `module.Class`."""
-    module, _, name = str(place).partition(".")
-    if not module.isidentifier() or not name.isidentifier():
-        raise InputError(
-            f"{folder}/config.json: auto_map must name {_CONFIG} and {_MODEL} as file.Class with "
-            f"files in that folder, but has {place!r}"
-        )
-    return module
-
-
 def _list_neighbors(file: Path) -> list[str]:
     """The modules in the same folder that it imports relatively."""
     try:
-        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+        tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{file} is invalid Python ({first_line(error)})") from None
-    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
-    return [
-        name
-        for node in froms
-        for name in ([node.module] if node.module else [part.name for part in node.names])
-    ]
+    names = list[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names += [node.module] if node.module else [part.name for part in node.names]
+    return names
 
 
 def _register_model(folder: Path, kind: str, package: str, places: Mapping[str, str]) -> None:

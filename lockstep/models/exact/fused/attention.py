@@ -41,7 +41,7 @@ def run_attention(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     out = query.new_empty(rows, queries, heads, size)
     if out.numel():
-        strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
+        strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
         sizes = heads, heads // groups, queries, keys, size, scaling, window
         programs = triton.cdiv(queries, _ROWS), rows * heads
         tiles = _ROWS, _KEYS, max(16, triton.next_power_of_2(size))
