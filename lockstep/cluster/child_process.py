@@ -136,7 +136,8 @@ def _run_child(ours: socket.socket, threads: int, environment: dict[str, str]) -
 def _end_with_parent() -> None:
     """Exits when the parent ends.
 
-    A thread does this, because a worker deep in a verb does not see its connection close.
+    A thread does this, because a worker that is computing does not notice that its connection is
+    closed.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "a child process has a parent"

@@ -205,7 +205,7 @@ class ServerAnswers:
         return self.reader.escaped(text)
 
     def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
-        """Tokens by which each conversation is too long; 0 without a tokenizer."""
+        """Number of tokens that each conversation has too many; 0 without a tokenizer."""
         if self.reader is None:
             return [0] * len(conversations)
         return self.reader.count_excess_tokens(conversations)

@@ -26,7 +26,7 @@ def open_learner(
     workers: WorkerPool,
     turns: DeviceTurns | None = None,
 ) -> RankLearner | MeshLearner:
-    """Opens a learner: in this process if it has one rank and no cluster, else in others.
+    """Opens a learner; in separate processes if it has several ranks or a cluster.
 
     Args:
         spec: The learner.
@@ -64,7 +64,7 @@ def find_section(learner: Learner) -> LearnerSection:
 
 
 def find_dtype(learner: Learner) -> DType:
-    """The type that a learner computes in; for others than Lockstep's, the least precise type."""
+    """Type of a learner's computation; the least precise type if it is not Lockstep's."""
     if isinstance(learner, RankLearner | MeshLearner):
         return learner.section.dtype
     return "bf16"

@@ -27,13 +27,13 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def list_visible(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs in CUDA_VISIBLE_DEVICES; empty if it is not set, when all are visible."""
+    """The GPUs in CUDA_VISIBLE_DEVICES; empty if it is not set, so that all are visible."""
     return [name.strip() for name in environment.get(VISIBLE, "").split(",") if name.strip()]
 
 
 @dataclass(frozen=True)
 class ProcessCounts:
-    """The numbers of processes in a run.
+    """Numbers of processes in a run.
 
     Attributes:
         ranks: Number of ranks of a learner; policy, critic and reference policy share devices.
@@ -168,7 +168,7 @@ class RunPlacement:
         )
 
     def with_engines(self, section: SamplerSection) -> RunPlacement:
-        """The same for the engines of another section.
+        """The same placement for the engines of a different section.
 
         Raises:
             InputError: Too few devices.
@@ -191,7 +191,7 @@ class RunPlacement:
         )
 
     def describe(self) -> str:
-        """One line that tells which processes use which devices."""
+        """One line with the devices of each process."""
         parts = [f"learner on {self._describe_span(self.ranks)}"] if self.ranks else []
         if self.engines:
             if self.processes.width > 1:
@@ -254,7 +254,7 @@ def works_in_engines_turn(role: ModelRole) -> bool:
 def choose_route(
     section: SamplerSection, placement: RunPlacement | None, one_machine: bool
 ) -> TransferRoute:
-    """The route of weights to engines: `sampler.transfer`, or chosen by the places of both.
+    """The route of weights to engines: `sampler.transfer`, or chosen by their devices.
 
     On GPUs, CUDA IPC if all engines' GPUs are also ranks' GPUs, otherwise a process group; on CPUs,
     shared memory within a machine, otherwise a process group. The process group's backend is NCCL

@@ -258,7 +258,7 @@ class _WorkerActor:
     def live(
         self, threads: int, folder: str, paths: list[str], environment: dict[str, str]
     ) -> None:
-        """Serves until told to stop.
+        """Serves calls until it receives the end of messages.
 
         Uses the driver's folder, if it exists here, and its module paths.
         """
@@ -300,7 +300,7 @@ def join_cluster(address: str | None, cpus: int) -> Iterator[None]:
 
     Args:
         address: Address of the cluster; None starts one on this machine, which ends with the block.
-        cpus: Least number of CPUs that a cluster on this machine declares.
+        cpus: Minimum number of CPUs that a cluster on this machine declares.
 
     Raises:
         ValueError: If the cluster is missing.

@@ -111,13 +111,10 @@ class SamplerPool:
     def generate_blocks(
         self, blocks: Iterable[RequestBlock], sampling: SamplingParams
     ) -> Generator[tuple[int, Batch], None, None]:
-        """Generates responses to blocks, one worker per block.
-
-        So bits do not depend on the number of workers.
+        """Generates responses to blocks, each by one worker, so bits do not depend on their number.
 
         Yields:
-            A block's number and its responses, in the order of its requests, as soon as it is
-        complete.
+            A block's number and its responses, in the order of its requests, when complete.
 
         Raises:
             SamplerLost: A worker died or hung.

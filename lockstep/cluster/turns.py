@@ -22,7 +22,7 @@ from lockstep.weight_sync.attestation import WeightAttestation
 
 
 class DeviceTurns:
-    """Learners that take turns with the engines, and with each other's cached device memory."""
+    """Learners that take turns with the engines, and free cached device memory for each other."""
 
     def __init__(self) -> None:
         self._learners: list[RankLearner | MeshLearner] = []

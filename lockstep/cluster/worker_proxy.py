@@ -120,7 +120,7 @@ class PendingCall:
             self._receive_message()
 
     def end_worker(self) -> None:
-        """Ends the worker, since this call will not end by itself."""
+        """Ends the worker of a call that will not end by itself."""
         self.open = False
         self._transport.close(at_once=True)
 

@@ -148,7 +148,7 @@ def open_worker_pool(
     ranks: int = 0,
     sampler: SamplerSection | None = None,
 ) -> WorkerPool:
-    """Opens the workers of a run as `cluster` says.
+    """Opens the workers of a run by its section `cluster`.
 
     Args:
         section: Section `cluster`.

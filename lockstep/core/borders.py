@@ -16,7 +16,7 @@ from lockstep.core.errors import RunError
 from lockstep.core.types import Request, SamplingParams
 
 LARGEST_LOGPROB = 0.1
-"""Nats above 0 that rounding explains in bf16 log-softmax; probabilities or losses exceed it."""
+"""Largest log-probability, nats, that bf16 rounding explains; a probability or loss exceeds it."""
 _LOOK = "check that model's weights and, if it trains, lower its learning rate"
 
 
@@ -36,10 +36,10 @@ def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK)
     """Raises an error for numbers that are NaN or infinite.
 
     Args:
-        what: What the numbers are, and whose, as in "the critic's values".
+        what: Name of the numbers, such as "the critic's values".
         batch: The batch that they belong to.
         columns: [N], [N, K] or [B].
-        cure: What to do.
+        cure: Advice for the user.
 
     Raises:
         NotFiniteError: Names the first bad number and its place.
@@ -58,7 +58,7 @@ def require_responses(
     """Raises an error for responses that do not match the requests, and invalid log-probabilities.
 
     Args:
-        whose: The sampler, as in "the judge's sampler".
+        whose: Name of the sampler, such as "the judge's sampler".
         batch: See `samplers.base.Sampler.generate`.
         requests: The requests.
         sampling: The distribution, and the longest response.

@@ -53,7 +53,7 @@ class RendezvousAddress:
             return str(probe.getsockname()[0])
 
     def choose_interface(self) -> None:
-        """Makes gloo groups of this process, also the default, listen where others reach it."""
+        """Makes all gloo groups of this process listen on an address that others can reach."""
         address = self.own_address
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             for _, name in socket.if_nameindex():
@@ -74,7 +74,7 @@ class RendezvousAddress:
         return gloo(self.open_store(), self.rank, self.size, options)
 
     def for_rank(self, rank: int) -> RendezvousAddress:
-        """The same for another rank."""
+        """The same meeting for a different rank."""
         return replace(self, rank=rank)
 
 

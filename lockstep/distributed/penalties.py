@@ -4,7 +4,7 @@ They change logits before temperature and filters, in vLLM's order: first the re
 divides positive logits and multiplies the others, for all tokens of prompt and response; then the
 frequency penalty is subtracted for each occurrence in the response, and the presence penalty once.
 
-Letters: M rows of logits, m places whose tokens are scored, v this rank's columns, P pairs, N
+Letters: M rows of logits, m scored tokens, v this rank's columns, P pairs, N
 tokens of a batch.
 """
 
@@ -23,7 +23,7 @@ from lockstep_logprobs.shard import WHOLE, Shard
 
 @dataclass(frozen=True)
 class EarlierTokens:
-    """The tokens before each row's own: unique pairs of a row and a token.
+    """Earlier tokens of each row of logits: unique pairs of a row and a token.
 
     Attributes:
         row: Index of the row of logits, int64 [P].
@@ -42,7 +42,7 @@ def find_earlier(batch: Batch, own_m: Tensor) -> EarlierTokens:
 
     Args:
         batch: N tokens; the mask is on for all tokens of a response.
-        own_m: Places of the masked tokens, int64 [m], in any order.
+        own_m: Indices of the masked tokens, int64 [m], in any order.
     """
     row_N = batch.row
     count = batch.tokens.numel()
@@ -79,7 +79,7 @@ def apply_penalties(
 
     Args:
         logits_Mv: Logits of this rank's columns, of any floating type.
-        earlier: Tokens before each row's own.
+        earlier: Earlier tokens of each row.
         sampling: The penalties.
         shard: This rank's columns.
     """

@@ -17,7 +17,7 @@ DIMENSIONS: tuple[MeshDimension, ...] = ("dp_replicate", "dp", "pp", "cp", "tp")
 
 @dataclass(frozen=True)
 class RankMesh:
-    """This rank's position in the mesh; a mesh of None is one process.
+    """This rank's position in the mesh; without a mesh, the only process.
 
     Attributes:
         mesh: Mesh with the dimensions `DIMENSIONS`, including size 1.

@@ -1,4 +1,4 @@
-"""Checkpoint files of one or many ranks: each rank writes its boxes of tensors, and reads any.
+"""Checkpoint files of one or many ranks: each rank writes its boxes of tensors and reads any box.
 
 A file is safetensors; if it has parts of tensors, its header has the offset of each. So any layout
 of ranks can read a checkpoint of any other, every rank reads only what it holds, and nothing is

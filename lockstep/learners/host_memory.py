@@ -102,7 +102,7 @@ class HostMemory:
                 _resize_storage(self._away[key].flat, 0)
 
     def is_offloaded(self, tensor: Tensor) -> bool:
-        """True if a tensor's memory is on the host, lent to the device or not."""
+        """True if a tensor is offloaded, even while a copy is on the device."""
         return bool(self._away) and _make_storage_key(tensor) in self._away
 
     def reload_and_reset(self) -> None:

@@ -60,7 +60,7 @@ class ParameterPiece(ABC):
     @property
     @abstractmethod
     def cut_over(self) -> frozenset[str]:
-        """Mesh dimensions that shard the parameter; FSDP joins flattened ones' names by "_"."""
+        """Mesh dimensions that shard the parameter; FSDP joins names of a flattened mesh by "_"."""
 
     @abstractmethod
     def gather_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""The verbs by which a driver lets all ranks send their weights at the same time, by bucket."""
+"""Methods by which a driver makes all ranks send their weights together, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SendsWeights(ABC):
         self._local_sender.ship_bucket(bucket)
 
     def end_sending(self) -> None:
-        """Aborts a weight sync that failed between buckets, when all ranks are at the same one."""
+        """Aborts a weight sync that failed between buckets; all ranks are at the same bucket."""
         self._leaving = None
 
     def _fill_buckets(self, dtype: torch.dtype, columns: bool) -> Generator[FilledBucket]:

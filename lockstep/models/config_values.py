@@ -14,7 +14,7 @@ from typing import Any
 
 _LAYERS = re.compile(r"num_hidden_layers|n_layers?")
 _MOST_LAYERS = 10_000
-"""Limit on layers; more are a typo. `transformers` builds layers one by one, for hours."""
+"""Limit on layers; a larger number is a typo, with which `transformers` would work for hours."""
 _SIZE = re.compile(
     r"hidden_size|d_model|n_embd|(num_|n_)(attention_|key_value_)?heads?|head_dim|vocab_size|intermediate_size|n_inner|"
     r"max_position_embeddings|n_positions"

@@ -14,7 +14,7 @@ from lockstep.core.errors import InputError
 from lockstep.data.cache import FileStamp, ensure_cached, name_entry
 
 FULL = "sha256:"
-"""Length of the prefix that identifies a large file's digest.
+"""Prefix of a large file's digest.
 
 Older versions stored sixteen digits, from samples of the file.
 """

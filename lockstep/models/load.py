@@ -44,7 +44,7 @@ def load_causal_lm(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """Loads the same folder, or a reward model's, without its head.
+    """Loads a Hugging Face folder, including a reward model's, without its head.
 
     Raises:
         ModelError: If the folder cannot be used.
@@ -97,8 +97,8 @@ def build_causal_lm(
     """Makes a model with random weights from the fields of a `transformers` configuration.
 
     Args:
-        config: Fields, `model_type` among them; the vocabulary and the stop token are the
-            tokenizer's.
+        config: Fields, including `model_type`; the tokenizer gives the vocabulary and the stop
+            token.
         tokenizer: The tokenizer the model is made for.
         seed: Seed of the weights.
     """
@@ -119,7 +119,7 @@ def scratch_config(
     """The configuration of a new model.
 
     Raises:
-        ModelError: If `transformers` knows no such model, or the model no such field.
+        ModelError: If `transformers` does not support the model type, or the model lacks a field.
     """
     fields = {**config, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     model_type = fields.pop("model_type", None)

@@ -80,7 +80,7 @@ def list_targets(network: PreTrainedModel, section: LoRA) -> list[str]:
 
 
 def find_adapted(network: PreTrainedModel, section: LoRA) -> list[nn.Linear]:
-    """The maps that get adapters; raises as `list_targets`."""
+    """Linear maps that get adapters; raises the errors of `list_targets`."""
     endings = list_targets(network, section)
     adapted = list[nn.Linear]()
     for name, module in _linear_maps(network).items():

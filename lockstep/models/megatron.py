@@ -124,7 +124,7 @@ def list_slices(
 
 @dataclass(frozen=True)
 class _QueryGroups:
-    """Query groups: the queries that share a key, then the key and the value."""
+    """Rows of a fused QKV matrix: for each group, its queries, then its key and its value."""
 
     heads: int
     size: int

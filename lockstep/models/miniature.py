@@ -167,7 +167,7 @@ def _list_features(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _narrow_layers(fields: ConfigFields) -> ConfigFields:
-    """Narrows layers if width only costs time."""
+    """Reduces vocabulary, hidden units and experts, whose numbers only cost time."""
     cut = dict(fields)
     cut["vocab_size"] = min(fields["vocab_size"], _VOCABULARY)
     for name in _HIDDEN_UNIT_FIELDS:
@@ -201,7 +201,7 @@ def _thin_heads(fields: ConfigFields) -> ConfigFields:
 
 
 def _with_layers(fields: ConfigFields, layers: Sequence[int], count: int) -> ConfigFields:
-    """Keeps only these of `count` layers; also cuts lists with one entry per layer."""
+    """Keeps only `layers`, out of `count`; shortens lists with one entry per layer to match."""
     cut = dict(fields)
     for name, value in fields.items():
         if isinstance(value, list) and len(value) == count:

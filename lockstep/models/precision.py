@@ -1,4 +1,4 @@
-"""The types of a computation, in PyTorch."""
+"""PyTorch's types and autocast for each computation type."""
 
 from __future__ import annotations
 

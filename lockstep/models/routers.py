@@ -1,4 +1,4 @@
-"""Keeps routers that a model computes in fp32 in fp32 under autocast, which casts products."""
+"""Keeps routers in fp32 under autocast if the model computes them in fp32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keep_in_fp32(model: nn.Module) -> None:
 
 @cache
 def _casts_to_fp32(kind: type[nn.Module]) -> bool:
-    """True if it is a `transformers` module whose `forward` has such a product."""
+    """True for a class of `transformers` whose `forward` casts its weight to fp32 for a product."""
     if not kind.__module__.startswith("transformers.models."):
         return False
     try:
@@ -35,6 +35,6 @@ def _casts_to_fp32(kind: type[nn.Module]) -> bool:
 
 
 def _forward_in_fp32(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """The module's results outside of autocast."""
+    """Calls the module without autocast."""
     with torch.autocast(next(module.parameters()).device.type, enabled=False):
         return type(module).forward(module, *args, **kwargs)

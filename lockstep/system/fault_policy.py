@@ -1,4 +1,4 @@
-"""Fault policy: for each source of faults, the number of retries, their waits, and what follows.
+"""Fault policy: for each source of faults, the number of retries, their waits, and the outcome.
 
 Everything that retries uses `RetryCounter` with the table `POLICY`
 (docs/adr/0035-one-fault-policy.md).
@@ -25,7 +25,7 @@ class RetryPolicy:
     Attributes:
         waits_s: Waits before each retry; the last one repeats.
         limit: Number of retries; None if an option of the recipe sets it, or if it is unlimited.
-        again: Describes a retry in messages; empty if users are not told.
+        again: Describes a retry in messages; empty if users do not see it.
     """
 
     waits_s: tuple[float, ...]

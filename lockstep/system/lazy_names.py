@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def export_lazily(package: str, file: str) -> Callable[[str], object]:
-    """Returns a `__getattr__` that imports what a package lists under `if TYPE_CHECKING`.
+    """Returns a `__getattr__` that imports the names that a package lists under `if TYPE_CHECKING`.
 
     Args:
         package: Its name, for messages.

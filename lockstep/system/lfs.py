@@ -1,4 +1,4 @@
-"""Git LFS pointers: what a clone contains in place of large files without LFS."""
+"""Git LFS pointers: small files that stand for large ones in a clone without LFS."""
 
 from __future__ import annotations
 

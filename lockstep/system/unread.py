@@ -25,7 +25,7 @@ def is_unread(stream: TextIO) -> bool:
 
 
 def wrap_stream(stream: TextIO) -> TextIO:
-    """Returns a stand-in for a standard stream that drops what cannot be written.
+    """Returns a stand-in for a standard stream that drops output that cannot be written.
 
     A message that cannot be written must not end the work that it describes. Streams of tests and
     notebooks are left unchanged.

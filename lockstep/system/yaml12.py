@@ -1,9 +1,9 @@
 """YAML of recipes: the core schema of YAML 1.2 (§10.3), without repeated keys.
 
 PyYAML reads YAML 1.1, in which `1e-5` is text, `no` is false, `12:30` is 750 and 010 is 8; it also
-silently keeps the last of two equal keys. Here, what looks like a number is a number, only true and
-false are truth values, everything else is text as written, and an equal key is an error. Tags and
-aliases are refused, so the result is plain data, no larger than the text.
+silently keeps the last of two equal keys. Here, text that looks like a number is a number, only
+true and false are truth values, everything else is text as written, and an equal key is an error.
+Tags and aliases are refused, so the result is plain data, no larger than the text.
 """
 
 from __future__ import annotations

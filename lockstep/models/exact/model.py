@@ -50,7 +50,7 @@ def is_exact(lm: PreTrainedModel) -> bool:
 
 
 def find_multiple(lm: PreTrainedModel) -> int:
-    """The multiple to which a model's rows and keys should be padded; its kernels then add none."""
+    """Multiple to which rows and keys should be padded, so that a model's kernels need not."""
     if is_exact(lm):
         return KEYS
     return 1

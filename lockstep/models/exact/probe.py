@@ -44,7 +44,7 @@ _SAMPLINGS = (SamplingParams(1), SamplingParams(1, temperature=0.7, top_k=20, to
 
 
 def explain_no_gpu_kernels(config: PreTrainedConfig) -> str | None:
-    """Explains why a model has no exact GPU kernels; None if it has."""
+    """Explains why a model has no exact GPU kernels; None if it has them."""
     if not has_exact_layers_on_gpus(config):
         return (
             f"{config.model_type} models have no exact GPU kernels; supported types: "
@@ -66,7 +66,9 @@ def probe_exactness(
     device: torch.device | str = "cpu",
     adapters: LoRA | None = None,
 ) -> str | None:
-    """Explains what differs between batches on this machine, on one thread or all; None if nothing.
+    """Names an operation that depends on the batch on this machine; None if none does.
+
+    Tried on one thread and on all.
 
     Each shape is tried once in this process, for each number of threads and precision.
     """
@@ -86,7 +88,7 @@ _known = dict[tuple[object, ...], bool]()
 def _list_trials(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, adapters: LoRA | None
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Checks of everything that a model computes over several tokens, by name."""
+    """Yields the name and the check of each operation of a model over several tokens."""
     lm = build_skeleton(config, config.name_or_path or config.model_type)
     if adapters is not None:
         with torch.device("meta"):
@@ -192,7 +194,7 @@ def _try_map(
 
 
 def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
-    """Tries the first and last tile of a vocabulary head on a CPU; scoring computes it in tiles."""
+    """Checks the first and last tile of a vocabulary head on a CPU; scoring computes tiles."""
     columns = min(vocabulary, TILE_COLUMNS + vocabulary % TILE_COLUMNS)
     x, weight = _draw_cancelling(ROWS, columns, size, dtype)
     tiles = [weight[tile] for tile in column_tiles(columns, row_invariant=True)]
@@ -202,7 +204,7 @@ def _try_head(size: int, vocabulary: int, dtype: torch.dtype) -> bool:
 
 
 def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> bool:
-    """Compares some queries alone, as in decoding, with all of them."""
+    """Checks that queries computed one at a time, as in decoding, equal a full pass."""
     kernel = BlockwiseKernel()
     scaling = size**-0.5
     q, k, v = (
@@ -224,7 +226,7 @@ def _try_attention(heads: int, groups: int, size: int, device: torch.device) -> 
 
 
 def _try_norm(size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Tries an RMS norm on a GPU: batches at the beginning and at the end of the largest."""
+    """Checks that a GPU's RMS norm gives rows the same bits in small and large batches."""
     weight = _draw_tensor(size, device=device)
     x = _draw_tensor(_SIZES[-1], size, device=device, dtype=dtype)
     whole = rms_norm(x, weight, 1e-6)

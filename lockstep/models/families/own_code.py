@@ -158,7 +158,7 @@ def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
 
 
 def _list_neighbors(file: Path) -> list[str]:
-    """The modules in the same folder that it imports relatively."""
+    """The modules of the same folder that a file imports relatively."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:

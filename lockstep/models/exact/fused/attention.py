@@ -30,7 +30,7 @@ def run_attention(
         key: Keys and values of all W tokens; may have fewer heads [rows, groups, W, size].
         mask: Added to scores of a single query [rows, W]: 0 or −∞; None: causal.
         scaling: Multiplies queries.
-        window: Most keys that a query sees, its own included.
+        window: Largest number of keys that a query sees, including its own.
 
     Returns:
         fp32 [rows, T, heads, size].
