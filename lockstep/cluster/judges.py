@@ -221,13 +221,13 @@ class ServerAnswers:
         failures: list[RuntimeError] = []
         found: dict[int, ModelAnswer] = {}
 
-        def note_lost(place: int, error: RuntimeError) -> None:
+        def note_lost(index: int, error: RuntimeError) -> None:
             failures.append(error)
             if not found and len(failures) >= self.patience:
                 raise error
 
-        for place, reply in self.chat(conversations, self.sampling, keys, note_lost):
-            found[place] = ModelAnswer(reply.text, reply.finish_reason == "stop")
+        for index, reply in self.chat(conversations, self.sampling, keys, note_lost):
+            found[index] = ModelAnswer(reply.text, reply.finish_reason == "stop")
         if failures and not found:
             raise failures[0]
         if failures:
@@ -235,7 +235,7 @@ class ServerAnswers:
                 f"{len(failures)} of {len(conversations)} questions got no answer; last failure: "
                 f"{failures[-1]}"
             )
-        return [found.get(place) for place in range(len(conversations))]
+        return [found.get(index) for index in range(len(conversations))]
 
 
 _escaped_in_general = build_escape(COMMON_CONTROLS)

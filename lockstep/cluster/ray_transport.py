@@ -96,10 +96,15 @@ class RayCluster:
         order = list(dict.fromkeys(nodes[bundle] for bundle in sorted(nodes)))
         # in machine order, so that neighbors in the placement are on one machine
         self._bundles = sorted(nodes, key=lambda bundle: (order.index(nodes[bundle]), bundle))
+        self._names: list[list[str]] | None = None  # of each bundle's GPUs on its machine
         if self._on_gpu and self._width > 1:
-            self._names = self._list_gpu_names()
-        else:
-            self._names = None
+            ask: Any = ray.remote(ray.get_gpu_ids)
+            options = {"num_cpus": 0, "num_gpus": self._width}
+            asked = [
+                ask.options(**options, scheduling_strategy=self._pin_to_bundle(bundle)).remote()
+                for bundle in self._bundles
+            ]
+            self._names = [sorted(map(str, names)) for names in ray.get(asked)]
         self.address = str(get_node_ip_address())
 
     @property
@@ -153,16 +158,6 @@ class RayCluster:
 
     def _pin_to_bundle(self, bundle: int) -> PlacementGroupSchedulingStrategy:
         return PlacementGroupSchedulingStrategy(self._places, placement_group_bundle_index=bundle)
-
-    def _list_gpu_names(self) -> list[list[str]]:
-        """Names of each bundle's GPUs on its machine."""
-        ask: Any = ray.remote(ray.get_gpu_ids)
-        options = {"num_cpus": 0, "num_gpus": self._width}
-        asked = [
-            ask.options(**options, scheduling_strategy=self._pin_to_bundle(bundle)).remote()
-            for bundle in self._bundles
-        ]
-        return [sorted(map(str, names)) for names in ray.get(asked)]
 
     def _reserve_places(self, count: int, timeout_s: float) -> Any:
         bundle = {"CPU": self._cpus * self._width} | (

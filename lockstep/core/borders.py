@@ -42,7 +42,7 @@ def require_finite(what: str, batch: Batch, *columns: Tensor, cure: str = _LOOK)
         cure: Advice for the user.
 
     Raises:
-        NotFiniteError: Names the first bad number and its place.
+        NotFiniteError: Names the first bad number and its position.
     """
     _require_numbers(what, batch, columns, math.inf, cure)
 

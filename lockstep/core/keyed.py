@@ -62,12 +62,11 @@ def draw_sample(length: int, count: int, *parts: int | str) -> list[int]:
         raise ValueError(f"{count} distinct numbers requested, but range({length}) has fewer")
     moved: dict[int, int] = {}
     chosen = []
-    for place, share in enumerate(
-        draw_uniforms(torch.tensor([hash_key(*parts)]), torch.arange(count))[0].tolist()
-    ):
-        other = place + int(share * (length - place))  # the first steps of a Fisher-Yates shuffle
+    shares = draw_uniforms(torch.tensor([hash_key(*parts)]), torch.arange(count))[0]
+    for index, share in enumerate(shares.tolist()):
+        other = index + int(share * (length - index))  # the first steps of a Fisher-Yates shuffle
         chosen.append(moved.get(other, other))
-        moved[other] = moved.get(place, place)
+        moved[other] = moved.get(index, index)
     return chosen
 
 

@@ -85,8 +85,8 @@ def apply_penalties(
     """
     column_P = earlier.token - shard.start
     here_P = (column_P >= 0) & (column_P < logits_Mv.shape[1])
-    place = earlier.row[here_P], column_P[here_P]
-    return _PenaltyFunction.apply(logits_Mv, *place, earlier.times[here_P], sampling)
+    cell = earlier.row[here_P], column_P[here_P]
+    return _PenaltyFunction.apply(logits_Mv, *cell, earlier.times[here_P], sampling)
 
 
 class _PenaltyFunction(torch.autograd.Function):

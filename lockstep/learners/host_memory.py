@@ -63,10 +63,17 @@ class HostMemory:
         }
         for key, tensor in leaving.items():
             is_copied = frozen and key in self._places
-            stretch = self._allocate_place(key, tensor)
-            for own, host in [] if is_copied else self._pair_chunks(stretch):
-                host.copy_(own, non_blocking=True)
-            self._away[key] = stretch
+            if key not in self._places:
+                size = tensor.untyped_storage().nbytes()
+                count = size // tensor.element_size()
+                flat = tensor.detach().as_strided((count,), (1,), 0).view(torch.uint8)
+                last = next(reversed(self._places.values()), None)
+                start = 0 if last is None else last.start + last.size
+                self._places[key] = _StoragePlace(flat, size, start)
+            if not is_copied:
+                for own, host in self._pair_chunks(self._places[key]):
+                    host.copy_(own, non_blocking=True)
+            self._away[key] = self._places[key]
         if not leaving:
             return
         if self._device.type == "cuda":
@@ -117,21 +124,6 @@ class HostMemory:
         if stays:
             return None
         return key
-
-    def _allocate_place(self, key: StorageWeakRef, tensor: Tensor) -> _StoragePlace:
-        """Allocates room on the host; reuses an earlier one."""
-        if key not in self._places:
-            size = tensor.untyped_storage().nbytes()
-            flat = (
-                tensor.detach()
-                .as_strided((size // tensor.element_size(),), (1,), 0)
-                .view(torch.uint8)
-            )
-            last = next(reversed(self._places.values()), None)
-            self._places[key] = _StoragePlace(
-                flat, size, 0 if last is None else last.start + last.size
-            )
-        return self._places[key]
 
     def _pair_chunks(self, stretch: _StoragePlace) -> Iterator[tuple[Tensor, Tensor]]:
         """Bytes on the device and their location on the host, chunk by chunk."""

@@ -23,22 +23,19 @@ _STEPS = "step"
 
 def learning_rate(optimizer: Optimizer, update: int) -> float:
     """The learning rate of update number `update`, counted from 0."""
-    return optimizer.lr * _compute_factor(optimizer.schedule, update)
-
-
-def _compute_factor(schedule: Schedule, update: int) -> float:
+    schedule = optimizer.schedule
     if update < schedule.warmup_steps:
-        return (update + 1) / schedule.warmup_steps
+        return optimizer.lr * ((update + 1) / schedule.warmup_steps)
     match schedule.decay:
         case "constant":
-            return 1.0
+            return optimizer.lr
         case "linear":
             left = 1.0 - _decay_progress(schedule, update)
         case "cosine":
             left = 0.5 * (1.0 + math.cos(math.pi * _decay_progress(schedule, update)))
         case _:
             assert_never(schedule.decay)
-    return schedule.final_fraction + (1.0 - schedule.final_fraction) * left
+    return optimizer.lr * (schedule.final_fraction + (1.0 - schedule.final_fraction) * left)
 
 
 def _decay_progress(schedule: Schedule, update: int) -> float:

@@ -37,8 +37,8 @@ class TensorBox:
 
     def write_box(self, laid_out: Tensor, numbers: Tensor) -> None:
         """Fills the box in memory with the piece's layout."""
-        place = self.view(laid_out)
-        place.copy_(numbers.view(place.shape))
+        box = self.view(laid_out)
+        box.copy_(numbers.view(box.shape))
 
 
 @dataclass(frozen=True, eq=False)

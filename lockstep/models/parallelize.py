@@ -97,22 +97,22 @@ def parallelize_model(
         return
     mesh = _fsdp_mesh(ranks.mesh)
     if section.cpu_offload:
-        place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     else:
-        place = OffloadPolicy()
+        offload = OffloadPolicy()
     narrow = MixedPrecisionPolicy(
         TORCH_TYPES[section.dtype], torch.float32, cast_forward_inputs=False
     )
     for module in [*list_layers(lm), model]:
         if module is not model and gathers_half(section):
-            whole = find_vectors(module)
+            vectors = find_vectors(module)
         else:
-            whole = None
-        if whole is None:
-            fully_shard(module, mesh=mesh, offload_policy=place)
+            vectors = None
+        if vectors is None:
+            fully_shard(module, mesh=mesh, offload_policy=offload)
         else:
             fully_shard(
-                module, mesh=mesh, offload_policy=place, mp_policy=narrow, ignored_params=whole
+                module, mesh=mesh, offload_policy=offload, mp_policy=narrow, ignored_params=vectors
             )
         assert isinstance(module, FSDPModule)
         # FSDP sums gradients; the learner divides them once by the loss's denominator.

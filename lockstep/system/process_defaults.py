@@ -78,10 +78,10 @@ def stay_offline() -> None:
 
 def may_ask_hub() -> bool:
     """True if the user allows programs on this machine to contact the Hugging Face Hub."""
-    said = (os.environ.get(name, "").upper() for name in _OFFLINE)
-    return os.environ.get(_HUB_MAY_BE_ASKED) == "1" or not any(
-        text in ("1", "ON", "YES", "TRUE") for text in said
-    )
+    offline = {os.environ.get(name, "").upper() for name in _OFFLINE}
+    if os.environ.get(_HUB_MAY_BE_ASKED) == "1":
+        return True
+    return offline.isdisjoint(("1", "ON", "YES", "TRUE"))
 
 
 def keep_freed_memory() -> None:

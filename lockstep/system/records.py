@@ -62,11 +62,11 @@ def check_shape(text: bytes, shape: type[T], refusal: str, cure: str) -> T:
 
 
 def describe_first_error(error: ValidationError) -> str:
-    """The first error in a value, and its place there."""
+    """The first error in a value, and its path in it."""
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    if place:
-        return f"{place}: {first['msg']}"
+    path = ".".join(map(str, first["loc"]))
+    if path:
+        return f"{path}: {first['msg']}"
     return first["msg"]
 
 

@@ -90,7 +90,7 @@ def list_pieces(
             known = list_slices(own, config, stage.first_layer)
             above = "lm." if own == "output_layer.weight" else base
             found = tuple(
-                ParameterSlice(f"{above}{place.name}", place.dim, place.view) for place in known
+                ParameterSlice(f"{above}{part.name}", part.dim, part.view) for part in known
             )
         if not found:
             continue
@@ -109,12 +109,12 @@ def list_pieces(
         yield MegatronPiece(name, parameter, local, tuple(boxes), found[0].dim, partial, ranks)
 
 
-def _build_box(place: ParameterSlice, local: Tensor, ranks: RankMesh) -> TensorBox:
+def _build_box(part: ParameterSlice, local: Tensor, ranks: RankMesh) -> TensorBox:
     rest = tuple(local.shape[1:])
-    shape = (place.view(local).numel() // prod(rest), *rest)
+    shape = (part.view(local).numel() // prod(rest), *rest)
     whole = list(shape)
     offset = [0] * len(shape)
-    if place.dim is not None:
-        whole[place.dim] *= ranks.size("tp")
-        offset[place.dim] = shape[place.dim] * ranks.index("tp")
-    return TensorBox(place.name, tuple(whole), tuple(offset), shape, place.view)
+    if part.dim is not None:
+        whole[part.dim] *= ranks.size("tp")
+        offset[part.dim] = shape[part.dim] * ranks.index("tp")
+    return TensorBox(part.name, tuple(whole), tuple(offset), shape, part.view)

@@ -124,8 +124,8 @@ def _fill_weights(
             piece = TorchPiece.from_parameter(name, parameter)
             if name in made and name_in_folder(network.base_model_prefix, name) not in saved:
                 (box,) = piece.boxes
-                place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
-                piece.local.copy_(made[name][place])
+                index = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
+                piece.local.copy_(made[name][index])
             else:
                 saved.fill_piece(
                     piece.local, piece, partial(name_in_folder, network.base_model_prefix)

@@ -77,16 +77,16 @@ def list_own_files(folder: Path, fields: Mapping[str, Any]) -> list[Path]:
         InputError: A file is missing.
     """
     kind = fields.get("model_type")
-    places = fields.get("auto_map")
-    if not isinstance(places, dict) or _is_from_transformers(kind):
+    classes = fields.get("auto_map")
+    if not isinstance(classes, dict) or _is_from_transformers(kind):
         return []
     todo = list[str]()
-    for place in (places.get(_CONFIG), places.get(_MODEL)):
-        module, _, class_name = str(place).partition(".")
+    for reference in (classes.get(_CONFIG), classes.get(_MODEL)):
+        module, _, class_name = str(reference).partition(".")
         if not module.isidentifier() or not class_name.isidentifier():
             raise InputError(
                 f"{folder}/config.json: auto_map must name {_CONFIG} and {_MODEL} as file.Class "
-                f"with files in that folder, but has {place!r}"
+                f"with files in that folder, but has {reference!r}"
             )
         todo.append(module)
     found = dict[str, Path]()
@@ -122,8 +122,8 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
     refused = [file for file in files if not is_trusted(content[file.stem])]
     if refused:
         raise UntrustedCode.from_files(folder, kind, refused)
-    places = fields["auto_map"]
-    named = sorted(content.items()), places[_CONFIG], places[_MODEL]
+    classes = fields["auto_map"]
+    named = sorted(content.items()), classes[_CONFIG], classes[_MODEL]
     digest = hashlib.sha256(repr(named).encode()).hexdigest()[:12]
     package = f"lockstep_model_{digest}"
     if kind in _OWN and _OWN[kind].package != package:
@@ -135,7 +135,7 @@ def register_own(folder: Path, fields: Mapping[str, Any]) -> None:
         if multiprocessing.parent_process() is None:  # for worker processes
             print_note(f"the model in {folder} runs {', '.join(map(describe_file, files))}")
         sys.meta_path.insert(0, _CodeImporter(package, folder, content))
-        _register_model(folder, kind, package, places)
+        _register_model(folder, kind, package, classes)
         _OWN[kind] = _ModelCode(package, content)
 
 
@@ -146,9 +146,9 @@ def _is_from_transformers(kind: object) -> bool:
 
 def _refuse_shadow(folder: Path, kind: str, fields: Mapping[str, Any]) -> None:
     """Raises InputError if `transformers` has the type and would ignore the trusted file."""
-    places = fields.get("auto_map")
-    for place in places.values() if isinstance(places, dict) else ():
-        file = folder / f"{str(place).partition('.')[0]}.py"
+    classes = fields.get("auto_map")
+    for reference in classes.values() if isinstance(classes, dict) else ():
+        file = folder / f"{str(reference).partition('.')[0]}.py"
         if file.is_file() and is_trusted(file.read_bytes()):
             raise InputError(
                 f"{folder}: transformers implements the model type {kind!r} itself, so "
@@ -170,24 +170,24 @@ def _list_neighbors(file: Path) -> list[str]:
     return names
 
 
-def _register_model(folder: Path, kind: str, package: str, places: Mapping[str, str]) -> None:
-    config = _find_class(folder, package, places[_CONFIG])
-    model = _find_class(folder, package, places[_MODEL])
+def _register_model(folder: Path, kind: str, package: str, classes: Mapping[str, str]) -> None:
+    config = _find_class(folder, package, classes[_CONFIG])
+    model = _find_class(folder, package, classes[_MODEL])
     if not issubclass(config, PreTrainedConfig) or config.model_type != kind:
         raise InputError(
-            f"{folder}: {places[_CONFIG]} must be a PreTrainedConfig with model_type = {kind!r}"
+            f"{folder}: {classes[_CONFIG]} must be a PreTrainedConfig with model_type = {kind!r}"
         )
     if not issubclass(model, PreTrainedModel) or model.config_class is not config:
         raise InputError(
-            f"{folder}: {places[_MODEL]} must be a PreTrainedModel with config_class = "
+            f"{folder}: {classes[_MODEL]} must be a PreTrainedModel with config_class = "
             f"{config.__name__}"
         )
     AutoConfig.register(kind, config)
     AutoModelForCausalLM.register(config, model)
 
 
-def _find_class(folder: Path, package: str, place: str) -> type:
-    module, _, name = place.partition(".")
+def _find_class(folder: Path, package: str, reference: str) -> type:
+    module, _, name = reference.partition(".")
     try:
         found = vars(importlib.import_module(f"{package}.{module}")).get(name)
     except Exception as error:  # the user's module may raise anything on import
