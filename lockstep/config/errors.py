@@ -39,7 +39,7 @@ _EXPECTED = {
 class RecipeError(InputError):
     """A recipe or an override is invalid.
 
-    The message has one sentence per line: where, what, and how to fix it.
+    The message has one sentence per line: the option, the error, and how to fix it.
     """
 
 
@@ -58,7 +58,7 @@ class RecipeShape:
 
     Attributes:
         kind: Class of the recipe, or of a section in it.
-        said: The recipe's value in this place, of any type.
+        said: Value of the section in the recipe, of any type.
         is_named: Whether this is a mapping of sections of this class, with names from the recipe.
     """
 
@@ -74,7 +74,7 @@ class RecipeShape:
         return self.kind.model_fields
 
     def iterate_options(self) -> Iterator[tuple[str, RecipeShape | None]]:
-        """Yields each option's name, with its shape if it is a section; NAME is any name."""
+        """Yields the name of each option, and its shape if it is a section; NAME means any name."""
         if self.is_named:
             if isinstance(self.said, dict) and self.said:
                 names = self.said
@@ -131,7 +131,7 @@ def algorithm_sentence(given: Any) -> str:
 def describe_problems(
     problems: Iterable[ErrorDetails], recipe: RecipeShape
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Describes validation errors with their paths; one sentence per value, unions included."""
+    """Yields the path of each invalid value and a sentence about it; a union has one sentence."""
     for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
         own = list(found)
         of_union = all(len(problem["loc"]) > len(path) for problem in own)
@@ -140,45 +140,47 @@ def describe_problems(
 
 
 def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: RecipeShape) -> str:
-    """Describes the validation error at `path`; a union has at least one problem for each type."""
+    """Describes the validation error at `path`; a union has at least one problem per type."""
     key = ".".join(map(str, path))
-    told = next((problem for problem in problems if problem["type"] == "value_error"), problems[0])
-    match told["type"]:
+    broken_rules = [problem for problem in problems if problem["type"] == "value_error"]
+    first = [*broken_rules, *problems][0]
+    match first["type"]:
         case "extra_forbidden":
-            wrong = _find_innermost(told["input"], path)
+            wrong = _find_innermost(first["input"], path)
             return (
                 f"unknown option {'.'.join(map(str, wrong)) or repr('')}; "
                 f"{suggest_option(recipe, wrong)}"
             )
         case "missing":
-            return f"{key} is missing{_describe_option(recipe, path)}"
+            field = _find_fields(recipe, path[:-1]).get(str(path[-1]))
+            if field is None or not field.description:
+                return f"{key} is missing"
+            return f"{key} is missing ({field.description})"
         case "value_error":
-            text = told["msg"].removeprefix("Value error, ")
+            text = first["msg"].removeprefix("Value error, ")
             if key:
                 return f"{key}: {text}"
             return text
-        case kind if kind not in _EXPECTED and not told["msg"].startswith("Input should be "):
-            return f"{key}: {told['msg']}"
+        case kind if kind not in _EXPECTED and not first["msg"].startswith("Input should be "):
+            return f"{key}: {first['msg']}"
         case _:
             pass
     value = min(problems, key=lambda problem: len(problem["loc"]))["input"]
     depth = len(path) + 1
-    expected = (
-        f"{'a list of ' * (len(problem['loc']) > depth)}{_name_types(problem)}"
-        for problem in problems
-    )
+    expected: list[str] = []
+    for problem in problems:
+        kind = _EXPECTED.get(problem["type"], problem["msg"].removeprefix("Input should be "))
+        if len(problem["loc"]) > depth:
+            kind = f"a list of {kind}"
+        expected.append(kind)
     *others, last = dict.fromkeys(expected)
     sentence = (
         f"{key} is {format_value(value)}, but should be "
         f"{' or '.join(filter(None, (', '.join(others), last)))}"
     )
-    if len(problems) == 1 and told["type"] == "string_type":
+    if len(problems) == 1 and first["type"] == "string_type":
         sentence += f"""; quote text that YAML would parse as another type: {key}='"…"'"""
     return sentence
-
-
-def _name_types(problem: ErrorDetails) -> str:
-    return _EXPECTED.get(problem["type"], problem["msg"].removeprefix("Input should be "))
 
 
 def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
@@ -214,7 +216,7 @@ def _find_innermost(value: Any, path: KeyPath) -> KeyPath:
 
 
 def format_value(value: Any) -> str:
-    """Formats a value for messages: a mapping or a list by its kind only."""
+    """Formats a value for messages; a mapping or a list is only named as such."""
     match value:
         case dict():
             return "a mapping"
@@ -225,7 +227,7 @@ def format_value(value: Any) -> str:
 
 
 def suggest_option(recipe: RecipeShape, path: KeyPath) -> str:
-    """Suggests an option: a neighbor, one with that name in another section, or a similar name."""
+    """Suggests an option with a similar name, or with the same name in another section."""
     *parents, wrong = map(str, path)
     everywhere = list(list_options(recipe))
     foreign = other_libraries.explain_key([*parents, wrong], everywhere)
@@ -246,13 +248,6 @@ def suggest_option(recipe: RecipeShape, path: KeyPath) -> str:
     if meant:
         return f"did you mean {' or '.join(meant)}?"
     return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
-
-
-def _describe_option(recipe: RecipeShape, path: KeyPath) -> str:
-    field = _find_fields(recipe, path[:-1]).get(str(path[-1]))
-    if field is not None and field.description:
-        return f" ({field.description})"
-    return ""
 
 
 def _find_fields(shape: RecipeShape | None, path: KeyPath) -> dict[str, FieldInfo]:

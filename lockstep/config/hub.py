@@ -49,7 +49,7 @@ _NAMED = 8
 
 
 def fetch_names(loaded: LoadedRecipe, weights: bool = True) -> LoadedRecipe:
-    """Fetches what a recipe names on the Hub; returns the recipe with local paths for the names.
+    """Fetches the Hub names in a recipe; returns the recipe with local paths for them.
 
     Args:
         loaded: The recipe. Its names keep the commits recorded in its run's folder or in
@@ -115,16 +115,31 @@ def _list_names(loaded: LoadedRecipe) -> list[HubName]:
 
 
 def _fetch_name(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
-    """Fetches what a name stands for, at commit `pin` if given; returns its commit and local path.
+    """Fetches a model or a data file, at commit `pin` if given; returns its commit and path.
 
     If the commit is fully cached, the Hub is not contacted. Error texts of huggingface_hub and its
     HTTP client are not shown: they may contain a token.
     """
     from huggingface_hub import get_cached_repo_tree
 
+    if name.kind == "dataset":
+        patterns = [escape(name.file or "")]
+        ignored = None
+    else:
+        patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
+        ignored = "*/*"
     try:
         with _open_hub() as api:
-            folder = _download_files(api, name, pin or name.revision, weights)
+            folder = Path(
+                api.snapshot_download(
+                    name.repo,
+                    repo_type=name.kind,
+                    revision=pin or name.revision,
+                    cache_dir=_find_cache(),
+                    allow_patterns=patterns,
+                    ignore_patterns=ignored,
+                )
+            )
             tree = get_cached_repo_tree(
                 name.repo, repo_type=name.kind, revision=folder.name, cache_dir=_find_cache()
             )
@@ -136,7 +151,15 @@ def _fetch_name(name: HubName, pin: str | None, weights: bool) -> tuple[str, Pat
     if name.kind == "model":
         _require_model(name, files)
         return folder.name, folder
-    return folder.name, folder / _find_rows(name, files)
+    if name.file not in files:
+        rows = [
+            file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))
+        ]
+        raise InputError(
+            f"{name.text} is not a data file; files of that data set: "
+            f"{', '.join(rows[:_NAMED]) or 'none'}"
+        )
+    return folder.name, folder / name.file
 
 
 @contextmanager
@@ -161,23 +184,6 @@ def _open_hub() -> Iterator[HfApi]:
         close_session()
 
 
-def _download_files(api: HfApi, name: HubName, revision: str | None, weights: bool) -> Path:
-    """Fetches the missing files of a revision; returns the folder of its commit."""
-    patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
-    if name.kind == "dataset":
-        patterns = [escape(name.file or "")]
-    return Path(
-        api.snapshot_download(
-            name.repo,
-            repo_type=name.kind,
-            revision=revision,
-            cache_dir=_find_cache(),
-            allow_patterns=patterns,
-            ignore_patterns="*/*" if name.kind == "model" else None,
-        )
-    )
-
-
 def _find_cache() -> str | None:
     """The folder of cached Hub files on this machine; None means huggingface_hub's default."""
     folder = os.environ.get("HF_HUB_CACHE")
@@ -195,19 +201,6 @@ def _require_model(name: HubName, files: Sequence[str]) -> None:
             f"{name.text} has no {_ALONE} and no {_INDEX}; use a model with safetensors weights "
             "(pickles are not loaded; merge adapters into their model first)"
         )
-
-
-def _find_rows(name: HubName, files: Sequence[str]) -> str:
-    """The file of rows; raises InputError if the data set has no such file."""
-    if name.file is None or name.file not in files:
-        rows = [
-            file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))
-        ]
-        raise InputError(
-            f"{name.text} is not a data file; files of that data set: "
-            f"{', '.join(rows[:_NAMED]) or 'none'}"
-        )
-    return name.file
 
 
 def _explain_failure(error: Exception) -> str:

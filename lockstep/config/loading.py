@@ -126,11 +126,11 @@ class LoadedRecipe:
         name = self.recipe.trained_first
         if name is None:
             return None
-        same = self.training_recipe.hand_down(load_recipe(name).training_recipe)
-        return load_recipe(name, [f"{key}={value}" for key, value in same.items()])
+        passed_on = self.training_recipe.hand_down(load_recipe(name).training_recipe)
+        return load_recipe(name, [f"{key}={value}" for key, value in passed_on.items()])
 
     def build_identity(self) -> dict[str, Any]:
-        """The options that identify the run: all that change results, and the warm start."""
+        """The options that identify the run: those that change results, and the warm start."""
         tree = self.dump_options()
         # options that display a run, or check a finished one
         for section in ("trackers", "acceptance"):
@@ -153,7 +153,7 @@ class LoadedRecipe:
 
     @cached_property
     def digest(self) -> str:
-        """Ten hexadecimal digits of the identity's SHA-256: other options mean another run."""
+        """Ten hexadecimal digits of the identity's SHA-256; they name the run."""
         canonical = json.dumps(self.build_identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
@@ -233,19 +233,14 @@ def load_run(folder: Path) -> LoadedRecipe:
     path = find_recipe(recipe)
     layers = read_layers(path)
     for tree in _read_trained_first(_join_layers(layers)):
-        _require_known_classes(path, tree)
+        for keys, reference, _ in list_references(tree):
+            if keys in (("algorithm",), TASK_NAME):
+                require_known(path, ".".join(keys), reference)
     return replace(_resolve_layers(path, layers, (), (recipe,)), pins=read_pins(folder))
 
 
-def _require_known_classes(run: Path, tree: Mapping[str, Any]) -> None:
-    """Raises InputError if a run's recipe or its warm starts name a class in unknown code."""
-    for keys, reference, _ in list_references(tree):
-        if keys in (("algorithm",), TASK_NAME):
-            require_known(run, ".".join(keys), reference)
-
-
 def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the option trees of a recipe and of the recipes trained before it, its own first."""
+    """Yields the options of a recipe, then those of the recipes trained before it."""
     read: list[object] = [None]
     while True:
         yield tree
@@ -271,7 +266,13 @@ def _resolve_layers(
     Later layers win.
     """
     overriding = _parse_overrides(overrides)
-    kind = _find_recipe_class(layers, overriding)
+    algorithm = _join_layers([*layers, *overriding]).get("algorithm")
+    kind = registry.find_algorithm(algorithm) if isinstance(algorithm, str) else None
+    if kind is None:
+        raise RecipeError(
+            f"{_find_last_layer(layers, overriding, ['algorithm']).source}: "
+            f"{algorithm_sentence(algorithm)}"
+        )
     _require_kind(kind, expected, arguments[0])
     layers = _expand_scalars(layers)
     overriding = _expand_scalars(overriding)
@@ -289,20 +290,6 @@ def _resolve_layers(
         if _has_option(tree, keys) and keys not in taken
     }
     return LoadedRecipe(path.stem, found, standing, arguments)
-
-
-def _find_recipe_class(
-    layers: Sequence[RecipeLayer], overriding: Sequence[RecipeLayer]
-) -> type[Recipe]:
-    """The recipe class that the layers name."""
-    algorithm = _join_layers([*layers, *overriding]).get("algorithm")
-    kind = registry.find_algorithm(algorithm) if isinstance(algorithm, str) else None
-    if kind is None:
-        raise RecipeError(
-            f"{_find_last_layer(layers, overriding, ['algorithm']).source}: "
-            f"{algorithm_sentence(algorithm)}"
-        )
-    return kind
 
 
 def read_tree(recipe: str) -> dict[str, Any]:
@@ -374,17 +361,14 @@ def _parse_override(text: str) -> tuple[str, Any]:
 
 def _expand_scalars(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
     """Expands scalars that stand for sections."""
-    return [
-        replace(layer, tree={key: _expand_scalar(key, value) for key, value in layer.tree.items()})
-        for layer in layers
-    ]
-
-
-def _expand_scalar(key: str, value: Any) -> Any:
-    short = key in SHORT_FORMS and not isinstance(value, dict | list | None)
-    if short:
-        return {SHORT_FORMS[key]: value}
-    return value
+    expanded: list[RecipeLayer] = []
+    for layer in layers:
+        tree = dict(layer.tree)
+        for section in tree.keys() & SHORT_FORMS.keys():
+            if not isinstance(tree[section], dict | list | None):
+                tree[section] = {SHORT_FORMS[section]: tree[section]}
+        expanded.append(replace(layer, tree=tree))
+    return expanded
 
 
 def _find_sections(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
@@ -432,8 +416,8 @@ def _validate_tree(
     try:
         found = validate_tree(kind, tree)
     except FaultyTree as error:
-        told = [f"{find_layer(path).source}: {text}" for path, text in error.faults]
-        raise RecipeError("\n".join(told)) from None
+        sentences = [f"{find_layer(path).source}: {text}" for path, text in error.faults]
+        raise RecipeError("\n".join(sentences)) from None
     for keys in taken:
         value = yaml12.find_value(_join_layers(layers), keys)
         note_once(

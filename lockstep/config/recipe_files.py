@@ -95,9 +95,10 @@ def _read_layer(path: Path) -> RecipeLayer:
     except (ValueError, OSError) as error:
         raise RecipeError(f"{source}: {error}") from None
     if not isinstance(tree, dict):
+        hint = "; data files go into data.train" if isinstance(tree, list) else ""
         raise RecipeError(
             f"{source}: a recipe must be a mapping of options, but this file is "
-            f"{format_value(tree)}"
+            f"{format_value(tree)}{hint}"
         )
     _find_first_recipe(tree, path.parent)
     return RecipeLayer(source, tree, ships=ships)

@@ -121,11 +121,13 @@ def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task
     return validate(said)
 
 
-def _find_built_in() -> dict[str, str]:
-    """Places of the shipped tasks, by name."""
-    folder = Path(__file__).parent.parent / "tasks"
-    names = sorted({file.stem for file in folder.glob("*.py")} - {"__init__", "base"})
-    return {name: f"lockstep.tasks.{name}:{name.title().replace('_', '')}" for name in names}
-
-
-_TASKS = PluginRegistry("name", Task, "lockstep.tasks.base.Task", _find_built_in())
+_FILES = {file.stem for file in (Path(__file__).parent.parent / "tasks").glob("*.py")}
+_TASKS = PluginRegistry(
+    "name",
+    Task,
+    "lockstep.tasks.base.Task",
+    {
+        name: f"lockstep.tasks.{name}:{name.title().replace('_', '')}"
+        for name in sorted(_FILES - {"__init__", "base"})
+    },
+)

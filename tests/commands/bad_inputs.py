@@ -142,6 +142,7 @@ RECIPES = {
     "recipe: name with a typo": BadInput("train ppo_arithmetc"),
     "recipe: no such file": BadInput("train absent.yaml"),
     "recipe: no YAML": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nppo: {clip: 0.1\n")),
+    "recipe: a list of rows": BadInput("train bad.yaml", write("bad.yaml", "- question: a\n")),
     "recipe: a key twice": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nseed: 2\n")),
     "recipe: a tag": BadInput(
         "train bad.yaml", write("bad.yaml", "seed: !!python/name:os.system\n")
