@@ -84,12 +84,10 @@ def _run_command(arguments: Sequence[str] | None) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line; arguments that argparse leaves over, such as those behind an option,
-    are overrides.
-    """
+    """Parses the command line; arguments that argparse does not recognize are overrides."""
     parser = build_parser()
     options, left = parser.parse_known_args(arguments)
-    if "--traceback" in left:  # wherever it stands
+    if "--traceback" in left:  # at any position
         left.remove("--traceback")
         options.traceback = True
     if left and "overrides" not in options:

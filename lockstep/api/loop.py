@@ -294,19 +294,18 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
 
 @dataclass(frozen=True)
 class _TextPrompts:
-    """The program's prompts; implements `PromptStream`."""
+    """Prompts from the calling program, as a `PromptStream`."""
 
     source: ModelSource
     rows: Sequence[Mapping[str, Any]]
 
     def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        asked = [(number, self.rows[number]) for number in range(position, position + count)]
-        return [
-            Prompt(
-                str(number), row["question"], tuple(self.source.prompt_ids(row["question"])), row
-            )
-            for number, row in asked
-        ]
+        prompts: list[Prompt] = []
+        for number in range(position, position + count):
+            row = self.rows[number]
+            tokens = tuple(self.source.prompt_ids(row["question"]))
+            prompts.append(Prompt(str(number), row["question"], tokens, row))
+        return prompts
 
     def answer(self, prompt: Prompt) -> str:
         return str(prompt.row.get("answer", ""))
@@ -314,7 +313,7 @@ class _TextPrompts:
 
 @dataclass(frozen=True)
 class _FunctionReward:
-    """A function of the program as a `Reward`."""
+    """A function from the calling program, as a `Reward`."""
 
     score: ScoreFunction
 

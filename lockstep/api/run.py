@@ -52,7 +52,7 @@ class Run:
         rows = self.metrics
         points = [(int(row["step"]), row[metric]) for row in rows if metric in row]
         if not points:
-            names = sorted({name for row in rows for name in row})
+            names = sorted(set[str]().union(*rows))
             raise InputError(
                 f"{self.folder} does not log {metric}; {suggest_metric(metric, names)}"
             )
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def summary(self) -> str:
-        """The final summary of a run; its last sentence says if there was nothing to learn from."""
+        """The final summary of a run; it ends with a note if there was nothing to learn from."""
         from lockstep.report.summary import summarize_run
         from lockstep.run.train import describe_nothing_trained
 

@@ -50,8 +50,8 @@ class Sweep:
     def groups(self) -> list[dict[str, Any]]:
         """A row per metric and group of runs that differ only in the seed: mean and interval.
 
-        Over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the interval is
-        Student's t at 95 %, NaN for a single run.
+        The columns, over finished runs: `group`, `metric`, `count`, `mean`, `low`, `high`; the
+        interval is Student's t at 95 %, NaN for a single run.
         """
         from lockstep.report.sweeps import list_spreads, read_sweep
 
@@ -90,15 +90,20 @@ def sweep(
         resolve = partial(load_options, Path(base).stem, base)
     else:
         resolve = trainer._resolve
-    said = RecipeLayer("lockstep.sweep", build_tree(options))
-    grid = {key: _plain_values(key, own) for key, own in values.items()}
+    common = RecipeLayer("lockstep.sweep", build_tree(options))
+    grid: dict[str, list[Any]] = {}
+    for key, own in values.items():
+        if key in ("train", "validation"):
+            raise InputError(f"{key} is short for data.{key}; sweep that, with files")
+        path = key.split(".")
+        grid[key] = [find_value(build_tree(nest_value(key, value)), path) for value in own]
 
     def resolve_with(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:
         layers = [
             RecipeLayer("lockstep.sweep", nest_value(key, value))
             for key, value in combination.values.items()
         ]
-        return resolve(folder, said, *layers)
+        return resolve(folder, common, *layers)
 
     plan = plan_grid(grid, resolve_with, name or name_sweep(base, grid))
     try:
@@ -106,10 +111,3 @@ def sweep(
     except StoppedRun as stopped:
         print(f"lockstep: {stopped}", file=sys.stderr)
     return Sweep(plan.folder)
-
-
-def _plain_values(key: str, values: Iterable[Any]) -> list[Any]:
-    """Converts Python values to recipe values; functions and short forms as in `Trainer`."""
-    if key in ("train", "validation"):
-        raise InputError(f"{key} is short for data.{key}; sweep that, with files")
-    return [find_value(build_tree(nest_value(key, value)), key.split(".")) for value in values]

@@ -18,7 +18,7 @@ from lockstep.run.callbacks import OnStep
 
 
 class Trainer:
-    """A run that has not started, resolved from keyword arguments with the command line's checks.
+    """An algorithm with its options, ready to train; they are checked as on the command line.
 
     Each shipped algorithm has a subclass, such as `lockstep.GRPO`; `Trainer` itself takes your own
     algorithm, as a class or as text (`file.py:Class`).
@@ -66,8 +66,8 @@ class Trainer:
         tree = {"algorithm": text, **build_tree(options)}
         if recipe is None and self.algorithm is not None and tree.get("environment") is not None:
             tree.setdefault("reward", None)  # drop the base's reward, which ignores the environment
-        said = RecipeLayer(f"lockstep.{type(self).__name__}", tree)
-        self._resolve = partial(load_options, name, base, said)
+        layer = RecipeLayer(f"lockstep.{type(self).__name__}", tree)
+        self._resolve = partial(load_options, name, base, layer)
         self._loaded = self._resolve()
 
     @property
@@ -114,7 +114,7 @@ class Trainer:
 def train_loaded(loaded: LoadedRecipe, on_step: OnStep | None, allow_changes: bool = False) -> Run:
     """Trains a resolved recipe; a run that was stopped early is saved and returned.
 
-    Prints a line if nothing was trained, which the command line shows by its exit code.
+    Prints a line if the run stopped early or nothing was trained.
     """
     if "transformers" not in sys.modules:
         print(
@@ -141,6 +141,6 @@ def train(
     **options: Any,
 ) -> Run:
     """Trains a recipe by name or file, like `lockstep train`, with the options of `Trainer`."""
-    said = RecipeLayer("lockstep.train", build_tree(options))
-    loaded = load_options(Path(recipe).stem, str(recipe), said)
+    layer = RecipeLayer("lockstep.train", build_tree(options))
+    loaded = load_options(Path(recipe).stem, str(recipe), layer)
     return train_loaded(loaded, on_step, allow_changes)

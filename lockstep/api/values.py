@@ -123,7 +123,7 @@ def _name_reward(name: str, key: str) -> dict[str, Any]:
 
 
 def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:
-    """Functions by their own names.
+    """Maps the names of functions to the functions.
 
     Raises:
         InputError: One is not a function, or two have the same name.
@@ -140,7 +140,7 @@ def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:
 
 
 def _names_functions(given: Any) -> bool:
-    """True for names with functions, as opposed to a section, whose keys are options."""
+    """True for a mapping from names to functions, rather than a section, whose keys are options."""
     return (
         isinstance(given, Mapping)
         and bool(given)

@@ -48,8 +48,9 @@ def run_command(options: argparse.Namespace) -> int:
     if sweeps:
         write_sweep_report(sweeps[0], out)
     else:
-        for sentence in (sentence for folder in folders for sentence in find_altered(folder, "")):
-            print(f"note: {sentence}", file=sys.stderr)
+        for folder in folders:
+            for sentence in find_altered(folder, ""):
+                print(f"note: {sentence}", file=sys.stderr)
         write_report(folders, out)
     print_text(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -12,6 +12,7 @@ import inspect
 import types
 from collections.abc import Callable
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 
@@ -34,7 +35,7 @@ def _describe_value(value: object, seen: set[int]) -> str:
         case list() | tuple():
             parts = list(value)
         case dict():
-            parts = [part for pair in value.items() for part in pair]
+            parts = list(chain.from_iterable(value.items()))
         case staticmethod() | classmethod() | property() | cached_property():
             parts = [
                 getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")
@@ -42,10 +43,8 @@ def _describe_value(value: object, seen: set[int]) -> str:
         case types.CodeType():
             parts = [value.co_code, value.co_names, value.co_consts]
         case types.FunctionType() if id(value) not in seen:
-            named = {
-                name: value.__globals__[name]
-                for name in sorted(_list_names(value.__code__) & set(value.__globals__))
-            }
+            names = sorted(_list_names(value.__code__) & set(value.__globals__))
+            named = {name: value.__globals__[name] for name in names}
             closed = inspect.getclosurevars(value).nonlocals
             parts = [value.__code__, value.__defaults__, value.__kwdefaults__, dict(closed), named]
         case type() if id(value) not in seen and value.__module__ == "__main__":

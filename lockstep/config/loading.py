@@ -153,7 +153,7 @@ class LoadedRecipe:
 
     @cached_property
     def digest(self) -> str:
-        """Ten hexadecimal digits of the identity's SHA-256; they name the run."""
+        """Ten hexadecimal digits of the identity's SHA-256; part of the run's name."""
         canonical = json.dumps(self.build_identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 

@@ -11,7 +11,7 @@ import yaml
 
 _TABLES = "lockstep_convert"
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""Loads every scalar as text, enough for hints, and in C, so that a message is not slow."""
+"""Loads every scalar as text, which suffices for hints; in C if available, for speed."""
 _SPELLINGS = (("", ""), ("ppo.", "grpo."), ("policy.", "optimizer."))
 """Prefixes in the tables, and sections of other algorithms with the same options."""
 
@@ -57,12 +57,12 @@ def read_keys() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
         (file for file in folder.iterdir() if file.name.endswith(".yaml")),
         key=lambda file: file.name,
     )
-    trees = [yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER) for file in tables]
-    return tuple(
-        (tree["name"], key, tuple(_list_options(cell)))
-        for tree in trees
-        for key, cell in tree["keys"].items()
-    )
+    rows: list[tuple[str, str, tuple[str, ...]]] = []
+    for file in tables:
+        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER)
+        for key, cell in tree["keys"].items():
+            rows.append((tree["name"], key, tuple(_list_options(cell))))
+    return tuple(rows)
 
 
 def _list_options(cell: Any) -> Iterator[str]:

@@ -39,8 +39,9 @@ class RecipeLayer:
 @cache
 def find_shipped() -> dict[str, Path]:
     """The shipped recipes, by name, from the folders of the algorithms and commands."""
-    folders = [Path(str(files(package))) for package in ("lockstep", "lockstep_doctor")]
-    paths = [path for folder in folders for path in folder.rglob("recipes/*.yaml")]
+    paths: list[Path] = []
+    for package in ("lockstep", "lockstep_doctor"):
+        paths += Path(str(files(package))).rglob("recipes/*.yaml")
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
@@ -61,7 +62,7 @@ def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
 
 
 def read_layers(path: Path) -> list[RecipeLayer]:
-    """Returns the layers of a file: those of its base, then its own."""
+    """Returns the layers of a file: the layers of its base, then its own."""
     layers: list[RecipeLayer] = []
     read: set[Path] = set()
     while True:

@@ -1,4 +1,4 @@
-"""Trust in Python files of others: they run only if trained with before, or with `--trust`.
+"""Trust in other people's Python files: they run only after training with them, or `--trust`.
 
 These files belong to model folders, or are named by a run's recipe: a run's folder, and the code
 next to it, may come from someone else. Trust is by content: a copy in a run's folder is trusted
@@ -48,7 +48,7 @@ class UntrustedCode(InputError):
 
 
 def trust(*files: str | os.PathLike[str]) -> None:
-    """Allows this process and its children to run these Python files in their current version.
+    """Allows this process and its children to run these Python files with their current content.
 
     Args:
         files: Python files of a model's folder, or that a run's recipe names. They run while their
@@ -77,7 +77,7 @@ def describe_trust(files: Sequence[Path]) -> str:
 
 
 def log_code_file(option: str, reference: str) -> None:
-    """Logs which file an option runs, before its import; once per content, not for Lockstep's."""
+    """Logs the file that an option runs, once per content; not for Lockstep's own files."""
     file = find_file(reference)
     if file is not None and not file.resolve().is_relative_to(_OWN):
         note_once(f"{option} {reference} runs {describe_file(file)}")
@@ -128,10 +128,8 @@ def note_run_here(tree: Mapping[str, Any]) -> None:
     run = set[str]()
     for _, reference, file in list_references(tree):
         if not _is_installed(file):
-            run |= {
-                digest_content(own.read_bytes())
-                for own in _list_imported(*_find_root(reference, file))
-            }
+            imported = _list_imported(*_find_root(reference, file))
+            run |= {digest_content(own.read_bytes()) for own in imported}
     new = sorted(run - _read_known())
     if new:
         with suppress(OSError, LockstepError):  # later commands will then require --trust
@@ -152,8 +150,8 @@ def _is_installed(file: Path) -> bool:
     """True if the code came with Python, Lockstep or an installed package."""
     paths = sysconfig.get_paths()
     named = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    places = (*named, *site.getsitepackages(), site.getusersitepackages(), _OWN)
-    return any(file.resolve().is_relative_to(Path(place).resolve()) for place in places)
+    folders = (*named, *site.getsitepackages(), site.getusersitepackages(), _OWN)
+    return any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _find_root(reference: str, file: Path) -> tuple[Path, Path]:
@@ -203,8 +201,6 @@ def _find_modules(names: Iterable[tuple[str, ...]], root: Path) -> Iterator[Path
         place = root
         for part in filter(None, parts):
             place /= part
-            yield from (
-                path
-                for path in (place / "__init__.py", place.with_name(f"{part}.py"))
-                if path.is_file()
-            )
+            for path in (place / "__init__.py", place.with_name(f"{part}.py")):
+                if path.is_file():
+                    yield path

@@ -59,11 +59,7 @@ def load_object(reference: str, option: str, kind: str) -> Callable[..., Any]:
         raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
     found = vars(module).get(name)
     if not callable(found):
-        names = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and not key.startswith("_")
-        ]
+        names = [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
         raise InputError(
             f"{option} {reference}: {kind} {name} not found in {place}; it has "
             f"{', '.join(names) or 'none'}"
@@ -112,21 +108,15 @@ def find_file(reference: str) -> Path | None:
     place = reference.rpartition(":")[0]
     if not place:
         return None
-    inside = place.replace(".", "/")
-    packages = (
-        Path(entry, name)
-        for entry in sys.path
-        for name in (f"{inside}/__init__.py", f"{inside}.py")
-    )
+    paths: list[Path] = []
+    if place.endswith(".py"):
+        paths.append(Path(place))
+    else:
+        inside = place.replace(".", "/")
+        for entry in sys.path:
+            paths += [Path(entry, inside, "__init__.py"), Path(entry, f"{inside}.py")]
     try:
-        return next(
-            (
-                path
-                for path in ([Path(place)] if place.endswith(".py") else packages)
-                if path.is_file()
-            ),
-            None,
-        )
+        return next((path for path in paths if path.is_file()), None)
     except (OSError, ValueError):  # not a valid file name
         return None
 

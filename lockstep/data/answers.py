@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,7 +36,7 @@ _IN_TEXT = {"role", "content", "weight"}
 
 
 class AnswerEncoder:
-    """Encodes answers: what the chat template writes after the prompt, and one stop token.
+    """Encodes answers: the text that the chat template adds to the prompt, and one stop token.
 
     Args:
         tokenizer: The model's tokenizer; its end-of-sequence token ends an answer.
@@ -71,7 +72,10 @@ class AnswerEncoder:
             self._ends = 1
         else:
             self._ends = sum(token in self._stops for token in self._closing)
-        self._prepends = is_chat(data) and self._writes_spaces()
+        self._prepends = False
+        if is_chat(data):
+            pieces = tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])
+            self._prepends = str(pieces[0]).startswith("▁")
 
     def __call__(
         self, prompts: Sequence[Prompt], answers: Sequence[ChatMessage]
@@ -81,16 +85,22 @@ class AnswerEncoder:
             parts = [self._split_stop(_read_text(answer)) for answer in answers]
             bodies = self._token_ids([text for text, _ in parts], prompts)
             return [(*ids, end) for ids, (_, end) in zip(bodies, parts, strict=True)]
-        texts = [
-            self._render_example(prompt, answer)
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        found = self._token_ids([text for _, text in texts], prompts)
+        texts: list[str] = []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            talk = prompt.messages or ()
+            try:
+                values = values_of(prompt.row, self._data)
+                texts.append(self._write_after_prompt(talk, prompt.text, answer, values))
+            except ChatTemplateError as error:
+                raise DataError(
+                    f"{prompt.id}: has an answer that cannot be learned: {error}"
+                ) from error
+        found = self._token_ids(texts, prompts)
         if self._prepends:
-            found = [
-                self._encode_after_prompt(*pair, ids)
-                for pair, ids in zip(texts, found, strict=True)
-            ]
+            for k, prompt in enumerate(prompts):
+                given, whole = self._token_ids([prompt.text, prompt.text + texts[k]])
+                if whole[: len(given)] == given:
+                    found[k] = whole[len(given) :]
         return [self._end_at_stop(ids) for ids in found]
 
     def write_answer(self, row: DataRow, where: str, answer: ChatMessage) -> str:
@@ -108,7 +118,7 @@ class AnswerEncoder:
         )
 
     def examine_answer(self, row: DataRow, answer: ChatMessage) -> tuple[str | None, str]:
-        """Returns why an answer cannot be learned, None if it can; and its learned text."""
+        """Returns why an answer cannot be learned (None if it can), and its learned text."""
         wrong = self._find_fault(answer)
         if wrong is not None:
             return wrong, ""
@@ -126,7 +136,7 @@ class AnswerEncoder:
         return None, written
 
     def _find_fault(self, answer: ChatMessage) -> str | None:
-        """Returns why an answer cannot be learned, if that shows before it is rendered."""
+        """Returns why an answer cannot be learned, as far as this is known before rendering."""
         weight = answer.get("weight")
         if weight is not None and weight not in (0, 1):
             return f"has the weight {weight} on its answer; the weight must be 1 (learned) or 0"
@@ -139,21 +149,20 @@ class AnswerEncoder:
             return f"has {inside}, a stop token of the model, inside its answer"
         if is_chat(self._data):
             return None
-        unread = sorted(
-            name
-            for name in _list_other_fields(answer)
-            if name in ("tool_calls", "reasoning_content")
-        )
-        if unread:
-            return f"has {unread[0]} in its answer, which data.chat=true renders"
+        others = _list_other_fields(answer)
+        for name in ("reasoning_content", "tool_calls"):
+            if name in others:
+                return f"has {name} in its answer, which data.chat=true renders"
         return None
 
     def note_unread(self, rows: Iterable[tuple[DataRow, Sequence[ChatMessage]]]) -> None:
         """Notes answer fields of some rows that do not affect what is learned."""
-        unread: dict[str, int] = {}
+        unread = Counter[str]()
         for row, answers in rows if is_chat(self._data) else ():
-            found = {name for answer in answers for name in self._find_unread(row, answer)}
-            unread |= {name: unread.get(name, 0) + 1 for name in found}
+            found: set[str] = set()
+            for answer in answers:
+                found.update(self._find_unread(row, answer))
+            unread.update(found)
         if unread:
             names = ", ".join(f"{name} ({count})" for name, count in sorted(unread.items()))
             print_note(
@@ -161,31 +170,16 @@ class AnswerEncoder:
                 f"omitted fields and how many of the first rows have them: {names}"
             )
 
-    def _find_unread(self, row: DataRow, answer: ChatMessage) -> Iterable[str]:
+    def _find_unread(self, row: DataRow, answer: ChatMessage) -> Iterator[str]:
+        """Yields the fields of an answer without which its text stays the same."""
         names = [name for name in _list_other_fields(answer) if name != "tool_calls"]
         if not names:
-            return []
+            return
         whole = self.write_answer(row, "row", answer)
-        return [
-            name
-            for name in names
-            if whole
-            == self.write_answer(
-                row, "row", {key: value for key, value in answer.items() if key != name}
-            )
-        ]
-
-    def _render_example(self, prompt: Prompt, answer: ChatMessage) -> tuple[str, str]:
-        """Texts of a prompt and of an answer to it."""
-        try:
-            values = values_of(prompt.row, self._data)
-            return prompt.text, self._write_after_prompt(
-                prompt.messages or (), prompt.text, answer, values
-            )
-        except ChatTemplateError as error:
-            raise DataError(
-                f"{prompt.id}: has an answer that cannot be learned: {error}"
-            ) from error
+        for name in names:
+            rest = {key: value for key, value in answer.items() if key != name}
+            if self.write_answer(row, "row", rest) == whole:
+                yield name
 
     def _write_after_prompt(
         self, talk: Sequence[ChatMessage], opening: str, answer: ChatMessage, values: TemplateValues
@@ -198,10 +192,10 @@ class AnswerEncoder:
         whole = messages.render_whole([*talk, answer], self._tokenizer, values)
         if whole.startswith(opening):
             return whole[len(opening) :]
-        said = messages.render_whole(
+        example = messages.render_whole(
             [*talk, {**answer, "content": _STAND_IN}], self._tokenizer, values
         )
-        before, _, after = said.rpartition(_STAND_IN)
+        before, _, after = example.rpartition(_STAND_IN)
         text = _read_text(answer)
         opened = opening[len(before) :]
         if (
@@ -237,24 +231,11 @@ class AnswerEncoder:
 
     def _end_at_stop(self, ids: list[int]) -> tuple[int, ...]:
         """The tokens up to the template's stop token, or followed by the end-of-sequence token."""
-        places = [place for place, token in enumerate(ids) if token in self._stops]
-        if self._ends and places:
-            return tuple(ids[: places[-min(self._ends, len(places))] + 1])
+        ends = [index for index, token in enumerate(ids) if token in self._stops]
+        if self._ends and ends:
+            return tuple(ids[: ends[-min(self._ends, len(ends))] + 1])
         length = len(ids) - len(self._closing)
         return (*(ids[:length] if ids[length:] == self._closing else ids), self._eos)
-
-    def _encode_after_prompt(self, opening: str, text: str, alone: list[int]) -> list[int]:
-        """The tokens of a text after a prompt, if the tokenizer adds a space before lone text."""
-        given, whole = self._token_ids([opening, opening + text])
-        if whole[: len(given)] == given:
-            return whole[len(given) :]
-        return alone
-
-    def _writes_spaces(self) -> bool:
-        """True if the tokenizer writes a space before standalone text."""
-        return str(self._tokenizer.convert_ids_to_tokens(self._token_ids(["a"])[0])[0]).startswith(
-            "▁"
-        )
 
     def _token_ids(self, texts: Sequence[str], prompts: Sequence[Prompt] = ()) -> list[list[int]]:
         names = [prompt.id for prompt in prompts]
@@ -262,7 +243,10 @@ class AnswerEncoder:
 
 
 def _find_continuation(asked: str, opening: str, before: str) -> int | None:
-    """Finds where a prompt ends within a longer conversation: after `asked` and what follows it."""
+    """Finds the index in `before`, a longer conversation, at which the prompt `opening` ends.
+
+    The prompt ends after its last message `asked` and the template's text after that message.
+    """
     follows = opening.rpartition(asked)[2]
     start = before.rfind(asked) + len(asked)
     if (
@@ -280,7 +264,7 @@ def _read_text(message: ChatMessage) -> str:
 
 
 def _list_other_fields(answer: ChatMessage) -> list[str]:
-    """Non-empty fields besides the text."""
+    """Names of the non-empty fields other than the text."""
     return [name for name, value in answer.items() if name not in _IN_TEXT and value]
 
 
@@ -330,8 +314,10 @@ def _find_talk(template: str, row: DataRow) -> str | None:
 
 
 def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-    """A batch of prompts and answers, `mask` on answers."""
-    tokens = [token for given, learned in rows for token in (*given, *learned)]
+    """A batch of prompts and answers; `mask` is true for answer tokens."""
+    tokens: list[int] = []
+    for given, learned in rows:
+        tokens += [*given, *learned]
     parts = torch.tensor([[len(given), len(learned)] for given, learned in rows])
     mask = torch.repeat_interleave(torch.tensor([False, True]).repeat(len(rows)), parts.flatten())
     return Batch(torch.tensor(tokens), parts.sum(1), {"mask": mask})
@@ -358,11 +344,14 @@ class AnsweredRow:
 
 
 def build_answer_batch(rows: Sequence[AnsweredRow]) -> Batch:
-    """A batch of rows to learn, one sequence per answer, `mask` on answers."""
-    batch = build_batch([(row.prompt.tokens, answer) for row in rows for answer in row.answers])
-    scores = [score for row in rows for score in row.scores]
+    """A batch of rows to learn, one sequence per answer; `mask` is true for answer tokens."""
+    pairs: list[tuple[Sequence[int], Sequence[int]]] = []
+    scores: list[float] = []
+    for row in rows:
+        pairs += [(row.prompt.tokens, answer) for answer in row.answers]
+        scores += row.scores
     sample = {"score": torch.tensor(scores)} if scores else {}
-    return replace(batch, sample=sample, group_size=len(rows[0].answers))
+    return replace(build_batch(pairs), sample=sample, group_size=len(rows[0].answers))
 
 
 class AnsweredRows(EncodedRows[AnsweredRow]):

@@ -20,7 +20,7 @@ class FileGroup:
     """Files whose rows belong together.
 
     Attributes:
-        paths: JSONL, packed or not, a JSON list, or Parquet.
+        paths: The files: JSONL (plain or gzipped), a JSON list, or Parquet.
         weights: Relative frequency of each file's rows; None means that the files are concatenated.
     """
 
@@ -40,20 +40,17 @@ def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
             error.
     """
     labels = _label_files(files.paths)
-    opened = [
-        _open_file(path, bad_rows, label) for path, label in zip(files.paths, labels, strict=True)
-    ]
+    opened: list[FileRows] = []
+    for path, label in zip(files.paths, labels, strict=True):
+        if path.suffix == ".parquet":
+            opened.append(TableRows(path, label))
+        elif path.suffix == ".json":
+            opened.append(JsonList(path, bad_rows, label))
+        else:
+            opened.append(JsonlIndex(path, bad_rows, label))
     if len(opened) == 1:
         return opened[0]
     return JoinedRows(opened, files.weights)
-
-
-def _open_file(path: Path, bad_rows: BadRowPolicy, label: str) -> FileRows:
-    if path.suffix == ".parquet":
-        return TableRows(path, label)
-    if path.suffix == ".json":
-        return JsonList(path, bad_rows, label)
-    return JsonlIndex(path, bad_rows, label)
 
 
 def _label_files(paths: Sequence[Path]) -> list[str]:
@@ -65,9 +62,12 @@ def _label_files(paths: Sequence[Path]) -> list[str]:
                 f"{path}: duplicate file; list it once, and set data.weights to use it more often"
             )
     named = [path.absolute() for path in paths]  # a Hub file links to a name of digits
-    depths = range(1, max(len(path.parts) for path in named) + 1)
-    labels = (["/".join(path.parts[-depth:]) for path in named] for depth in depths)
-    return next(names for names in labels if len(set(names)) == len(names))
+    depth = 1
+    labels = [path.name for path in named]
+    while len(set(labels)) < len(labels):
+        depth += 1
+        labels = ["/".join(path.parts[-depth:]) for path in named]
+    return labels
 
 
 class JoinedRows(FileRows):
@@ -110,14 +110,13 @@ class JoinedRows(FileRows):
 
     def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows `indices`, in that order; each file is read once."""
-        places = [self._locate_row(i) for i in indices]
+        located = [self._locate_row(i) for i in indices]
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for k, rows in enumerate(self._opened):
-            wanted = [place for place in places if place[0] == k]
-            found |= zip(
-                wanted, rows.read_rows([own for _, own in wanted]) if wanted else [], strict=True
-            )
-        return [found[place] for place in places]
+            wanted = [pair for pair in located if pair[0] == k]
+            if wanted:
+                found |= zip(wanted, rows.read_rows([own for _, own in wanted]), strict=True)
+        return [found[pair] for pair in located]
 
     def _locate_row(self, i: int) -> tuple[int, int]:
         """Returns the file of a row and its index there."""

@@ -105,7 +105,15 @@ class JsonlIndex(FileRows):
         with self._open_text() as text:
             start = text.read(_START_BYTES)
             mark = _UTF8_MARK if start.startswith(_UTF8_MARK) else b""
-            self._require_lines(start[len(mark) :])
+            start = start.removeprefix(mark)
+            if start.startswith(lfs.MARK):
+                raise DataError(
+                    f"{self.path}: is only a Git LFS pointer; `git lfs pull` downloads the file"
+                )
+            if re.match(rb"\[\s*[\n{]", start):
+                raise DataError(
+                    f"{self.path}: is a JSON list, not JSONL; rename it to end in .json"
+                )
             digest.update(mark)
             offset = text.seek(len(mark))
             for number, line in enumerate(text, start=1):
@@ -119,15 +127,6 @@ class JsonlIndex(FileRows):
                 offset += len(line)
         about = {"digest": digest.hexdigest(), "bad": bad, "faults": faults}
         return CachedTable(np.frombuffer(numbers, np.int64).reshape(-1, 2), about)
-
-    def _require_lines(self, start: bytes) -> None:
-        """Raises DataError for the two kinds of files that are most often mistaken for JSONL."""
-        if start.startswith(lfs.MARK):
-            raise DataError(
-                f"{self.path}: is only a Git LFS pointer; `git lfs pull` downloads the file"
-            )
-        if re.match(rb"\[\s*[\n{]", start):
-            raise DataError(f"{self.path}: is a JSON list, not JSONL; rename it to end in .json")
 
 
 class JsonList(FileRows):
@@ -230,7 +229,13 @@ def parse_any(text: bytes) -> Any:
     if text.count(b"[") + text.count(b"{") > _DEEPEST and _measure_depth(value) > _DEEPEST:
         raise ValueError(_TOO_DEEP)
     if _SURROGATE_ESCAPE.search(text):
-        _check_encodable(value)
+        # an unpaired surrogate is legal JSON, but neither tokenizers nor UTF-8 accept it
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                "escapes half a surrogate pair (as in \\ud83d alone), which is invalid text"
+            ) from error
     return value
 
 
@@ -240,9 +245,10 @@ def _measure_depth(value: Any) -> int:
     level = [value]
     while level := [item for item in level if isinstance(item, list | dict)]:
         depth += 1
-        level = [
-            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
-        ]
+        inner: list[Any] = []
+        for item in level:
+            inner.extend(item.values() if isinstance(item, dict) else item)
+        level = inner
     return depth
 
 
@@ -268,16 +274,6 @@ def json_type(value: object) -> str:
     return {dict: "object", list: "array", str: "string", bool: "boolean"}.get(
         type(value), "number"
     )
-
-
-def _check_encodable(value: Any) -> None:
-    """Refuses an unpaired surrogate: legal JSON, but neither tokenizers nor UTF-8 accept it."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            "escapes half a surrogate pair (as in \\ud83d alone), which is invalid text"
-        ) from error
 
 
 def _find_fault(line: bytes) -> str | None:

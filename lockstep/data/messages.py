@@ -47,7 +47,7 @@ _TALK: Sequence[ChatMessage] = [
 
 
 class ChatTemplateError(InputError):
-    """The tokenizer's chat template fails or refuses a conversation; the message is short."""
+    """The tokenizer's chat template fails or refuses a conversation."""
 
 
 def read_question(row: DataRow, field: str) -> tuple[ChatMessage, ...]:
@@ -84,7 +84,7 @@ def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
     args: TemplateValues = NO_ARGS,
 ) -> str:
-    """A conversation as the model reads it, up to the start of the reply.
+    """Renders a conversation as the model reads it, up to the start of the reply.
 
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
@@ -97,7 +97,7 @@ def render_whole(
     tokenizer: PreTrainedTokenizerBase,
     args: TemplateValues = NO_ARGS,
 ) -> str:
-    """A finished conversation, as the chat template writes it.
+    """Renders a conversation with its last answer.
 
     Raises:
         ChatTemplateError: The tokenizer's chat template refuses the conversation.
@@ -199,7 +199,11 @@ def _render_text(
     add_generation_prompt: bool,
     args: TemplateValues,
 ) -> str:
-    talk = [_read_calls(message) for message in messages]
+    talk = [dict(message) for message in messages]
+    for message in talk:
+        if message.get("tool_calls"):
+            message["content"] = message.get("content")
+            message["tool_calls"] = [_read_arguments(call) for call in message["tool_calls"]]
     options: dict[str, Any] = {
         "add_generation_prompt": add_generation_prompt,
         "strftime_now": strftime_now,
@@ -218,15 +222,8 @@ def _render_text(
     )
 
 
-def _read_calls(message: ChatMessage) -> dict[str, Any]:
-    """A message for the template: calls get object arguments, and null for missing content."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    calls = [_read_arguments(call) for call in message["tool_calls"]]
-    return {**message, "content": message.get("content"), "tool_calls": calls}
-
-
 def _read_arguments(call: Any) -> Any:
+    """Returns a tool call; if its arguments are JSON text of an object, they become the object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

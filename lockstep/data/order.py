@@ -49,8 +49,8 @@ def mix_rows_at(
         before = taken
         taken = count_drawn(p, tuple(weights))
         part = next(k for k, (old, new) in enumerate(zip(before, taken, strict=True)) if new > old)
-        epoch, place = divmod(before[part], sizes[part])
-        rows.append(starts[part] + int(row_order(sizes[part], epoch, seeds[part], shuffle)[place]))
+        epoch, index = divmod(before[part], sizes[part])
+        rows.append(starts[part] + int(row_order(sizes[part], epoch, seeds[part], shuffle)[index]))
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.data.answers import AnsweredRow, AnsweredRows, answer_fault, is_empty, read_answer
+from lockstep.data.answers import AnsweredRows, answer_fault, is_empty, read_answer
 from lockstep.data.messages import ChatMessage
 from lockstep.data.pair_options import PairSection
 from lockstep.data.rows import DataRow
@@ -21,15 +21,14 @@ class PairRows(AnsweredRows):
 
     def render_pairs(self, position: int, count: int, seed: int) -> list[dict[str, Any]]:
         """The pairs at `position` … `position + count − 1` of a run, as text for JSON."""
-        return [self._render_pair(pair) for pair in self.read_at(position, count, seed)]
-
-    def _render_pair(self, pair: AnsweredRow) -> dict[str, Any]:
-        texts = [
-            self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in pair.answers
-        ]
-        scores = zip(("chosen_score", "rejected_score"), pair.scores, strict=False)
-        answers = zip(("chosen", "rejected"), texts, strict=True)
-        return {"id": pair.prompt.id, "prompt": pair.prompt.text, **dict(answers), **dict(scores)}
+        rendered: list[dict[str, Any]] = []
+        for pair in self.read_at(position, count, seed):
+            record: dict[str, Any] = {"id": pair.prompt.id, "prompt": pair.prompt.text}
+            for name, ids in zip(("chosen", "rejected"), pair.answers, strict=True):
+                record[name] = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            record |= zip(("chosen_score", "rejected_score"), pair.scores, strict=False)
+            rendered.append(record)
+        return rendered
 
     def _read_answers(self, row: DataRow, where: str) -> tuple[ChatMessage, ChatMessage]:
         return read_answer(self._data.chosen, row, where), read_answer(

@@ -26,7 +26,7 @@ from lockstep.data.templates import fill_template, find_askers, find_field_fault
 T = TypeVar("T")
 
 _PANIC = "PanicException"
-"""Class of a Rust panic; it is not an Exception, and nothing exports it."""
+"""Name of the class of a Rust panic, which is not an Exception and cannot be imported."""
 
 _MOST_CHARACTERS = 10_000_000
 """Longer texts would take a tokenizer minutes and gigabytes, and would be too long anyway."""
@@ -102,23 +102,18 @@ def fault_of(
     if is_chat(data):
         messages.require_template(tokenizer, data.template_args)
     else:
-        _require_open_end(tokenizer)
+        ids = tokenizer("a", add_special_tokens=True)["input_ids"]
+        if ids and ids[-1] == tokenizer.eos_token_id:  # no answer could follow a prompt
+            raise InputError(
+                f"the tokenizer in {tokenizer.name_or_path} appends its end-of-sequence token "
+                f"{tokenizer.eos_token} to every text, so every prompt would already be ended; set "
+                "add_eos_token: false in tokenizer_config.json, or remove it from the "
+                "post_processor in tokenizer.json"
+            )
     field = data.messages
     if field is None:
         return lambda row: messages.text_fault(row, data.prompt, "data.prompt")
     return lambda row: messages.find_messages_fault(row, field, tokenizer, values_of(row, data))
-
-
-def _require_open_end(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises InputError if a tokenizer ends every text: no answer could follow the prompt."""
-    ids = tokenizer("a", add_special_tokens=True)["input_ids"]
-    if ids and ids[-1] == tokenizer.eos_token_id:
-        raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} appends its end-of-sequence token "
-            f"{tokenizer.eos_token} to every text, so every prompt would already be ended; set "
-            "add_eos_token: false in tokenizer_config.json, or remove it from the post_processor "
-            "in tokenizer.json"
-        )
 
 
 def is_chat(data: PromptSection) -> bool:
@@ -192,16 +187,16 @@ def token_ids(
     """Tokenizes texts in one call, without padding.
 
     Raises:
-        DataError: A text is too long, or tokenizing it fails or takes too long; named by its place
-            in `names`, if given.
+        DataError: A text is too long, or tokenizing it fails or takes too long. The message begins
+            with the text's entry in `names`, if given.
     """
     if not texts:  # tokenizers reject an empty list
         return []
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if len(text) > _MOST_CHARACTERS:
             size = f"{len(text):,} characters, more than the limit of {_MOST_CHARACTERS:,}"
             raise DataError(
-                f"{_prefix_name(names, place)}its text has {size}; shorten the row, or remove it"
+                f"{_prefix_name(names, index)}its text has {size}; shorten the row, or remove it"
             )
     # verbose=False: Lockstep reports over-long rows itself, with their place in the file.
     options: dict[str, Any] = {
@@ -211,11 +206,11 @@ def token_ids(
     }
     encoded, failure = _try_tokenizing(lambda: tokenizer(list(texts), **options), texts)
     if failure is not None:
-        place, failure = _find_failure(tokenizer, texts, failure)
+        index, failure = _find_failure(tokenizer, texts, failure)
         raise DataError(
-            f"{_prefix_name(names, place)}the tokenizer of {tokenizer.name_or_path} fails on the "
+            f"{_prefix_name(names, index)}the tokenizer of {tokenizer.name_or_path} fails on the "
             "text "
-            f"starting with {texts[place][:40]!r} ({failure}); use a different tokenizer, or "
+            f"starting with {texts[index][:40]!r} ({failure}); use a different tokenizer, or "
             "remove the row"
         )
     opening = [tokenizer.bos_token_id] * 2
@@ -225,17 +220,14 @@ def token_ids(
     return [ids[1:] if ids[:2] == opening else ids for ids in encoded["input_ids"]]
 
 
-def _prefix_name(names: Sequence[str], place: int) -> str:
+def _prefix_name(names: Sequence[str], index: int) -> str:
     if names:
-        return f"{names[place]}: "
+        return f"{names[index]}: "
     return ""
 
 
 def _try_tokenizing(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[Any, str | None]:
-    """Calls a function that tokenizes texts.
-
-    Returns its result, and how it failed or that it took too long, if so.
-    """
+    """Calls a function that tokenizes texts; returns its result and its error, one of them None."""
     try:
         return tokenize_in_time(tokenize, sum(map(len, texts))), None
     except BaseException as error:  # a panic in the tokenizer's Rust code is not an Exception
@@ -247,15 +239,18 @@ def _try_tokenizing(tokenize: Callable[[], Any], texts: Sequence[str]) -> tuple[
 def _find_failure(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], failure: str
 ) -> tuple[int, str]:
-    """Finds the text on which a tokenizer fails, and how; the longest if each works alone."""
+    """Index of the text on which a tokenizer fails, and the error.
+
+    If each text works alone, it is the longest one.
+    """
     # One text at a time needs none of the library's threads, which may still be busy with the call
     # that failed.
     encode = getattr(tokenizer, "backend_tokenizer", tokenizer).encode
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         _, own = _try_tokenizing(partial(encode, text), [text])
         if own is not None:
-            return place, own
-    return max(range(len(texts)), key=lambda place: len(texts[place])), failure
+            return index, own
+    return max(range(len(texts)), key=lambda index: len(texts[index])), failure
 
 
 def too_long(prompt: Prompt, max_prompt_tokens: int) -> str | None:
@@ -365,7 +360,7 @@ class PromptRows(EncodedRows[Prompt]):
         return list(self.selection.rows.read_rows(self.selection.row_numbers(places)))
 
     def short_enough(self, contents: Sequence[DataRow]) -> list[bool]:
-        """True for each row from elsewhere whose prompt is within the length limit."""
+        """For each of some new rows: whether its prompt is within the length limit."""
         prompts = _build_prompts(
             [("new", "a new row")] * len(contents), contents, self._tokenizer, self._data
         )

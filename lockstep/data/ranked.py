@@ -40,7 +40,7 @@ class RankedResponses:
     Attributes:
         id: Identifies the prompt across runs.
         conversation: The conversation to answer.
-        responses: At least two.
+        responses: At least two responses.
         ranks: Rank of each response, lower is better; not all equal.
     """
 

@@ -158,7 +158,7 @@ class RowSelection:
         )
 
     def row_numbers(self, places: Sequence[int]) -> list[int]:
-        """Maps places among the used rows to row numbers of the data."""
+        """Maps indices among the used rows to row numbers of the data."""
         return self._kept[list(places)].tolist()
 
     def numbers_at(self, position: int, count: int, seed: int) -> list[int]:
@@ -198,11 +198,9 @@ def read_texts(rows: FileRows, data: DataSection) -> Iterator[str]:
     templates = [*data.prompt_templates.values(), *data.completion_templates.values()]
     for numbers in _split_blocks(rows):
         for i, row in zip(numbers, rows.read_rows(numbers), strict=True):
-            yield from (
-                fill_template(template, row, rows.name_row(i))
-                for template in templates
-                if has_fields(row, template)
-            )
+            for template in templates:
+                if has_fields(row, template):
+                    yield fill_template(template, row, rows.name_row(i))
 
 
 def _select_rows(
@@ -218,7 +216,7 @@ def _select_rows(
             kept.extend(usable)
             for i, why in faults.items():
                 if is_error(policies[reason]):
-                    raise _build_refusal(rows, reason, i, why)
+                    raise DataError(f"{rows.name_row(i)}: {why}; {_REMEDIES[reason]}")
                 found[reason].append((i, why))
         about = {reason: [len(faults), faults[:NUM_NAMED]] for reason, faults in found.items()}
         return CachedTable(np.array(kept, np.int64), about)
@@ -234,17 +232,17 @@ def _select_rows(
         _fingerprint_tokenizer(tokenizer),
     )
     table = cache.load_or_compute(cache.name_entry("usable", *key), compute_selection)
-    skipped = {
-        reason: SkippedRows(count, tuple(f"{rows.name_row(i)}: {why}" for i, why in first))
-        for reason, (count, first) in table.about.items()
-    }
+    skipped: dict[str, SkippedRows] = {}
+    for reason, (count, first) in table.about.items():
+        sentences = tuple(f"{rows.name_row(i)}: {why}" for i, why in first)
+        skipped[reason] = SkippedRows(count, sentences)
     return table.numbers, skipped
 
 
 def _scan_rows(
     rows: FileRows, data: DataSection, needs: RowRequirements
 ) -> Iterator[tuple[Sequence[int], str, dict[int, str]]]:
-    """Yields each block's usable rows and the errors of the others: first bad, then over-long."""
+    """Yields usable rows, a reason, and errors by row; per block: bad rows, then over-long ones."""
     if len(rows) > _MANY_ROWS:
         print_note(f"counting tokens of {len(rows):,} rows of {rows.name} (once)")
     asking = find_askers(needs.templates)
@@ -270,10 +268,6 @@ def _scan_rows(
 def _split_blocks(rows: FileRows) -> Iterator[range]:
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         yield range(start, min(start + _ROWS_AT_ONCE, len(rows)))
-
-
-def _build_refusal(rows: FileRows, reason: str, row: int, why: str) -> DataError:
-    return DataError(f"{rows.name_row(row)}: {why}; {_REMEDIES[reason]}")
 
 
 def _fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:

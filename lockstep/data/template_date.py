@@ -1,4 +1,4 @@
-"""The date in chat templates: that of the run's first start, so that a resumed run agrees.
+"""The date in chat templates: the date of the run's first start, so that a resumed run agrees.
 
 It is kept in the run's folder.
 """
@@ -23,7 +23,7 @@ _READER = "strftime_now"
 
 
 _files: list[Path | None] = [None]
-"""Files of the runs in progress, the innermost last; a run may train a warm start first.
+"""Date files of the runs in progress, the innermost last; a run may train a warm start first.
 
 None means no run.
 """
@@ -55,24 +55,20 @@ def find_date(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def _read_date() -> datetime.date:
     """The date of the run in progress, chosen on first use."""
     file = _files[-1]
-    if file not in _dates:
-        _dates[file] = (
-            _choose_date(file) if file is None or not file.is_file() else _parse_date(file)
-        )
-    return _dates[file]
-
-
-def _choose_date(file: Path | None) -> datetime.date:
-    today = datetime.date.today()
-    kept = f", saved in {file} for resuming" if file is not None else ""
-    print_note(f"the chat template includes the date; it is {today}{kept}")
-    if file is not None:
-        write_whole(file, [f"{today}\n".encode()])
-    return today
-
-
-def _parse_date(file: Path) -> datetime.date:
-    try:
-        return datetime.date.fromisoformat(file.read_text(encoding="utf-8").strip())
-    except ValueError as error:
-        raise InputError(f"{file} has no valid date ({error}); write one as 2026-01-31") from error
+    if file in _dates:
+        return _dates[file]
+    if file is not None and file.is_file():
+        try:
+            date = datetime.date.fromisoformat(file.read_text(encoding="utf-8").strip())
+        except ValueError as error:
+            raise InputError(
+                f"{file} has no valid date ({error}); write one as 2026-01-31"
+            ) from error
+    else:
+        date = datetime.date.today()
+        kept = f", saved in {file} for resuming" if file is not None else ""
+        print_note(f"the chat template includes the date; it is {date}{kept}")
+        if file is not None:
+            write_whole(file, [f"{date}\n".encode()])
+    _dates[file] = date
+    return date

@@ -69,12 +69,10 @@ def find_doubled_braces(template: str, row: DataRow) -> str | None:
 
 def find_askers(templates: Mapping[str, str]) -> dict[str, str]:
     """Maps each field that templates need to the options that hold the templates."""
-    named = {option: f"{option}={template!r}" for option, template in templates.items()}
-    return {
-        name: named[option]
-        for option, template in templates.items()
-        for name in list_fields(template)
-    }
+    askers: dict[str, str] = {}
+    for option, template in templates.items():
+        askers |= dict.fromkeys(list_fields(template), f"{option}={template!r}")
+    return askers
 
 
 def find_field_fault(

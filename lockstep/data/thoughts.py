@@ -88,12 +88,15 @@ def decode_marked(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> 
 def _sort_special_tokens(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The special tokens that mark thoughts, and the others; cached, for decoding each response."""
+    """The special tokens that mark thoughts, and the others; cached, since each response needs
+    them.
+    """
     special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-    marking = frozenset(
-        token for text, token in special if any(text in pair for pair in _BOTH_MARKS)
-    )
-    return marking, frozenset(tokenizer.all_special_ids) - marking
+    marking: set[int] = set()
+    for text, token in special:
+        if any(text in pair for pair in _BOTH_MARKS):
+            marking.add(token)
+    return frozenset(marking), frozenset(tokenizer.all_special_ids) - marking
 
 
 def _end_of_thoughts(response: str, prompt: str) -> int:

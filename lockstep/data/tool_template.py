@@ -65,9 +65,9 @@ class ToolTemplate:
         tokens = token_ids(
             self._tokenizer, [self._render_follow_up(results)], add_special_tokens=False
         )[0]
-        end = next(place for place, token in enumerate(tokens) if token in self._stops)
-        takes_its_place = last == tokens[end] or (last in self._stops and tokens[end] == self._end)
-        return tokens[end + takes_its_place :]
+        end = next(index for index, token in enumerate(tokens) if token in self._stops)
+        replaces_end = last == tokens[end] or (last in self._stops and tokens[end] == self._end)
+        return tokens[end + replaces_end :]
 
     def _render_follow_up(self, results: Sequence[Mapping[str, Any]]) -> str:
         """The end of a placeholder reply, and all that follows it."""
@@ -99,12 +99,12 @@ class ToolTemplate:
             raise InputError(
                 f"{whose} omits tool results or changes their order; use one that renders them"
             )
-        said = render_prompt(
+        longer = render_prompt(
             [_QUESTION, {"role": "assistant", "content": "x"}, _QUESTION],
             self._tokenizer,
             self._values,
         )
-        if not whole.startswith(self._opening) or not said.startswith(self._opening):
+        if not whole.startswith(self._opening) or not longer.startswith(self._opening):
             raise InputError(
                 f"{whose} renders a prompt differently once it has an answer, but sampled tokens "
                 "cannot change; use one that only appends"

@@ -106,9 +106,9 @@ def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
         file = Path("certificates", f"{Path(model).resolve().name}.json")
     else:
         file = out
-    place = find_standing(file.parent)
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise InputError(f"{file} cannot be written: {place} is not a writable folder")
+    existing = find_standing(file.parent)
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise InputError(f"{file} cannot be written: {existing} is not a writable folder")
     source = open_source(folder)
     reasons = [
         explain_inexact_sampler(folder, SamplerSection(), Computation(device="cpu", dtype=d))
@@ -119,7 +119,10 @@ def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
         if reason is not None:
             progress.show_note(f"not exact: {reason}")
         found = _run_trials(folder, source, asked, reason is None, progress)
-    again = {name: sum(own.again[name] for own in found) for name in ("tokens", "changed")}
+    again = {
+        "tokens": sum(own.again["tokens"] for own in found),
+        "changed": sum(own.again["changed"] for own in found),
+    }
     certificate = _judge_exactness(found, again, reason)
     file.parent.mkdir(parents=True, exist_ok=True)
     about = {
@@ -142,7 +145,7 @@ def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
 def _run_trials(
     folder: str, source: ModelSource, asked: TrialSize, exact: bool, progress: RunProgress
 ) -> list[TypeFindings]:
-    """Samples and scores in every way, and reports each dtype's tokens."""
+    """Runs all trials; returns the findings for each dtype."""
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
@@ -173,7 +176,7 @@ def _run_trials(
 
 
 class _CertifyTrial:
-    """Makes the comparisons of one dtype and distribution; samples on one thread first."""
+    """The comparisons for one dtype and distribution; the constructor samples on one thread."""
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class _CertifyTrial:
         self._batch = self._sample_rows(range(len(requests)), len(requests), 1)
 
     def compare_all(self, found: TypeFindings, progress: RunProgress) -> None:
-        """Makes all comparisons: several micro-batch sizes, batch sizes and orders."""
+        """Adds all comparisons to `found`: several micro-batch sizes, batch sizes and orders."""
         many = max(2, torch.get_num_threads())
         for budget, threads, gradient in (
             (1, 1, False),
@@ -281,18 +284,17 @@ def _split_responses(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 @contextmanager
 def _nudge_weight(lm: PreTrainedModel, dtype: DType) -> Iterator[str]:
     """Changes the last norm's largest weight by one ulp inside the block; yields its name."""
-    name, weight = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1][
-        -1
-    ]
-    place = int(weight.detach().abs().argmax())
+    vectors = [(name, weight) for name, weight in lm.named_parameters() if weight.dim() == 1]
+    name, weight = vectors[-1]
+    index = int(weight.detach().abs().argmax())
     with torch.no_grad():
-        true = weight[place].clone()
+        true = weight[index].clone()
         near = true.to(TORCH_TYPES[dtype])
-        weight[place] = true + (torch.nextafter(near, near + 1) - near)
+        weight[index] = true + (torch.nextafter(near, near + 1) - near)
         try:
-            yield f"{name}[{place}]"
+            yield f"{name}[{index}]"
         finally:
-            weight[place] = true
+            weight[index] = true
 
 
 def _judge_exactness(
@@ -321,7 +323,7 @@ def _judge_exactness(
 
 
 def _print_verdict(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) -> int:
-    """Prints the line. Returns the exit code."""
+    """Prints the result in one line. Returns the exit code."""
     read = ReadCertificate.from_file(file)
     assert read is not None, "it was just written"
     counts = f"{again['tokens']:,} sampled again in other batches, {again['changed']:,} changed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,10 @@ class EvalRecipe(Recipe):
             raise ValueError(
                 "nothing scores the responses; set reward, or an environment with rewards"
             )
-        penalizing = [name for name, one in self._list_settings() if one.params().counts_response]
+        settings = {"greedy": self.greedy and self.greedy.as_sampling, "sampling": self.sampling}
+        penalizing = [
+            name for name, own in settings.items() if own and own.params().counts_response
+        ]
         if self.environment is not None and penalizing:
             raise ValueError(
                 f"{penalizing[0]}.presence_penalty and frequency_penalty apply to one response, "
@@ -95,13 +98,6 @@ class EvalRecipe(Recipe):
             raise ValueError(
                 "sampling.temperature is 0; use the section greedy for greedy responses"
             )
-
-    def _list_settings(self) -> Iterator[tuple[str, Sampling]]:
-        """Yields the names and distributions of the settings."""
-        if self.greedy is not None:
-            yield "greedy", self.greedy.as_sampling
-        if self.sampling is not None:
-            yield "sampling", self.sampling
 
 
 class EvalJudgeRecipe(Recipe):
@@ -161,14 +157,14 @@ def eval_recipe(
 
 
 def _derive_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution of a run's validation, else with its demonstrations' maximum length."""
+    """The distributions of a run's validation; without one, the length of its demonstrations."""
     validation = tree.get("validation_sampling")
     if validation is not None:
-        sampled, greedy = (
-            {name: validation[name] for name in kind.model_fields}
-            for kind in (Sampling, GreedySampling)
-        )
-        return {"greedy": greedy, "sampling": sampled if sampled["temperature"] else greedy}
+        greedy = {name: validation[name] for name in GreedySampling.model_fields}
+        if not validation["temperature"]:
+            return {"greedy": greedy, "sampling": greedy}
+        sampled = {name: validation[name] for name in Sampling.model_fields}
+        return {"greedy": greedy, "sampling": sampled}
     if room is None:
         return {}
     return {"greedy": room, "sampling": room}
@@ -197,10 +193,6 @@ def _name_judge(model: str) -> dict[str, Any]:
     return {"judge": {"path": str(find_weights_folder(model))}}
 
 
-def _no_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    return {}
-
-
 _EVAL_JUDGE = ModelCommand(
     "eval",
     EvalJudgeRecipe,
@@ -208,6 +200,6 @@ _EVAL_JUDGE = ModelCommand(
     "ranked",
     ("seed", "judge"),
     None,
-    _no_sampling,
+    lambda tree, room: {},
     _name_judge,
 )

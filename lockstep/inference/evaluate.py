@@ -76,7 +76,7 @@ class EvalSetting:
 
 @dataclass(frozen=True)
 class QuestionBlock:
-    """Questions `start` … `start + count − 1`, answered in one setting."""
+    """Questions `start` … `start + count − 1` and the setting in which they are answered."""
 
     setting: EvalSetting
     start: int
@@ -93,10 +93,10 @@ class _BlockEnd:
 
 
 class SampleLog:
-    """A file with one sample per line, and its samples.
+    """A file of graded samples, one per line.
 
     Args:
-        path: The file. Its complete blocks are read, and the rest is removed.
+        path: The file. Its complete blocks are read; an incomplete last block is removed.
         blocks: All blocks of the evaluation, in order.
 
     Raises:
@@ -109,8 +109,18 @@ class SampleLog:
         self.samples: dict[str, list[GradedSample]] = {block.setting.name: [] for block in blocks}
         self.judging = {name: Metrics() for name in self.samples}
         self.done = cut_to_blocks(path, (block.response_count for block in blocks))
-        if self.done:
-            self._read_blocks()
+        if not self.done:
+            return
+        lines = enumerate(path.read_bytes().splitlines(), start=1)
+        for block in blocks[: self.done]:
+            own = list(islice(lines, block.response_count))
+            self.samples[block.setting.name] += [
+                self._parse_line(GradedSample, *line) for line in own
+            ]
+            end = self._parse_line(_BlockEnd, *own[-1])
+            self.judging[block.setting.name] += {
+                name: _read_sums(sums) for name, sums in end.judging.items()
+            }
 
     def append_block(self, samples: Sequence[GradedSample], judging: Metrics) -> None:
         """Appends the next complete block with metrics of judges."""
@@ -126,18 +136,6 @@ class SampleLog:
         self.samples[setting] += samples
         self.judging[setting] += judging
         self.done += 1
-
-    def _read_blocks(self) -> None:
-        lines = enumerate(self._path.read_bytes().splitlines(), start=1)
-        for block in self.blocks[: self.done]:
-            own = list(islice(lines, block.response_count))
-            self.samples[block.setting.name] += [
-                self._parse_line(GradedSample, *line) for line in own
-            ]
-            end = self._parse_line(_BlockEnd, *own[-1])
-            self.judging[block.setting.name] += {
-                name: _read_sums(sums) for name, sums in end.judging.items()
-            }
 
     def _parse_line(self, shape: type[T], number: int, line: bytes) -> T:
         refusal = f"{self._path}:{number} is not a sample: {line[:60]!r}"

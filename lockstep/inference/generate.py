@@ -22,7 +22,7 @@ from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import group_files, open_prompts
 from lockstep.cluster.sampler_pool import RequestBlock, SamplerPool, start_sampler_pool
 from lockstep.cluster.specs import SamplerSpec
-from lockstep.cluster.workers import WorkerPool, open_worker_pool
+from lockstep.cluster.workers import open_worker_pool
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import LoadedRecipe
 from lockstep.core.batch import Batch
@@ -67,7 +67,12 @@ def generate(loaded: LoadedRecipe) -> Path:
     with results.open_locked() as started:
         if not (results.folder / SUMMARY).exists():
             _answer_and_summarize(recipe, source, results.folder, started)
-    print_text(f"{_format_summary(results.folder / SUMMARY)}: {results.folder / GENERATIONS}")
+    totals = json.loads((results.folder / SUMMARY).read_text(encoding="utf-8"))
+    print_text(
+        f"{totals['prompts']} prompts, {totals['responses']} responses "
+        f"({totals['unfinished_responses']} truncated), {totals['tokens']} tokens: "
+        f"{results.folder / GENERATIONS}"
+    )
     return results.folder
 
 
@@ -90,7 +95,12 @@ def _answer_and_summarize(
             with open_worker_pool(
                 recipe.cluster, recipe.learner, progress, sampler=recipe.sampler
             ) as workers:
-                samplers = _open_samplers(recipe, source, progress, workers)
+                computation = choose_kernels(
+                    source.folder, recipe.sampler, recipe.learner, progress.show_note
+                )
+                spec = SamplerSpec(source.folder, recipe.sampler, computation)
+                # in separate processes, so that bits do not depend on their number
+                samplers = start_sampler_pool(spec, progress, workers)
                 started()
                 progress.set_total(
                     count,
@@ -106,15 +116,6 @@ def _answer_and_summarize(
                 total.update(count_totals([json.loads(line)]))
     summary = {**total, "skipped_rows": prompts.selection.skipped_count}
     write_once(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
-
-
-def _open_samplers(
-    recipe: GenerateRecipe, source: ModelSource, progress: RunProgress, workers: WorkerPool
-) -> SamplerPool:
-    """Opens samplers in separate processes, so that bits do not depend on their number."""
-    computation = choose_kernels(source.folder, recipe.sampler, recipe.learner, progress.show_note)
-    spec = SamplerSpec(source.folder, recipe.sampler, computation)
-    return start_sampler_pool(spec, progress, workers)
 
 
 def _answer_blocks(
@@ -140,17 +141,15 @@ def _answer_blocks(
     written = 0
 
     def read_blocks() -> Iterator[RequestBlock]:
-        for number, places in enumerate(missing):
+        for number, block in enumerate(missing):
             if stop.check_after_step() is not None:
                 return
-            own = prompts.read_at(places.start, len(places), seed=0)  # in file order, for any seed
+            own = prompts.read_at(block.start, len(block), seed=0)  # in file order, for any seed
             under_way[number] = own
-            yield (
-                number,
-                build_requests(
-                    own, places.start, recipe.num_generations, recipe.seed, "generation"
-                ),
+            requests = build_requests(
+                own, block.start, recipe.num_generations, recipe.seed, "generation"
             )
+            yield number, requests
 
     with stop_on_signals(stop, progress.show_note), progress.phase("generate"):
         for number, batch in samplers.generate_blocks(
@@ -167,19 +166,10 @@ def _answer_blocks(
         raise_if_stopped(stop, f"{answered} of {missing[-1].stop} prompts")
 
 
-def _format_summary(summary: Path) -> str:
-    """Formats a summary as text."""
-    numbers = json.loads(summary.read_text(encoding="utf-8"))
-    return (
-        f"{numbers['prompts']} prompts, {numbers['responses']} responses "
-        f"({numbers['unfinished_responses']} truncated), {numbers['tokens']} tokens"
-    )
-
-
 def format_lines(
     prompts: Sequence[Prompt], batch: Batch, decode: Callable[[Sequence[int]], str], logprobs: bool
 ) -> Iterator[str]:
-    """Yields a JSON line per prompt with its responses, which are neighbors in the batch.
+    """Yields a JSON line per prompt with its responses, which are adjacent in the batch.
 
     Args:
         prompts: The prompts.
@@ -222,8 +212,10 @@ def format_lines(
 
 
 def count_totals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Totals of records."""
-    reasons = [reason for record in records for reason in record["finish_reasons"]]
+    """Numbers of prompts, responses and tokens in `records`."""
+    reasons: list[str] = []
+    for record in records:
+        reasons += record["finish_reasons"]
     return {
         "prompts": len(records),
         "responses": len(reasons),

@@ -79,10 +79,10 @@ def generate_recipe(
 
 
 def _derive_sampling(tree: dict[str, Any], room: dict[str, int] | None) -> dict[str, Any]:
-    """The distribution of a run's rollouts, else with its demonstrations' maximum length.
+    """The distribution of a run's rollouts; without one, the length of its demonstrations.
 
     Raises:
-        RecipeError: The run's prompts listed tools, which these prompts would not.
+        RecipeError: The run's prompts listed tools, which `lockstep generate` cannot do.
     """
     environment = tree.get("environment")
     if environment is not None and environment["tool_format"] is not None:

@@ -67,13 +67,16 @@ def choose_results_folder(
         ChangedError: If the folder holds results of different inputs.
     """
     digests = {name: open_rows(files, "skip").digest[:16] for name, files in rows.items()}
-    place = None if model is None else Path(model)
-    now = collect_inputs(loaded, digests, place)
+    model_folder = None if model is None else Path(model)
+    now = collect_inputs(loaded, digests, model_folder)
     key = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:10]
     named = loaded.recipe.folder
     folder = Path(root) / f"{loaded.name}-{key}" if named is None else Path(named)
     noted = folder / _INPUTS
-    changed = _list_differences(noted, now) if is_file(noted) else []
+    changed: list[str] = []
+    if is_file(noted):
+        cure = "choose a different folder with --out, or remove this one"
+        changed = list_differences(read_record(noted, dict[str, Any], cure), now)
     if changed:
         raise ChangedError(
             f"{folder} holds {others}:\n  "
@@ -116,8 +119,3 @@ def raise_if_stopped(stop: StopRequests, done: str) -> None:
     if why is not None:
         reason, code = why
         raise StoppedRun(f"stopped after {done}: {reason}; rerun the command to resume", code)
-
-
-def _list_differences(noted: Path, now: RunIdentity) -> list[str]:
-    cure = "choose a different folder with --out, or remove this one"
-    return list_differences(read_record(noted, dict[str, Any], cure), now)
