@@ -1,6 +1,6 @@
 """The command line.
 
-Nothing heavy is imported before a command needs it, so that --help answers at once.
+Nothing heavy is imported before a command needs it, so that --help is fast.
 """
 
 from __future__ import annotations

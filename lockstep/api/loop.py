@@ -132,7 +132,7 @@ def save(learner: Learner, folder: str | Path) -> None:
 
 
 def load(learner: Learner, folder: str | Path) -> None:
-    """Restores what `save` wrote, bit for bit.
+    """Restores the state that `save` wrote, bit for bit.
 
     Raises:
         InputError: The folder is empty.

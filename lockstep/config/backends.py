@@ -3,8 +3,8 @@
 Imports no torch.
 
 A backend is a folder of `learners/` or `samplers/` whose `backend.py` holds one declaration; the
-tables below give its place. `learners/backend.py` and `samplers/backend.py` build on these classes
-and add what needs tensors.
+tables below give its import path. `learners/backend.py` and `samplers/backend.py` derive from these
+classes and add the parts that need tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TrainingOptions(ABC, Generic[S]):
 
     @abstractmethod
     def in_process(self, section: S) -> bool:
-        """True if such a learner can run in the caller's process."""
+        """True if a learner with these options can run in the caller's process."""
 
     @abstractmethod
     def refuse_options(self, section: S) -> None:
@@ -45,7 +45,7 @@ class InferenceOptions(ABC, Generic[S]):
     """
 
     is_server: ClassVar[bool] = False
-    """True if it is already running; such a server takes no weights and has its own engines."""
+    """True for a server, which is already running, takes no weights and has its own engines."""
 
     is_exact: ClassVar[bool] = False
     """True if it can compute with the kernels of `models.exact`."""
@@ -55,7 +55,7 @@ class InferenceOptions(ABC, Generic[S]):
 
     @abstractmethod
     def in_process(self, section: S) -> bool:
-        """True if such an engine can run in the caller's process."""
+        """True if an engine with these options can run in the caller's process."""
 
     @abstractmethod
     def refuse_options(self, section: S) -> None:
@@ -71,15 +71,15 @@ class InferenceOptions(ABC, Generic[S]):
 
 
 class BackendRegistry(Generic[B]):
-    """The backends that one option can name; as the option's annotation, it checks the name."""
+    """The backends that an option can name; as the option's annotation, it validates the name."""
 
     def __init__(self, option: str, base: type[B], places: Mapping[str, str]) -> None:
-        """Registers backends by place; `find_backend` imports one on demand.
+        """Registers backends by import path; `find_backend` imports one on demand.
 
         Args:
             option: Key of the option, for messages.
             base: Base class of all declarations.
-            places: Place of each declaration, `package.module:Class`, by name.
+            places: Import path of each declaration, `package.module:Class`, by backend name.
         """
         self._option = option
         self._base = base

@@ -58,12 +58,12 @@ class RecipeShape:
 
     Attributes:
         kind: Class of the recipe, or of a section in it.
-        said: Value of the section in the recipe, of any type.
+        value: Value of the section in the recipe, of any type.
         is_named: Whether this is a mapping of sections of this class, with names from the recipe.
     """
 
     kind: type[Section]
-    said: object = None
+    value: object = None
     is_named: bool = False
 
     @property
@@ -76,8 +76,8 @@ class RecipeShape:
     def iterate_options(self) -> Iterator[tuple[str, RecipeShape | None]]:
         """Yields the name of each option, and its shape if it is a section; NAME means any name."""
         if self.is_named:
-            if isinstance(self.said, dict) and self.said:
-                names = self.said
+            if isinstance(self.value, dict) and self.value:
+                names = self.value
             else:
                 names = ["NAME"]
         else:
@@ -100,7 +100,7 @@ class RecipeShape:
 
     def find_section(self, name: str) -> RecipeShape | None:
         """The shape of a section by its name; None if the option is not a section."""
-        value = self.said.get(name) if isinstance(self.said, dict) else None
+        value = self.value.get(name) if isinstance(self.value, dict) else None
         if self.is_named:
             return RecipeShape(self.kind.narrow_class(value), value)
         if name in self.option_fields:
@@ -132,7 +132,7 @@ def describe_problems(
     problems: Iterable[ErrorDetails], recipe: RecipeShape
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yields the path of each invalid value and a sentence about it; a union has one sentence."""
-    for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.said)):
+    for path, found in groupby(problems, lambda problem: _find_place(problem, recipe.value)):
         own = list(found)
         of_union = all(len(problem["loc"]) > len(path) for problem in own)
         for group in [own] if of_union else [[problem] for problem in own]:
@@ -146,7 +146,12 @@ def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: R
     first = [*broken_rules, *problems][0]
     match first["type"]:
         case "extra_forbidden":
-            wrong = _find_innermost(first["input"], path)
+            # the innermost option, if each unknown section has one option, as in an override
+            wrong = list(path)
+            section = first["input"]
+            while isinstance(section, dict) and len(section) == 1:
+                [(name, section)] = section.items()
+                wrong.append(name)
             return (
                 f"unknown option {'.'.join(map(str, wrong)) or repr('')}; "
                 f"{suggest_option(recipe, wrong)}"
@@ -200,19 +205,6 @@ def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
             case _:
                 return path[:depth]
     return path
-
-
-def _find_innermost(value: Any, path: KeyPath) -> KeyPath:
-    """Path of the unknown option to report.
-
-    This is the innermost option if each unknown section on the way has a single one, as in an
-    override.
-    """
-    found = list(path)
-    while isinstance(value, dict) and len(value) == 1:
-        [(key, value)] = value.items()
-        found.append(key)
-    return found
 
 
 def format_value(value: Any) -> str:

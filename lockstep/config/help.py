@@ -22,7 +22,7 @@ def read_headline(recipe: str) -> str:
 
 
 def explain_options(loaded: LoadedRecipe, keys: Sequence[str] = ()) -> str:
-    """Describes options: those with these keys, all in sections with these keys, or all if no keys.
+    """Describes the options with these keys, or in sections with these keys; all without keys.
 
     Options of a null section have their defaults.
 
@@ -46,8 +46,8 @@ def explain_options(loaded: LoadedRecipe, keys: Sequence[str] = ()) -> str:
             meanings[path] = (inner.kind.__doc__ or "").partition("\n")[0]
         if inner is not None and list(inner.iterate_options()):
             continue
-        value = find_value(recipe.said, path)
-        if find_value(recipe.said, path[:-1]) is None and not field.is_required():
+        value = find_value(recipe.value, path)
+        if find_value(recipe.value, path[:-1]) is None and not field.is_required():
             value = field.get_default(call_default_factory=True)
         tree = merge_over(tree, nest_value(".".join(path), value))
     return annotate_yaml(tree, lambda keys: meanings.get(keys, ""))

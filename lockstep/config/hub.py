@@ -204,7 +204,7 @@ def _require_model(name: HubName, files: Sequence[str]) -> None:
 
 
 def _explain_failure(error: Exception) -> str:
-    """Explains why a fetch failed, from the error's type only, and what to do."""
+    """Explains a failed fetch and how to fix it, from the error's type only."""
     from huggingface_hub import errors
 
     cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error

@@ -189,28 +189,28 @@ def load_recipe(
     )
 
 
-def load_options(name: str, base: str | None, *said: RecipeLayer) -> LoadedRecipe:
+def load_options(name: str, base: str | None, *layers: RecipeLayer) -> LoadedRecipe:
     """Resolves a recipe from options that a program gives, as `load_recipe` does from a file.
 
     Args:
         name: Name of the recipe.
         base: A shipped recipe, or a YAML file, to start from; None if the layers give everything.
-        said: The options; later layers win.
+        layers: The options; later layers win.
 
     Raises:
         RecipeError: One sentence per error.
     """
     below = [] if base is None else read_layers(find_recipe(base))
-    return _resolve_layers(Path(name), [*below, *said], (), (name,))
+    return _resolve_layers(Path(name), [*below, *layers], (), (name,))
 
 
-def load_section(kind: type[S], said: RecipeLayer) -> S:
+def load_section(kind: type[S], layer: RecipeLayer) -> S:
     """Validates a section from options that a program gives.
 
     Raises:
         RecipeError: One sentence per invalid option.
     """
-    return _validate_tree(kind, said.tree, [said], [])[0]
+    return _validate_tree(kind, layer.tree, [layer], [])[0]
 
 
 def require_known_code(loaded: LoadedRecipe, run: str) -> None:

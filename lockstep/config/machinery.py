@@ -53,7 +53,7 @@ class Computation(Section):
 
     @property
     def may_use_gpu(self) -> bool:
-        """True if it computes on a GPU if one is available."""
+        """True if it computes on a GPU when one is available."""
         match self.device:
             case "auto" | "cuda":
                 return True

@@ -27,7 +27,7 @@ class TorchClass:
     """An elementwise optimizer of torch.optim: ranks may hold any slices of a weight.
 
     Attributes:
-        takes: Options of the section that the class has, besides the learning rate.
+        takes: Options of the section that the class supports, besides the learning rate.
         state: Number of fp32 tensors that it keeps for each weight, besides the step count.
         fused: Whether it updates each parameter with one kernel.
     """

@@ -19,7 +19,7 @@ _EXCLUSIVE = (
 TASK_NAME = ("data", "task", "name")
 """Decides which options the task has: a new name drops the options set before."""
 _LENGTH = ("run", ("max_steps", "max_epochs"))
-"""Exclusive, too, for recipes with `steps_and_epochs = False`; -1 means not given."""
+"""Also exclusive, for recipes with `steps_and_epochs = False`; -1 means not given."""
 _REWARD_TYPES = {
     "marker": "math",
     "instructions": "instructions",

@@ -1,6 +1,6 @@
-"""Classes that recipes name: built in, or named by place. Imports no torch.
+"""Classes that recipes name: built in, or a user's own. Imports no torch.
 
-Built-in classes are also listed by place, and imported when a recipe names them; a recipe may also
+Built-in classes are listed by import path and imported when a recipe names them; a recipe may also
 set `file.py:Class` or `package.module:Class`.
 """
 
@@ -23,13 +23,13 @@ class PluginRegistry(Generic[T]):
     def __init__(
         self, option: str, base: type[T], derive_from: str, built_in: Mapping[str, str]
     ) -> None:
-        """Registers classes by place; `find_class` imports one on demand.
+        """Registers classes by import path; `find_class` imports one on demand.
 
         Args:
             option: Key of the option, for messages.
             base: Their base class.
             derive_from: The class that users subclass, for messages.
-            built_in: Place of each, `package.module:Class`, by name.
+            built_in: Import path of each, `package.module:Class`, by name.
         """
         self._option = option
         self._base = base

@@ -45,18 +45,18 @@ def find_shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 
-def find_recipe(recipe: str, beside: Path | str = "", asker: str = "") -> Path:
-    """The file of a recipe; a path is relative to `beside`, and errors begin with `asker`."""
+def find_recipe(recipe: str, folder: Path | str = "", prefix: str = "") -> Path:
+    """The file of a recipe; a path is relative to `folder`, and errors begin with `prefix`."""
     shipped = find_shipped()
     if recipe in shipped:
         return shipped[recipe]
-    path = Path(beside, expand_path(recipe))
+    path = Path(folder, expand_path(recipe))
     if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
     close = get_close_matches(recipe, shipped, 1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise RecipeError(
-        f"{asker}recipe {recipe} not found; {hint}use a name that `lockstep config` lists, or a "
+        f"{prefix}recipe {recipe} not found; {hint}use a name that `lockstep config` lists, or a "
         "YAML file, such as a run's recipe.yaml"
     )
 

@@ -1,4 +1,4 @@
-"""The recipe class of each `algorithm`: built in, or named by place, `file.py:Class`.
+"""The recipe class of each `algorithm`: built in, or a user's own, `file.py:Class`.
 
 Imports no torch.
 """
@@ -57,7 +57,7 @@ _BUILT_IN: dict[str, tuple[str, str | None]] = {
         "lockstep.inference.evaluate_judge:evaluate_judge",
     ),
 }
-"""Places of each algorithm's options class and of the function that opens or runs it."""
+"""Import paths of each algorithm's options class and of the function that opens or runs it."""
 
 _OPTIONS = {name: options for name, (options, _) in _BUILT_IN.items()}
 _ALGORITHMS = PluginRegistry("algorithm", Recipe, "lockstep.algorithms.base.Algorithm", _OPTIONS)

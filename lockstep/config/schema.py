@@ -24,7 +24,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     """Makes the schema of the recipes of one algorithm or command.
 
     Args:
-        algorithm: A name in the registry, or the place of your own class, `file.py:Class`.
+        algorithm: A name in the registry, or your own class, `file.py:Class`.
 
     Raises:
         RecipeError: Unknown algorithm.

@@ -67,8 +67,8 @@ class Section(BaseModel):
         return {}
 
     @classmethod
-    def narrow_class(cls, said: object) -> type[Section]:
-        """The class that validates `said`: this one, unless the value names a subclass."""
+    def narrow_class(cls, value: object) -> type[Section]:
+        """The class that validates a value: this one, unless the value names a subclass."""
         return cls
 
     @rule

@@ -90,20 +90,20 @@ class Task(Section, ABC):
         """
 
     @classmethod
-    def narrow_class(cls, said: object) -> type[Section]:
+    def narrow_class(cls, value: object) -> type[Section]:
         try:
-            return find_task(said)
+            return find_task(value)
         except InputError:  # reported when the recipe is validated
             return cls
 
 
-def find_task(said: object) -> type[Task]:
-    """The class of the task that a section names.
+def find_task(value: object) -> type[Task]:
+    """The class of the task that the value of a section names.
 
     Raises:
         InputError: The task does not exist, or the section has no name.
     """
-    name = said.get("name") if isinstance(said, Mapping) else None
+    name = value.get("name") if isinstance(value, Mapping) else None
     found = _TASKS.find_class(name) if isinstance(name, str) else None
     if found is not None:
         return found
@@ -114,11 +114,11 @@ def find_task(said: object) -> type[Task]:
     )
 
 
-def validate_as_named(said: Any, validate: ValidatorFunctionWrapHandler) -> Task:
+def validate_as_named(value: Any, validate: ValidatorFunctionWrapHandler) -> Task:
     """Validates a section by the class that it names, strictly and as JSON."""
-    if isinstance(said, dict):
-        return find_task(said).model_validate_json(json.dumps(said), strict=True)
-    return validate(said)
+    if isinstance(value, dict):
+        return find_task(value).model_validate_json(json.dumps(value), strict=True)
+    return validate(value)
 
 
 _FILES = {file.stem for file in (Path(__file__).parent.parent / "tasks").glob("*.py")}

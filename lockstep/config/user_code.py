@@ -68,17 +68,16 @@ def load_object(reference: str, option: str, kind: str) -> Callable[..., Any]:
 
 
 PROGRAM = "python"
-"""Place of objects that exist only in this program, such as a function in a notebook cell."""
+"""Prefix of references to objects that exist only in this program, such as in a notebook cell."""
 
 _OBJECTS: dict[str, Callable[..., Any]] = {}
 
 
 def make_reference(found: Callable[..., Any]) -> str:
-    """Returns a reference that `load_object` resolves: by module if importable, else in this
-    program.
+    """Returns a reference that `load_object` resolves: the module and name if they can be imported.
 
-    The latter holds a digest of the object's code, so that a different function is a different
-    recipe (`lockstep.config.code_digest`). Only this process can call it.
+    Otherwise only this process can resolve it. It then holds a digest of the object's code, so that
+    a different function is a different recipe (`lockstep.config.code_digest`).
 
     Raises:
         InputError: It is neither a function nor a class.

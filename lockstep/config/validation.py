@@ -56,14 +56,14 @@ def validate_tree(kind: type[S], tree: dict[str, Any]) -> S:
 def _find_broken_rules(shape: RecipeShape, path: tuple[str, ...] = ()) -> Iterator[ErrorDetails]:
     """Yields the broken rules of a tree's sections; validates each separately, inner ones first."""
     for name, inner in shape.iterate_options():
-        if inner is not None and isinstance(inner.said, dict):
+        if inner is not None and isinstance(inner.value, dict):
             yield from _find_broken_rules(inner, (*path, name))
     if shape.is_named:
         return
     broken = BrokenRules()
     try:
         section = shape.kind.model_validate_json(
-            json.dumps(shape.said), strict=True, context=broken
+            json.dumps(shape.value), strict=True, context=broken
         )
     except (
         ValidationError,
@@ -72,7 +72,7 @@ def _find_broken_rules(shape: RecipeShape, path: tuple[str, ...] = ()) -> Iterat
         return
     for of, text in broken.found:
         if of is section:
-            yield {"type": "value_error", "loc": path, "msg": text, "input": shape.said}
+            yield {"type": "value_error", "loc": path, "msg": text, "input": shape.value}
 
 
 def drop_conflicting_options(

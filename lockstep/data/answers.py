@@ -156,7 +156,7 @@ class AnswerEncoder:
         return None
 
     def note_unread(self, rows: Iterable[tuple[DataRow, Sequence[ChatMessage]]]) -> None:
-        """Notes answer fields of some rows that do not affect what is learned."""
+        """Prints a note on fields of answers that do not change the learned text."""
         unread = Counter[str]()
         for row, answers in rows if is_chat(self._data) else ():
             found: set[str] = set()
@@ -242,17 +242,17 @@ class AnswerEncoder:
         return token_ids(self._tokenizer, texts, add_special_tokens=False, names=names)
 
 
-def _find_continuation(asked: str, opening: str, before: str) -> int | None:
+def _find_continuation(question: str, opening: str, before: str) -> int | None:
     """Finds the index in `before`, a longer conversation, at which the prompt `opening` ends.
 
-    The prompt ends after its last message `asked` and the template's text after that message.
+    The prompt ends after its last message `question` and the template's text after that message.
     """
-    follows = opening.rpartition(asked)[2]
-    start = before.rfind(asked) + len(asked)
+    follows = opening.rpartition(question)[2]
+    start = before.rfind(question) + len(question)
     if (
-        not asked
-        or asked not in opening
-        or asked not in before
+        not question
+        or question not in opening
+        or question not in before
         or not before.startswith(follows, start)
     ):
         return None

@@ -38,7 +38,7 @@ class DemonstrationRows(AnsweredRows):
         return wrong or self._answers.examine_answer(row, answer_of(row, "row", data))[0]
 
     def _completion_fault(self, row: DataRow) -> str | None:
-        """Returns the error in what is learned from a row; None if valid."""
+        """Returns the error in a row's completion; None if valid."""
         for template in self._data.completion_templates.values():
             talk = find_messages(row, template)
             if talk is not None and len(read_field(row, talk)) > 1:

@@ -25,7 +25,7 @@ NO_ARGS: TemplateArgs = {}
 """No arguments: the template's own defaults."""
 
 TemplateValues = Mapping[str, Any]
-"""Arguments for rendering a template: those of the recipe, and `tools` if there are any."""
+"""Arguments of a template: the recipe's, and `tools` if the row has any."""
 
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _GIVEN = {
@@ -110,10 +110,14 @@ def require_template(
 ) -> None:
     """Raises InputError if a chat template cannot render conversations or lacks an argument.
 
-    The arguments are those of `option`.template_args. Notes a template that leaves out the user.
+    `args` come from `option`.template_args. Prints a note if the template omits user messages.
     """
     _refuse_powers(tokenizer)
-    _refuse_random(tokenizer)
+    if re.search(r"\|\s*random\b|\blipsum\b", str(tokenizer.chat_template)):
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path} uses random values, so prompts would "
+            "change each time; remove them"
+        )
     _refuse_unknown(tokenizer, args, f"{option}.template_args")
     try:
         text = _render_text([{"role": "user", "content": _QUESTION}], tokenizer, True, args)
@@ -170,15 +174,6 @@ def _refuse_powers(tokenizer: PreTrainedTokenizerBase) -> None:
                 f"the chat template of {tokenizer.name_or_path} computes a power (**), which may "
                 "never finish; replace it with its result"
             )
-
-
-def _refuse_random(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a template that draws random numbers, since a row's prompt would vary."""
-    if re.search(r"\|\s*random\b|\blipsum\b", str(tokenizer.chat_template)):
-        raise InputError(
-            f"the chat template of {tokenizer.name_or_path} uses random values, so prompts would "
-            "change each time; remove them"
-        )
 
 
 def find_passed_end(
@@ -275,7 +270,7 @@ def render_closing(
     talk: Sequence[ChatMessage] = _TALK,
     answer: str = _ANSWER,
 ) -> str | None:
-    """Returns what the chat template writes after an answer; None if it refuses the conversation.
+    """Returns the text after an answer in the chat template; None if it refuses the conversation.
 
     Args:
         tokenizer: Tokenizer with the chat template.

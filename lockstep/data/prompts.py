@@ -130,7 +130,7 @@ def values_of(row: DataRow, data: DataSection) -> dict[str, Any]:
 def note_unread_tools(
     rows: Sequence[DataRow], tokenizer: PreTrainedTokenizerBase, data: DataSection
 ) -> None:
-    """Notes that the first of some rows has tools that its prompt does not show."""
+    """Prints a note if the prompt of the first row with tools does not show them."""
     row = next((row for row in rows if row.get("tools")), None)
     if row is None or not is_chat(data) or "tools" in data.template_values:
         return

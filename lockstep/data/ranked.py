@@ -53,7 +53,7 @@ class RankedResponses:
 def read_ranked(
     rows: FileRows, section: RankedSection
 ) -> tuple[list[RankedResponses], SkippedRows]:
-    """Reads all ranked responses of some rows, in order, and what was skipped.
+    """Reads all ranked responses of some rows, in order, and the skipped rows.
 
     A row without a ranking (all ranks equal or, in a tree, missing) is ignored without an error.
 

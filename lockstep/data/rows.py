@@ -69,7 +69,7 @@ def find_not_finite(value: object) -> float | None:
 
 
 class DataError(InputError):
-    """An unusable file or row; the message says where, what, and what to do."""
+    """An unusable file or row; the message names it, the error, and a fix."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class SkippedRows:
 
     Attributes:
         count: Number of rows.
-        first: One sentence for each of the first few: where, and what is wrong.
+        first: One sentence for each of the first few: the row and its error.
     """
 
     count: int = 0

@@ -122,22 +122,18 @@ class RowSelection:
         self.overlong = found[_OVERLONG]
         self._sizes = self._part_sizes()
         self._weights = [part.weight for part in rows.parts]
-        self._require_filled([*needs.templates.values(), data.answer])
-        for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
-            if skipped.count:
-                print_note(
-                    f"{skipped.count} {reason} skipped; the first:\n  " + "\n  ".join(skipped.first)
-                )
-
-    def _require_filled(self, templates: Sequence[str]) -> None:
-        """Raises DataError if a template would write a field's name instead of its value."""
-        [first] = self.rows.read_rows(self.row_numbers([0]))
-        for template in templates:
+        [first] = rows.read_rows(self.row_numbers([0]))
+        for template in [*needs.templates.values(), data.answer]:
             name = find_doubled_braces(template, first)
             if name is not None:
                 raise DataError(
                     f"template {template!r} writes {{{name}}} literally, since doubled braces are "
                     f"escaped braces; write {{{name}}} with single braces for the row's field"
+                )
+        for reason, skipped in ((_BAD, self.bad), (_OVERLONG, self.overlong)):
+            if skipped.count:
+                print_note(
+                    f"{skipped.count} {reason} skipped; the first:\n  " + "\n  ".join(skipped.first)
                 )
 
     def __len__(self) -> int:

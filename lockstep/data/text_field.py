@@ -1,4 +1,4 @@
-"""Conversion between a row and the one text in it that makes its prompt."""
+"""Conversion between a row and the one text from which its prompt is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.data.templates import fill_template, list_fields, read_field
 
 @dataclass(frozen=True)
 class TextField:
-    """The one field of a row that makes its prompt.
+    """The one field of a row from which its prompt is made.
 
     Attributes:
         name: Name of the field.
@@ -28,12 +28,10 @@ class TextField:
         """The text of a row; empty if its messages have none from a user."""
         if not self.talk:
             return fill_template(f"{{{self.name}}}", row, "row")
-        texts = (
-            str(message.get("content") or "")
-            for message in read_field(row, self.name)
-            if message["role"] == "user"
-        )
-        return next(texts, "")
+        for message in read_field(row, self.name):
+            if message["role"] == "user":
+                return str(message.get("content") or "")
+        return ""
 
     def build_row(self, text: str) -> dict[str, Any]:
         """A row with this text."""

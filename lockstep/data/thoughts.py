@@ -1,7 +1,7 @@
 """Thoughts of a model before its answer, found by the marks around them.
 
-The first closing mark ends a thought, as in chat templates that know thoughts: readers see what
-follows, and it may contain the mark as text, for example in a tool argument; splitting at the last
+The first closing mark ends a thought, as in chat templates that know thoughts: readers see the
+text after it, which may contain the mark, for example in a tool argument; splitting at the last
 mark would cut that answer. A quoted mark (`"</think>"`) does not count.
 """
 

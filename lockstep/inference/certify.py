@@ -2,8 +2,8 @@
 
 Responses are sampled in fp32 and bf16, at temperature 1 and with temperature, top-k and top-p. The
 learner's head scores them in micro-batches of several sizes, with and without gradients, on one
-thread and on several; some are sampled again in batches of other sizes and in another order. As a
-negative control, one weight is moved by one unit in the last place.
+thread and on several; some are sampled again, in different batch sizes and orders. As a negative
+control, one weight is moved by one unit in the last place.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from lockstep.system.printable import print_text
 _DTYPES: tuple[DType, ...] = ("fp32", "bf16")
 _SHAPES = (SamplingParams(1), SamplingParams(1, temperature=0.8, top_k=20, top_p=0.9))
 _LENGTHS = (1, 17, 130, 5, 64, 2, 31, 200, 16, 9, 128, 65, 3, 15, 100, 33)
-"""Lengths of random prompts, cyclically: around every block size of keys and rows."""
+"""Lengths of random prompts, in a cycle: values around each block size of keys and rows."""
 _ALL_TOKENS = 1 << 20
 _SEED = 0
 
@@ -77,7 +77,7 @@ class TypeFindings:
         again: Number of `tokens` sampled again in different batches, and number that `changed` in
             id or log-probability.
         control: The negative control: the `weight` that was changed, the number of `tokens` scored
-            with it, and how many are `seen` to differ; None: not run.
+            with it, and the number `seen` to differ; None if it was not run.
     """
 
     dtype: DType
@@ -86,12 +86,12 @@ class TypeFindings:
     control: dict[str, Any] | None = None
 
 
-def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
+def certify_model(model: str, size: TrialSize, out: Path | None) -> int:
     """Certifies a model: writes the certificate and prints a line.
 
     Args:
         model: A Hugging Face folder, or the folder of a finished run.
-        asked: The size of the test.
+        size: The size of the test.
         out: Path of the certificate; None: `certificates/<model>.json`.
 
     Returns:
@@ -118,7 +118,7 @@ def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
     with show_progress(f"{model} → {file}") as progress:
         if reason is not None:
             progress.show_note(f"not exact: {reason}")
-        found = _run_trials(folder, source, asked, reason is None, progress)
+        found = _run_trials(folder, source, size, reason is None, progress)
     again = {
         "tokens": sum(own.again["tokens"] for own in found),
         "changed": sum(own.again["changed"] for own in found),
@@ -128,7 +128,7 @@ def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
     about = {
         "model": model,
         "files": model_files(Path(folder)),
-        "asked": asdict(asked),
+        "asked": asdict(size),
         "sampled_again": again,
         "controls": [
             {"dtype": own.dtype, **own.control} for own in found if own.control is not None
@@ -143,26 +143,26 @@ def certify_model(model: str, asked: TrialSize, out: Path | None) -> int:
 
 
 def _run_trials(
-    folder: str, source: ModelSource, asked: TrialSize, exact: bool, progress: RunProgress
+    folder: str, source: ModelSource, size: TrialSize, exact: bool, progress: RunProgress
 ) -> list[TypeFindings]:
     """Runs all trials; returns the findings for each dtype."""
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
             require_proof(
-                folder, usual.model_copy(update={"dtype": dtype}), SamplingParams(asked.max_tokens)
+                folder, usual.model_copy(update={"dtype": dtype}), SamplingParams(size.max_tokens)
             )
     with progress.phase("open"):
         lm = load_on_device(folder, usual.compute_exactly() if exact else usual)
-        requests = _build_requests(source, asked)
-    sizes = f"{asked.count} prompts of random tokens, responses of up to {asked.max_tokens} tokens"
+        requests = _build_requests(source, size)
+    sizes = f"{size.count} prompts of random tokens, responses of up to {size.max_tokens} tokens"
     progress.set_total(len(_DTYPES), f"{sizes}, in {' and '.join(_DTYPES)}", unit="type")
     found = []
     for step, dtype in enumerate(_DTYPES, start=1):
         own = TypeFindings(dtype)
         for shape in _SHAPES:
             sampling = replace(
-                shape, max_tokens=asked.max_tokens, stop_token_ids=source.stop_token_ids
+                shape, max_tokens=size.max_tokens, stop_token_ids=source.stop_token_ids
             )
             trial = _CertifyTrial(lm, dtype, sampling, requests)
             trial.compare_all(own, progress)
@@ -248,12 +248,12 @@ class _CertifyTrial:
         )
 
 
-def _build_requests(source: ModelSource, asked: TrialSize) -> list[Request]:
+def _build_requests(source: ModelSource, size: TrialSize) -> list[Request]:
     """Builds random prompts of uneven lengths that leave room for a response."""
-    source.require_room("--max-tokens", asked.max_tokens + 1)
-    room = source.context - asked.max_tokens
-    lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(asked.count)]
-    keys = torch.tensor([keyed.hash_key("certify", _SEED, number) for number in range(asked.count)])
+    source.require_room("--max-tokens", size.max_tokens + 1)
+    room = source.context - size.max_tokens
+    lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(size.count)]
+    keys = torch.tensor([keyed.hash_key("certify", _SEED, number) for number in range(size.count)])
     tokens = keyed.draw_bits(keys, torch.arange(max(lengths))).remainder(source.vocabulary)
     return [
         Request(tuple(row[:length].tolist()), keyed.hash_key("certify response", _SEED, number))
