@@ -201,6 +201,4 @@ def _find_modules(names: Iterable[tuple[str, ...]], root: Path) -> Iterator[Path
         place = root
         for part in filter(None, parts):
             place /= part
-            for path in (place / "__init__.py", place.with_name(f"{part}.py")):
-                if path.is_file():
-                    yield path
+            yield from filter(Path.is_file, (place / "__init__.py", place.with_name(f"{part}.py")))

@@ -360,7 +360,7 @@ class PromptRows(EncodedRows[Prompt]):
         return list(self.selection.rows.read_rows(self.selection.row_numbers(places)))
 
     def short_enough(self, contents: Sequence[DataRow]) -> list[bool]:
-        """For each of some new rows: whether its prompt is within the length limit."""
+        """True for each new row whose prompt is within the length limit."""
         prompts = _build_prompts(
             [("new", "a new row")] * len(contents), contents, self._tokenizer, self._data
         )

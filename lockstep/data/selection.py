@@ -194,9 +194,8 @@ def read_texts(rows: FileRows, data: DataSection) -> Iterator[str]:
     templates = [*data.prompt_templates.values(), *data.completion_templates.values()]
     for numbers in _split_blocks(rows):
         for i, row in zip(numbers, rows.read_rows(numbers), strict=True):
-            for template in templates:
-                if has_fields(row, template):
-                    yield fill_template(template, row, rows.name_row(i))
+            filled = [template for template in templates if has_fields(row, template)]
+            yield from (fill_template(template, row, rows.name_row(i)) for template in filled)
 
 
 def _select_rows(
