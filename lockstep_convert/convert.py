@@ -99,10 +99,10 @@ def detect_library(tree: Mapping[str, Any]) -> str:
         InputError: No library knows any of them, or two know equally many.
     """
     keys = [key for key, _ in flatten_tree(tree)]
-    counts = {
-        name: sum(load_table(name).find_entry(key) is not None for key in keys)
-        for name in list_libraries()
-    }
+    counts: dict[str, int] = {}
+    for name in list_libraries():
+        table = load_table(name)
+        counts[name] = sum(table.find_entry(key) is not None for key in keys)
     most = max(counts.values())
     best = [name for name, count in counts.items() if count == most]
     if not most or len(best) > 1:
@@ -150,16 +150,9 @@ def _find_kind(table: KeyTable, config: ForeignConfig, given: Mapping[str, Any])
                 names = value
             else:
                 names = [value]
-            found = next(
-                (
-                    rule["is"][spell_value(name)]
-                    for name in names
-                    if spell_value(name) in rule["is"]
-                ),
-                None,
-            )
-            if found is not None:
-                return found
+            for name in map(spell_value, names):
+                if name in rule["is"]:
+                    return rule["is"][name]
     return None
 
 

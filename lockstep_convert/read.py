@@ -117,7 +117,13 @@ def _split_command(path: Path) -> list[str]:
 
 def _read_words(words: list[str], config: ForeignConfig) -> None:
     """Reads `key=value` and `--flag value` words after the program's name."""
-    start = _find_first_option(words)
+    # the program's name is a Python file, a module, or `trl NAME`
+    start = 0
+    for index, word in enumerate(words):
+        if word.endswith(".py") and "=" not in word:
+            start = index + 1
+        elif word in ("-m", "trl"):
+            start = index + 2
     config.program = " ".join([*config.program.split(), *words[:start]])
     flag: str | None = None
     values: list[Any] = []
@@ -143,18 +149,6 @@ def _read_words(words: list[str], config: ForeignConfig) -> None:
             values.append(yaml12.parse_or_text(word))
         elif word not in ("--", "$@"):
             raise InputError(f"{word} is neither key=value nor the value of a --flag")
-
-
-def _find_first_option(words: list[str]) -> int:
-    """Returns the index of the first option, after the program's name: a Python file, a module, or
-    `trl NAME`.
-    """
-    names = [i for i, word in enumerate(words) if word.endswith(".py") and "=" not in word]
-    names += [i + 1 for i, word in enumerate(words) if word == "-m"]
-    names += [i + 1 for i, word in enumerate(words) if word == "trl"]
-    if names:
-        return max(names) + 1
-    return 0
 
 
 def _put_flag(config: ForeignConfig, flag: str | None, values: list[Any]) -> None:

@@ -21,17 +21,22 @@ def render_recipe(converted: ConvertedConfig) -> str:
     place = {option: i for i, option in enumerate(order_options(converted.algorithm))}
     tree: DottedOptions = {"algorithm": converted.algorithm}
     for option in sorted(converted.options, key=lambda option: place.get(option, len(place))):
-        _put_value(tree, option.split("."), copy.deepcopy(converted.options[option]))
+        value = copy.deepcopy(converted.options[option])
+        *sections, key = option.split(".")
+        section = tree
+        for name in sections:
+            section = section.setdefault(name, {})
+        if not (value == {} and section.get(key)):
+            section[key] = value
     head = (
         f"# Converted from {converted.table.name} ({converted.table.version}) by `lockstep "
         "convert`.\n"
     )
     body = yaml12.annotate_yaml(tree, lambda keys: converted.notes.get(".".join(keys), ""))
-    left = [
-        f"# Look at this: {_describe_entry(entry)}: {entry.sentence}.\n"
-        for entry in converted.select_entries(KeyVerdict.LOOK)
-    ]
-    return head + body + "".join(left)
+    text = head + body
+    for entry in converted.select_entries(KeyVerdict.LOOK):
+        text += f"# Look at this: {_describe_entry(entry)}: {entry.sentence}.\n"
+    return text
 
 
 def check_recipe(converted: ConvertedConfig) -> tuple[Mapping[str, Any], str]:
@@ -113,10 +118,3 @@ def _describe_entry(entry: ConvertedKey) -> str:
     else:
         value = f" = {shorten_value(entry.theirs, entry.value)}"
     return f"{entry.theirs}{' (their default)' if entry.is_default else ''}{value}"
-
-
-def _put_value(tree: DottedOptions, keys: list[str], value: Any) -> None:
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-    if not (value == {} and tree.get(keys[-1])):
-        tree[keys[-1]] = value

@@ -9,7 +9,6 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm
-from lockstep.algorithms.roles import ModelRole
 from lockstep.algorithms.rows import data_files
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import LoadedRecipe
@@ -59,9 +58,11 @@ def plan_recipe(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None 
     if recipe.learner.parallel.ranks == gpus:
         require_divisible(model, recipe.learner.parallel.tp)
         for role in recipe.own_layouts:
-            require_divisible(
-                _config_of_role(role, model), role.learner.parallel.tp, role.learner.layout_key
-            )
+            if role.path is None:
+                own = model
+            else:
+                own = read_config(find_weights_folder(role.path), headless=True)
+            require_divisible(own, role.learner.parallel.tp, role.learner.layout_key)
     sizes = ModelSizes.from_model(
         build_skeleton(model, str(recipe.model.path)), recipe.learner.lora
     )
@@ -110,10 +111,3 @@ def _config_of_run(loaded: LoadedRecipe) -> PreTrainedConfig:
         raise ModelError(
             f"{error}; plan needs only a folder with config.json: model.path=FOLDER"
         ) from None
-
-
-def _config_of_role(role: ModelRole, model: PreTrainedConfig) -> PreTrainedConfig:
-    """Configuration of a role's model: the run's initial model or its own."""
-    if role.path is None:
-        return model
-    return read_config(find_weights_folder(role.path), headless=True)

@@ -113,13 +113,16 @@ class LayoutSearch:
         load = self.recipe.largest_step
         own = self.own_processes
         gpus -= own.engines * own.width if own.apart else 0
-        return [
-            Parallel(dp=gpus // tp // cp, tp=tp, cp=cp)
-            for tp in _list_divisors(gpus)
-            if tp <= _WITHIN_A_MACHINE and self._divides_heads(tp)
-            for cp in _list_divisors(gpus // tp)
-            if (cp == 1 or load.sequence // cp >= _FEWEST_TOKENS) and gpus // tp // cp <= load.rows
-        ]
+        layouts: list[Parallel] = []
+        for tp in _list_divisors(gpus):
+            if tp > _WITHIN_A_MACHINE or not self._divides_heads(tp):
+                continue
+            for cp in _list_divisors(gpus // tp):
+                dp = gpus // tp // cp
+                has_tokens = cp == 1 or load.sequence // cp >= _FEWEST_TOKENS
+                if has_tokens and dp <= load.rows:
+                    layouts.append(Parallel(dp=dp, tp=tp, cp=cp))
+        return layouts
 
     def fits_device(self, estimate: MemoryEstimate) -> bool:
         """True if it fits on the fullest GPU."""
@@ -133,12 +136,12 @@ class LayoutSearch:
         """
         for changes in self._list_changes():
             ways = changes, {**changes, "sync_every_pass": True}
-            found = [
-                self.estimate_layout(parallel, way)
-                for way in ways
-                for parallel in self.list_layouts(gpus)
-            ]
-            fitting = [one for one in found if one is not None and self.fits_device(one)]
+            fitting: list[MemoryEstimate] = []
+            for way in ways:
+                for parallel in self.list_layouts(gpus):
+                    found = self.estimate_layout(parallel, way)
+                    if found is not None and self.fits_device(found):
+                        fitting.append(found)
             if fitting:
                 return min(fitting, key=rank_cuts)
         return None
@@ -180,12 +183,12 @@ def list_overrides(recipe: Algorithm, estimate: MemoryEstimate) -> list[str]:
     wanted = estimate.learner.model_dump()
     pairs = [(recipe.learner, estimate.learner)]
     pairs += [(role.learner, estimate.ranks[role.name].learner) for role in recipe.own_layouts]
-    parallel = [
-        f"{said.layout_key}.{name}={size}"
-        for said, planned in pairs
-        for name, size in planned.parallel.model_dump().items()
-        if said.parallel.model_dump()[name] != size
-    ]
+    parallel: list[str] = []
+    for given, planned in pairs:
+        before = given.parallel.model_dump()
+        for name, size in planned.parallel.model_dump().items():
+            if before[name] != size:
+                parallel.append(f"{given.layout_key}.{name}={size}")
     names = ("sync_every_pass", "activation_checkpointing", "cpu_offload", "micro_batch_tokens")
     changed = [
         f"learner.{name}={str(wanted[name]).lower()}" for name in names if own[name] != wanted[name]

@@ -197,12 +197,8 @@ def _format_count(number: int, what: str) -> str:
 
 
 def _render_layouts(search: LayoutSearch, gpus: int) -> str:
-    found = [
-        one
-        for parallel in search.list_layouts(gpus)
-        if (one := search.estimate_layout(parallel)) is not None
-    ]
-    found.sort(key=rank_cuts)
+    estimates = map(search.estimate_layout, search.list_layouts(gpus))
+    found = sorted((one for one in estimates if one is not None), key=rank_cuts)
     lines = [("layout", "a GPU holds")]
     lines += [
         (_name_layouts(one), f"{format_bytes(one.device_bytes):>11}") for one in found[:_SHOWN]

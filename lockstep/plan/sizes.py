@@ -76,7 +76,10 @@ class ModelSizes:
         queries = heads * head_size(text)
         keys = count_keys(text)
         blocks = list_layers(model)
-        products = _count_parameters(blocks[0], nn.Linear)
+        products = 0
+        for module in blocks[0].modules():
+            if isinstance(module, nn.Linear):
+                products += sum(parameter.numel() for parameter in module.parameters())
         table = _count_matrix(model.get_input_embeddings())
         head = _count_matrix(model.get_output_embeddings())
         own_head = 0 if fields.get("tie_word_embeddings") else head
@@ -150,12 +153,3 @@ def _count_matrix(module: nn.Module | None) -> int:
     if module is None:
         return 0
     return module.get_parameter("weight").numel()
-
-
-def _count_parameters(block: nn.Module, kind: type[nn.Module]) -> int:
-    return sum(
-        p.numel()
-        for module in block.modules()
-        if isinstance(module, kind)
-        for p in module.parameters()
-    )

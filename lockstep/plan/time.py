@@ -179,7 +179,11 @@ def sampling_seconds(
     prompt = load.generated - new
     context = load.generated - new / 2
     weights = sizes.layers * sizes.products + _count_head(sizes)
-    read = _item_bytes(policy) * (weights + together * context * sizes.cache)
+    if policy.learner.is_half:
+        item = HALF
+    else:
+        item = FP32
+    read = item * (weights + together * context * sizes.cache)
     work = together * (2 * weights + 4 * sizes.layers * sizes.queries * context)
     one_pass = (
         max(read / rates.memory, work / rates.products) / engines.width
@@ -187,10 +191,3 @@ def sampling_seconds(
     )
     prompts = 2 * rows * prompt * weights / (rates.products * rates.learner) / engines.width
     return -(-rows // together) * new * one_pass + prompts
-
-
-def _item_bytes(rank: ModelRank) -> int:
-    """Bytes per number in the rank's dtype."""
-    if rank.learner.is_half:
-        return HALF
-    return FP32

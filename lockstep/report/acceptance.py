@@ -34,7 +34,15 @@ def check_bound(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool
         f"{bound.statistic} of {bound.metric} over steps {first} to {last}, in [{low:g}, {high:g}]"
     )
     if len(found) < bound.min_rows:
-        return False, f"failed: {window}: {_describe_absence(bound, rows, len(found))}"
+        logged = set[str]().union(*rows)
+        if bound.metric in logged:
+            reached = max(int(row["step"]) for row in rows)
+            why = (
+                f"{len(found)} of {bound.min_rows} rows logged; the run has reached {reached} steps"
+            )
+        else:
+            why = f"the run does not log this metric; {suggest_metric(bound.metric, logged)}"
+        return False, f"failed: {window}: {why}"
     if any(map(math.isnan, found.values())):
         value = math.nan
     else:
@@ -53,11 +61,3 @@ def _measure_statistic(bound: Bound, values: Sequence[float]) -> float:
             return max(values)
         case _:
             assert_never(bound.statistic)
-
-
-def _describe_absence(bound: Bound, rows: Sequence[Mapping[str, float]], found: int) -> str:
-    names = {name for row in rows for name in row}
-    if bound.metric not in names:
-        return f"the run does not log this metric; {suggest_metric(bound.metric, names)}"
-    reached = max(int(row["step"]) for row in rows)
-    return f"{found} of {bound.min_rows} rows logged; the run has reached {reached} steps"

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 MetricRow = Mapping[str, float]
 
@@ -76,9 +77,19 @@ class _AlarmRule:
 
 def find_alarms(rows: Sequence[MetricRow]) -> list[RunAlarm]:
     """Finds alarms in lines of metrics, ordered by first step."""
-    found = [
-        alarm for rule in (*_RULES, *_not_finite(rows)) for alarm in _find_stretches(rows, rule)
-    ]
+    rules = list(_RULES)
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        if name.rsplit("/", 1)[-1] in _LEARNED:
+            rules.append(
+                _build_line_rule(
+                    name,
+                    lambda row, name=name: not math.isfinite(row[name]),
+                    lambda row, name=name: f"{name} is {row[name]:g}, which is not finite",
+                )
+            )
+    found: list[RunAlarm] = []
+    for rule in rules:
+        found += _find_stretches(rows, rule)
     return sorted(found, key=lambda alarm: alarm.first)
 
 
@@ -123,9 +134,9 @@ def _find_stretches(rows: Sequence[MetricRow], rule: _AlarmRule) -> Iterator[Run
 
 
 def _describe_equal(window: Sequence[MetricRow]) -> str:
-    extremes = [
-        row.get(f"train/reward_{end}") for row in window[-_EQUAL_STEPS:] for end in ("min", "max")
-    ]
+    extremes: list[float | None] = []
+    for row in window[-_EQUAL_STEPS:]:
+        extremes += [row.get("train/reward_min"), row.get("train/reward_max")]
     if len(extremes) < 2 * _EQUAL_STEPS or extremes[0] is None or len(set(extremes)) > 1:
         return ""
     return (
@@ -253,15 +264,3 @@ _RULES = (
 
 def _average_metric(rows: Sequence[MetricRow], name: str) -> float:
     return sum(row[name] for row in rows) / len(rows)
-
-
-def _not_finite(rows: Sequence[MetricRow]) -> Iterator[_AlarmRule]:
-    """A rule for each metric of learning."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    for name in names:
-        if name.rsplit("/", 1)[-1] in _LEARNED:
-            yield _build_line_rule(
-                name,
-                lambda row, name=name: not math.isfinite(row[name]),
-                lambda row, name=name: f"{name} is {row[name]:g}, which is not finite",
-            )

@@ -32,6 +32,11 @@ def render_card(
     versions = ", ".join(
         f"{key} {environment.get(key, 'unknown')}" for key in ("lockstep", "torch", "transformers")
     )
+    found = summarize_agreement(rows)
+    if found.tokens:
+        agreement = f"\nTraining and sampling: {found.sentence}\n"
+    else:
+        agreement = ""
     return f"""---
 library_name: transformers
 pipeline_tag: {"text-classification" if is_classifier else "text-generation"}
@@ -45,7 +50,7 @@ tags: [lockstep, {algorithm}]
 {markdown_table(("", "first → last"), list_headlines(rows))}
 
 Brackets: 95 % intervals over held-out rows.
-{_describe_agreement(rows)}
+{agreement}
 ## How it was made
 `lockstep train recipe.yaml` with this `recipe.yaml`:
 
@@ -53,11 +58,3 @@ Brackets: 95 % intervals over held-out rows.
 {recipe.strip()}
 ```
 """
-
-
-def _describe_agreement(rows: list[dict[str, float]]) -> str:
-    """The paragraph on agreement; empty if nothing was sampled."""
-    found = summarize_agreement(rows)
-    if found.tokens:
-        return f"\nTraining and sampling: {found.sentence}\n"
-    return ""

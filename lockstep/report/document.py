@@ -39,12 +39,16 @@ def write_document(file: BinaryIO, blocks: Mapping[str, bytes], live: bool = Fal
         f"/* uPlot {plotter['LICENSE'].strip()} */\n{plotter['uPlot.min.css']}\n{text['page.css']}"
     )
     library = plotter["uPlot.iife.min.js"]
-    scripts = [
-        f"\n{text[name]}//# sourceURL={name}\n"
-        for name in (*_SCRIPTS, *(["live.js"] if live else []))
-    ]
+    names: list[str] = [*_SCRIPTS]
+    if live:
+        names.append("live.js")
+    scripts = [f"\n{text[name]}//# sourceURL={name}\n" for name in names]
+    hashes: list[str] = []
+    for source in [*scripts, library]:
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        hashes.append(f"'sha256-{digest}'")
+    runnable = " ".join(hashes)
     # Plotting libraries put styles into attributes; styles cannot load anything either.
-    runnable = " ".join(f"'sha256-{_hash_source(source)}'" for source in [*scripts, library])
     policy = (
         f"default-src 'none'; script-src {runnable}; style-src 'unsafe-inline'; base-uri "
         "'none'; form-action 'none'"
@@ -71,7 +75,3 @@ def write_block(file: BinaryIO, name: str, content: bytes) -> None:
     file.write(f'<script type="application/gzip" id="{name}">'.encode())
     file.write(base64.b64encode(gzip.compress(content, 6, mtime=0)))
     file.write(b"</script>\n")
-
-
-def _hash_source(source: str) -> str:
-    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

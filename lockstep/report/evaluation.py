@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from lockstep.core.types import SamplingParams
@@ -28,6 +29,9 @@ class FigureRead:
     low: float | None
     high: float | None
     questions: int
+
+
+_NOTHING = FigureRead(None, None, None, 0)
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,13 @@ def results_table(folder: Path) -> str:
     """Reads the results of an evaluation. Returns text for a terminal."""
     results = read_record(folder / RESULTS, _EvaluationResults, CURE)
     settings = results.settings
-    names = dict.fromkeys(name for setting in settings.values() for name in setting.figures)
+    names = chain.from_iterable(setting.figures for setting in settings.values())
+    judges = chain.from_iterable(setting.judging for setting in settings.values())
     rows = [("", *(_render_heading(name, setting) for name, setting in settings.items()))]
-    for name in names:
-        rows.append(
-            (
-                name,
-                *(
-                    _format_figure(setting.figures.get(name), results)
-                    for setting in settings.values()
-                ),
-            )
-        )
+    for name in dict.fromkeys(names):
+        figures = [setting.figures.get(name, _NOTHING) for setting in settings.values()]
+        cells = (figure_text(figure, results.questions, "questions") for figure in figures)
+        rows.append((name, *cells))
     for name, label, form in (
         ("truncated", "truncated", "{:.1%}"),
         ("response_length", "mean length", "{:.1f} tokens"),
@@ -72,11 +71,10 @@ def results_table(folder: Path) -> str:
         rows.append(
             (label, *(form.format(setting.responses[name]) for setting in settings.values()))
         )
-    judges = dict.fromkeys(name for setting in settings.values() for name in setting.judging)
-    for name in (name for name in judges if name.endswith("/no_verdict")):
-        rows.append(
-            (name, *(_format_share(setting.judging.get(name)) for setting in settings.values()))
-        )
+    for name in dict.fromkeys(judges):
+        if name.endswith("/no_verdict"):
+            shares = (_format_share(setting.judging.get(name)) for setting in settings.values())
+            rows.append((name, *shares))
     counts = (
         f"{results.questions} questions, {results.skipped_rows} rows skipped; brackets: 95 % "
         "intervals"
@@ -96,12 +94,6 @@ def _format_share(share: float | None) -> str:
     if share is None:
         return "–"
     return f"{share:.1%}"
-
-
-def _format_figure(figure: FigureRead | None, results: _EvaluationResults) -> str:
-    if figure is None:
-        return "–"
-    return figure_text(figure, results.questions, "questions")
 
 
 def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
@@ -133,7 +125,6 @@ _LABELS = {
     "longer_preferred_by_people": "longer preferred by humans",
     "length_bias": "length bias",
 }
-_NOTHING = FigureRead(None, None, None, 0)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,13 @@ class MetricFigure:
 
 def list_figures(rows: Sequence[Mapping[str, float]], metric: str) -> list[MetricFigure]:
     """The finite values of a metric over lines of metrics, in order."""
-    return [_read_figure(row, metric) for row in rows if math.isfinite(row.get(metric, math.nan))]
+    figures: list[MetricFigure] = []
+    for row in rows:
+        if math.isfinite(row.get(metric, math.nan)):
+            low = row.get(f"{metric}_low", math.nan)
+            high = row.get(f"{metric}_high", math.nan)
+            figures.append(MetricFigure(int(row.get("step", 0)), row[metric], low, high))
+    return figures
 
 
 def find_best(series: Sequence[MetricFigure], better: BetterDirection) -> MetricFigure:
@@ -91,11 +97,10 @@ def list_headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]
         if series and not hidden.get(metric):
             lines.append((label, from_to(series)))
         if metric == "train/reward":
-            parts = {name for row in rows for name in row if name.startswith("reward/")}
-            lines += [
-                (f"  {name.partition('/')[2]}", from_to(list_figures(rows, name)))
-                for name in sorted(parts)
-            ]
+            for name in sorted(set[str]().union(*rows)):
+                if name.startswith("reward/"):
+                    part = f"  {name.partition('/')[2]}"
+                    lines.append((part, from_to(list_figures(rows, name))))
     return lines
 
 
@@ -111,19 +116,11 @@ def describe_validation(step: int, values: Mapping[str, float]) -> str | None:
         step: Number of finished steps.
         values: Its metrics.
     """
-    names = {metric: label for metric, (label, _) in HELD_OUT.items()} | {
-        metric: metric for metric in TWINS
-    }
-    parts = [
-        f"{label} {figure.format_value()}"
-        for metric, label in names.items()
-        for figure in list_figures([values], metric)
-    ]
+    labels = {metric: label for metric, (label, _) in HELD_OUT.items()}
+    parts: list[str] = []
+    for metric in (*labels, *TWINS):
+        for figure in list_figures([values], metric):
+            parts.append(f"{labels.get(metric, metric)} {figure.format_value()}")
     if parts:
         return f"after step {step}: {', '.join(parts)}"
     return None
-
-
-def _read_figure(row: Mapping[str, float], metric: str) -> MetricFigure:
-    low, high = (row.get(f"{metric}_{end}", math.nan) for end in ("low", "high"))
-    return MetricFigure(int(row.get("step", 0)), row[metric], low, high)

@@ -75,26 +75,25 @@ def _write_page(
 def describe_runs(folders: Sequence[Path]) -> dict[str, Any]:
     """Everything that the page shows except samples.
 
-    This is `runs` (see `overview`), `sentences` on their metrics, and the time of reading.
+    This is `runs` (see `overview`), `sentences` on their metrics, and the time of reading. A run
+    has its folder's name, or the path if two folders have the same name.
 
     Raises:
         ValueError: A folder holds no run, or one of its logs is unreadable.
     """
-    runs = [
-        read_overview(folder) | {"name": name}
-        for folder, name in zip(folders, _name_runs(folders), strict=True)
-    ]
-    metrics = dict.fromkeys(metric for run in runs for metric in run["metrics"])
-    sentences = {metric: sentence for metric in metrics if (sentence := describe_metric(metric))}
-    return {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs, "sentences": sentences}
-
-
-def _name_runs(folders: Sequence[Path]) -> list[str]:
-    """The folders' names; full paths if two folders have the same name."""
     names = [folder.resolve().name for folder in folders]
-    if len(set(names)) == len(names):
-        return names
-    return [str(folder) for folder in folders]
+    if len(set(names)) < len(names):
+        names = list(map(str, folders))
+    runs: list[dict[str, Any]] = []
+    sentences: dict[str, str] = {}
+    for folder, name in zip(folders, names, strict=True):
+        run = read_overview(folder) | {"name": name}
+        runs.append(run)
+        for metric in run["metrics"]:
+            sentence = describe_metric(metric)
+            if sentence:
+                sentences[metric] = sentence
+    return {"made": datetime.now().isoformat(" ", "minutes"), "runs": runs, "sentences": sentences}
 
 
 def _write_tokens(file: BinaryIO, run: int, number: int, block: bytes) -> None:

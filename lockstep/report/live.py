@@ -53,7 +53,12 @@ class LiveServer(ThreadingHTTPServer):
 
     def compute_tag(self) -> str:
         """A text that changes when a run logs something or changes its state."""
-        return "".join(read_state(folder).word + str(_log_sizes(folder)) for folder in self.folders)
+        tag = ""
+        for folder in self.folders:
+            logs = [folder / name for name in LOGS]
+            sizes = [log.stat().st_size if log.is_file() else 0 for log in logs]
+            tag += f"{read_state(folder).word}{sizes}"
+        return tag
 
     def render_page(self) -> tuple[str, bytes]:
         """The tag and the page."""
@@ -135,8 +140,3 @@ class _PageHandler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):  # the reader has closed the tab
             self.end_headers()
             self.wfile.write(content if self.command == "GET" else b"")
-
-
-def _log_sizes(folder: Path) -> list[int]:
-    logs = [folder / name for name in LOGS]
-    return [log.stat().st_size if log.is_file() else 0 for log in logs]

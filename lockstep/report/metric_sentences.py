@@ -276,18 +276,11 @@ def describe_metric(name: str) -> str | None:
     )
     if not found and held:
         found = BY_NAME.get(f"train/{held[1]}")
-    return found or _match_pattern(name)
-
-
-def _match_pattern(name: str) -> str | None:
-    matches = ((pattern.fullmatch(name), sentence) for pattern, sentence in BY_PATTERN)
-    return next(
-        (
-            sentence.format(
-                **{key: text.replace("_", " ") for key, text in match.groupdict().items()}
-            )
-            for match, sentence in matches
-            if match
-        ),
-        None,
-    )
+    if found:
+        return found
+    for pattern, sentence in BY_PATTERN:
+        match = pattern.fullmatch(name)
+        if match:
+            words = {key: text.replace("_", " ") for key, text in match.groupdict().items()}
+            return sentence.format(**words)
+    return None

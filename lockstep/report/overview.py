@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,10 @@ def read_overview(folder: Path) -> dict[str, Any]:
             `agreement` (whether training and sampling agreed, in a sentence, and `agreed` in a
             word; None without sampling), `bound` (of agreement; None if there is none),
             `certificate` (`level` and `sentence`; None if there is none), `headlines` (the run's
-            summary, in words), `best` (metric → its best step), `step` (the last logged step),
-            `planned` (steps; None if the data decides), `metrics` and `timings` (name → `step` and
-            `value`; None for values that are not finite), `recipe` (key such as ppo.clip → value),
-            `environment`.
+            summary, in words), `best` (metric → its best step, if logged several times), `step`
+            (the last logged step), `planned` (steps; None if the data decides), `metrics` and
+            `timings` (name → `step` and `value`; None for values that are not finite), `recipe`
+            (key such as ppo.clip → value), `environment`.
 
     Raises:
         ValueError: The folder holds no run.
@@ -50,6 +50,11 @@ def read_overview(folder: Path) -> dict[str, Any]:
     step = max((int(row["step"]) for row in rows), default=0)
     timings = list(read_numbers(folder / TIMINGS))
     steps = planned if planned >= 0 else None
+    best: dict[str, int] = {}
+    for metric, (_, better) in HELD_OUT.items():
+        series = list_figures(rows, metric)
+        if len(series) > 1:
+            best[metric] = find_best(series, better).step
     return {
         "agreement": None if compared is None else compared.sentence,
         "agreed": None if compared is None else compared.word,
@@ -58,7 +63,7 @@ def read_overview(folder: Path) -> dict[str, Any]:
         if certificate is None
         else {"level": certificate.level, "sentence": certificate.sentence},
         "headlines": [f"{label.strip()} {text}" for label, text in list_headlines(rows)],
-        "best": _best_steps(rows),
+        "best": best,
         "alarms": [asdict(alarm) for alarm in find_alarms(rows)],
         "state": state.word,
         "about_state": state.text,
@@ -68,16 +73,6 @@ def read_overview(folder: Path) -> dict[str, Any]:
         "timings": _collect_series(timings),
         "recipe": recipe,
         "environment": read_environment(folder),
-    }
-
-
-def _best_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
-    """The best step of each held-out figure that was logged several times."""
-    known = {metric: list_figures(rows, metric) for metric in HELD_OUT}
-    return {
-        metric: find_best(series, HELD_OUT[metric][1]).step
-        for metric, series in known.items()
-        if len(series) > 1
     }
 
 

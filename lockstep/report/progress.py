@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -168,7 +168,8 @@ class RunProgress:
         ]
         parts += [f"{name} {value:.4g}" for name, value in self._metrics.items()]
         recent = list(self._recent)  # a copy, because a thread draws the bar
-        seconds, tokens = (sum(entry[place] for entry in recent) for place in (0, 1))
+        seconds = sum(entry[0] for entry in recent)
+        tokens = sum(entry[1] for entry in recent)
         if seconds and tokens:
             parts.append(f"{tokens / seconds:,.0f} tokens/s")
         if self.left_s is not None:
@@ -182,11 +183,14 @@ class RunProgress:
             doing = ""
         else:
             doing = f"{self._phase} {self._clock() - self._phase_since:.1f} s"
+        # non-breaking spaces keep a metric and its value on one line
+        unbroken = " · ".join(part.replace(" ", "\xa0") for part in self.bar_parts)
+        wrapped = "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False))
         bar.add_row(ProgressBar(self._total, self._step, width=32), Text(doing, style="dim"))
         return Group(
             Text(self._title, style="bold", overflow="fold"),
             bar,
-            Text(_wrap_parts(self.bar_parts, width)),
+            Text(wrapped.replace("\xa0", " ")),
         )
 
     def _print_line(self, text: str) -> None:
@@ -252,9 +256,3 @@ def _format_clock(seconds: float) -> str:
     if hours:
         return f"{hours}:{minute:02}:{second:02}"
     return f"{minute}:{second:02}"
-
-
-def _wrap_parts(parts: Sequence[str], width: int) -> str:
-    """Wraps parts into lines without separating a metric from its value."""
-    unbroken = " · ".join(part.replace(" ", "\xa0") for part in parts)
-    return "\n".join(textwrap.wrap(unbroken, width, break_on_hyphens=False)).replace("\xa0", " ")

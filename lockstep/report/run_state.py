@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,12 +37,12 @@ def read_state(folder: Path) -> RunState:
         return RunState("running")
     crash = folder / CRASH
     if is_file(crash):
-        lines = [
-            line
-            for line in crash.read_text(encoding="utf-8", errors="replace").splitlines()
-            if line.strip()
-        ]
-        return RunState("died", _find_error(lines))
+        error = ""
+        for line in crash.read_text(encoding="utf-8", errors="replace").splitlines():
+            # notes on phase and step follow the error
+            if line.strip() and not line.startswith((" ", "phase:")):
+                error = line.strip()
+        return RunState("died", error)
     if held is None:
         return RunState("not finished")
     return RunState("stopped", "the same command resumes it")
@@ -59,16 +58,9 @@ def is_locked(folder: Path) -> bool | None:
         inode = os.stat(folder / LOCK).st_ino
     except OSError:
         return None
-    columns = [line.split() for line in held.splitlines()]
-    return any(
-        fields[1:2] == ["FLOCK"] and len(fields) > 5 and fields[5].rsplit(":", 1)[-1] == str(inode)
-        for fields in columns
-    )
-
-
-def _find_error(lines: Sequence[str]) -> str:
-    """The line of a crash report with the error: the last before notes on phase and step."""
-    known = [line for line in lines if not line.startswith((" ", "phase:"))]
-    if known:
-        return known[-1].strip()
-    return ""
+    for line in held.splitlines():
+        fields = line.split()
+        is_flock = fields[1:2] == ["FLOCK"] and len(fields) > 5
+        if is_flock and fields[5].rsplit(":", 1)[-1] == str(inode):
+            return True
+    return False

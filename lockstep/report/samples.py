@@ -108,15 +108,11 @@ class _SampleBlock:
             values.extend(own)
 
     def pack_block(self) -> bytes:
-        known = {
-            name: values
-            for name, values in self._columns.items()
-            if any(value is not None for value in values)
-        }
-        return _pack_table(
-            {"rows": self.rows},
-            {name: [_round_number(value) for value in known[name]] for name in known},
-        )
+        columns: dict[str, list[_SampleNumber]] = {}
+        for name, values in self._columns.items():
+            if any(value is not None for value in values):
+                columns[name] = [_round_number(value) for value in values]
+        return _pack_table({"rows": self.rows}, columns)
 
 
 def _pack_table(header: Mapping[str, Any], columns: Mapping[str, Sequence[_SampleNumber]]) -> bytes:

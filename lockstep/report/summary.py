@@ -28,7 +28,16 @@ def summarize_run(folder: Path) -> str:
     """
     rows = read_metrics(folder)
     alarms = "\n".join(f"ALARM, {alarm.sentence}" for alarm in find_alarms(rows))
-    parts = [_describe_headline(folder, rows), alarms, _describe_paths(folder)]
+    page = folder / PAGE
+    if page.is_file():
+        report = f"{page} (opens in a browser)"
+    else:
+        report = f"not written; run {format_command('report', folder)}"
+    paths = (
+        f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (loads with transformers; "
+        "see its README.md)"
+    )
+    parts = [_describe_headline(folder, rows), alarms, paths]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -38,8 +47,11 @@ def has_trained(folder: Path) -> bool:
     Also true before the first step.
     """
     rows = [row for row in read_metrics(folder) if row["step"] > 0]
-    norms = [value for row in rows for name, value in row.items() if name.endswith("grad_norm")]
-    return not rows or any(norm > 0 for norm in norms)
+    for row in rows:
+        for name, value in row.items():
+            if name.endswith("grad_norm") and value > 0:
+                return True
+    return not rows
 
 
 def find_exit_code(folder: Path) -> int:
@@ -50,18 +62,6 @@ def find_exit_code(folder: Path) -> int:
     if has_trained(folder):
         return exit_codes.OK
     return exit_codes.INCONCLUSIVE
-
-
-def _describe_paths(folder: Path) -> str:
-    page = folder / PAGE
-    if page.is_file():
-        report = f"{page} (opens in a browser)"
-    else:
-        report = f"not written; run {format_command('report', folder)}"
-    return (
-        f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (loads with transformers; "
-        "see its README.md)"
-    )
 
 
 def _describe_headline(folder: Path, rows: list[dict[str, float]]) -> str:

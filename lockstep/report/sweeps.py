@@ -69,7 +69,9 @@ class SweepRun:
     @cached_property
     def final_values(self) -> Mapping[str, float]:
         """The last value of each metric of `FINAL` that it logs; may be NaN or infinite."""
-        last = {metric: value for row in self.rows for metric, value in row.items()}
+        last: dict[str, float] = {}
+        for row in self.rows:
+            last.update(row)
         return {metric: last[metric] for metric in FINAL if metric in last}
 
 
@@ -109,16 +111,24 @@ class SeedGroup:
         """
         runs = [run for run in self.runs if run.state != "failed"]
         bands: dict[str, dict[str, Any]] = {}
-        for metric in dict.fromkeys(metric for run in runs for row in run.rows for metric in row):
-            logged = [
-                {int(row["step"]): row[metric] for row in run.rows if metric in row} for run in runs
-            ]
-            curves = [curve for curve in logged if curve]
+        # by metric and run: value by step
+        logged: dict[str, dict[Path, dict[int, float]]] = {}
+        for run in runs:
+            for row in run.rows:
+                for metric, value in row.items():
+                    curve = logged.setdefault(metric, {}).setdefault(run.folder, {})
+                    curve[int(row["step"])] = value
+        for metric, by_run in logged.items():
+            curves = list(by_run.values())
             if len(curves) > 1 and metric != "step" and not metric.endswith(("_low", "_high")):
-                steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-                spreads = [measure_spread([curve[step] for curve in curves]) for step in steps]
-                ends = {end: [spread[end] for spread in spreads] for end in ("mean", "low", "high")}
-                bands[metric] = {"step": steps, "n": len(curves), **ends}
+                steps = sorted(set.intersection(*map(set, curves)))
+                band: dict[str, Any] = {"step": steps, "n": len(curves)}
+                band |= {"mean": [], "low": [], "high": []}
+                for step in steps:
+                    spread = measure_spread([curve[step] for curve in curves])
+                    for end in ("mean", "low", "high"):
+                        band[end].append(spread[end])
+                bands[metric] = band
         return bands
 
 
@@ -160,8 +170,10 @@ def read_sweep(folder: Path) -> list[SweepRun]:
 
 def group_runs(runs: Sequence[SweepRun]) -> list[SeedGroup]:
     """The groups of a sweep's runs."""
-    names = dict.fromkeys(run.group_name for run in runs)
-    return [SeedGroup(name, [run for run in runs if run.group_name == name]) for name in names]
+    groups: dict[str, list[SweepRun]] = {}
+    for run in runs:
+        groups.setdefault(run.group_name, []).append(run)
+    return [SeedGroup(name, some) for name, some in groups.items()]
 
 
 def list_runs(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
@@ -177,11 +189,11 @@ def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
 
     Its keys are `group`, `metric`, `count`, `mean`, `low` and `high`.
     """
-    return [
-        {"group": group.name, "metric": metric, **spread}
-        for group in group_runs(runs)
-        for metric, spread in group.final_spread.items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for group in group_runs(runs):
+        for metric, spread in group.final_spread.items():
+            rows.append({"group": group.name, "metric": metric, **spread})
+    return rows
 
 
 def summarize_sweep(folder: Path) -> str:
@@ -198,20 +210,21 @@ def summarize_sweep(folder: Path) -> str:
 
 def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
     """Everything about a sweep's started runs that a page adds to its runs; plain values."""
+    groups: list[dict[str, Any]] = []
+    for group in group_runs(runs):
+        about = {
+            "name": group.name,
+            "runs": [runs.index(run) for run in group.runs],
+            "finished": len(group.finished_runs),
+            "final": group.final_spread,
+            "bands": group.draw_bands(),
+        }
+        groups.append(about)
     return {
         "level": LEVEL,
         "runs": [{"state": run.state, "final": dict(run.final_values)} for run in runs],
         "metrics": _list_metrics(runs),
-        "groups": [
-            {
-                "name": group.name,
-                "runs": [runs.index(run) for run in group.runs],
-                "finished": len(group.finished_runs),
-                "final": group.final_spread,
-                "bands": group.draw_bands(),
-            }
-            for group in group_runs(runs)
-        ],
+        "groups": groups,
     }
 
 

@@ -11,13 +11,12 @@ def summary_table(rows: Sequence[Sequence[str]]) -> str:
     Raises:
         ValueError: Rows differ in length.
     """
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    for row in rows:
+        line = "  ".join(map(str.ljust, row, widths))
+        lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
