@@ -150,9 +150,9 @@ def _find_kind(table: KeyTable, config: ForeignConfig, given: Mapping[str, Any])
                 names = value
             else:
                 names = [value]
-            for name in map(spell_value, names):
-                if name in rule["is"]:
-                    return rule["is"][name]
+            found = next((name for name in map(spell_value, names) if name in rule["is"]), None)
+            if found is not None:
+                return rule["is"][found]
     return None
 
 

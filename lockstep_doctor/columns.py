@@ -244,20 +244,18 @@ class _ColumnExaminer:
         """
         if tokens.sum() < _LEAST_TOKENS:
             return
-        each: list[tuple[_Formula, ColumnSide]] = [
-            (one, side)
-            for side, compared in self._sides.items()
-            for one in _list_formulas(compared, tokens)
-        ]
+        each = list[tuple[_Formula, ColumnSide]]()
+        for side, compared in self._sides.items():
+            each += [(formula, side) for formula in _list_formulas(compared, tokens)]
         (kind, what, left, _), side = min(each, key=lambda one: one[0][2] + one[0][3])
         if left < _EXPLAINED:
             other: ColumnSide = "train" if side == "infer" else "infer"
-            said = (
+            relation = (
                 f"{self._names[side]}'s values are "
                 f"{what.replace(_OTHERS, self._names[other] + _OF)}"
             )
             yield self._report_finding(
-                kind, f"{said}; {left:.1%} of the difference is left", None, tokens
+                kind, f"{relation}; {left:.1%} of the difference is left", None, tokens
             )
 
     def _fit_nucleus(self) -> Iterator[ColumnFinding]:
@@ -295,10 +293,9 @@ def measure_excess(compared: TokenComparison, spacing: Floats | float = 0.0) -> 
     )
     shape = -np.expm1(-surprise) + 1e-6
     least = 3e-6 + _SINGLE * surprise + spacing
+    usual = 0.0
     if np.isfinite(off).any():
         usual = np.quantile((off / shape)[np.isfinite(off)], 0.25) / 0.319
-    else:
-        usual = 0.0
     return off / (usual * shape + least)
 
 

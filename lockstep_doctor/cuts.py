@@ -125,10 +125,9 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
     named: dict[tuple[str, End], CutPoint] = {}
     for path in paths:
         layer, inner = _split_path(path)
+        table = _INSIDE
         if layer is None:
             table = _OUTSIDE
-        else:
-            table = _INSIDE
         if normed_twice and inner in _NORMED_TWICE:
             table = ()
         row = next((row for row in table if re.fullmatch(row[0], inner)), (inner, None, inner))
@@ -139,12 +138,10 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
     # a name may repeat in a layer, as with attention and Mamba
     for own_name in (lambda path: _split_path(path)[1], lambda path: path):
         count = Counter(named.values())
-        named = {
-            (path, end): cut
-            if count[cut] == 1
-            else CutPoint(own_name(path) + (".in" if end == "in" else ""), cut.layer)
-            for (path, end), cut in named.items()
-        }
+        for (path, end), cut in named.items():
+            if count[cut] > 1:
+                suffix = ".in" if end == "in" else ""
+                named[path, end] = CutPoint(own_name(path) + suffix, cut.layer)
     return named
 
 
@@ -152,5 +149,5 @@ def _split_path(path: str) -> tuple[int | None, str]:
     """The layer of a module and its path inside the layer; outside layers None and its name."""
     found = _LAYER.match(path)
     if found:
-        return (int(found[1]), found[2])
-    return (None, path.rpartition(".")[2])
+        return int(found[1]), found[2]
+    return None, path.rpartition(".")[2]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep_doctor.columns import SIDES, TokenColumns, examine_columns
-from lockstep_doctor.locate import FaultPlace, GapLocation, locate, pick_logprobs
+from lockstep_doctor.locate import GapLocation, locate, pick_logprobs
 from lockstep_doctor.measures import describe_difference
 from lockstep_doctor.statistics import find_gap
 from lockstep_doctor.tap import Tap
@@ -35,7 +35,8 @@ class PairExamination:
         gaps: Gap of each request, nats.
         location: Location of the gap.
         columns: Faults in the returned log-probabilities.
-        measured: Descriptions of the wrong value, by place.
+        measured: Descriptions of the wrong value, by place; if it is unknown which engine is wrong,
+            of the examined one's.
     """
 
     reference: str
@@ -69,18 +70,21 @@ def examine(
         witness: The model in float64.
         rounded: The witness's program in the types of the engines.
     """
-    right, own = (
-        [_read_logprobs(tap, tokens_T) for tokens_T in requests] for tap in (reference, other)
-    )
+    right = [_read_logprobs(reference, tokens_T) for tokens_T in requests]
+    own = [_read_logprobs(other, tokens_T) for tokens_T in requests]
     gaps = [find_gap(first, second) for (first, _), (second, _) in zip(right, own, strict=True)]
     columns = [
-        line
-        for tap, read in ((reference, right), (other, own))
-        for line in _check_columns(tap.name, requests, read)
+        *_check_columns(reference.name, requests, right),
+        *_check_columns(other.name, requests, own),
     ]
     worst = max(range(len(gaps)), key=gaps.__getitem__)
     found = locate(reference, other, requests[worst], witness, rounded=rounded)
-    measured = [list(_measure_place(place)) for place in found.places]
+    measured = list[list[str]]()
+    for place in found.places:
+        values = list(place.values.values())
+        if place.wrong_engines == list(place.values)[:1]:
+            values.reverse()
+        measured.append(list(describe_difference(values[0], values[1], place.tolerance)))
     return PairExamination(
         reference.name, other.name, worst, requests[worst], gaps, found, columns, measured
     )
@@ -98,41 +102,33 @@ def _check_columns(
     logits.
     """
     own = [column for column, _ in read]
-    said = [column.cpu() for _, column in read if column is not None]
+    returned = [column.cpu() for _, column in read if column is not None]
     if not all(bool(column.isfinite().all()) for column in own):
         yield f"{name} returns non-finite log-probabilities"
-    off = [
-        float((a.double() - b).abs().nan_to_num(float("inf")).max())
-        for a, b in zip(said, own, strict=bool(said))
-    ]
-    if not off or max(off) < _DELIVERED:
+    largest = 0.0
+    for a, b in zip(returned, own, strict=bool(returned)):
+        off = (a.double() - b).abs().nan_to_num(float("inf"))
+        largest = max(largest, float(off.max()))
+    if largest < _DELIVERED:
         return
     yield (
         f"{name} returns log-probabilities that differ from its own logits by up to "
-        f"{max(off):.2g} nats:"
+        f"{largest:.2g} nats:"
     )
-    for one in examine_columns(_join_requests(requests, name, own, said)):
+    for one in examine_columns(_join_requests(requests, name, own, returned)):
         yield f"{one.kind}, {one.tokens} tokens in {one.where}: {one.what}"
 
 
 def _join_requests(
-    requests: Sequence[Tensor], name: str, own: Sequence[Tensor], said: Sequence[Tensor]
+    requests: Sequence[Tensor], name: str, own: Sequence[Tensor], returned: Sequence[Tensor]
 ) -> TokenColumns:
     """Joins columns of requests; first tokens have no log-probability."""
     offsets = torch.tensor([0, *(tokens.numel() for tokens in requests)]).cumsum(0)
     mask = torch.ones(int(offsets[-1]), dtype=torch.bool)
     mask[offsets[:-1]] = False
-    train, infer = (
-        torch.cat([x for column in some for x in (torch.zeros(1), column)]).double()
-        for some in (own, said)
-    )
+    train = torch.zeros(len(mask), dtype=torch.float64)
+    infer = torch.zeros_like(train)
+    train[mask] = torch.cat(list(own)).double()
+    infer[mask] = torch.cat(list(returned)).double()
     names = dict(zip(SIDES, (name, "the column"), strict=True))
     return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)
-
-
-def _measure_place(place: FaultPlace) -> Iterator[str]:
-    """Measures the side that is wrong; if unknown, the examined engine."""
-    right, wrong = place.values
-    if place.wrong_engines == [right]:
-        right, wrong = wrong, right
-    yield from describe_difference(place.values[right], place.values[wrong], place.tolerance)

@@ -18,17 +18,16 @@ _LINES = 16
 def describe_examination(found: PairExamination) -> Iterator[str]:
     """Yields the report on two engines line by line."""
     location = found.location
+    floor = ""
     if location.floor:
         floor = f"; rounding alone causes {location.floor:.2g}"
-    else:
-        floor = ""
     yield (
         f"{found.reference} vs {found.other}: log-probabilities differ by {location.gap:.2g} nats "
         f"(root mean square) in request {found.request + 1} of {len(found.gaps)}{floor}"
     )
     yield from (f"  {line}" for line in found.columns)
     for engine, cuts in location.noisy.items():
-        yield (f"  {engine} is not deterministic at {', '.join(map(str, cuts[:4]))}")
+        yield f"  {engine} is not deterministic at {', '.join(map(str, cuts[:4]))}"
     if found.agrees:
         yield "  Rounding in these types explains the difference."
         return
@@ -38,9 +37,8 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
         yield "  No segment differs given the same inputs."
         return
     places = location.places
-    if len(places) == 1:
-        what = "this"
-    else:
+    what = "this"
+    if len(places) > 1:
         what = f"these {len(places)} places"
     yield f"  correcting {what} removes {location.removed:.0%} of it:"
     for number, place in enumerate(places):
@@ -54,14 +52,12 @@ def describe_examination(found: PairExamination) -> Iterator[str]:
 def describe_place(place: FaultPlace) -> Iterator[str]:
     """Yields the report on one place."""
     for segment in place.segments:
+        missing = ""
         if segment.missing:
             missing = f"; {', '.join(map(str, segment.missing))} did not run"
-        else:
-            missing = ""
+        since = ""
         if segment.first:
             since = f", from position {segment.first} on"
-        else:
-            since = ""
         yield f"  {segment}: off by {segment.error:.2g} of its size{since}{missing}"
     for engine, error in place.engine_errors.items():
         yield f"  {engine} differs from float64 by {error:.2g} at {place.segments[0].end}"
@@ -74,33 +70,45 @@ def describe_place(place: FaultPlace) -> Iterator[str]:
             case both:
                 yield f"  {' and '.join(both)} are both wrong"
     for suspect in place.suspects[:3]:
-        lines = " ← ".join(
-            f"{Path(frame.file).name}:{frame.line} {frame.function}"
-            for frame in suspect.operator.stack[:2]
-        )
-        yield f"  {suspect.engine}: {suspect.operator.name} at {lines}"
+        lines = list[str]()
+        for frame in suspect.operator.stack[:2]:
+            lines.append(f"{Path(frame.file).name}:{frame.line} {frame.function}")
+        yield f"  {suspect.engine}: {suspect.operator.name} at {' ← '.join(lines)}"
     yield from _arguments_that_differ(place)
 
 
 def _arguments_that_differ(place: FaultPlace) -> Iterator[str]:
     """Yields arguments that differ between the engines, for the first suspect operator."""
-    first = place.suspects[:1]
-    some = place.suspects
-    pairs = [
-        (a, b)
-        for a in first
-        for b in some
-        if a.engine != b.engine and a.operator.name == b.operator.name
-    ]
-    for one, its in pairs[:1]:
+    for its in place.suspects:
+        one = place.suspects[0]
+        if one.engine == its.engine or one.operator.name != its.operator.name:
+            continue
         for own, theirs in zip(one.operator.scalars, its.operator.scalars, strict=False):
             if own != theirs:
                 yield f"  an argument is {own} in {one.engine} and {theirs} in {its.engine}"
+        return
 
 
 def tree_of(found: PairExamination) -> dict[str, Any]:
     """Returns the result of an examination, for JSON."""
     location = found.location
+    places = list[dict[str, Any]]()
+    for place, measured in zip(location.places, found.measured, strict=True):
+        suspects = list[dict[str, Any]]()
+        for suspect in place.suspects[:5]:
+            one = suspect.operator
+            lines = list(map(asdict, one.stack[:_LINES]))
+            suspects.append({"engine": suspect.engine, "operator": one.name, "lines": lines})
+        tree = {
+            "segments": list(map(_tree_of_segment, place.segments)),
+            "removed": place.removed,
+            "tolerance": place.tolerance,
+            "errors": place.engine_errors,
+            "wrong": place.wrong_engines,
+            "suspects": suspects,
+            "measured": list(measured),
+        }
+        places.append(tree)
     return {
         "pair": [found.reference, found.other],
         "agrees": found.agrees,
@@ -112,30 +120,9 @@ def tree_of(found: PairExamination) -> dict[str, Any]:
         "tokens": found.tokens.tolist(),
         "columns": list(found.columns),
         "noisy": {name: list(map(str, cuts)) for name, cuts in location.noisy.items()},
-        "others": [_tree_of_segment(one) for one in location.others],
+        "others": list(map(_tree_of_segment, location.others)),
         "cuts": {str(cut): error for cut, error in location.compared.items()},
-        "places": [
-            _tree_of_place(place) | {"measured": list(measured)}
-            for place, measured in zip(location.places, found.measured, strict=True)
-        ],
-    }
-
-
-def _tree_of_place(place: FaultPlace) -> dict[str, Any]:
-    return {
-        "segments": [_tree_of_segment(one) for one in place.segments],
-        "removed": place.removed,
-        "tolerance": place.tolerance,
-        "errors": place.engine_errors,
-        "wrong": place.wrong_engines,
-        "suspects": [
-            {
-                "engine": suspect.engine,
-                "operator": suspect.operator.name,
-                "lines": [asdict(frame) for frame in suspect.operator.stack[:_LINES]],
-            }
-            for suspect in place.suspects[:5]
-        ],
+        "places": places,
     }
 
 

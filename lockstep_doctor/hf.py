@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,8 @@ def open_witnesses(folder: Path, device: str, *dtypes: torch.dtype) -> list[Modu
             weight.data = weight.data.to(saved)
     experts = model.config._experts_implementation
     model.to(device)
-    return [
-        ModuleTap(model, f"hf in {dtype}", read=partial(_read_sequence, dtype, experts))
-        for dtype in dtypes
-    ]
+    reads = {dtype: partial(_read_sequence, dtype, experts) for dtype in dtypes}
+    return [ModuleTap(model, f"hf in {dtype}", read=read) for dtype, read in reads.items()]
 
 
 def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
@@ -114,12 +113,15 @@ def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     everything outside layers.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    layers = dict.fromkeys(layer for one in lists for layer in one)
-    nested = {part for layer in layers for part in layer.modules() if part is not layer}
-    outer = [layer for layer in layers if layer not in nested]
-    inside = {weight for layer in outer for weight in layer.parameters()}
-    rest = [weight for weight in model.parameters() if weight not in inside]
-    return [(model, rest), *((layer, list(layer.parameters())) for layer in outer)]
+    layers = dict[nn.Module, list[nn.Parameter]]()
+    inside = set[nn.Module]()
+    for layer in chain.from_iterable(lists):
+        if layer not in inside:
+            layers[layer] = list(layer.parameters())
+            inside.update(layer.modules())
+    taken = set(chain.from_iterable(layers.values()))
+    rest = [weight for weight in model.parameters() if weight not in taken]
+    return [(model, rest), *layers.items()]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from torch import Tensor
 
@@ -104,14 +104,11 @@ class FaultPlace:
         """Relative error against float64 at the first segment's end, by engine, given the same
         inputs.
         """
-        exact = self.exact
-        if exact is None:
-            return {}
-        return {
-            name: find_error(exact, own)[0]
-            for name, own in self.values.items()
-            if own.numel() == exact.numel()
-        }
+        errors = dict[str, float]()
+        for name, own in self.values.items():
+            if self.exact is not None and own.numel() == self.exact.numel():
+                errors[name] = find_error(self.exact, own)[0]
+        return errors
 
     @property
     def wrong_engines(self) -> list[str]:
@@ -152,7 +149,7 @@ class GapLocation:
     @property
     def all_segments(self) -> list[Segment]:
         """Segments of all places."""
-        return [one for place in self.places for one in place.segments]
+        return _flatten_segments([place.segments for place in self.places])
 
 
 def locate(
@@ -180,17 +177,16 @@ def locate(
         rounded: The witness's program in the types of the engines; its difference from the witness
             is the noise floor.
     """
-    right, own = (tap.run(tokens_T, {}) for tap in (reference, other))
+    right = reference.run(tokens_T, {})
+    own = other.run(tokens_T, {})
     if not gives_numbers(right, tokens_T) and gives_numbers(own, tokens_T):
         reference, other, right, own = other, reference, own, right
     gap = measure_gap(right.logits, own.logits, tokens_T)
-    if witness is None:
-        exact = {}
-    else:
-        exact = witness.run(tokens_T, right.seen).seen
+    exact: Mapping[CutPoint, Tensor] = {}
     floor = 0.0
     errors: dict[CutPoint, float] = {}
     if witness is not None:
+        exact = witness.run(tokens_T, right.seen).seen
         floor, errors = measure_rounding(witness, rounded, tokens_T, right, exact)
     if not FLOORS * floor < CAP:  # the rounded program is broken
         floor = 0.0
@@ -201,12 +197,14 @@ def locate(
     def tolerance_at(cut: CutPoint) -> float:
         return max(tolerance, FLOORS * errors.get(cut, 0.0))
 
-    theirs, replayed = (tap.run(tokens_T, right.seen) for tap in (reference, other))
-    noisy = {
-        tap.name: cuts
-        for tap, once in ((reference, theirs), (other, replayed))
-        if (cuts := _find_unrepeatable(once, tap.run(tokens_T, right.seen)))
-    }
+    theirs = reference.run(tokens_T, right.seen)
+    replayed = other.run(tokens_T, right.seen)
+    noisy = dict[str, list[CutPoint]]()
+    for tap, once in ((reference, theirs), (other, replayed)):
+        again = _compare_cuts(once, tap.run(tokens_T, right.seen))
+        cuts = [one.end for one in again if one.error > _SAME]
+        if cuts:
+            noisy[tap.name] = cuts
     stretches = _compare_cuts(right, replayed)
     compared = {one.end: one.error for one in stretches}
     segments = [one for one in stretches if not one.error <= tolerance_at(one.end)]
@@ -219,15 +217,14 @@ def locate(
         return share_removed(gap, left, floor)
 
     order = list(right.seen)
-    chosen = sorted(
-        _choose_fewest(segments, measure_removed), key=lambda some: order.index(some[0].end)
-    )
+    chosen = _choose_fewest(segments, measure_removed)
+    chosen.sort(key=lambda some: order.index(some[0].end))
     removed = measure_removed(_flatten_segments(chosen))
     places: list[FaultPlace] = []
     for some in chosen:
         end = some[0].end
         ends = theirs.seen[end], replayed.seen[end]
-        values = dict(zip((reference.name, other.name), ends, strict=True))
+        values = {reference.name: ends[0], other.name: ends[1]}
         alone = removed if len(chosen) == 1 else measure_removed(some)
         opened = _trace_suspects(
             reference, other, tokens_T, right, some[0], ends, tolerance_at(end)
@@ -235,11 +232,6 @@ def locate(
         places.append(FaultPlace(some, alone, opened, values, exact.get(end), tolerance_at(end)))
     others = [one for one in segments if one not in _flatten_segments(chosen)]
     return GapLocation(gap, floor, places, removed, right.seen, noisy, others, compared)
-
-
-def _find_unrepeatable(first: PassCapture, second: PassCapture) -> list[CutPoint]:
-    """Returns the cuts at which two runs of one engine on the same inputs differ."""
-    return [one.end for one in _compare_cuts(first, second) if one.error > _SAME]
 
 
 def pick_logprobs(logits_TV: Tensor, tokens_T: Tensor) -> Tensor:
@@ -357,7 +349,7 @@ def _choose_fewest(
 
 
 def _flatten_segments(kinds: Sequence[Sequence[Segment]]) -> list[Segment]:
-    return [one for kind in kinds for one in kind]
+    return list(chain.from_iterable(kinds))
 
 
 def _trace_suspects(
@@ -378,27 +370,22 @@ def _trace_suspects(
     """
     forced = {cut: value for cut, value in right.seen.items() if cut != segment.end}
     start = _find_fork(list(right.seen), segment)
-    theirs, own = (tap.trace(tokens_T, forced, start, segment.end) for tap in (reference, other))
-    around = [
-        Suspect(tap.name, operator_around(one))
-        for tap, one in ((other, own), (reference, theirs))
-        if one.around
-    ]
+    theirs = reference.trace(tokens_T, forced, start, segment.end)
+    own = other.trace(tokens_T, forced, start, segment.end)
+    around = list[Suspect]()
+    for tap, trace in ((other, own), (reference, theirs)):
+        if trace.around:
+            around.append(Suspect(tap.name, operator_around(trace)))
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
     are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
-    ran = [
-        one
-        for one in (*own.operators, *theirs.operators)
-        if not one.early or (are_seen_early and one in makers)
-    ]
-    here, there = (
-        order_suspects(
-            [one for one in find_suspects(trace, beside, end, tolerance) if one in ran],
-            makers,
-            trace,
-        )
-        for trace, beside, end in ((own, theirs, ends[1:]), (theirs, own, ends[:1]))
-    )
+
+    def is_possible(one: Operator) -> bool:
+        return not one.early or (are_seen_early and one in makers)
+
+    here = list(filter(is_possible, find_suspects(own, theirs, ends[1:], tolerance)))
+    there = list(filter(is_possible, find_suspects(theirs, own, ends[:1], tolerance)))
+    here = order_suspects(here, makers, own)
+    there = order_suspects(there, makers, theirs)
     is_made_by_one = any(one.early for one in there) and not any(one.early for one in here)
     if segment.missing or is_made_by_one:
         less = reference.functions(tokens_T) - other.functions(tokens_T)
@@ -409,8 +396,11 @@ def _trace_suspects(
     sides = [(other, here), (reference, there)]
     if segment.missing:  # the reference's come first
         sides.reverse()
-    lists = [[Suspect(tap.name, one) for one in some] for tap, some in sides]
-    found = [one for pair in zip_longest(*lists) for one in pair if one]
+    found = list[Suspect]()
+    for pair in zip_longest(sides[0][1], sides[1][1]):
+        for (tap, _), one in zip(sides, pair, strict=True):
+            if one is not None:
+                found.append(Suspect(tap.name, one))
     # one engine skips what the other one runs
     if segment.missing or (found and not here and own.around):
         return [*around[:1], *found]
@@ -429,13 +419,12 @@ def _trace_suspects(
     moved = find_rearranged(own, theirs, tolerance)
     # If every value is in its place, the wrong one is passed on after the last
     # operator.
-    ended = [
-        Suspect(tap.name, one)
-        for tap, trace in ((other, own), (reference, theirs))
-        for one in [
-            one for one in trace.operators if not one.name.startswith(("doctor.", "aten.alias"))
-        ][-1:]
-    ]
+    ended = list[Suspect]()
+    for tap, trace in ((other, own), (reference, theirs)):
+        for one in reversed(trace.operators):
+            if not one.name.startswith(("doctor.", "aten.alias")):
+                ended.append(Suspect(tap.name, one))
+                break
     if moved:
         return [Suspect(other.name, moved), *ended]
     return [*around, *ended]

@@ -65,7 +65,11 @@ def describe_difference(right: Tensor, own: Tensor, tolerance: float) -> Iterato
     made = next(_find_transformations(first, second, off, fits), None)
     if made is not None:
         yield made
-    yield from _find_positions(off, noise)
+    for axis, what in ((1, "position"), (0, "channel")):
+        size = off.square().mean(axis).sqrt()
+        hit = (size > max(_HITS * float(size.max()), noise)).nonzero()[:, 0].tolist()
+        if 0 < len(hit) < len(size):
+            yield f"it differs at {name_places(hit, len(size), what)}"
 
 
 def _find_transformations(first: Tensor, second: Tensor, off: Tensor, fits: float) -> Iterator[str]:
@@ -75,10 +79,9 @@ def _find_transformations(first: Tensor, second: Tensor, off: Tensor, fits: floa
     if not float(second.abs().max()):
         yield "it is zero"
     square = float(first.square().sum())
+    scale = 0.0
     if square:
         scale = float((first * second).sum()) / square
-    else:
-        scale = 0.0
     left = _find_unexplained_share(second - scale * first, off)
     if left < fits:
         yield f"it is {scale:.4g} times what it should be ({left:.1%} of the difference left)"
@@ -92,15 +95,6 @@ def _find_transformations(first: Tensor, second: Tensor, off: Tensor, fits: floa
         second, second.bfloat16().double()
     ):
         yield "it is rounded to bfloat16"
-
-
-def _find_positions(off: Tensor, noise: float) -> Iterator[str]:
-    """Yields the positions and channels that differ, unless all do."""
-    for axis, what in ((1, "position"), (0, "channel")):
-        size = off.square().mean(axis).sqrt()
-        hit = (size > max(_HITS * float(size.max()), noise)).nonzero()[:, 0].tolist()
-        if 0 < len(hit) < len(size):
-            yield f"it differs at {name_places(hit, len(size), what)}"
 
 
 def _find_unexplained_share(left: Tensor, off: Tensor) -> float:
@@ -117,9 +111,8 @@ def name_places(hit: Sequence[int], count: int, what: str) -> str:
         return f"{what} {hit[0]} of {count}"
     if len(steps) == 1:
         (step,) = steps
-        if step == 1:
-            every = ""
-        else:
+        every = ""
+        if step != 1:
             every = f", each {step}th"
         return f"{what}s {hit[0]} to {hit[-1]}{every} of {count}"
     if len(hit) > _FEW * count:

@@ -104,12 +104,12 @@ class PassState:
 
     def collect_values(self) -> dict[CutPoint, Tensor]:
         """Returns values by cut; values of several visits are concatenated to [T, …]."""
-        return {
-            cut: some[0]
-            if len(some) == 1
-            else torch.cat([x.reshape(-1, x.shape[-1]) for x in some])
-            for cut, some in self._seen.items()
-        }
+        values = dict[CutPoint, Tensor]()
+        for cut, visits in self._seen.items():
+            values[cut] = visits[0]
+            if len(visits) > 1:
+                values[cut] = torch.cat([x.reshape(-1, x.shape[-1]) for x in visits])
+        return values
 
 
 class ModuleTap:

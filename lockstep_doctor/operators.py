@@ -91,7 +91,7 @@ class OperatorTrace:
         """Returns indices of values that no operator of the trace made: inputs, weights,
         constants.
         """
-        made = {value for one in self.operators for value in one.outputs}
+        made = set[int]().union(*(one.outputs for one in self.operators))
         return [value for value in range(len(self.values)) if value not in made]
 
 
@@ -284,12 +284,12 @@ def find_writes(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Returns the tensor arguments that an operator writes to."""
     named = zip([one.name for one in func._schema.arguments], args, strict=False)
     values = dict(named) | kwargs
-    written = [
-        values.get(one.name)
-        for one in func._schema.arguments
-        if one.alias_info and one.alias_info.is_write
-    ]
-    return [x for x in written if isinstance(x, Tensor)]
+    written = list[Tensor]()
+    for one in func._schema.arguments:
+        value = values.get(one.name)
+        if one.alias_info and one.alias_info.is_write and isinstance(value, Tensor):
+            written.append(value)
+    return written
 
 
 def list_active() -> Iterator[FrameType]:
@@ -345,12 +345,15 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
     def place_all(
         some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]
     ) -> tuple[int, ...]:
-        found = zip(*([(part, index) for index in of(one)] for part, one in some), strict=False)
-        return tuple(chain.from_iterable(map(place_value, found)))
+        columns = list[list[tuple[int, int]]]()
+        for part, one in some:
+            columns.append([(part, index) for index in of(one)])
+        return tuple(chain.from_iterable(map(place_value, zip(*columns, strict=False))))
 
     for some in same.values():
-        ends = [place_all(some, of) for of in (lambda one: one.inputs, lambda one: one.outputs)]
-        joined.operators.append(replace(some[0][1], inputs=ends[0], outputs=ends[1]))
+        inputs = place_all(some, lambda one: one.inputs)
+        outputs = place_all(some, lambda one: one.outputs)
+        joined.operators.append(replace(some[0][1], inputs=inputs, outputs=outputs))
     return joined
 
 
@@ -361,10 +364,9 @@ def chain_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
         known = len(whole.values)
         whole.values += part.values
         for one in part.operators:
-            ends = [
-                tuple(index + known for index in indices) for indices in (one.inputs, one.outputs)
-            ]
-            whole.operators.append(replace(one, inputs=ends[0], outputs=ends[1]))
+            inputs = tuple(index + known for index in one.inputs)
+            outputs = tuple(index + known for index in one.outputs)
+            whole.operators.append(replace(one, inputs=inputs, outputs=outputs))
     return whole
 
 

@@ -85,9 +85,11 @@ class TokenComparison:
         size = self.train.numel() // count
         if size < shortest:
             return self
-        parts = [(int(own), max(1, int(own) // size)) for own in self.lengths]
-        lengths = torch.tensor([own // n + (k < own % n) for own, n in parts for k in range(n)])
-        return TokenComparison(self.train, self.infer, lengths, self.position)
+        lengths = list[int]()
+        for own in self.lengths.tolist():
+            n = max(1, own // size)
+            lengths += [own // n + (k < own % n) for k in range(n)]
+        return TokenComparison(self.train, self.infer, torch.tensor(lengths), self.position)
 
     def sum_clusters(self, *columns_M: Tensor) -> Tensor:
         """Sums of columns over each cluster and, last, its number of tokens: float64 [G, K + 1],

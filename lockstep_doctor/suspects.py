@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -30,19 +29,25 @@ def find_suspects(
     a suspect.
     """
     outside = set(own.list_external())
-    kinds = [
-        find_kind(value) if value.numel() and place not in outside else None
-        for place, value in enumerate(own.values)
-    ]
-    by_kind = {kind: list[Tensor]() for kind in kinds if kind}
-    for value in chain(other.values, *(_split_value(value, own.split) for value in other.values)):
+    kinds = dict[int, tuple[bool, int]]()
+    for index, value in enumerate(own.values):
+        if value.numel() and index not in outside:
+            kinds[index] = find_kind(value)
+    theirs = list(other.values)
+    tokens, first = own.split or (0, 0)
+    for value in other.values:
+        for dim, size in enumerate(value.shape):
+            if size == tokens and 0 < first < tokens:  # own values: prefilled, and decoded
+                theirs += value.split([first, tokens - first], dim)
+    by_kind = {kind: list[Tensor]() for kind in kinds.values()}
+    for value in theirs:
         alike = by_kind.get(find_kind(value))
         if alike is not None:
             alike.append(sort_values(value))
-    good = [
-        not kind or any(are_close(sort_values(value), x, tolerance) for x in by_kind[kind])
-        for kind, value in zip(kinds, own.values, strict=True)
-    ]
+    good = [True] * len(own.values)
+    for index, kind in kinds.items():
+        value = sort_values(own.values[index])
+        good[index] = any(are_close(value, x, tolerance) for x in by_kind[kind])
     for value in _find_unset(own):
         good[value] = True
     found = _find_first_bad(own, good)
@@ -61,23 +66,20 @@ def _find_first_bad(trace: OperatorTrace, good: list[bool]) -> list[Operator]:
             consumers.setdefault(value, []).append(one)
     for one in reversed(trace.operators):
         for value in one.outputs:
-            after = [
-                output
-                for consumer in consumers.get(value, ())
-                for output in consumer.outputs
-                if output != value
-            ]
-            good[value] = good[value] or (bool(after) and all(good[output] for output in after))
-    outside = set(trace.list_external())
-    return [
-        one
-        for one in trace.operators
-        if all(good[value] or value in outside for value in one.inputs)
-        # An output that no operator reads has no effect if others are read.
-        and not all(
-            good[value] for value in ([x for x in one.outputs if x in consumers] or one.outputs)
-        )
-    ]
+            after = set[int]()
+            for consumer in consumers.get(value, ()):
+                after.update(consumer.outputs)
+            after.discard(value)
+            if after and all(good[output] for output in after):
+                good[value] = True
+    found = list[Operator]()
+    for one in trace.operators:
+        # an output that no operator reads has no effect if others are read
+        outputs = [value for value in one.outputs if value in consumers] or one.outputs
+        reads_good = all(good[value] for value in one.inputs)
+        if reads_good and not all(good[value] for value in outputs):
+            found.append(one)
+    return found
 
 
 def _find_unset(trace: OperatorTrace) -> set[int]:
@@ -100,11 +102,10 @@ def find_makers(
     """Returns the operators of a trace that lead to `values`, except through the values
     `without`.
     """
-    wanted = {
-        index
-        for index, value in enumerate(trace.values)
-        if any(same_values(value, x, tolerance=0.0) for x in values)
-    }
+    wanted = set[int]()
+    for index, value in enumerate(trace.values):
+        if any(same_values(value, x, tolerance=0.0) for x in values):
+            wanted.add(index)
     makers: list[Operator] = []
     for one in reversed(trace.operators):
         if not wanted.isdisjoint(one.outputs):
@@ -121,12 +122,13 @@ def find_other_number(
     Python may read integers such as sizes without an operator. Both engines must run the same
     operators up to there; if one skips some, the result is the first skipped one.
     """
-    some, its = ([one for one in trace.operators if one.early] for trace in (own, other))
+    some = [one for one in own.operators if one.early]
+    its = [one for one in other.operators if one.early]
     unset = _find_unset(own)
     for place, (one, right) in enumerate(zip(some, its, strict=False)):
         if one.name != right.name:
             if place:
-                return (other, right)
+                return other, right
             return None
         for a, b in zip(one.outputs, right.outputs, strict=False):
             first = own.values[a]
@@ -148,7 +150,8 @@ def order_suspects(
     outside = set(trace.list_external())
     idle = [one for one in some if one not in makers and outside.issuperset(one.inputs)]
     found = sorted((one for one in some if one not in idle), key=lambda one: one not in makers)
-    inside, early = ([one for one in found if one.early == kind] for kind in (False, True))
+    inside = [one for one in found if not one.early]
+    early = [one for one in found if one.early]
     return [*inside[:1], *early, *inside[1:], *idle]
 
 
@@ -180,13 +183,3 @@ def find_rearranged(own: OperatorTrace, other: OperatorTrace, tolerance: float) 
             ):
                 return one
     return None
-
-
-def _split_value(value: Tensor, split: tuple[int, int] | None) -> Iterator[Tensor]:
-    """Yields the parts of a value for prefilled and for decoded tokens of the other engine."""
-    tokens, first = split or (0, 0)
-    for dim in (
-        dim for dim, size in enumerate(value.shape) if size == tokens and 0 < first < tokens
-    ):
-        yield value.narrow(dim, 0, first)
-        yield value.narrow(dim, first, tokens - first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from pydantic import ValidationError
@@ -137,11 +138,10 @@ class LayoutSearch:
         for changes in self._list_changes():
             ways = changes, {**changes, "sync_every_pass": True}
             fitting: list[MemoryEstimate] = []
-            for way in ways:
-                for parallel in self.list_layouts(gpus):
-                    found = self.estimate_layout(parallel, way)
-                    if found is not None and self.fits_device(found):
-                        fitting.append(found)
+            for way, parallel in product(ways, self.list_layouts(gpus)):
+                found = self.estimate_layout(parallel, way)
+                if found is not None and self.fits_device(found):
+                    fitting.append(found)
             if fitting:
                 return min(fitting, key=rank_cuts)
         return None

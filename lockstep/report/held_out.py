@@ -97,10 +97,10 @@ def list_headlines(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]
         if series and not hidden.get(metric):
             lines.append((label, from_to(series)))
         if metric == "train/reward":
-            for name in sorted(set[str]().union(*rows)):
-                if name.startswith("reward/"):
-                    part = f"  {name.partition('/')[2]}"
-                    lines.append((part, from_to(list_figures(rows, name))))
+            names = set[str]().union(*rows)
+            for name in sorted(name for name in names if name.startswith("reward/")):
+                part = f"  {name.partition('/')[2]}"
+                lines.append((part, from_to(list_figures(rows, name))))
     return lines
 
 

@@ -122,13 +122,12 @@ class SeedGroup:
             curves = list(by_run.values())
             if len(curves) > 1 and metric != "step" and not metric.endswith(("_low", "_high")):
                 steps = sorted(set.intersection(*map(set, curves)))
-                band: dict[str, Any] = {"step": steps, "n": len(curves)}
-                band |= {"mean": [], "low": [], "high": []}
+                spreads = list[dict[str, float]]()
                 for step in steps:
-                    spread = measure_spread([curve[step] for curve in curves])
-                    for end in ("mean", "low", "high"):
-                        band[end].append(spread[end])
-                bands[metric] = band
+                    spreads.append(measure_spread([curve[step] for curve in curves]))
+                bands[metric] = {"step": steps, "n": len(curves)}
+                for end in ("mean", "low", "high"):
+                    bands[metric][end] = [spread[end] for spread in spreads]
         return bands
 
 

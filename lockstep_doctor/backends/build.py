@@ -120,8 +120,8 @@ def find_missing(recipe: DoctorRecipe) -> dict[BackendName, str]:
     }
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     if len(recipe.backends) - len(missing) < 2:
-        said = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        why = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise InputError(
-            f"backends leaves fewer than two to compare ({said}); add one that can start here"
+            f"backends leaves fewer than two to compare ({why}); add one that can start here"
         )
     return missing

@@ -145,11 +145,10 @@ class HFBackend:
                 parts = zip(
                     shaped_TV.split(CHUNK), tokens[1:].to(self.device).split(CHUNK), strict=True
                 )
-                own = [
-                    self.compute_logprobs(rows, ids, sampling, asked).float().cpu()
-                    for rows, ids in parts
-                ]
-                columns.append(torch.cat([torch.zeros(1), *own]))
+                columns.append(torch.zeros(1))  # the first token has no log-probability
+                for rows, ids in parts:
+                    own = self.compute_logprobs(rows, ids, sampling, asked)
+                    columns.append(own.float().cpu())
         return torch.cat(columns) * batch.mask
 
     @torch.no_grad()
@@ -195,12 +194,11 @@ class HFBackend:
         else:
             parts = []
         parts += [(own, part) for part in tokens_1T[:, text:].split(CHUNK, 1)]
-        return torch.cat(
-            [
-                model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
-                for model, ids in parts
-            ]
-        )
+        logits = list[Tensor]()
+        for model, ids in parts:
+            found = model(input_ids=ids, past_key_values=cache, use_cache=True)
+            logits.append(found.logits[0])
+        return torch.cat(logits)
 
     def compute_logprobs(
         self,
@@ -263,12 +261,8 @@ def _penalize_rows(
     """
     if not sampling.penalizes or not len(logits_MV):
         return logits_MV
-    return torch.stack(
-        [
-            apply_penalties(row_V, *both, sampling)
-            for row_V, both in zip(logits_MV, seen, strict=True)
-        ]
-    )
+    pairs = zip(logits_MV, seen, strict=True)
+    return torch.stack([apply_penalties(row_V, *both, sampling) for row_V, both in pairs])
 
 
 def apply_penalties(
@@ -325,10 +319,8 @@ class _KeyedTokenDrawer(LogitsProcessor):
         if self._sampling.penalizes:
             none = torch.zeros(len(scores), 0, dtype=torch.int64)
             drawn_BK = torch.cat([none, *(token_B.cpu()[:, None] for token_B in self.tokens)], 1)
-            seen = (
-                (torch.cat([own, made]), made)
-                for own, made in zip(self._prompts, drawn_BK, strict=True)
-            )
+            pairs = zip(self._prompts, drawn_BK, strict=True)
+            seen = ((torch.cat([prompt, response]), response) for prompt, response in pairs)
             scores = _penalize_rows(scores, seen, self._sampling)
         token_B, _ = draw_tokens(scores, self._uniform_BK[:, len(self.tokens)], self._sampling)
         self.logprobs.append(

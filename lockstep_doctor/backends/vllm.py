@@ -62,12 +62,13 @@ class VLLMBackend:
             raise
 
     def list_settings(self) -> Mapping[str, Any]:
-        told = self.engine.remotes[0].call("settings")
-        return told | {
-            "dtype": _shorten_dtype(told["dtype"]),
-            "batch_size": told["max_num_seqs"],
-            "training": False,
-        }
+        settings = self.engine.remotes[0].call("settings")
+        dtype = settings["dtype"]
+        for short, own in TORCH_TYPES.items():
+            if str(own) == f"torch.{settings['dtype']}":
+                dtype = short
+        batch_size = settings["max_num_seqs"]
+        return settings | {"dtype": dtype, "batch_size": batch_size, "training": False}
 
     def score(self, batch: Batch, conditions: BackendConditions = USUAL) -> Tensor:
         """Scores without the prefix cache, which vLLM does not use for log-probabilities of
@@ -96,19 +97,11 @@ class VLLMBackend:
             self.engine.remotes[0].call("drop_caches")
         self.engine.remotes[0].call("take_prefix_hits")  # drops earlier counts
         size = conditions.batch_size or len(requests)
-        parts = [
-            self.engine.generate(requests[start : start + size], sampling)
-            for start in range(0, len(requests), size)
-        ]
+        parts = list[Batch]()
+        for start in range(0, len(requests), size):
+            parts.append(self.engine.generate(requests[start : start + size], sampling))
         hits = self.engine.remotes[0].call("take_prefix_hits")
         return concat_batches(parts).with_columns(sample={"prefix_hits": torch.tensor(hits)})
 
     def close(self) -> None:
         self.engine.close()
-
-
-def _shorten_dtype(dtype: str) -> str:
-    """Converts torch's name of a type to Lockstep's."""
-    return next(
-        (short for short, own in TORCH_TYPES.items() if str(own) == f"torch.{dtype}"), dtype
-    )

@@ -155,21 +155,16 @@ def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
     finite = rows.isfinite().all(1)
     norm = rows.norm(dim=1)
     zero = norm <= _NEAR_ZERO * norm[finite].median()
-    return {
-        "not finite": (~finite).nonzero()[:, 0].tolist(),
-        "near zero": zero.nonzero()[:, 0].tolist(),
-        "alike": [] if bool(zero.all()) else _find_alike(rows, finite & ~zero),
-    }
-
-
-def _find_alike(rows_VC: Tensor, wanted_V: Tensor) -> list[int]:
-    """Returns ids of duplicate rows: their projections on a random direction are bitwise equal."""
-    direction = torch.randn(
-        rows_VC.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    place = (rows_VC.double() * direction).sum(1)
-    _, number, count = torch.unique(place, return_inverse=True, return_counts=True)
-    return ((count[number] > 1) & wanted_V).nonzero()[:, 0].tolist()
+    alike = torch.zeros_like(zero)
+    if not bool(zero.all()):
+        # the projections of alike rows on a random direction are bitwise equal
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64)
+        projection = (rows.double() * direction).sum(1)
+        _, number, count = torch.unique(projection, return_inverse=True, return_counts=True)
+        alike = (count[number] > 1) & finite & ~zero
+    kinds = {"not finite": ~finite, "near zero": zero, "alike": alike}
+    return {kind: found.nonzero()[:, 0].tolist() for kind, found in kinds.items()}
 
 
 def check_context(name: str, backend: Backend, asked: int | None) -> BringUpObservation:
@@ -181,7 +176,8 @@ def check_context(name: str, backend: Backend, asked: int | None) -> BringUpObse
     row = partial(BringUpObservation, "context", name)
     if name == "hf":
         return row("SKIPPED", f"transformers sets no limit; the model's is {limit}")
-    full, over = (_count_drawn(backend, limit - 2, tokens) for tokens in (2, 3))
+    full = _count_drawn(backend, limit - 2, 2)
+    over = _count_drawn(backend, limit - 2, 3)
     if full != 2:
         return row("FAIL", f"takes fewer than {limit} tokens: {full}")
     if over == 3:
@@ -200,14 +196,13 @@ def check_decode(
     longest = backend.context - max(len(request.tokens) for request in requests) - ROOM
     length = min(max(recipe.grid.lengths), longest)
     batch = backend.generate(requests, SamplingParams(length))
-    delta = (
-        batch["sampler_logprob"].double() - backend.score(_without_sampling(batch)).double()
-    ).abs()
+    # scored at temperature 1 over all tokens
+    prefilled = backend.score(replace(batch, sampling=None))
+    delta = (batch["sampler_logprob"].double() - prefilled.double()).abs()
     sizes = batch.lengths.tolist()
-    generated = [
-        own[mask].chunk(4)
-        for own, mask in zip(delta.split(sizes), batch.mask.split(sizes), strict=True)
-    ]
+    generated = list[tuple[Tensor, ...]]()
+    for own, mask in zip(delta.split(sizes), batch.mask.split(sizes), strict=True):
+        generated.append(own[mask].chunk(4))
     quarters = [float(torch.cat(parts).exp().mean()) for parts in zip(*generated, strict=True)]
     grows = quarters[3] - 1 > 2 * (quarters[0] - 1) + DUST / 10
     if backend.list_settings()["dtype"] == "fp32":
@@ -225,39 +220,33 @@ def check_decode(
 
 def check_prefix_cache(name: str, backend: Backend) -> BringUpObservation:
     """Compares greedy answers to the same prompts with those from the prefix cache."""
+    row = partial(BringUpObservation, "prefix cache", name)
     if backend.context < _CACHED + 4:
-        return BringUpObservation("prefix cache", name, "SKIPPED", "the context is too short")
-    prompts = [
-        Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i) for i in range(_SEQUENCES)
-    ]
+        return row("SKIPPED", "the context is too short")
+    prompts = list[Request]()
+    for i in range(_SEQUENCES):
+        prompts.append(Request(tuple((7 * k + i) % 50 for k in range(_CACHED)), i))
     sampling = SamplingParams(4, temperature=0.0)
-    first, again = (
-        backend.generate(prompts, sampling, BackendConditions(fresh=fresh))
-        for fresh in (True, False)
-    )
+    first = backend.generate(prompts, sampling, BackendConditions(fresh=True))
+    again = backend.generate(prompts, sampling, BackendConditions(fresh=False))
+    hits = 0
     if "prefix_hits" in again.sample:
         hits = int(again["prefix_hits"].sum())
-    else:
-        hits = 0
     if not hits:
-        return BringUpObservation(
-            "prefix cache", name, "SKIPPED", ("no prompt was read from a cache")
-        )
+        return row("SKIPPED", "no prompt was read from a cache")
     column = again["sampler_logprob"][again.mask]
     fresh = first["sampler_logprob"][first.mask]
     broken = not bool(column.isfinite().all() and fresh.isfinite().all())
     moved = not torch.equal(first.tokens, again.tokens)
-    if column.shape != fresh.shape:
-        apart = float("nan")
-    else:
+    apart = math.nan
+    if column.shape == fresh.shape:
         apart = float((column - fresh).abs().max())
-    if backend.list_settings()["dtype"] == "fp32":
+    limit = _CACHED_BF16
+    if moved or backend.list_settings()["dtype"] == "fp32":
         limit = DUST
-    else:
-        limit = _CACHED_BF16
     said = f"{hits} tokens from the cache, max |Δ| {apart:.2g}" + ("; not finite" if broken else "")
-    passes = not broken and apart <= (DUST if moved else limit)
-    return BringUpObservation("prefix cache", name, "PASS" if passes else "FAIL", said)
+    passes = not broken and apart <= limit
+    return row("PASS" if passes else "FAIL", said)
 
 
 def check_experts(
@@ -275,30 +264,26 @@ def check_experts(
     for name, backend in backends.items():
         if backend.network is None:
             yield BringUpObservation(
-                "experts", name, "SKIPPED", ("its routers are in a different process")
+                "experts", name, "SKIPPED", "its routers are in a different process"
             )
             continue
         chosen[name] = record_experts(backend, backend.network, sequences, each)
-        idle = {
-            layer: sorted(set(range(experts)) - set(ids.unique().tolist()))
-            for layer, ids in chosen[name].items()
-        }
-        never = "; ".join(f"{layer}: {ids}" for layer, ids in idle.items() if ids)
+        never = list[str]()
+        for layer, ids in chosen[name].items():
+            idle = sorted(set(range(experts)) - set(ids.unique().tolist()))
+            if idle:
+                never.append(f"{layer}: {idle}")
         if never:
-            said = f"never chosen: {never}"
+            said = f"never chosen: {'; '.join(never)}"
         else:
-            said = f"all {experts} of {len(idle)} layers are chosen"
+            said = f"all {experts} of {len(chosen[name])} layers are chosen"
         yield BringUpObservation("experts", name, "LOOK" if never else "PASS", said)
     for one, other in pairwise(chosen):
-        flips = {
-            layer: float(
-                (ids.sort(-1).values != chosen[other][layer].sort(-1).values)
-                .any(-1)
-                .double()
-                .mean()
-            )
-            for layer, ids in chosen[one].items()
-        }
+        flips = dict[str, float]()
+        for layer, ids in chosen[one].items():
+            theirs = chosen[other][layer].sort(-1).values
+            differs = (ids.sort(-1).values != theirs).any(-1)
+            flips[layer] = float(differs.double().mean())
         allowed = max(_FLIPS[backends[name].list_settings()["dtype"]] for name in (one, other))
         said = "tokens with different experts: " + ", ".join(
             f"{layer} {share:.2%}" for layer, share in flips.items()
@@ -357,8 +342,3 @@ def _count_drawn(backend: Backend, prompt: int, tokens: int) -> int | str:
         return int(backend.generate([request], SamplingParams(tokens, temperature=0.0)).mask.sum())
     except InputError as error:
         return str(error)
-
-
-def _without_sampling(batch: Batch) -> Batch:
-    """The batch, to be scored at temperature 1 over all tokens."""
-    return replace(batch, sampling=None)

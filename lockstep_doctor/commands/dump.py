@@ -88,13 +88,12 @@ def _describe_analysis(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterat
     rows = ((name, what, f"{numbers[name]:.4g}") for name, what in _SHOWN.items())
     yield markdown_table(("figure", "", "value"), rows)
     for one in analysis.findings:
-        if one.side is None:
-            side = ""
-        else:
+        side = ""
+        if one.side is not None:
             side = f" ({SIDES[one.side]} side)"
         yield f"- **{one.kind}**{side}: {one.what}"
         yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of all squared Δ"
-    yield ("These patterns are no proof: `lockstep doctor locate` finds the place in the models.")
+    yield "These patterns are no proof: `lockstep doctor locate` finds the place in the models."
 
 
 def locate_file(dump: str, model: str, names: FieldNames) -> int:

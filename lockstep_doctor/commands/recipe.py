@@ -41,29 +41,20 @@ def doctor_recipe(
             f"{model} is a file, not a model folder; for a dump run lockstep doctor locate "
             f"{model} --model FOLDER"
         )
-    said: dict[str, Any] = {"model": {"path": str(find_weights_folder(model))}}
+    given: dict[str, Any] = {"model": {"path": str(find_weights_folder(model))}}
     if folder is not None:
-        said["run"] = {"folder": folder}
+        given["run"] = {"folder": folder}
+    layers = list[RecipeLayer]()
     if own.is_file():
-        begun = [_read_run_settings(own)]
-    else:
-        begun = []
-    loaded = load_recipe(
-        recipe, overrides, [*begun, RecipeLayer("lockstep doctor", said)], DoctorRecipe
-    )
+        training = load_run(own.parent).training_recipe
+        options = training.model_dump(mode="json")
+        taken: dict[str, Any] = {"learner": read_computation(training)}
+        if "sampler" in options:
+            taken["sampler"] = options["sampler"]
+            taken["backends"] = ["hf", "torch"]
+            if options["sampler"]["backend"] == "vllm":
+                taken["backends"].append("vllm")
+        layers.append(RecipeLayer(str(own), taken))
+    layers.append(RecipeLayer("lockstep doctor", given))
+    loaded = load_recipe(recipe, overrides, layers, DoctorRecipe)
     return fetch_names(replace(loaded, name=Path(model).resolve().name, pins=read_pins(own.parent)))
-
-
-def _read_run_settings(own: Path) -> RecipeLayer:
-    """Returns the settings that the doctor takes from a run's recipe."""
-    training = load_run(own.parent).training_recipe
-    tree = training.model_dump(mode="json")
-    said = dict[str, Any](learner=read_computation(training))
-    if "sampler" in tree:
-        said["sampler"] = tree["sampler"]
-        said["backends"] = [
-            "hf",
-            "torch",
-            *(["vllm"] if tree["sampler"]["backend"] == "vllm" else []),
-        ]
-    return RecipeLayer(str(own), said)

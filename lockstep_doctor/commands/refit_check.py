@@ -127,9 +127,7 @@ def check_model(loaded: LoadedRecipe) -> dict[str, list[RefitStage]]:
     if recipe.run.folder is not None:
         folder = Path(recipe.run.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        engines = {
-            backend: [asdict(stage) for stage in stages] for backend, stages in results.items()
-        }
+        engines = {backend: list(map(asdict, stages)) for backend, stages in results.items()}
         report = {
             "version": 2,
             "model": recipe.model.path,
@@ -204,13 +202,11 @@ class _RefitCheck:
         new = _fingerprint_all(self._learner, self._engine.dtype)
         sent = next(iter(self._sent.values()))
         moved = [tensor for tensor in new if new[tensor] != sent[tensor]]
-        found = [
-            RefitFinding(
-                tensor, "changed in the step, but the engine's old tensor passes as the new one"
-            )
-            for tensor in moved
-            if tensor in self._held.fingerprints and self._holds_tensor(tensor, new[tensor])
-        ]
+        found = list[RefitFinding]()
+        why = "changed in the step, but the engine's old tensor passes as the new one"
+        for tensor in moved:
+            if tensor in self._held.fingerprints and self._holds_tensor(tensor, new[tensor]):
+                found.append(RefitFinding(tensor, why))
         if not moved:
             found.append(
                 RefitFinding("the learner", "took a step that changed none of its tensors")

@@ -31,7 +31,7 @@ of logits by a temperature, changes to single log-probabilities, or the order of
 """
 
 _NEARBY = (0.96, 0.98, 1.02, 1.04)
-_TOLD = "at the dump's temperature"
+_OWN_TEMPERATURE = "at the dump's temperature"
 _CLOSER = 0.3
 _LEAST_FLOOR = 1e-4
 _FEW_ROWS = 8
@@ -101,12 +101,10 @@ class DumpLocation:
 
         Two sides that divide by the same temperature follow a convention and are not wrong.
         """
-        agreed = len(self.sides) > 1 and len({one.change for one in self.sides}) == 1
-        return [
-            one
-            for one in self.sides
-            if one.stage is not None and not (agreed and one.stage == "temperature")
-        ]
+        explained: set[DumpStage | None] = {None}
+        if len(self.sides) > 1 and len({one.change for one in self.sides}) == 1:
+            explained.add("temperature")
+        return [one for one in self.sides if one.stage not in explained]
 
 
 def locate_dump(
@@ -145,28 +143,21 @@ def locate_dump(
     floor = judge.measure_floor(_load_model(Path(folder), torch.bfloat16))
     named: list[tuple[ColumnSide, str | None]] = [("train", dump.train), ("infer", dump.infer)]
     sides = [judge.judge_side(side, name, floor) for side, name in named if name is not None]
+    gap = None
     if len(sides) > 1:
         gap = find_gap(own.train[judge.compared], own.infer[judge.compared])
-    else:
-        gap = None
     rows = own.row_lengths.numel()
     of_rows = dump.columns.row_lengths.numel()
     tokens = int(judge.compared.sum())
-    doubt = _note_assumed_temperature(dump, sides)
+    fitted = sorted({one.change for one in sides if one.change.startswith("at temperature")})
+    doubt = ""
+    if fitted and "temperature" not in dump.columns.facts:
+        doubt = (
+            "the dump has no temperature, so 1 is assumed; if it was sampled "
+            f"{' or '.join(fitted)}, a side that fits is right and a side at 1 is wrong; add a "
+            "temperature column to the dump"
+        )
     return DumpLocation(str(folder), sides, gap, floor, tokens, rows, of_rows, doubt)
-
-
-def _note_assumed_temperature(dump: Dump, sides: Sequence[SideVerdict]) -> str:
-    """A note that temperature 1 was assumed, if the dump does not give it and a side fits a
-    different one; otherwise empty.
-    """
-    others = sorted({one.change for one in sides if one.change.startswith("at temperature")})
-    if not others or "temperature" in dump.columns.facts:
-        return ""
-    return (
-        f"the dump has no temperature, so 1 is assumed; if it was sampled {' or '.join(others)}, "
-        "a side that fits is right and a side at 1 is wrong; add a temperature column to the dump"
-    )
 
 
 def _load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -220,16 +211,6 @@ def _score_rows(
     return found
 
 
-def _is_stage_fault(finding: ColumnFinding) -> bool:
-    """True for a finding about the dump's side that is a fault.
-
-    Rounding to three or more decimals is not.
-    """
-    if finding.kind == "grid":
-        return finding.what in _COARSE and finding.side != "train"
-    return finding.kind in _STAGES and finding.side != "train"
-
-
 class _DumpJudge:
     """The model's log-probabilities for the rows of a dump, under several changes, compared with
     both sides.
@@ -238,13 +219,13 @@ class _DumpJudge:
     def __init__(self, model: Any, columns: TokenColumns) -> None:
         self._model = model
         self._columns = columns
-        self._told = ""
+        self._own_change = ""
         self._temperature: Tensor | float = 1.0
-        told = columns.facts.get("temperature")
-        if told is not None and not bool(((told == 1) | (told == 0)).all()):
-            self._told = _TOLD
-            self._temperature = told.clamp(min=1e-6)
-        temperatures: dict[str, Tensor | float] = {"": 1.0, self._told: self._temperature}
+        drawn = columns.facts.get("temperature")
+        if drawn is not None and not bool(((drawn == 1) | (drawn == 0)).all()):
+            self._own_change = _OWN_TEMPERATURE
+            self._temperature = drawn.clamp(min=1e-6)
+        temperatures: dict[str, Tensor | float] = {"": 1.0, self._own_change: self._temperature}
         temperatures |= {f"at temperature {one:g}": one for one in TEMPERATURES}
         self._by = _score_rows(model, columns, temperatures)
         self.compared = columns.mask & ~self._by[""].isnan()
@@ -270,8 +251,10 @@ class _DumpJudge:
         else:
             column = self._columns.infer
         change, off = self._find_nearest(column)
-        if not change and not off[""] < _CLOSER * off[self._told]:
-            change = self._told  # nothing fits: look for the fault at the dump's own temperature
+        if not change and not off[""] < _CLOSER * off[self._own_change]:
+            change = (
+                self._own_change
+            )  # nothing fits: look for the fault at the dump's own temperature
         if change.startswith("at temperature"):
             near = [float(change.split()[-1]) * factor for factor in _NEARBY]
             self._by |= _score_rows(
@@ -284,17 +267,23 @@ class _DumpJudge:
         )
         findings = examine_columns(own)
         left = off[change]
-        stage: DumpStage | None = next(
-            (_STAGES[one.kind] for one in findings if _is_stage_fault(one)), None
-        )
+        stage: DumpStage | None = None
+        for one in findings:
+            # rounding to three or more decimals is not a fault
+            is_fault = one.kind in _STAGES and (one.kind != "grid" or one.what in _COARSE)
+            if is_fault and one.side != "train":
+                stage = _STAGES[one.kind]
+                break
         if stage is None and left > FLOORS * floor:
             stage = "model"
-            front = self._find_front(column, left) if change == self._told else None
+            front = self._find_front(column, left) if change == self._own_change else None
             if front is not None:
                 change, left = front
                 findings = []
                 stage = "ids"
-        elif stage is None and change != self._told and off[self._told] > FLOORS * floor:
+        elif (
+            stage is None and change != self._own_change and off[self._own_change] > FLOORS * floor
+        ):
             stage = "temperature"
         return SideVerdict(side, name, off[""], change, left, stage, findings)
 
@@ -333,10 +322,9 @@ class _DumpJudge:
 
 def describe_dump(found: DumpLocation) -> Iterator[str]:
     """Yields the report line by line."""
+    part = ""
     if found.rows < found.of_rows:
         part = f" of {found.of_rows}"
-    else:
-        part = ""
     yield (
         f"{found.tokens:,} generated tokens of {found.rows}{part} rows, compared with "
         f"{found.model} in float32"
@@ -345,13 +333,11 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
     if found.gap is not None:
         yield f"the sides differ by {found.gap:.2g}"
     for one in found.sides:
+        near = ""
         if one.change:
             near = f", and {one.left:.2g} {one.change}"
-        else:
-            near = ""
-        if one.stage is None:
-            how = "rounding explains it"
-        else:
+        how = "rounding explains it"
+        if one.stage is not None:
             how = f"it deviates at {_WORDS[one.stage]}"
         yield f"{one.side} ({one.name}) differs from the model by {one.rms:.2g}{near}: {how}"
         for finding in one.findings:

@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,8 @@ class Dump:
 
 
 def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
-    """Reads a dump with one or both sides' log-probabilities.
+    """Reads a dump with one or both sides' log-probabilities. Ids and facts that some rows lack are
+    left out.
 
     Args:
         path: JSONL (gzip too), safetensors, a `.pt`, or a folder of such files.
@@ -84,25 +85,35 @@ def read_dump(path: Path | str, names: FieldNames | None = None) -> Dump:
     """
     path = Path(path)
     names = names or FieldNames()
-    wanted = {name for role in KNOWN for name in names.list_candidates(role)}
+    wanted = set[str]().union(*map(names.list_candidates, KNOWN))
     sides: dict[str, str | None] = {}
     prompts: dict[str, int] = {}
     read = list[TokenColumns]()
-    for where, written in read_rows(path, wanted):
-        row = _unbatch_row(written)
+    for where, row in read_rows(path, wanted):
+        # NeMo RL writes rows with a batch dimension of 1
+        lists = {name: value for name, value in row.items() if isinstance(value, list)}
+        single = {name: value[0] for name, value in lists.items() if len(value) == 1}
+        if any(isinstance(value, list) for value in single.values()):
+            row = {**row, **single}
         sides = sides or _find_sides(where, row, names)
         read.append(_RowReader(where, row, names, sides, prompts).read_columns())
     if not any(bool(one.mask.any()) for one in read):
         raise DumpError(f"{path}: no token is left to compare; check the mask")
-    return Dump(_join_rows(read), sides["train"], sides["infer"])
-
-
-def _unbatch_row(row: DumpRow) -> DumpRow:
-    """Returns a row without the batch dimension of 1 that NeMo RL writes."""
-    nested = {name for name, value in row.items() if isinstance(value, list) and len(value) == 1}
-    if any(isinstance(row[name][0], list) for name in nested):
-        return {name: value[0] if name in nested else value for name, value in row.items()}
-    return row
+    ids = [one.ids for one in read if one.ids is not None]
+    facts = dict[RowFact, Tensor]()
+    for name in read[0].facts:
+        if all(name in one.facts for one in read):
+            facts[name] = torch.cat([one.facts[name] for one in read])
+    lengths = torch.cat([one.row_lengths for one in read])
+    columns = TokenColumns(
+        torch.cat([one.train for one in read]),
+        torch.cat([one.infer for one in read]),
+        torch.cat([one.mask for one in read]),
+        torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        torch.cat(ids) if len(ids) == len(read) else None,
+        facts,
+    )
+    return Dump(columns, sides["train"], sides["infer"])
 
 
 def _find_sides(where: str, row: DumpRow, names: FieldNames) -> dict[str, str | None]:
@@ -147,12 +158,9 @@ class _RowReader:
     def read_columns(self) -> TokenColumns:
         """Returns the row without padding."""
         ids = self._read_ids()
-        columns = {
-            name: self._read_numbers(name) for name in self.sides.values() if name is not None
-        }
-        count = " and ".join(
-            f"{name} has {column.size} entries" for name, column in columns.items()
-        )
+        named = [name for name in self.sides.values() if name is not None]
+        columns = {name: self._read_numbers(name) for name in named}
+        count = " and ".join(f"{name} has {columns[name].size} entries" for name in columns)
         spoken = max(column.size for column in columns.values())
         if any(column.size < spoken for column in columns.values()):
             raise self._build_error(f"{count}; both must cover the same tokens")
@@ -186,17 +194,13 @@ class _RowReader:
         return [name for name in self.names.list_candidates(role) if self.row.get(name) is not None]
 
     def _read_ids(self) -> Floats | None:
-        parts = [
-            [name for name in self.names.list_candidates("ids") if self._holds_numbers(name)][:1]
-        ]
-        if not parts[0]:  # a response alone is not a whole sequence
-            parts = [
-                [name for name in KNOWN[role] if self._holds_numbers(name)][:1]
-                for role in ("prompt_ids", "response_ids")
-            ]
-        if not all(parts):
-            return None
-        used = [name for part in parts for name in part]
+        used = list(filter(self._holds_numbers, self.names.list_candidates("ids")))[:1]
+        if not used:
+            prompt = list(filter(self._holds_numbers, KNOWN["prompt_ids"]))[:1]
+            response = list(filter(self._holds_numbers, KNOWN["response_ids"]))[:1]
+            if not prompt or not response:  # a response alone is not a whole sequence
+                return None
+            used = prompt + response
         ids = np.concatenate([self._read_numbers(name) for name in used])
         wrong = np.flatnonzero(~((ids >= 0) & (ids < _MOST_ID) & (ids == np.floor(ids))))
         if wrong.size:
@@ -319,29 +323,6 @@ def _pad_front(column: Floats, total: int, fill: float) -> Floats:
     return np.concatenate([np.full(total - column.size, fill), column])
 
 
-def _join_rows(rows: Sequence[TokenColumns]) -> TokenColumns:
-    """Concatenates rows; keeps ids and facts that all rows have."""
-    ids = [one.ids for one in rows if one.ids is not None]
-    facts: dict[RowFact, Tensor] = {
-        name: torch.cat([one.facts[name] for one in rows])
-        for name in rows[0].facts
-        if all(name in one.facts for one in rows)
-    }
-    return TokenColumns(
-        torch.cat([one.train for one in rows]),
-        torch.cat([one.infer for one in rows]),
-        torch.cat([one.mask for one in rows]),
-        torch.cat(
-            [
-                torch.zeros(1, dtype=torch.int64),
-                torch.cat([one.row_lengths for one in rows]).cumsum(0),
-            ]
-        ),
-        torch.cat(ids) if len(ids) == len(rows) else None,
-        facts,
-    )
-
-
 def read_rows(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:
     """Yields each row of a file, or of all files in a folder, with its location for error messages.
 
@@ -379,9 +360,10 @@ def _find_suffix(path: Path) -> str:
 
 def _read_jsonl(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for where, line in (
-            (f"{path}, line {number}", line) for number, line in enumerate(file, 1) if line.strip()
-        ):
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
             try:
                 row: Any = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -397,11 +379,14 @@ def _require_object(where: str, row: Any) -> DumpRow:
 
 def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:
     with safe_open(path, "pt") as file:
-        told = {
-            name: float(text) for name, text in (file.metadata() or {}).items() if name in names
-        }
-        table = {name: file.get_tensor(name) for name in file.keys() if name in names}  # noqa: SIM118, it is no dict
-    yield from _transpose_columns(path, told | table, names)
+        table = dict[str, Any]()
+        for name, text in (file.metadata() or {}).items():
+            if name in names:
+                table[name] = float(text)
+        for name in file.keys():  # noqa: SIM118, it is no dict
+            if name in names:
+                table[name] = file.get_tensor(name)
+    yield from _transpose_columns(path, table, names)
 
 
 def _read_pt(path: Path, names: Collection[str]) -> Iterator[tuple[str, DumpRow]]:

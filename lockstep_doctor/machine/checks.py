@@ -64,19 +64,18 @@ def list_checks(trial: MachineTrial) -> dict[str, Callable[[], CheckFigures]]:
         "torch sampler": measure_torch_sampler,
         "exact": measure_exact,
     }
-    carriers = ("shared_memory", "process_group", "cuda_ipc")
-    return {
+    checks: dict[str, Callable[[], CheckFigures]] = {
         "copy": partial(measure_copy, trial),
         "products": partial(measure_products, trial),
-        **{
-            f"{name}, {dtype}": partial(one, trial, dtype)
-            for name, one in in_each_type.items()
-            for dtype in TYPES
-        },
-        **{f"weight sync, {one}": partial(measure_sync, trial, one) for one in carriers},
-        "learner over all GPUs": partial(measure_ranks, trial),
-        "vLLM, bf16": partial(measure_vllm, trial),
     }
+    for name, measure in in_each_type.items():
+        for dtype in TYPES:
+            checks[f"{name}, {dtype}"] = partial(measure, trial, dtype)
+    for carrier in ("shared_memory", "process_group", "cuda_ipc"):
+        checks[f"weight sync, {carrier}"] = partial(measure_sync, trial, carrier)
+    checks["learner over all GPUs"] = partial(measure_ranks, trial)
+    checks["vLLM, bf16"] = partial(measure_vllm, trial)
+    return checks
 
 
 def measure_copy(trial: MachineTrial) -> CheckFigures:
@@ -139,11 +138,10 @@ def measure_scores(trial: MachineTrial, dtype: DType) -> CheckFigures:
         "gradient": _find_gap(here.grad, gradient_MV),
     }
     bounds = _BOUNDS[dtype]
-    wrong = [
-        f"{name} {gap:.2g} (at most {bounds[name]:.2g})"
-        for name, gap in found.items()
-        if not gap <= bounds[name]
-    ]
+    wrong = list[str]()
+    for name, gap in found.items():
+        if not gap <= bounds[name]:
+            wrong.append(f"{name} {gap:.2g} (at most {bounds[name]:.2g})")
     if wrong:
         raise BrokenPromiseError(
             f"kernels of log-probabilities differ from float64 on the host: {', '.join(wrong)}"
@@ -223,25 +221,16 @@ def measure_exact(trial: MachineTrial, dtype: DType) -> CheckFigures:
     Raises:
         BrokenPromiseError: A token's two log-probabilities are not bitwise equal.
     """
-    inexact = explain_inexact_sampler(
-        str(trial.folder),
-        trial.build_sampler_section(),
-        trial.build_computation(dtype),
-        may_be_slow=True,
-    )
+    folder = str(trial.folder)
+    section = trial.build_sampler_section()
+    computation = trial.build_computation(dtype)
+    inexact = explain_inexact_sampler(folder, section, computation, may_be_slow=True)
     if inexact is not None:
         raise InputError(inexact)
-    computation = trial.build_computation(dtype).compute_exactly()
+    sampler = SamplerSpec(folder, section, computation.compute_exactly()).open_in_process()
     spec = trial.build_learner_spec(dtype)
     learner = replace(spec, section=spec.section.compute_exactly()).build()
-    found = _measure_agreement(
-        trial,
-        SamplerSpec(
-            str(trial.folder), trial.build_sampler_section(), computation
-        ).open_in_process(),
-        learner,
-        dtype,
-    )
+    found = _measure_agreement(trial, sampler, learner, dtype)
     if found["not equal to the bit"]:
         raise BrokenPromiseError(
             f"exact kernels of sampler and learner differ on {found['not equal to the bit']:,.0f} "

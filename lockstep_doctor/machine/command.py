@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -98,11 +99,9 @@ def check_machine(device: str, out: Path) -> int:
         "checks": [asdict(outcome) for outcome in outcomes],
     }
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(
-        "\n".join(
-            [*(f"{key}: {text}" for key, text in machine.items()), "", _render_table(outcomes)]
-        )
-    )
+    for key, text in machine.items():
+        print(f"{key}: {text}")
+    print(f"\n{_render_table(outcomes)}")
     print(
         f"{out}/gpu_check.json has the full results; please attach it to an issue, even if "
         "everything is ok"
@@ -145,15 +144,12 @@ def find_rates(
     sync = next((measured[name] for name in _SYNCS if name in measured), None)
     if sync is None:
         return {}
-    needed = {
-        dtype: {"copy", "products", f"learner, {dtype}", f"torch sampler, {dtype}"}
-        for dtype in TYPES
-    }
-    return {
-        dtype: _find_rates_in(trial, measured, dtype, sync)
-        for dtype in TYPES
-        if measured.keys() >= needed[dtype]
-    }
+    rates = dict[DType, DeviceRates]()
+    for dtype in TYPES:
+        needed = {"copy", "products", f"learner, {dtype}", f"torch sampler, {dtype}"}
+        if measured.keys() >= needed:
+            rates[dtype] = _find_rates_in(trial, measured, dtype, sync)
+    return rates
 
 
 def _find_rates_in(
@@ -187,10 +183,10 @@ def describe_devices(device: torch.device) -> Mapping[str, str]:
         "memory": f"{(_device_memory(device) or 0) / 1e9:.0f} GB each" if gpus else "",
         "CUDA": str(torch.version.cuda or "none"),
     }
-    versions = {name: _package_version(name) for name in _PACKAGES}
-    return {
-        key: str(text) for key, text in {**describe_machine(), **found, **versions}.items() if text
-    }
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return {key: str(text) for key, text in {**describe_machine(), **found}.items() if text}
 
 
 def _render_table(outcomes: Sequence[CheckOutcome]) -> str:
@@ -211,13 +207,6 @@ def _format_value(value: float | str) -> str:
     if whole:
         return f"{value:,.0f}"
     return f"{value:.3g}"
-
-
-def _package_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _count_gpus(device: torch.device) -> int:

@@ -198,17 +198,17 @@ class CellMeasurer:
     def _rescore_batch(
         self, cell: TableCell, drawer: str, batch: Batch, cluster: Tensor
     ) -> DrawnSamples:
-        said = {"decoded": batch["sampler_logprob"][batch.mask]}
+        tensors = {"decoded": batch["sampler_logprob"][batch.mask]}
         for kind, names in self.list_scorers(cell.sampling, drawer).items():
             for name in names:
                 asked = _adapt_batch(self.backends[name], kind, batch)
                 logprob = self.backends[name].score(asked, self._side_by_side(cell, batch))
-                said[f"{kind}.{name}"] = logprob[batch.mask]
+                tensors[f"{kind}.{name}"] = logprob[batch.mask]
             for dtype in sorted(set(self.dtypes.values())):
-                said[f"{kind}.rounding.{dtype}"] = self._measure_rounding(
+                tensors[f"{kind}.rounding.{dtype}"] = self._measure_rounding(
                     _adapt_batch(self.witness, kind, batch), dtype, cell
                 )
-        return DrawnSamples(drawer, batch, cluster, said, self.dtypes)
+        return DrawnSamples(drawer, batch, cluster, tensors, self.dtypes)
 
     def repeat_requests(
         self, cell: TableCell, name: str, requests: Sequence[Request]
@@ -220,18 +220,16 @@ class CellMeasurer:
         times = self.grid.repeats
         conditions = BackendConditions(batch_size=cell.batch_size)
         sampling = replace(cell.sampling, max_tokens=min(cell.decoded_tokens, REPEATED))
-        rounds = [
-            backend.generate(requests[: cell.batch_size], sampling, conditions)
-            for _ in range(times)
-        ]
+        batch = requests[: cell.batch_size]
+        rounds = [backend.generate(batch, sampling, conditions) for _ in range(times)]
         asked = _adapt_batch(backend, "shaped", rounds[0])
         scores = [backend.score(asked, conditions) for _ in range(times)]
-        tokens = [torch.equal(batch.tokens, rounds[0].tokens) for batch in rounds]
-        decoded = [batch["sampler_logprob"] for batch in rounds]
-        bits = [
-            same and torch.equal(decoding, decoded[0]) and torch.equal(score, scores[0])
-            for same, decoding, score in zip(tokens, decoded, scores, strict=True)
-        ]
+        tokens = [torch.equal(drawn.tokens, rounds[0].tokens) for drawn in rounds]
+        decoded = [drawn["sampler_logprob"] for drawn in rounds]
+        bitwise = 0
+        for same, decoding, score in zip(tokens, decoded, scores, strict=True):
+            if same and torch.equal(decoding, decoded[0]) and torch.equal(score, scores[0]):
+                bitwise += 1
         away = torch.stack(
             [(score - scores[0])[asked.mask] for score in scores[1:]] or [torch.zeros(1)]
         )
@@ -240,7 +238,7 @@ class CellMeasurer:
             name,
             times,
             sum(tokens),
-            sum(bits),
+            bitwise,
             float(away.double().square().mean().sqrt()),
         )
 
@@ -253,12 +251,11 @@ class CellMeasurer:
         """|Δ| between the witness in a type and in fp32; for fp32, between its two passes of
         `floor_conditions`.
         """
-        beside_others = self._side_by_side(cell, batch)
-        first, second = (
-            self.witness.score(batch, beside_others.override_with(conditions))
-            for conditions in floor_conditions(dtype)
-        )
-        return (first - second).abs()[batch.mask]
+        usual = self._side_by_side(cell, batch)
+        first, second = floor_conditions(dtype)
+        exact = self.witness.score(batch, usual.override_with(first))
+        rounded = self.witness.score(batch, usual.override_with(second))
+        return (exact - rounded).abs()[batch.mask]
 
 
 def find_generating(backends: Mapping[str, Backend]) -> list[str]:
@@ -336,10 +333,10 @@ def judge_rows(
         tails = {method: _judge_tails(measured_rows, pair, method, limits) for method in methods}
         for number, row in measured:
             samples = samples_for(row, pair)
-            drawn: dict[Side, tuple[TokenComparison, Tensor | None]] = {
-                side: (make_independent(one.compare_pair(*pair)), one.rounding_floor(*pair))
-                for side, one in samples.items()
-            }
+            drawn = dict[Side, tuple[TokenComparison, Tensor | None]]()
+            for side, one in samples.items():
+                compared = make_independent(one.compare_pair(*pair))
+                drawn[side] = (compared, one.rounding_floor(*pair))
             sampling = samples["infer"].find_distribution(*pair)
             found[number, pair] = judge_cell(
                 drawn, limits, len(measured) * len(pairs), sampling, tails[row.cell.method.name]
@@ -356,18 +353,17 @@ def _judge_tails(
     Only under top-k and top-p does rounding move tokens across an edge, so other methods are judged
     separately.
     """
-    every = judge_tails([part for row in rows for part in _list_comparisons(row, pair)], limits)
-    if every.verdict == "PASS":
-        return every
-    return judge_tails(
-        [
-            part
-            for row in rows
-            if row.cell.method.name == method
-            for part in _list_comparisons(row, pair)
-        ],
-        limits,
-    )
+    every = list[TokenComparison]()
+    own = list[TokenComparison]()
+    for row in rows:
+        parts = _list_comparisons(row, pair)
+        every += parts
+        if row.cell.method.name == method:
+            own += parts
+    clause = judge_tails(every, limits)
+    if clause.verdict == "PASS":
+        return clause
+    return judge_tails(own, limits)
 
 
 def counts_segments(row: TableRow, pair: BackendPair) -> bool:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import orjson
 from safetensors.torch import save
@@ -60,7 +59,15 @@ def measure_and_report(loaded: LoadedRecipe) -> TableResult:
             loaded.expect_recipe(DoctorRecipe), backends, shown
         ).measure_cells()
         with shown.phase("write"):
-            _write_results(results.folder, tree_of(found, loaded, results.inputs), found)
+            report = tree_of(found, loaded, results.inputs)
+            # the numbers come first, so that a report on disk is complete
+            contents = {
+                COLUMNS: save(columns_of(found.rows)),
+                TABLE: render_markdown(found).encode(),
+                REPORT: orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n",
+            }
+            for name, content in contents.items():
+                write_whole(results.folder / name, [content])
     print(render_markdown(found), end="")
     print(f"report: {results.folder / REPORT}")
     return found
@@ -93,10 +100,9 @@ class TableMeasurement:
     def measure_cells(self) -> TableResult:
         """Measures and judges all cells."""
         beyond = len(self._cells) - len(self._inside)
+        outside = ""
         if beyond:
             outside = f", and {beyond} beyond the context of {self._context} tokens"
-        else:
-            outside = ""
         self._shown.set_total(
             len(self._inside), f"{len(self._inside)} cells{outside}", unit="cells"
         )
@@ -109,7 +115,15 @@ class TableMeasurement:
             self._rows.append(row)
             done = sum(row.state in ("measured", "cut by budget") for row in self._rows)
             self._shown.end_step(done, {}, sum(int(drawn.batch.mask.sum()) for drawn in row.drawn))
-        return self._build_result()
+        return TableResult(
+            self._rows,
+            self._pairs,
+            judge_rows(self._rows, self._pairs, self._recipe.limits),
+            {name: describe_backend(backend) for name, backend in self._backends.items()},
+            list(find_missing(self._recipe)),
+            self._list_notes(),
+            time.monotonic() - self._begun,
+        )
 
     def _count_work(self, cell: TableCell) -> int:
         """Work of a cell: decoding steps plus scored tokens."""
@@ -119,28 +133,15 @@ class TableMeasurement:
         scored = min(count, rescore_limit(cell, grid)) * cell.length
         return len(self._bench.list_drawers(cell)) * (steps + scored)
 
-    def _expect_s(self, cell: TableCell) -> float:
-        """Estimated seconds of a cell, from the measured cells; 0 if none was measured."""
-        measured = [row for row in self._rows if row.state == "measured"]
-        work = sum(self._count_work(row.cell) for row in measured)
-        return self._count_work(cell) * sum(row.seconds for row in measured) / max(work, 1)
-
-    def _build_result(self) -> TableResult:
-        return TableResult(
-            self._rows,
-            self._pairs,
-            judge_rows(self._rows, self._pairs, self._recipe.limits),
-            {name: describe_backend(backend) for name, backend in self._backends.items()},
-            list(find_missing(self._recipe)),
-            self._list_notes([row.cell.name for row in self._rows if row.state == "cut by budget"]),
-            time.monotonic() - self._begun,
-        )
-
     def _measure_row(self, cell: TableCell) -> TableRow:
         begun = time.monotonic()
         grid = self._recipe.grid
         left_s = math.inf if grid.budget_s is None else grid.budget_s - (begun - self._begun)
-        if left_s <= 0 or self._expect_s(cell) > left_s:
+        measured = [row for row in self._rows if row.state == "measured"]
+        work = sum(self._count_work(row.cell) for row in measured)
+        # 0 if no cell was measured
+        expected_s = self._count_work(cell) * sum(row.seconds for row in measured) / max(work, 1)
+        if left_s <= 0 or expected_s > left_s:
             return TableRow(cell, "cut by budget")
         prompts = self._source.read_prompts(cell.data, max(1, self._context - cell.length - ROOM))
         requests = requests_for(cell, prompts, count_sequences(cell, grid), self._recipe.seed)
@@ -150,13 +151,11 @@ class TableMeasurement:
             repeats = list[RepeatResult]()
         if cell.length == self._cells[0].length:
             with self._shown.phase(f"{cell.name}, again"):
-                repeats = [
-                    self._bench.repeat_requests(cell, name, requests)
-                    for name in self._bench.generating
-                ]
+                for name in self._bench.generating:
+                    repeats.append(self._bench.repeat_requests(cell, name, requests))
         return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
 
-    def _list_notes(self, cut: Sequence[str]) -> list[str]:
+    def _list_notes(self) -> list[str]:
         notes = [
             f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()
         ]
@@ -171,6 +170,7 @@ class TableMeasurement:
                 f"prompt text, which is prefilled; their last {decoded:,} tokens are decoded and "
                 "compared."
             )
+        cut = [row.cell.name for row in self._rows if row.state == "cut by budget"]
         if cut:
             budget = self._recipe.grid.budget_s
             notes.append(
@@ -178,14 +178,3 @@ class TableMeasurement:
                 f"(null: no limit); the verdict covers the others: {'; '.join(cut)}."
             )
         return notes
-
-
-def _write_results(folder: Path, report: Mapping[str, object], found: TableResult) -> None:
-    """Writes the numbers first, so that a report on disk is complete."""
-    contents = {
-        COLUMNS: save(columns_of(found.rows)),
-        TABLE: render_markdown(found).encode(),
-        REPORT: orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n",
-    }
-    for name, content in contents.items():
-        write_whole(folder / name, [content])

@@ -142,7 +142,7 @@ class DoctorLimits(Section):
 
     max_mult_prob_error: Annotated[float, Field(ge=1.0)] = Field(
         default=1.05,
-        description=("largest mean of e^|Δ|, at least 1; the default is the usual limit"),
+        description="largest mean of e^|Δ|, at least 1; the default is the usual limit",
     )
     max_outlier_rate: Probability = Field(
         default=1e-3,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
-from itertools import cycle, islice, product
+from itertools import chain, cycle, islice, product
 from typing import Literal
 
 import torch
@@ -98,7 +98,10 @@ def requests_for(
     else:
         rounds = math.ceil(count / len(distinct))
     every = build_requests(distinct, 0, rounds, seed, f"doctor {cell.name}")
-    return [request for first in range(rounds) for request in every[first::rounds]][:count]
+    ordered = list[Request]()
+    for first in range(rounds):
+        ordered += every[first::rounds]
+    return ordered[:count]
 
 
 def put_text_before(
@@ -107,12 +110,10 @@ def put_text_before(
     """Returns the requests; the first `count` begin with the cell's text, which is all prompts
     concatenated and repeated.
     """
-    text = tuple(
-        islice(cycle(token for prompt in prompts for token in prompt.tokens), cell.beginning)
-    )
-    return [replace(one, tokens=(*text, *one.tokens)) for one in requests[:count]] + list(
-        requests[count:]
-    )
+    tokens = chain.from_iterable(prompt.tokens for prompt in prompts)
+    text = tuple(islice(cycle(tokens), cell.beginning))
+    longer = [replace(one, tokens=(*text, *one.tokens)) for one in requests[:count]]
+    return [*longer, *requests[count:]]
 
 
 def clusters_of(requests: Sequence[Request]) -> Tensor:
@@ -183,10 +184,9 @@ class PromptSource:
         )
         cut = []
         for prompt in prompts.read_first(_MOST):
+            begin = ()
             if prompt.tokens[0] == tokenizer.bos_token_id:
                 begin = prompt.tokens[:1]
-            else:
-                begin = ()
             rest = prompt.tokens[len(begin) :]
             cut.append(
                 replace(prompt, tokens=(*begin, *rest[max(0, len(prompt.tokens) - longest) :]))
@@ -197,7 +197,7 @@ class PromptSource:
         self, tokenizer: PreTrainedTokenizerBase, longest: int
     ) -> list[Prompt]:
         """Counting numbers with varied starts and lengths, so that a batch is ragged."""
-        texts = [" ".join(str(i + k) for k in range(1, 5 + i % 12)) for i in range(COUNT)]
+        texts = [" ".join(map(str, range(i + 1, i + 5 + i % 12))) for i in range(COUNT)]
         tokens = token_ids(tokenizer, texts, add_special_tokens=True)
         return [
             Prompt(f"counting:{i}", text, tuple(own[:longest]), {})

@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class TableResult:
     @property
     def all_repeats(self) -> list[RepeatResult]:
         """Repeats of all cells."""
-        return [repeat for row in self.rows for repeat in row.repeats]
+        return list(chain.from_iterable(row.repeats for row in self.rows))
 
     @property
     def verdict(self) -> Verdict:
@@ -122,15 +123,13 @@ def describe_backend(backend: Backend) -> dict[str, Any]:
 def tree_of(found: TableResult, loaded: LoadedRecipe, inputs: RunIdentity) -> dict[str, Any]:
     """`report.json`."""
     folder = Path(loaded.expect_recipe(DoctorRecipe).model.path)
-    files = {
-        name.removeprefix("model."): its
-        for name, its in inputs.items()
-        if name.startswith("model.")
-    }
+    files = dict[str, Any]()
+    for name, digest in inputs.items():
+        if name.startswith("model."):
+            files[name.removeprefix("model.")] = digest
+    environment = dict(describe_machine())
     if torch.cuda.is_available():
-        gpu = {"gpu": torch.cuda.get_device_name()}
-    else:
-        gpu = {}
+        environment["gpu"] = torch.cuda.get_device_name()
     return {
         "schema": SCHEMA,
         "verdict": found.verdict,
@@ -141,7 +140,7 @@ def tree_of(found: TableResult, loaded: LoadedRecipe, inputs: RunIdentity) -> di
             "digest": digest_files(sorted(folder.glob("*.safetensors"))),
             "files": files,
         },
-        "environment": describe_machine() | gpu,
+        "environment": environment,
         "recipe": loaded.dump_options(),
         "refused": list(found.refused),
         "notes": list(found.notes),
@@ -160,40 +159,28 @@ def columns_of(rows: Sequence[TableRow]) -> dict[str, Tensor]:
             batch = drawn.batch
             own = {"tokens": batch.tokens.int(), "lengths": batch.lengths, "mask": batch.mask}
             own |= {"cluster": drawn.cluster, **drawn.tensors}
-            tensors |= {
-                f"{number}.{drawn.drawer}.{name}": tensor.contiguous()
-                for name, tensor in own.items()
-            }
+            for name, tensor in own.items():
+                tensors[f"{number}.{drawn.drawer}.{name}"] = tensor.contiguous()
     return tensors
 
 
 def _describe_cell(found: TableResult, number: int, row: TableRow) -> dict[str, Any]:
     method = {"name": row.cell.method.name, **row.cell.method.model_dump()}
-    said = {"name": row.cell.name, **asdict(row.cell), "method": method, "state": row.state}
+    tree = {"name": row.cell.name, **asdict(row.cell), "method": method, "state": row.state}
     if row.state != "measured":
-        return said
-    pairs = [_describe_pair(found.judged[number, pair], number, row, pair) for pair in found.pairs]
-    return said | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
-
-
-def _describe_pair(
-    judgement: CellJudgement, number: int, row: TableRow, pair: BackendPair
-) -> dict[str, Any]:
-    samples = {
-        side: _describe_samples(drawn, number, pair)
-        for side, drawn in samples_for(row, pair).items()
-    }
-    if judgement.verdict != "PASS":
-        reasons = list(judgement.reasons)
-    else:
-        reasons = []
-    return {
-        "train": pair[0],
-        "infer": pair[1],
-        **asdict(judgement),
-        "reasons": reasons,
-        "drawn": samples,
-    }
+        return tree
+    pairs = list[dict[str, Any]]()
+    for pair in found.pairs:
+        judgement = found.judged[number, pair]
+        reasons = list[str]()
+        if judgement.verdict != "PASS":
+            reasons += judgement.reasons
+        drawn = dict[str, Any]()
+        for side, samples in samples_for(row, pair).items():
+            drawn[side] = _describe_samples(samples, number, pair)
+        sides = {"train": pair[0], "infer": pair[1]}
+        pairs.append({**sides, **asdict(judgement), "reasons": reasons, "drawn": drawn})
+    return tree | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
 
 
 def _describe_samples(drawn: DrawnSamples, number: int, pair: BackendPair) -> dict[str, Any]:
@@ -201,10 +188,8 @@ def _describe_samples(drawn: DrawnSamples, number: int, pair: BackendPair) -> di
     prefix = f"{number}.{drawn.drawer}"
     compared = drawn.compare_pair(*pair)
     columns = {name: f"{prefix}.{name}" for name in ("tokens", "lengths", "mask", "cluster")}
-    columns |= {
-        side: f"{prefix}.{name}"
-        for side, name in zip(("train", "infer"), drawn.column_names(*pair), strict=True)
-    }
+    train, infer = drawn.column_names(*pair)
+    columns |= {"train": f"{prefix}.{train}", "infer": f"{prefix}.{infer}"}
     return {
         "drawer": drawn.drawer,
         "kind": kind,
@@ -233,25 +218,28 @@ def render_markdown(found: TableResult) -> str:
     pairs = (" vs ".join(pair) for pair in found.pairs)
     head = ["Length", "Data", "Method", "Batch", *pairs, *found.refused]
     measured = sum(row.state == "measured" for row in found.rows)
-    if measured == len(rows):
-        rest = ""
-    else:
+    rest = ""
+    if measured < len(rows):
         rest = f" of {measured} of {len(rows)} rows; the others were not measured"
-    said = [f"- {sentence}" for sentence in _list_remarks(found)]
-    return "\n".join([markdown_table(head, rows), "", *said, "", f"**{found.verdict}**{rest}", ""])
+    remarks = [f"- {sentence}" for sentence in _list_remarks(found)]
+    return "\n".join(
+        [markdown_table(head, rows), "", *remarks, "", f"**{found.verdict}**{rest}", ""]
+    )
 
 
 def _format_cell(judged: CellJudgement) -> str:
     """Renders a cell: mean e^|Δ| over the samples of the inference side and of the training
     side.
     """
-    drawn = [
-        judged.clauses[f"{side}.mult_prob_error"].value
-        for side in ("infer", "train")
-        if f"{side}.mult_prob_error" in judged.clauses
-    ]
-    sides = " / ".join(map(_show_ratio, drawn))
-    return f"{sides} [{_show_ratio(judged.low)}, {_show_ratio(judged.high)}] {judged.verdict}"
+    sides = list[str]()
+    for side in ("infer", "train"):
+        clause = judged.clauses.get(f"{side}.mult_prob_error")
+        if clause is not None:
+            sides.append(_show_ratio(clause.value))
+    return (
+        f"{' / '.join(sides)} [{_show_ratio(judged.low)}, {_show_ratio(judged.high)}] "
+        f"{judged.verdict}"
+    )
 
 
 def _show_ratio(value: float) -> str:
@@ -269,10 +257,10 @@ def _list_remarks(found: TableResult) -> Iterator[str]:
         "sampled."
     )
     yield from found.notes
-    measured = [row for row in found.rows if row.state == "measured"]
-    cut = [
-        row.cell.name for row in measured if any(counts_segments(row, pair) for pair in found.pairs)
-    ]
+    cut = list[str]()
+    for row in found.rows:
+        if row.state == "measured" and any(counts_segments(row, pair) for pair in found.pairs):
+            cut.append(row.cell.name)
     if cut:
         yield (
             f"bounds from segments of fewer than {LEAST_CLUSTERS} long sequences, taken as "

@@ -161,14 +161,10 @@ def judge_cell(
             seen = compared.swap_sides()
         clauses += _SideJudge(side, seen, floor_M, limits, near_bounds, sampling).list_clauses()
     if tails is not None and tails.verdict == "PASS":
-        clauses = [
-            replace(tails, name=clause.name, side=clause.side)
-            if clause.name in _RARE
-            and clause.verdict == "INCONCLUSIVE"
-            and clause.value <= clause.limit
-            else clause
-            for clause in clauses
-        ]
+        for number, clause in enumerate(clauses):
+            is_small = clause.verdict == "INCONCLUSIVE" and clause.value <= clause.limit
+            if is_small and clause.name in _RARE:
+                clauses[number] = replace(tails, name=clause.name, side=clause.side)
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
     metric = float(cap_prob_error(drawn["infer"][0].delta).mean())
     bounds = found["infer.mult_prob_error"]
@@ -308,7 +304,7 @@ class _SideJudge:
             # relative to the heaviest
             weight = (log_weight - log_weight.max().clamp(min=-1e6)).exp()
             totals = torch.stack([weight, weight.square(), torch.ones_like(weight)], 1)
-            (near, far) = self.bound_levels
+            near, far = self.bound_levels
             found = bound_statistic(
                 totals,
                 lambda s: s[:, 0].square() / (s[:, 1] * s[:, 2]).clamp(min=1e-300),

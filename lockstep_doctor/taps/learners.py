@@ -154,6 +154,5 @@ def open_learner(
         yield RanksTap(name, ranks, section.parallel)
 
 
-open_torch, open_megatron = (
-    partial(open_learner, backend=backend) for backend in ("torch", "megatron")
-)
+open_torch = partial(open_learner, backend="torch")
+open_megatron = partial(open_learner, backend="megatron")

@@ -73,21 +73,17 @@ def tap_megatron(learner: RankLearner, name: str, neighbors: int = 0) -> RankTap
         parts = gather_parts(ranks, stage.head_weight.detach())
         return torch.cat(parts)[: stage.vocabulary]
 
-    paths = [
-        path
-        for path, one in stage.named_modules()
-        if _has_cuts(path) and any(True for _ in one.parameters())
-    ]
+    outside = {path for path, _ in _OUTSIDE}
+    inside = {path for path, _ in _INSIDE}
+    paths = list[str]()
+    for path, module in stage.named_modules():
+        found = _LAYER.fullmatch(path)
+        has_cuts = path in outside or (found is not None and found[2] in inside)
+        if has_cuts and any(True for _ in module.parameters()):
+            paths.append(path)
     activations = {CutPoint("mlp.act_fn", layer) for layer in range(stage.config.num_layers)}
     hidden = frozenset({CutPoint("rotary_emb"), *activations})
     return RankTap(learner, paths, name_values, gather_head, hidden, name, neighbors)
-
-
-def _has_cuts(path: str) -> bool:
-    found = _LAYER.fullmatch(path)
-    if found is None:
-        return path in {path for path, _ in _OUTSIDE}
-    return found[2] in {path for path, _ in _INSIDE}
 
 
 def _split_groups(x: Tensor, heads: int, size: int) -> Sequence[Tensor]:

@@ -47,11 +47,9 @@ class TapSite:
             value: The arguments in order, or the returned value.
             count: Number of tokens.
         """
-        tensors = [
-            x[:count]
-            for x in (value if isinstance(value, tuple) else (value,))
-            if isinstance(x, Tensor)
-        ]
+        if not isinstance(value, tuple):
+            value = (value,)
+        tensors = [x[:count] for x in value if isinstance(x, Tensor)]
         if self.is_sum and len(tensors) > 1:
             tensors = [torch.stack(tensors).sum(0)]
         if self.sizes:
@@ -104,14 +102,12 @@ def find_sites(model: nn.Module, network: nn.Module) -> ModelSites:
     """
     named = name_cuts(find_watched_modules(network))
     sites = tuple(_list_sites(model, network, named))
-    seen = {cut for site in sites for cut in site.cuts}
-    routed = [
-        CutPoint(f"routed.{place}", cut.layer)
-        for cut in seen
-        if cut.stage == "routed"
-        for place in (1, 2)
-    ]
-    return ModelSites(sites, (*(cut for cut in named.values() if cut not in seen), *routed))
+    seen = set[CutPoint]().union(*(site.cuts for site in sites))
+    hidden = [cut for cut in named.values() if cut not in seen]
+    for cut in seen:
+        if cut.stage == "routed":
+            hidden += [CutPoint("routed.1", cut.layer), CutPoint("routed.2", cut.layer)]
+    return ModelSites(sites, tuple(hidden))
 
 
 def _list_sites(

@@ -91,26 +91,26 @@ class VLLMTap:
         asked = {"start": None if start is None else str(start), "end": str(end)}
         header, values, _ = self.sampler.read_sequence(tokens_T.tolist(), asked, forced)
         count = sum(name.startswith("#") for name in values)
+        operators = list[Operator]()
+        for plain in header["operators"]:
+            operators.append(
+                Operator(
+                    plain["name"],
+                    tuple(StackFrame(**frame) for frame in plain["stack"]),
+                    tuple(plain["inputs"]),
+                    tuple(plain["outputs"]),
+                    tuple(map(_parse_scalar, plain["scalars"])),
+                )
+            )
         return OperatorTrace(
             [values[f"#{number}"] for number in range(count)],
-            list(map(_parse_operator, header["operators"])),
+            operators,
             tuple(StackFrame(**line) for line in header["around"]),
         )
 
     def functions(self, tokens_T: Tensor) -> Counter[str]:
         header, _, _ = self.sampler.read_sequence(tokens_T.tolist(), {"functions": True}, {})
         return Counter(header["functions"])
-
-
-def _parse_operator(plain: Mapping[str, Any]) -> Operator:
-    """Reads an operator from JSON."""
-    return Operator(
-        plain["name"],
-        tuple(StackFrame(**frame) for frame in plain["stack"]),
-        tuple(plain["inputs"]),
-        tuple(plain["outputs"]),
-        tuple(_parse_scalar(one) for one in plain["scalars"]),
-    )
 
 
 def _parse_scalar(plain: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep.samplers.vllm.worker import WeightReceiver
 from lockstep_doctor.cuts import CutPoint
 from lockstep_doctor.modules import PassState, count_functions
-from lockstep_doctor.operators import Operator, Recorder, StackFrame
+from lockstep_doctor.operators import Recorder, StackFrame
 from lockstep_doctor.taps.vllm.sites import TapSite, find_sites
 
 OPENED = ("vllm", "vllm_ir")
@@ -95,15 +95,16 @@ class TappedWorker(WeightReceiver):
         self._asked = PassRequest(**json.loads(asked))
         if self._taps is not None:
             self._taps.close()  # of a pass that did not start
-        values = {
-            CutPoint.from_name(name): value
-            for name, value in safetensors.torch.load(forced).items()
-        }
+        values = dict[CutPoint, Tensor]()
+        self._turned = set[CutPoint]()
+        for name, value in safetensors.torch.load(forced).items():
+            cut = CutPoint.from_name(name)
+            values[cut] = value
+            # some `transformers` models have shape [1, heads, tokens, width]; vLLM has tokens first
+            if value.ndim == 4 and value.shape[2] == self._asked.count != value.shape[1]:
+                self._turned.add(cut)
+                values[cut] = value.transpose(1, 2)
         self._forced = frozenset(values)
-        self._turned = {
-            cut for cut, value in values.items() if _has_heads_first(value, self._asked.count)
-        }
-        values |= {cut: values[cut].transpose(1, 2) for cut in self._turned}
         self._recorder = Recorder(OPENED)
         self._ran: dict[str, int] = {}
         self._pass = PassState(values)
@@ -140,12 +141,15 @@ class TappedWorker(WeightReceiver):
         self._seen = {
             cut: x.transpose(0, 1) if cut in self._turned else x for cut, x in seen.items()
         }
+        operators = list[dict[str, Any]]()
+        for one in self._trace.operators:
+            operators.append(asdict(replace(one, stack=_drop_machinery(one.stack))))
         return json.dumps(
             {
                 "order": [str(cut) for cut in self._seen],
                 "hidden": [str(cut) for cut in self._hidden],
                 "functions": self._ran,
-                "operators": list(map(_encode_operator, self._trace.operators)),
+                "operators": operators,
                 "around": [asdict(one) for one in _drop_machinery(self._trace.around)],
             },
             default=str,
@@ -238,18 +242,6 @@ class TappedWorker(WeightReceiver):
             self._taps.callback(setattr, part, name, held)
 
 
-def _encode_operator(one: Operator) -> dict[str, Any]:
-    """Converts an operator for JSON."""
-    return asdict(replace(one, stack=_drop_machinery(one.stack)))
-
-
 def _drop_machinery(stack: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
     """Drops lines of vLLM's operator dispatch and of taps from a stack."""
     return tuple(frame for frame in stack if not frame.file.endswith(_MACHINERY))
-
-
-def _has_heads_first(value: Tensor, count: int) -> bool:
-    """True for shape [1, heads, tokens, width], which some `transformers` models use; vLLM has
-    tokens first.
-    """
-    return value.ndim == 4 and value.shape[2] == count != value.shape[1]
