@@ -147,7 +147,7 @@ def fill_references(template: Any, value: Any, find: Callable[[str], Any]) -> An
     the value itself.
 
     Raises:
-        Doubt: A key has no value.
+        DoubtfulValue: A key has no value.
     """
     if isinstance(template, list):
         return [fill_references(item, value, find) for item in template]

@@ -244,7 +244,7 @@ class _ColumnExaminer:
         """
         if tokens.sum() < _LEAST_TOKENS:
             return
-        each = list[tuple[_Formula, ColumnSide]]()
+        each: list[tuple[_Formula, ColumnSide]] = []
         for side, compared in self._sides.items():
             each += [(formula, side) for formula in _list_formulas(compared, tokens)]
         (kind, what, left, _), side = min(each, key=lambda one: one[0][2] + one[0][3])
@@ -300,8 +300,8 @@ def measure_excess(compared: TokenComparison, spacing: Floats | float = 0.0) -> 
 
 
 def _name_value(value: float, own: Floats, other: Floats, tokens: Bools) -> tuple[str, str]:
-    """Returns kind and description of a value that many tokens have: a bound if the other side lies
-    beyond it.
+    """Returns kind and description of a value that many tokens share; it is a clamp if the other
+    side's values lie beyond it.
     """
     if value == 0.0:
         return "exactly 0", "exactly 0"
@@ -372,7 +372,8 @@ def _list_formulas(compared: TokenComparison, tokens: Bools) -> Iterator[_Formul
 
 
 def find_row_order(compared: TokenComparison) -> dict[int, int]:
-    """Finds rows whose values are a different row's on the training side; returns row → source row.
+    """Finds rows of the inference side with the values of a different training row; returns row →
+    source row.
 
     Rows are compared on their common first tokens, so rows of different lengths can match.
     """

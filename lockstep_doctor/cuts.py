@@ -146,7 +146,9 @@ def name_cuts(paths: list[str]) -> dict[tuple[str, End], CutPoint]:
 
 
 def _split_path(path: str) -> tuple[int | None, str]:
-    """The layer of a module and its path inside the layer; outside layers None and its name."""
+    """The layer of a module and its path inside the layer; None and its name if it is outside
+    layers.
+    """
     found = _LAYER.match(path)
     if found:
         return int(found[1]), found[2]

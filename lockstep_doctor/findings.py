@@ -11,7 +11,7 @@ from lockstep_doctor.examine import PairExamination
 from lockstep_doctor.locate import FaultPlace, Segment
 
 _LINES = 16
-"""Number of stack lines kept per operator, innermost first; an engine's own layers may take eight.
+"""Number of stack lines kept per operator, innermost first; an engine's wrappers may take eight.
 """
 
 

@@ -126,13 +126,15 @@ def find_blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
 
 @contextmanager
 def cast_by_block(
-    model: nn.Module, dtype: torch.dtype, beside: Sequence[str] = ()
+    model: nn.Module, dtype: torch.dtype, excluded: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Casts the weights of each block while it computes, except weights with a part of `beside` in
-    their names.
+    """Casts the weights of each block while it computes, except weights whose names contain one of
+    `excluded`.
     """
     left = {
-        weight for name, weight in model.named_parameters() if any(part in name for part in beside)
+        weight
+        for name, weight in model.named_parameters()
+        if any(part in name for part in excluded)
     }
     kept: dict[nn.Parameter, Tensor] = {}
 
@@ -156,11 +158,14 @@ def cast_by_block(
 
 
 def _read_sequence(dtype: torch.dtype, experts: str, model: Any, tokens_T: Tensor) -> Tensor:
-    """Reads a sequence in a type; torch has no grouped matmul in float64."""
+    """Reads a sequence in a type.
+
+    Experts run eagerly in float64, since torch has no grouped matmul in it.
+    """
     model.set_experts_implementation("eager" if dtype == torch.float64 else experts)
     if dtype.itemsize < 4:
-        beside = model._keep_in_fp32_modules_strict
+        excluded = model._keep_in_fp32_modules_strict
     else:
-        beside = ()
-    with use_default_dtype(dtype), cast_by_block(model, dtype, beside):
+        excluded = ()
+    with use_default_dtype(dtype), cast_by_block(model, dtype, excluded):
         return read_plainly(model, tokens_T)

@@ -431,8 +431,8 @@ def _trace_suspects(
 
 
 def _find_fork(order: Sequence[CutPoint], segment: Segment) -> CutPoint | None:
-    """The last cut before a segment's end through which all goes: queries, keys and values lie side
-    by side.
+    """The last cut before a segment's end that every value passes; queries, keys and values are
+    parallel branches.
     """
     if segment.start is None or segment.start.layer is None:
         return segment.start

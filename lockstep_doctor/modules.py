@@ -179,9 +179,8 @@ class ModuleTap:
             return self._reads(self.model, tokens_T.to(first.device)).to(tokens_T.device)
 
     def find_address(self, cut: CutPoint) -> str | None:
-        """Returns the location of a cut, `path|end|place`: module, input or output, and index.
-
-        None if it has none.
+        """Returns the location of a cut, `path|end|index`: module, input or output, and index of
+        the value. None if it has none.
         """
         if cut == OUTPUT:
             return cut.stage
@@ -202,8 +201,8 @@ CutValues = Callable[[str, End, Any], Iterable[tuple[CutPoint, Tensor]]]
 
 
 def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> CutValues:
-    """Returns the `Values` function for cuts from `name_cuts`; each of a module's several outputs
-    has its own cut.
+    """Returns the `CutValues` function for cuts from `name_cuts`; each of a module's several
+    outputs has its own cut.
     """
 
     def name_values(path: str, end: End, value: Any) -> Iterator[tuple[CutPoint, Tensor]]:

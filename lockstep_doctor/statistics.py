@@ -60,7 +60,7 @@ class TokenComparison:
 
     @property
     def token_index(self) -> Tensor:
-        """Place of each token among the compared ones of its sequence, from 1, int64 [M]."""
+        """Number of each token among the compared tokens of its sequence, from 1, int64 [M]."""
         starts = torch.cumsum(self.lengths, 0) - self.lengths
         return torch.arange(self.train.numel()) - torch.repeat_interleave(starts, self.lengths) + 1
 
@@ -76,8 +76,8 @@ class TokenComparison:
         )
 
     def in_segments(self, count: int, shortest: int) -> TokenComparison:
-        """Sequences cut into about `count` segments that count as independent; unchanged if
-        segments would be too short.
+        """The comparison with sequences cut into about `count` segments that count as independent;
+        unchanged if segments would have fewer than `shortest` tokens.
 
         This bounds figures of one long sequence (batch means); the bounds hold if correlations
         vanish within a segment.
@@ -206,7 +206,7 @@ def sequence_weights(compared: TokenComparison) -> Tensor:
 
 
 def effective_share(log_weight: Tensor) -> float:
-    """Effective sample share (Σw)² / (n·Σw²), without truncation; 0 if all weights are."""
+    """Effective sample share (Σw)² / (n·Σw²), without truncation; 0 if all weights are 0."""
     count = torch.tensor(log_weight.numel())
     if not count or log_weight.max() == -math.inf:
         if count:

@@ -16,7 +16,7 @@ from lockstep_doctor.values import are_close, find_kind, same_values, sort_value
 def find_suspects(
     own: OperatorTrace, other: OperatorTrace, ends: Sequence[Tensor], tolerance: float
 ) -> list[Operator]:
-    """Returns the operators whose inputs the other trace has, and that return a value that it
+    """Returns the operators that read only values of the other trace, and return a value that it
     lacks.
 
     They are in order of execution. Early operators that do not lead to the end through values that

@@ -53,8 +53,8 @@ def trace_segment(
     start: CutPoint | None,
     end: CutPoint,
 ) -> OperatorTrace:
-    """Returns the operators of a different engine's segment, for an engine that may fuse several
-    values into one operator.
+    """Returns the operators of a segment between another engine's cuts, for an engine that may fuse
+    several values into one operator.
 
     If the start comes after the end, or no operator runs between them, recording starts at an
     earlier cut.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MASKED = 3e4
-"""Magnitude above which a number marks a masked place and is ignored."""
+"""Magnitude above which a number marks a masked entry and is ignored."""
 
 
 def same_values(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -28,7 +28,9 @@ def _count_numbers(value: Tensor) -> int:
 
 
 def find_kind(value: Tensor) -> tuple[bool, int]:
-    """Returns properties that equal values share: whether they are a mask, and their count."""
+    """Returns properties that equal values share: whether they are a mask, and their number of
+    compared numbers.
+    """
     return value.dtype == torch.bool, _count_numbers(value)
 
 

@@ -1,4 +1,4 @@
-"""The estimated memory of a run: a rank of each model, an engine, and a shared GPU's sum."""
+"""Estimates the memory of a run: a rank of each model, an engine, and the fullest GPU."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def _read_sizes(path: str, headless: bool = True) -> ModelSizes:
 
 
 def checkpoint_bytes(models: Sequence[ModelRole], sizes: ModelSizes) -> int:
-    """Bytes of a checkpoint: weights of changing models, and moments of trained ones."""
+    """Bytes of a checkpoint: weights of saved models, and moments of trained models."""
     return sum(
         (1 + _count_state(role)) * FP32 * sizes.count_trainable(role.head)
         for role in models

@@ -130,10 +130,11 @@ class LayoutSearch:
         return estimate.device_bytes + estimate.context_bytes <= self.memory
 
     def propose_layout(self, gpus: int) -> MemoryEstimate | None:
-        """The least split layout that fits with the cheapest change; None if nothing fits.
+        """The fitting layout with the least traffic, after the cheapest change; None if nothing
+        fits.
 
-        `sync_every_pass` does not count as a change: every layout is also tried with it, with less
-        memory and more traffic.
+        `sync_every_pass` does not count as a change: every layout is also tried with it, since it
+        takes less memory and more traffic.
         """
         for changes in self._list_changes():
             ways = changes, {**changes, "sync_every_pass": True}

@@ -316,7 +316,9 @@ class ModelRank:
         return self._cast_bytes(1 if self.learner.activation_checkpointing else None)
 
     def _forward_parts(self) -> dict[str, int]:
-        """Additional contents at the end of forward, with a recomputed layer's working memory."""
+        """Additional memory at the end of forward, including working memory of a recomputed
+        layer.
+        """
         copies = {
             "16-bit copies of weights": self._cast_bytes(),
             "logits during shaping": self.logit_bytes * 5 // 4,
@@ -476,18 +478,21 @@ class EngineMemory:
             seen,
         )
 
-    def cache_budget(self, beside: int) -> CacheBudget | None:
-        """Bounds of its KV cache next to `beside` bytes; None if its size is set or it grows."""
+    def cache_budget(self, others: int) -> CacheBudget | None:
+        """Bounds of its KV cache; None if its size is set or it grows.
+
+        `others` is the bytes of other programs on the device.
+        """
         if self.least:
-            return CacheBudget(self.cache, self.least, beside + self.weights + self.seen)
+            return CacheBudget(self.cache, self.least, others + self.weights + self.seen)
         return None
 
-    def limit_cache(self, memory: int, beside: int) -> EngineMemory:
-        """Returns it with a KV cache that fits a device next to `beside` bytes.
+    def limit_cache(self, memory: int, others: int) -> EngineMemory:
+        """Returns the engine with a KV cache that fits a device along with `others` bytes.
 
-        Unchanged if the size is set.
+        It is unchanged if the size is set.
         """
-        budget = self.cache_budget(beside)
+        budget = self.cache_budget(others)
         if budget is None:
             return self
         return replace(self, cache=budget.choose_bytes(memory))

@@ -33,7 +33,7 @@ class PlanPage:
 def render_plan(
     search: LayoutSearch,
     name: str,
-    said: Sequence[str],
+    arguments: Sequence[str],
     gpus: int,
     rates: DeviceRates | None = None,
 ) -> PlanPage:
@@ -42,7 +42,8 @@ def render_plan(
     Args:
         search: Searches the layouts.
         name: Name of the recipe.
-        said: The recipe and its overrides, as arguments of `lockstep train` for the planned run.
+        arguments: The recipe and its overrides, as arguments of `lockstep train` for the planned
+            run.
         gpus: Number of GPUs.
         rates: Rates of one GPU; None skips the time estimate.
     """
@@ -52,7 +53,7 @@ def render_plan(
     blocks = [_describe_model(search, name, gpus), _describe_memory(shown)]
     blocks += [] if rates is None else [_describe_time(search, shown, rates)]
     blocks += [_render_layouts(search, gpus)] if gpus > 1 else []
-    text = "\n\n".join([*blocks, _describe_verdict(search, said, gpus, standing, found)])
+    text = "\n\n".join([*blocks, _describe_verdict(search, arguments, gpus, standing, found)])
     return PlanPage(
         text, found is not None or (standing is not None and search.fits_device(standing))
     )
@@ -70,10 +71,10 @@ def _find_roomiest(search: LayoutSearch, gpus: int) -> MemoryEstimate:
     return min((one for one in found if one is not None), key=lambda one: one.device_bytes)
 
 
-def _render_command(said: Sequence[str], changed: Sequence[str] = ()) -> str:
+def _render_command(arguments: Sequence[str], changed: Sequence[str] = ()) -> str:
     """The shell command for the planned run; changes replace earlier overrides of an option."""
     keys = {override.partition("=")[0] for override in changed}
-    kept = [word for word in said if word.partition("=")[0] not in keys]
+    kept = [word for word in arguments if word.partition("=")[0] not in keys]
     return f"lockstep train {shlex.join([*kept, *changed])}"
 
 
@@ -210,7 +211,7 @@ def _render_layouts(search: LayoutSearch, gpus: int) -> str:
 
 def _describe_verdict(
     search: LayoutSearch,
-    said: Sequence[str],
+    arguments: Sequence[str],
     gpus: int,
     own: MemoryEstimate | None,
     found: MemoryEstimate | None,
@@ -219,7 +220,7 @@ def _describe_verdict(
     if own is not None and search.fits_device(own):
         return (
             f"It fits: {format_bytes(own.device_bytes)} of {memory}. "
-            f"{_render_command(said, cache_override(own))}"
+            f"{_render_command(arguments, cache_override(own))}"
         )
     asked = describe_layouts(
         search.recipe.learner, {role.name: role.learner for role in search.recipe.own_layouts}
@@ -234,5 +235,5 @@ def _describe_verdict(
             "more "
             "memory."
         )
-    command = _render_command(said, list_overrides(search.recipe, found))
+    command = _render_command(arguments, list_overrides(search.recipe, found))
     return f"{begin} This fits, {format_bytes(found.device_bytes)} of {memory}:\n{command}"

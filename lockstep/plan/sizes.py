@@ -1,4 +1,4 @@
-"""Sizes that determine memory: those of a model, from its configuration, and of one pass."""
+"""Sizes of a model that determine its memory, from its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's certificate for people: its level in words, and the evidence for it."""
+"""Reads a run's certificate: its level in words, and the evidence for it."""
 
 from __future__ import annotations
 

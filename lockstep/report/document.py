@@ -1,6 +1,6 @@
 """A self-contained HTML file with its styles, scripts, libraries and data, and no network use.
 
-Models wrote what a page shows, so none of it may ever be code. Data is embedded as compressed
+A page shows texts of models, which must never run as code. Data is embedded as compressed
 blocks in base64, whose alphabet has neither `<` nor a quote, and scripts insert text as text. A
 Content-Security-Policy adds protection: a script runs only if its hash is listed, and nothing is
 loaded from elsewhere.

@@ -1,4 +1,4 @@
-"""Results of evaluations as tables, and judges in words.
+"""Tables of the results of evaluations, and of judges.
 
 Rows are figures; columns are settings or ways of judging.
 """
@@ -96,15 +96,15 @@ def _format_share(share: float | None) -> str:
     return f"{share:.1%}"
 
 
-def figure_text(figure: FigureRead, all_of_them: int, what: str) -> str:
-    """A figure with its interval, and its number of questions if that is not all of them."""
+def figure_text(figure: FigureRead, total: int, what: str) -> str:
+    """A figure with its interval, and its number of questions if some are missing."""
     if figure.value is None:
         return "–"
     if figure.low is None or figure.high is None:
         ends = ""
     else:
         ends = f" [{figure.low:.3f}, {figure.high:.3f}]"
-    if figure.questions == all_of_them:
+    if figure.questions == total:
         some = ""
     else:
         some = f" of {figure.questions} {what}"

@@ -1,4 +1,4 @@
-"""Server of `lockstep watch`: the page of `lockstep report`, renewed when a run logs.
+"""Server of `lockstep watch`: the page of `lockstep report`, updated when a run logs.
 
 It listens only on this machine and serves one page. The printed URL has a key, which other users of
 this machine do not know. A request's Host must match this address, too; otherwise another web page

@@ -1,10 +1,10 @@
 """The logs of a run: JSON lines that begin with the step.
 
     metrics.jsonl   {"step": 3, "train/reward": 0.41, …}; training and validation have
-                    lines of their own
+                    separate lines
     timings.jsonl   {"step": 3, "generate": 1.2, …}, seconds; a separate file, so that equal
-                    runs have equal metrics; work in the background begins with `beside/`, and is no
-                    part of the time of the step
+                    runs have equal metrics; names of background work begin with `beside/` and do
+                    not count toward the time of the step
     samples.jsonl   {"step": 3, "prompt": …}, several per step
 
 JSON has no NaN or infinities: they are written as null and as the texts "Infinity" and "-Infinity",

@@ -28,7 +28,7 @@ def read_overview(folder: Path) -> dict[str, Any]:
     """Reads a run that is finished, in progress, or barely begun.
 
     Returns:
-        Plain values: `state` and `about_state` (see `RunState`), `alarms` (see `Alarm`),
+        Plain values: `state` and `about_state` (see `RunState`), `alarms` (see `RunAlarm`),
             `agreement` (whether training and sampling agreed, in a sentence, and `agreed` in a
             word; None without sampling), `bound` (of agreement; None if there is none),
             `certificate` (`level` and `sentence`; None if there is none), `headlines` (the run's

@@ -208,7 +208,7 @@ def summarize_sweep(folder: Path) -> str:
 
 
 def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
-    """Everything about a sweep's started runs that a page adds to its runs; plain values."""
+    """Data about a sweep's started runs for their page, as plain values."""
     groups: list[dict[str, Any]] = []
     for group in group_runs(runs):
         about = {

@@ -50,7 +50,7 @@ log-probabilities from logits.
 
 
 class HFBackend:
-    """Implements `doctor.base.Backend`, with a copy of the model for each requested type and
+    """Implements `table.base.Backend`, with a copy of the model for each requested type and
     kernel.
 
     Each step is a method, so that a subclass can change one.
@@ -256,8 +256,8 @@ def _count_prompt(batch: Batch, number: int) -> int:
 def _penalize_rows(
     logits_MV: Tensor, seen: Iterable[tuple[Tensor, Tensor]], sampling: SamplingParams
 ) -> Tensor:
-    """Applies penalties to next-token logits; `seen` has, for each, all tokens before it and those
-    of the response.
+    """Applies penalties to next-token logits; `seen` has, for each row, all tokens before it, and
+    the response's tokens among them.
     """
     if not sampling.penalizes or not len(logits_MV):
         return logits_MV

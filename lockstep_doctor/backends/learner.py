@@ -23,7 +23,7 @@ _TIMEOUT_S = 600.0
 
 
 class LearnerBackend:
-    """Implements `doctor.base.Backend`.
+    """Implements `table.base.Backend`.
 
     A learner in separate processes scores in its own packing and cannot generate.
 
@@ -61,12 +61,12 @@ class LearnerBackend:
         )
 
     def list_settings(self) -> Mapping[str, Any]:
-        said = {"dtype": self._section.dtype, "layout": "packed", "training": False}
+        settings = {"dtype": self._section.dtype, "layout": "packed", "training": False}
         if self.network is None:
-            return said | {
+            return settings | {
                 name: size for name, size in self._section.parallel.model_dump().items() if size > 1
             }
-        return said | {
+        return settings | {
             "device": self.network.device.type,
             "kernel": self.network.config._attn_implementation,
             "batch_size": self._batch_size,

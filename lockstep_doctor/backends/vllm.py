@@ -20,7 +20,7 @@ from lockstep_doctor.table.base import USUAL, BackendCapability, BackendConditio
 
 
 class VLLMBackend:
-    """Implements `doctor.base.Backend`. An engine takes half a minute to start.
+    """Implements `table.base.Backend`. An engine takes half a minute to start.
 
     Args:
         tp: Tensor-parallel size.

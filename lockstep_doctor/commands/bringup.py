@@ -93,7 +93,7 @@ def bring_up(loaded: LoadedRecipe) -> int:
 def list_observations(
     recipe: DoctorRecipe, backends: Mapping[str, Backend], shown: RunProgress
 ) -> Iterator[BringUpObservation]:
-    """Yields all rows."""
+    """Runs the checks; yields a row for each."""
     witness = HFBackend(recipe.model.path, device=recipe.learner.device)
     source = PromptSource(recipe)
     with shown.phase("embeddings"):

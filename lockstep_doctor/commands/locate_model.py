@@ -82,8 +82,8 @@ class EngineChoice:
         return find_engine(self.engine)(self.folder, self.options)
 
     def list_variants(self, prompt: int) -> Iterator[EngineChoice]:
-        """Variants of the engine that compute the same: packed with other sequences, and by
-        decoding.
+        """Variants of the engine that must compute the same numbers: packed with other sequences,
+        and by decoding.
         """
         if self.engine in _LEARNERS:
             yield self.with_options(neighbors=_NEIGHBORS)
@@ -110,7 +110,7 @@ class LocationReport:
 def locate_model(loaded: LoadedRecipe) -> list[PairExamination]:
     """Examines every pair, prints and writes the results, and returns them.
 
-    Engines that agree with a different one but not with their own variants come after the pairs.
+    After the pairs come engines that agree with another engine, but not with their own variants.
 
     Raises:
         ValueError: The model, its prompts or an engine cannot be used.
@@ -150,7 +150,7 @@ def draw_requests(recipe: DoctorRecipe, source: PromptSource) -> Batch:
 def _locate_pairs(
     recipe: DoctorRecipe, drawn: Batch, folder: Path, shown: RunProgress
 ) -> Iterator[LocationReport]:
-    """Examines pairs of engines, then the variants of engines that agree with a different one."""
+    """Examines pairs of engines, then the variants of engines that agree with another engine."""
     with shown.phase("open float64"):
         computed = EngineChoice.from_recipe(recipe, "hf").options
         witness, rounded = open_witnesses(

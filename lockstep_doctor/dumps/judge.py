@@ -288,8 +288,8 @@ class _DumpJudge:
         return SideVerdict(side, name, off[""], change, left, stage, findings)
 
     def _find_nearest(self, column: Tensor) -> tuple[str, dict[str, float]]:
-        """The change that fits much better than none, if any, and the difference after each
-        change.
+        """Returns the change that fits much better than no change (empty if none does), and the
+        difference after each change.
         """
         off = {change: self._measure_gap(column, own) for change, own in self._by.items()}
         best = min(off, key=off.__getitem__)
@@ -301,8 +301,8 @@ class _DumpJudge:
         return find_gap(column[there], own[there])
 
     def _find_front(self, column: Tensor, left: float) -> tuple[str, float] | None:
-        """The change of first ids that fits the first rows better, and the difference left after
-        it.
+        """Returns the change of the first ids that fits the first rows better, and the remaining
+        difference; None if no change fits.
         """
         fronts: dict[str, Callable[[Tensor], Tensor]] = {
             "without the first id": lambda ids: ids[1:]

@@ -49,10 +49,10 @@ _ADVICE = (
 )
 
 LARGEST = 0.1
-"""Nats by which rounding may lift a log-probability above 0."""
+"""Largest log-probability above 0 that rounding may cause, nats."""
 
 _CERTAIN = 0.01
-"""Nats: if the other side's log-probability is this close to 0, an exact 0 may be right."""
+"""An exact 0 may be right if the other side's log-probability is this close to 0, nats."""
 _MOST_ID = 2.0**53
 _EXPORTERS = "docs/guides/dumps.md has five lines that write them"
 
@@ -190,7 +190,7 @@ class _RowReader:
         )
 
     def _find_names(self, role: str) -> list[str]:
-        """The present columns of a role."""
+        """Names of the row's columns with a role."""
         return [name for name in self.names.list_candidates(role) if self.row.get(name) is not None]
 
     def _read_ids(self) -> Floats | None:
@@ -228,8 +228,9 @@ class _RowReader:
         return real
 
     def _find_generated(self, train: Floats, infer: Floats, spoken: Bools) -> Bools:
-        """True for the entries to compare; without a mask, all entries that both sides cover, which
-        must not include context.
+        """True for the entries to compare, [T].
+
+        Without a mask, these are the entries that both sides cover; they must not include context.
         """
         total = spoken.size
         if masks := self._find_names("mask"):

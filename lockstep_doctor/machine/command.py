@@ -45,7 +45,7 @@ class CheckOutcome:
         check: Its name.
         state: Result.
         measured: Measurements.
-        note: Why it did not measure.
+        note: Why it has no measurements.
         seconds: Time taken.
         trace: Traceback of a check that failed.
     """

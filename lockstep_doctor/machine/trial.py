@@ -128,7 +128,7 @@ class MachineTrial:
         return 2 * FP32 * sizes.cache * tokens / 2**30
 
     def build_sampler_section(self, **options: str | float) -> SamplerSection:
-        """A sampler with room for all rows at once."""
+        """A sampler that runs all rows concurrently."""
         return SamplerSection.model_validate({"max_batch_size": self.scale.rows, **options})
 
     @cached_property

@@ -44,7 +44,7 @@ _FEWEST = 2 * LEAST_CLUSTERS
 In a table of 72 cells, 8 clusters sometimes left healthy cells inconclusive; 16 never did.
 """
 SHORTEST_SEGMENT = 250
-"""Least tokens of a segment that counts as an independent sequence, in cells with fewer than
+"""Minimum tokens of a segment that counts as an independent sequence, in cells with fewer than
 `LEAST_CLUSTERS` sequences.
 """
 

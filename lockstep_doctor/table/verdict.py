@@ -112,7 +112,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class CellJudgement:
-    """Judgement of one cell.
+    """Verdict on one cell.
 
     Attributes:
         metric: Mean of e^|Δ|, |Δ| counting at most `CAP`, over what the inference side drew.
@@ -143,9 +143,10 @@ def judge_cell(
     """Judges one cell.
 
     Args:
-        drawn: By the side that drew, which includes the inference side: both sides on its tokens,
-            and the floor, the |Δ| that rounding in the declared types alone causes on them, nats
-            [M]. If the floor is None, only limits that do not need it apply.
+        drawn: For each side that drew tokens, of which the inference side is one: both sides'
+            log-probabilities of these tokens, and the floor, which is the |Δ| that rounding in the
+            declared types alone causes, nats [M]. If the floor is None, only limits that do not
+            need it apply.
         cells: Number of cells judged together.
         sampling: Distribution that tokens were drawn from and scored under; None: temperature 1,
             all tokens.
@@ -226,8 +227,8 @@ class _SideJudge:
         return level / self.near_bounds, level
 
     def judge_mismatch(self, floor_M: Tensor | None) -> Clause:
-        """The capped metric against a multiple of the floor's, paired per token so that common
-        variation cancels.
+        """Compares the capped metric with a multiple of the floor's, paired per token so that
+        common variation cancels.
 
         With fewer than `LEAST_CLUSTERS` clusters it does not pass.
         """

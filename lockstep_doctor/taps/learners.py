@@ -83,7 +83,7 @@ class RanksTap:
 
     Args:
         name: Name of the engine in reports.
-        ranks: Proxies of `RankTap`, in the order of `Ranks.number`.
+        ranks: Proxies of `RankTap`, in the order of `RankMesh.rank_number`.
         parallel: Parallel sizes.
     """
 

@@ -56,7 +56,7 @@ class RankShare(CutShare):
         ranks: Ranks that together hold the model.
         row: Number of tokens of the row, over all tensor-parallel ranks.
         here: Indices of the sequence's tokens that this rank has, int64 [m].
-        place: Their places in the row, int64 [m].
+        place: Their indices in the row, int64 [m].
         count: Number of tokens of the sequence.
     """
 
@@ -116,7 +116,9 @@ class RankShare(CutShare):
         return flat
 
     def _find_places(self, tokens: int) -> Tensor:
-        """The places of the sequence's tokens; the last layer may compute only these."""
+        """Indices of the sequence's tokens in a value; the last layer may compute only these
+        tokens.
+        """
         if tokens == self.row:
             return self.place
         return torch.arange(len(self.here), device=self.here.device)
@@ -187,8 +189,8 @@ class RankTap:
 
     @property
     def model(self) -> nn.Module:
-        """The model; for one of `transformers` without Lockstep's head, so that module names
-        match.
+        """The model, without Lockstep's head if it has one, so that module names match
+        `transformers`.
         """
         own = self._learner.model
         if isinstance(own, LogitsHead):
@@ -298,7 +300,7 @@ class RankTap:
 
 
 def _pack_behind(tokens_T: Tensor, neighbors: int) -> Batch:
-    """Packs a sequence after `neighbors` others, which are parts of its reversal."""
+    """Packs a sequence after `neighbors` others, which are parts of the reversed sequence."""
     others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
     tokens = torch.cat([*others, tokens_T])
     lengths = torch.tensor([len(one) for one in (*others, tokens_T)])

@@ -32,7 +32,7 @@ _MACHINERY = (
 )
 
 UNSET = 5e4
-"""Value that fills an unused cache slot: above `operators.MASKED`, and finite in every dtype."""
+"""Value that fills an unused cache slot: above `values.MASKED`, and finite in every dtype."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PassRequest:
 
 
 class RollingPass(PassState):
-    """`Pass` that records from the last cuts before `end`, unless `start` is executed earlier.
+    """`PassState` that records from the last cuts before `end`, unless `start` is executed earlier.
 
     vLLM may execute cuts in a different order, with `start` in parallel with `end` or after it.
     """
