@@ -30,11 +30,9 @@ def convert_words(
     report = "\n".join(list_lines(converted, resolved))
     if wrong:
         return render_recipe(converted), report, f"the recipe does not load yet: {wrong}"
-    open_keys = [
-        entry.theirs
-        for verdict in (KeyVerdict.LOOK, KeyVerdict.UNKNOWN)
-        for entry in converted.select_entries(verdict)
-    ]
+    open_keys: list[str] = []
+    for verdict in (KeyVerdict.LOOK, KeyVerdict.UNKNOWN):
+        open_keys += [entry.theirs for entry in converted.select_entries(verdict)]
     if open_keys:
         problem = (
             f"the recipe loads; look at {', '.join(dict.fromkeys(open_keys))} before you train"

@@ -83,12 +83,11 @@ def _list_entries(entries: list[ConvertedKey]) -> Iterator[str]:
                 f"  {_describe_entry(entry)} → "
                 f"{ours}{f'  ({entry.sentence})' if entry.sentence else ''}"
             )
-    for sentence in dict.fromkeys(entry.sentence for entry in entries if not entry.options):
-        names = [
-            _describe_entry(entry)
-            for entry in entries
-            if not entry.options and entry.sentence == sentence
-        ]
+    by_sentence: dict[str, list[str]] = {}
+    for entry in entries:
+        if not entry.options:
+            by_sentence.setdefault(entry.sentence, []).append(_describe_entry(entry))
+    for sentence, names in by_sentence.items():
         yield f"  {'; '.join(names)}{f': {sentence}' if sentence else ''}"
 
 

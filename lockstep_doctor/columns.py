@@ -259,17 +259,28 @@ class _ColumnExaminer:
             )
 
     def _fit_nucleus(self) -> Iterator[ColumnFinding]:
-        """Finds a nucleus of one side, if the remaining tokens clearly show one."""
+        """Finds the nucleus over which one side is renormalized: Δ has one sign and ends at
+        −log top_p.
+
+        If one token is the whole nucleus, that side has 0 and the other does not.
+        """
         tokens = self._free
         for side, compared in self._sides.items():
-            kept = _find_nucleus(compared.infer.numpy()[tokens], compared.train.numpy()[tokens])
-            if kept is not None:
-                what = (
-                    f"as if renormalized over a nucleus of {kept:.3g}: the difference is never "
-                    f"above −log {kept:.3g}"
-                )
-                yield self._report_finding("renormalized over a nucleus", what, side, tokens)
-                return
+            own = compared.infer.numpy()[tokens]
+            other = compared.train.numpy()[tokens]
+            gain = own - other
+            kept = math.exp(-gain.max())
+            one_sided = float(np.maximum(gain, 0).sum() / np.abs(gain).sum())
+            near = np.mean(gain > 0.7 * gain.max())
+            certain = np.mean((own > -1e-6) & (other < -1e-3))
+            if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999:
+                continue
+            what = (
+                f"as if renormalized over a nucleus of {kept:.3g}: the difference is never "
+                f"above −log {kept:.3g}"
+            )
+            yield self._report_finding("renormalized over a nucleus", what, side, tokens)
+            return
 
 
 def measure_excess(compared: TokenComparison, spacing: Floats | float = 0.0) -> Floats:
@@ -363,12 +374,12 @@ def _list_formulas(compared: TokenComparison, tokens: Bools) -> Iterator[_Formul
     yield "scaled", f"{factor:.4g} times {_OTHERS}", _mean_off(own, factor * other) / before, 0.03
     row = compared.row_index.numpy()
     every = compared.train.numpy()
-    for places in (-2, -1, 1, 2):
-        inside = (np.roll(row, -places) == row)[tokens]
+    for shift in (-2, -1, 1, 2):
+        inside = (np.roll(row, -shift) == row)[tokens]
         if inside.mean() > 0.5:
-            left = _mean_off(own[inside], np.roll(every, -places)[tokens][inside]) / before
-            what = f"{_OTHERS} {places:+d} position{'s' * (abs(places) > 1)} from them"
-            yield "positions moved", what, left, 0.001 * abs(places)
+            left = _mean_off(own[inside], np.roll(every, -shift)[tokens][inside]) / before
+            what = f"{_OTHERS} {shift:+d} position{'s' * (abs(shift) > 1)} from them"
+            yield "positions moved", what, left, 0.001 * abs(shift)
 
 
 def find_row_order(compared: TokenComparison) -> dict[int, int]:
@@ -381,11 +392,11 @@ def find_row_order(compared: TokenComparison) -> dict[int, int]:
     if not 2 <= rows <= _MOST_ROWS:
         return {}
     row = compared.row_index.numpy()
-    place = compared.token_index.numpy() - 1
+    position = compared.token_index.numpy() - 1
     own, other = np.full((2, rows, _PLACES), np.nan)
     for grid, side in ((own, compared.infer), (other, compared.train)):
-        inside = place < _PLACES
-        grid[row[inside], place[inside]] = side.nan_to_num(-1e6, -1e6, -1e6).numpy()[inside]
+        inside = position < _PLACES
+        grid[row[inside], position[inside]] = side.nan_to_num(-1e6, -1e6, -1e6).numpy()[inside]
     found: dict[int, int] = {}
     for number in range(rows):
         off = np.minimum(np.abs(own[number] - other), 1.0)
@@ -403,18 +414,3 @@ def find_row_order(compared: TokenComparison) -> dict[int, int]:
 
 def _mean_off(a: Floats, b: Floats) -> float:
     return float(np.minimum(np.abs(a - b), 1.0).mean())
-
-
-def _find_nucleus(own: Floats, other: Floats) -> float | None:
-    """Finds the nucleus over which one side is renormalized: Δ has one sign and ends at −log top_p.
-
-    If one token is the whole nucleus, that side has 0 and the other does not.
-    """
-    gain = own - other
-    kept = math.exp(-gain.max())
-    one_sided = float(np.maximum(gain, 0).sum() / np.abs(gain).sum())
-    near = np.mean(gain > 0.7 * gain.max())
-    certain = np.mean((own > -1e-6) & (other < -1e-3))
-    if one_sided < 0.97 or near < 0.02 or certain < 0.02 or not 0.3 < kept < 0.999:
-        return None
-    return kept

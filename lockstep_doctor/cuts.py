@@ -64,8 +64,8 @@ class PassCapture:
 
     def is_hidden(self, cut: CutPoint) -> bool:
         """True for a hidden cut, and for the further values (`stage.1`, …) of one."""
-        stem, _, place = cut.stage.rpartition(".")
-        return cut in self.hidden or (place.isdigit() and CutPoint(stem, cut.layer) in self.hidden)
+        stem, _, index = cut.stage.rpartition(".")
+        return cut in self.hidden or (index.isdigit() and CutPoint(stem, cut.layer) in self.hidden)
 
 
 ROUTED = "routed"

@@ -131,11 +131,10 @@ def cast_by_block(
     """Casts the weights of each block while it computes, except weights whose names contain one of
     `excluded`.
     """
-    left = {
-        weight
-        for name, weight in model.named_parameters()
-        if any(part in name for part in excluded)
-    }
+    left = set[nn.Parameter]()
+    for name, weight in model.named_parameters():
+        if any(part in name for part in excluded):
+            left.add(weight)
     kept: dict[nn.Parameter, Tensor] = {}
 
     def cast_weights(own: Sequence[nn.Parameter], *_: Any) -> None:

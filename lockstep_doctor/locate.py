@@ -338,13 +338,13 @@ def _choose_fewest(
         fewer = [one for one in chosen if one is not kind]
         if fewer and undo(_flatten_segments(fewer)) >= min(ENOUGH, removed):
             chosen = fewer
-    for place, kind in enumerate(chosen):
+    for number, kind in enumerate(chosen):
         for stage in dict.fromkeys(one.end.stage for one in kind):
-            fewer = [one for one in chosen[place] if one.end.stage != stage]
+            fewer = [one for one in chosen[number] if one.end.stage != stage]
             if fewer and undo(
-                _flatten_segments([*chosen[:place], fewer, *chosen[place + 1 :]])
+                _flatten_segments([*chosen[:number], fewer, *chosen[number + 1 :]])
             ) >= min(ENOUGH, removed):
-                chosen[place] = fewer
+                chosen[number] = fewer
     return chosen
 
 
@@ -377,10 +377,11 @@ def _trace_suspects(
         if trace.around:
             around.append(Suspect(tap.name, operator_around(trace)))
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
-    are_seen_early = all(any(one.early for one in trace.operators) for trace in (own, theirs))
+    is_early = any(one.early for one in own.operators)
+    are_both_early = is_early and any(one.early for one in theirs.operators)
 
     def is_possible(one: Operator) -> bool:
-        return not one.early or (are_seen_early and one in makers)
+        return not one.early or (are_both_early and one in makers)
 
     here = list(filter(is_possible, find_suspects(own, theirs, ends[1:], tolerance)))
     there = list(filter(is_possible, find_suspects(theirs, own, ends[:1], tolerance)))

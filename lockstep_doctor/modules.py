@@ -141,7 +141,7 @@ class ModuleTap:
         self.paths = find_watched_modules(model)
         cuts = name_cuts(self.paths)
         self.values = values_by_name(cuts)
-        self._places = {cut: place for place, cut in cuts.items()}
+        self._addresses = {cut: address for address, cut in cuts.items()}
 
     def run(self, tokens_T: Tensor, forced: Mapping[CutPoint, Tensor]) -> PassCapture:
         one = PassState(forced)
@@ -185,10 +185,10 @@ class ModuleTap:
         if cut == OUTPUT:
             return cut.stage
         stage, _, number = cut.stage.rpartition(".")
-        base, place = (cut, "0") if cut in self._places else (CutPoint(stage, cut.layer), number)
-        if base not in self._places:
+        base, index = (cut, "0") if cut in self._addresses else (CutPoint(stage, cut.layer), number)
+        if base not in self._addresses:
             return None
-        return "|".join((*self._places[base], place))
+        return "|".join((*self._addresses[base], index))
 
 
 def read_plainly(model: nn.Module, tokens_T: Tensor) -> Tensor:
@@ -213,9 +213,9 @@ def values_by_name(cuts: Mapping[tuple[str, End], CutPoint]) -> CutValues:
             several = value
         else:
             several = (value,)
-        for place, x in enumerate(several if end == "out" or cut.stage == ROUTED else several[:1]):
+        for index, x in enumerate(several if end == "out" or cut.stage == ROUTED else several[:1]):
             if isinstance(x, Tensor):
-                yield (CutPoint(f"{cut.stage}.{place}", cut.layer) if place else cut), x
+                yield (CutPoint(f"{cut.stage}.{index}", cut.layer) if index else cut), x
 
     return name_values
 

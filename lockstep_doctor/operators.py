@@ -323,7 +323,7 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
             return parts[0]
         return OperatorTrace()
     joined = OperatorTrace(around=parts[0].around)
-    places = dict[tuple[int, int], int]()
+    joined_index = dict[tuple[int, int], int]()
     same: dict[tuple[object, ...], list[tuple[int, Operator]]] = {}
     for number, part in enumerate(parts):
         met: Counter[object] = Counter()
@@ -334,13 +334,13 @@ def join_traces(parts: Sequence[OperatorTrace]) -> OperatorTrace:
 
     def place_value(several: Sequence[tuple[int, int]]) -> Sequence[int]:
         """Returns the joined indices of a value with these indices in the parts."""
-        new = [one for one in several if one not in places]
+        new = [one for one in several if one not in joined_index]
         if new:
-            places.update(dict.fromkeys(new, len(joined.values)))
+            joined_index.update(dict.fromkeys(new, len(joined.values)))
             joined.values.append(
                 _concatenate_pieces([parts[part].values[index] for part, index in new])
             )
-        return list(dict.fromkeys(places[one] for one in several))
+        return list(dict.fromkeys(joined_index[one] for one in several))
 
     def place_all(
         some: Sequence[tuple[int, Operator]], of: Callable[[Operator], Sequence[int]]

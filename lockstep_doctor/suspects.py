@@ -125,9 +125,9 @@ def find_other_number(
     some = [one for one in own.operators if one.early]
     its = [one for one in other.operators if one.early]
     unset = _find_unset(own)
-    for place, (one, right) in enumerate(zip(some, its, strict=False)):
+    for index, (one, right) in enumerate(zip(some, its, strict=False)):
         if one.name != right.name:
-            if place:
+            if index:
                 return other, right
             return None
         for a, b in zip(one.outputs, right.outputs, strict=False):
@@ -164,7 +164,7 @@ def find_caller(operator: Operator, less: Counter[str]) -> Operator:
     """Returns an operator whose stack starts at the caller of a function that runs less often in
     the other engine.
     """
-    missing = [place for place, frame in enumerate(operator.stack) if frame.function in less]
+    missing = [index for index, frame in enumerate(operator.stack) if frame.function in less]
     return replace(operator, stack=operator.stack[max(missing, default=-1) + 1 :] or operator.stack)
 
 

@@ -75,12 +75,10 @@ class MemoryEstimate:
         learners = learners or {}
         load = recipe.largest_step
         inference = recipe.inference
-        ranks = {
-            role.name: _estimate_rank(
-                role, sizes, learners.get(role.learner.layout_key, role.learner), load
-            )
-            for role in recipe.models
-        }
+        ranks: dict[str, ModelRank] = {}
+        for role in recipe.models:
+            own = learners.get(role.learner.layout_key, role.learner)
+            ranks[role.name] = _estimate_rank(role, sizes, own, load)
         learner = learners.get(recipe.learner.layout_key, recipe.learner)
         found = cls(
             learner,

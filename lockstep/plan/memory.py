@@ -354,13 +354,11 @@ class ModelRank:
         states = tokens * hidden * FP32
         if not scores_tokens(self.head):
             return norm + states
-        return (
-            norm
-            + states
-            + tokens * hidden * self.type_bytes
-            + self.logit_bytes
-            + self._penalty_bytes
-        )
+        penalties = 0
+        if self.load.sampling.penalizes:
+            # for each token and earlier token: five indices and one fp32 number
+            penalties = tokens * self.load.sequence // 2 * (5 * INT64 + FP32)
+        return norm + states + tokens * hidden * self.type_bytes + self.logit_bytes + penalties
 
     @property
     def logit_bytes(self) -> int:
@@ -369,15 +367,6 @@ class ModelRank:
             return 0
         item = FP32 if self.load.sampling.penalizes else self.type_bytes
         return self.own_tokens * self._vocabulary_bytes // FP32 // self.sizes.hidden * item
-
-    @property
-    def _penalty_bytes(self) -> int:
-        """Bytes of penalties per token and earlier token: five indices and one fp32 number."""
-        if scores_tokens(self.head) and self.load.sampling.penalizes:
-            pairs = self.own_tokens * self.load.sequence // 2
-        else:
-            pairs = 0
-        return pairs * (5 * INT64 + FP32)
 
     def _head_backward_parts(self, table: int) -> dict[str, int]:
         """Bytes of gradients in the head's backward pass, including materialized logits."""

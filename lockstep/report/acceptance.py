@@ -23,11 +23,10 @@ def check_bound(bound: Bound, rows: Sequence[Mapping[str, float]]) -> tuple[bool
             metric counts.
     """
     first, last = bound.steps
-    found = {
-        int(row["step"]): row[bound.metric]
-        for row in rows
-        if bound.metric in row and first <= row["step"] <= last
-    }
+    found: dict[int, float] = {}
+    for row in rows:
+        if bound.metric in row and first <= row["step"] <= last:
+            found[int(row["step"])] = row[bound.metric]
     low = -math.inf if bound.min is None else bound.min
     high = math.inf if bound.max is None else bound.max
     window = (

@@ -181,14 +181,14 @@ def judge_table(folder: Path) -> str:
 def _no_verdict(counts: Mapping[str, float]) -> str:
     """Describes how many judgments have no verdict, by cause."""
     named = {"judgements", "no_verdict", "shortened"}
-    causes = ", ".join(
-        f"{count:.0f} {cause.replace('_', ' ')}"
-        for cause, count in counts.items()
-        if cause not in named
-    )
-    return f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}" + (
-        f" ({causes})" if causes else ""
-    )
+    causes: list[str] = []
+    for cause, count in counts.items():
+        if cause not in named:
+            causes.append(f"{count:.0f} {cause.replace('_', ' ')}")
+    text = f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}"
+    if causes:
+        text += f" ({', '.join(causes)})"
+    return text
 
 
 def _describe_warning(way: tuple[str, JudgingWay]) -> str:

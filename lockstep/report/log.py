@@ -134,8 +134,8 @@ def read_numbers(path: Path) -> Iterator[dict[str, float]]:
     Raises:
         InputError: See `read_lines`; or a value is not a number.
     """
-    for place, (row, _) in enumerate(read_lines(path), 1):
-        yield decode_numbers(f"{path}:{place}", row)
+    for number, (row, _) in enumerate(read_lines(path), 1):
+        yield decode_numbers(f"{path}:{number}", row)
 
 
 def decode_numbers(where: str, row: Mapping[str, Any]) -> dict[str, float]:

@@ -74,9 +74,11 @@ def _describe_headline(folder: Path, rows: list[dict[str, float]]) -> str:
     if certificate is not None:
         lines.append(("certificate", f"{certificate.sentence} ({folder / CERTIFICATE})"))
     lines += list_headlines(rows)
-    overflowed = sum(
-        value for row in rows for name, value in row.items() if name.endswith("updates_overflowed")
-    )
+    overflowed = 0.0
+    for row in rows:
+        for name, value in row.items():
+            if name.endswith("updates_overflowed"):
+                overflowed += value
     if overflowed:
         lines.append(("updates skipped", f"{overflowed:.0f} (fp16 gradient overflow)"))
     return summary_table(lines)

@@ -228,7 +228,8 @@ def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
 
 
 def _list_metrics(runs: Sequence[SweepRun]) -> list[str]:
-    return [metric for metric in FINAL if any(metric in run.final_values for run in runs)]
+    logged = set[str]().union(*(run.final_values for run in runs))
+    return [metric for metric in FINAL if metric in logged]
 
 
 @cache

@@ -140,10 +140,10 @@ class MachineTrial:
             .remainder(self.scale.vocabulary)
             .tolist()
         )
-        return [
-            Request(tuple(row), keyed.hash_key("response", number))
-            for number, row in enumerate(tokens)
-        ]
+        requests = list[Request]()
+        for number, row in enumerate(tokens):
+            requests.append(Request(tuple(row), keyed.hash_key("response", number)))
+        return requests
 
     @property
     def sampling(self) -> SamplingParams:

@@ -198,16 +198,20 @@ class CellMeasurer:
     def _rescore_batch(
         self, cell: TableCell, drawer: str, batch: Batch, cluster: Tensor
     ) -> DrawnSamples:
+        """Scores a drawer's samples with all backends, and rounding with the witness."""
         tensors = {"decoded": batch["sampler_logprob"][batch.mask]}
+        room = max(1, PASS_TOKENS // int(batch.lengths.max()))
+        usual = BackendConditions(batch_size=min(cell.batch_size, room))
         for kind, names in self.list_scorers(cell.sampling, drawer).items():
             for name in names:
                 asked = _adapt_batch(self.backends[name], kind, batch)
-                logprob = self.backends[name].score(asked, self._side_by_side(cell, batch))
-                tensors[f"{kind}.{name}"] = logprob[batch.mask]
+                tensors[f"{kind}.{name}"] = self.backends[name].score(asked, usual)[batch.mask]
+            asked = _adapt_batch(self.witness, kind, batch)
             for dtype in sorted(set(self.dtypes.values())):
-                tensors[f"{kind}.rounding.{dtype}"] = self._measure_rounding(
-                    _adapt_batch(self.witness, kind, batch), dtype, cell
-                )
+                first, second = floor_conditions(dtype)
+                exact = self.witness.score(asked, usual.override_with(first))
+                rounded = self.witness.score(asked, usual.override_with(second))
+                tensors[f"{kind}.rounding.{dtype}"] = (exact - rounded).abs()[batch.mask]
         return DrawnSamples(drawer, batch, cluster, tensors, self.dtypes)
 
     def repeat_requests(
@@ -241,21 +245,6 @@ class CellMeasurer:
             bitwise,
             float(away.double().square().mean().sqrt()),
         )
-
-    def _side_by_side(self, cell: TableCell, batch: Batch) -> BackendConditions:
-        """Conditions with the cell's batch size, limited by `PASS_TOKENS`."""
-        room = max(1, PASS_TOKENS // int(batch.lengths.max()))
-        return BackendConditions(batch_size=min(cell.batch_size, room))
-
-    def _measure_rounding(self, batch: Batch, dtype: DType, cell: TableCell) -> Tensor:
-        """|Δ| between the witness in a type and in fp32; for fp32, between its two passes of
-        `floor_conditions`.
-        """
-        usual = self._side_by_side(cell, batch)
-        first, second = floor_conditions(dtype)
-        exact = self.witness.score(batch, usual.override_with(first))
-        rounded = self.witness.score(batch, usual.override_with(second))
-        return (exact - rounded).abs()[batch.mask]
 
 
 def find_generating(backends: Mapping[str, Backend]) -> list[str]:

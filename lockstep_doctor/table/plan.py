@@ -199,17 +199,17 @@ class PromptSource:
         """Counting numbers with varied starts and lengths, so that a batch is ragged."""
         texts = [" ".join(map(str, range(i + 1, i + 5 + i % 12))) for i in range(COUNT)]
         tokens = token_ids(tokenizer, texts, add_special_tokens=True)
-        return [
-            Prompt(f"counting:{i}", text, tuple(own[:longest]), {})
-            for i, (text, own) in enumerate(zip(texts, tokens, strict=True))
-        ]
+        prompts = list[Prompt]()
+        for i, (text, own) in enumerate(zip(texts, tokens, strict=True)):
+            prompts.append(Prompt(f"counting:{i}", text, tuple(own[:longest]), {}))
+        return prompts
 
     def _draw_random_prompts(self, data: str, longest: int) -> list[Prompt]:
         keys = torch.tensor(
             [keyed.hash_key(self.recipe.seed, "random prompt", data, i) for i in range(COUNT)]
         )
         drawn = (keyed.draw_uniforms(keys, torch.arange(longest)) * self._vocabulary_size).long()
-        return [
-            Prompt(f"random:{i}", "", tuple(own[: 1 + i % longest].tolist()), {})
-            for i, own in enumerate(drawn)
-        ]
+        prompts = list[Prompt]()
+        for i, own in enumerate(drawn):
+            prompts.append(Prompt(f"random:{i}", "", tuple(own[: 1 + i % longest].tolist()), {}))
+        return prompts

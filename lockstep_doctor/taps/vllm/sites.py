@@ -147,5 +147,5 @@ def _of_module(
         yield TapSite(f"{path}.forward", "out", (cut,))
     router = getattr(module, "router", None)
     if start is not None and isinstance(router, FusedMoERouter):
-        chosen = tuple(CutPoint(f"router.{place}", start.layer) for place in (1, 2))
+        chosen = tuple(CutPoint(f"router.{index}", start.layer) for index in (1, 2))
         yield TapSite(f"{path}.router.select_experts", "out", chosen)
