@@ -377,11 +377,11 @@ def _trace_suspects(
         if trace.around:
             around.append(Suspect(tap.name, operator_around(trace)))
     makers = [*find_makers(own, ends[1:]), *find_makers(theirs, ends[:1])]
-    is_early = any(one.early for one in own.operators)
-    are_both_early = is_early and any(one.early for one in theirs.operators)
+    has_early = any(one.early for one in own.operators)
+    have_both_early = has_early and any(one.early for one in theirs.operators)
 
     def is_possible(one: Operator) -> bool:
-        return not one.early or (are_both_early and one in makers)
+        return not one.early or (have_both_early and one in makers)
 
     here = list(filter(is_possible, find_suspects(own, theirs, ends[1:], tolerance)))
     there = list(filter(is_possible, find_suspects(theirs, own, ends[:1], tolerance)))
@@ -418,8 +418,7 @@ def _trace_suspects(
     if found:
         return found
     moved = find_rearranged(own, theirs, tolerance)
-    # If every value is in its place, the wrong one is passed on after the last
-    # operator.
+    # If every value is in order, the wrong one is passed on after the last operator.
     ended = list[Suspect]()
     for tap, trace in ((other, own), (reference, theirs)):
         for one in reversed(trace.operators):
