@@ -246,7 +246,8 @@ class _ColumnExaminer:
             return
         each: list[tuple[_Formula, ColumnSide]] = []
         for side, compared in self._sides.items():
-            each += [(formula, side) for formula in _list_formulas(compared, tokens)]
+            for formula in _list_formulas(compared, tokens):
+                each.append((formula, side))
         (kind, what, left, _), side = min(each, key=lambda one: one[0][2] + one[0][3])
         if left < _EXPLAINED:
             other: ColumnSide = "train" if side == "infer" else "infer"
