@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from lockstep.api import algorithms
 from lockstep.config import Section, registry
-from lockstep.config.errors import format_value, section_of
+from lockstep.config.errors import format_value, find_section_class
 from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME, BY_PATTERN
 
 OUT = Path(__file__).parent.parent / "build/reference"
@@ -105,7 +105,7 @@ def describe_section(
         if name == "algorithm":
             continue
         entry = schema["properties"][name]
-        inner = section_of(field.annotation)
+        inner = find_section_class(field.annotation)
         if inner is not None:
             sections[inner.__name__] = inner
         meaning = field.description or (first_paragraph(inner) if inner is not None else "")
