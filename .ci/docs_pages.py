@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from lockstep.api import algorithms
 from lockstep.config import Section, registry
-from lockstep.config.errors import format_value, find_section_class
+from lockstep.config.errors import find_section_class, format_value
 from lockstep.report.metric_sentences import BY_LAST_WORD, BY_NAME, BY_PATTERN
 
 OUT = Path(__file__).parent.parent / "build/reference"
