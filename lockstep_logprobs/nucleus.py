@@ -112,9 +112,9 @@ def _search_rows(
                 z_V.float(), None, one, maximum, top_p, temperature, reach
             )[0]
         else:
-            values = [*values, counted[0]]
-            counts = [*counts, counted[1]]
-            indices = [*indices, index]
+            values.append(counted[0])
+            counts.append(counted[1])
+            indices.append(index)
     if indices:
         row_N = torch.arange(len(indices)).repeat_interleave(
             torch.tensor([len(value_N) for value_N in values])

@@ -41,7 +41,7 @@ def k2(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
 def k3(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
     """Estimates KL(π ‖ π_ref) by e^(−Δ) − 1 + Δ.
 
-    Returns [N], nats, none negative; infinite where Δ < −88 in fp32.
+    Returns [N], nats, none negative; infinite if Δ < −88 in fp32.
     """
     delta_N = logprob_N - ref_logprob_N
     return torch.expm1(-delta_N) + delta_N

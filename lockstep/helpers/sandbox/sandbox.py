@@ -127,12 +127,13 @@ class CodeSandbox:
         """
         with _OpenFiles() as files:
             with _OpenFiles() as pipes:
-                (asked, asks), (told, tells) = pipes.add_pipe(), pipes.add_pipe()
+                ask_read, ask_write = pipes.add_pipe()
+                reply_read, reply_write = pipes.add_pipe()
                 tester = self._start_side(
-                    files, tester_side, "run_test", (told, asks), files.add_file(test)
+                    files, tester_side, "run_test", (reply_read, ask_write), files.add_file(test)
                 )
                 solution = self._start_side(
-                    files, solution_side, "serve", (asked, tells), files.add_file(program)
+                    files, solution_side, "serve", (ask_read, reply_write), files.add_file(program)
                 )
             return (
                 tester.wait_for_exit(time.monotonic() + self.limits.wall_s, solution)
