@@ -73,13 +73,13 @@ class RunLength:
         if not self.rest_row_count:
             return None
         if self.rest_row_count > 1:
-            those = f"the last {self.rest_row_count} of {self.rows} rows"
+            rest = f"the last {self.rest_row_count} of {self.rows} rows"
         else:
-            those = f"the last of {self.rows} rows"
+            rest = f"the last of {self.rows} rows"
         if self.trains_rest:
-            return f"{those} make a smaller last step, since a step takes {self.rows_per_step}"
+            return f"{rest} make a smaller last step, since a step takes {self.rows_per_step}"
         return (
-            f"{those} will not be trained on, since a step takes {self.rows_per_step}; use a "
+            f"{rest} will not be trained on, since a step takes {self.rows_per_step}; use a "
             "batch size that divides the rows, or set run.max_steps"
         )
 

@@ -169,12 +169,12 @@ class TrainingSession:
         """Validates the policy on held-out rows, and logs the metrics."""
         assert self._job.validate is not None, "called only with held-out rows"
         with self._progress.phase("validate"), _name_step_in_error(f"validation after step {step}"):
-            found = self._job.validate(step)
-            values = found.metrics.floats()
+            validation = self._job.validate(step)
+            values = validation.metrics.floats()
         if values:
             self._logs.add_metrics(step, values)
-        if found.samples:
-            self._logs.add_samples(step, found.samples)
+        if validation.samples:
+            self._logs.add_samples(step, validation.samples)
         text = describe_validation(step, values)
         if text is not None:
             self._progress.show_note(text)
@@ -343,14 +343,14 @@ def require_same_files(loaded: LoadedRecipe) -> None:
 def _read_files(loaded: LoadedRecipe) -> RunIdentity:
     """Digests of the files that a recipe names, if they exist."""
     recipe = loaded.training_recipe
-    found = RunIdentity()
+    digests = RunIdentity()
     with suppress(OSError, InputError):
-        found |= collect_inputs(loaded, {}, None)
+        digests |= collect_inputs(loaded, {}, None)
     with suppress(OSError, InputError):
         if recipe.data.task is None:
             rows = data_files(recipe.data, loaded.run_folder).read_digests()
-            found |= {f"data.{name}": own for name, own in rows.items()}
+            digests |= {f"data.{name}": own for name, own in rows.items()}
     with suppress(OSError, InputError):
         if recipe.model.path is not None:
-            found |= model_files(find_weights_folder(str(recipe.model.path)))
-    return {name: own for name, own in found.items() if not name.startswith("recipe.")}
+            digests |= model_files(find_weights_folder(str(recipe.model.path)))
+    return {name: own for name, own in digests.items() if not name.startswith("recipe.")}

@@ -155,8 +155,7 @@ class DistillRecipe(SampledRecipe):
 
     @property
     def lengths(self) -> dict[str, int]:
+        lengths = super().lengths
         if self.distill.max_tokens is None:
-            found = {}
-        else:
-            found = {"distill.max_tokens": self.distill.max_tokens}
-        return found | super().lengths
+            return lengths
+        return {"distill.max_tokens": self.distill.max_tokens, **lengths}

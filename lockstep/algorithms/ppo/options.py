@@ -100,11 +100,9 @@ class PPORecipe(PolicyGradientRecipe):
     def critic_role(self) -> ModelRole:
         """The critic V."""
         path = None if self.critic_model is None else self.critic_model.path
-        own = self.critic.parallel
-        if own is None:
-            learner = self.learner
-        else:
-            learner = self.learner.lay_out(own, "critic.parallel")
+        learner = self.learner
+        if self.critic.parallel is not None:
+            learner = learner.lay_out(self.critic.parallel, "critic.parallel")
         return ModelRole("critic", "value", learner, self.critic, path)
 
     @property

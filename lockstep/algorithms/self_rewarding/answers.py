@@ -123,8 +123,8 @@ def answer_metrics(rollouts: Rollouts, judged: Sequence[CaseJudgments[float]]) -
 
 def pair_metrics(pairs: Sequence[AnswerPair]) -> Metrics:
     """Metrics of the pairs; `bad_samples_per_GBS` counts prompts without a usable pair."""
-    found = Counter(pair.status for pair in pairs)
-    bad = Metrics(bad_samples_per_GBS=Mean(len(pairs) - found["ok"], len(pairs)))
+    counts = Counter(pair.status for pair in pairs)
+    bad = Metrics(bad_samples_per_GBS=Mean(len(pairs) - counts["ok"], len(pairs)))
     return bad + Metrics(
-        {f"pairs/{status}": Mean(found[status], len(pairs)) for status in _STATUSES}
+        {f"pairs/{status}": Mean(counts[status], len(pairs)) for status in _STATUSES}
     )

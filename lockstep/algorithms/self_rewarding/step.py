@@ -217,15 +217,15 @@ def _learn_from_own_judgement(
             prompts, writing = workers.new_prompts(iteration, version)
         collector = replace(collector, prompts=prompts)
     with collector.engine.at(version) as refitted:
-        found = answer_and_judge(rows, iteration, step, collector, workers, settings)
-    batch = found.answers.rollouts.batch
-    metrics = found.metrics
+        judged = answer_and_judge(rows, iteration, step, collector, workers, settings)
+    batch = judged.answers.rollouts.batch
+    metrics = judged.metrics
     if step == version:
         metrics += writing
     metrics += refitted
     with workers.phase("watch"):
         metrics += workers.agreement.compare(step + 1, version, batch)
-    pairs = found.build_pair_batch()
+    pairs = judged.build_pair_batch()
     if len(pairs):
         with workers.phase("logprobs"):
             pairs = with_reference(pairs, workers.reference)  # log π_ref(y | x)
@@ -234,9 +234,9 @@ def _learn_from_own_judgement(
         metrics += learned.with_prefix("train")
     else:
         metrics += Metrics({"train/updates_skipped": Sum(1.0)})
-    samples = found.answers.sample_rows(settings.run.num_logged_samples)
+    samples = judged.answers.sample_rows(settings.run.num_logged_samples)
     samples += [
         judge_pair_row(pair, collector.decode)
-        for pair in found.judgements[: settings.run.num_logged_samples]
+        for pair in judged.judgements[: settings.run.num_logged_samples]
     ]
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)

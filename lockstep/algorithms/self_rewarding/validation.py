@@ -142,13 +142,13 @@ def measure_judges(
         return None
 
     def measure_accuracy(version: int) -> Metrics:
-        found = Metrics()
+        metrics = Metrics()
         with engine.at(version):
             if scores:
-                found += measure_scores(scores, _rebind_judge(judge, actor, engine))
+                metrics += measure_scores(scores, _rebind_judge(judge, actor, engine))
             if meta is not None and winners:
-                found += measure_winners(winners, _rebind_judge(meta.judge, actor, engine))
-        return found.with_prefix("validation")
+                metrics += measure_winners(winners, _rebind_judge(meta.judge, actor, engine))
+        return metrics.with_prefix("validation")
 
     return measure_accuracy
 

@@ -143,9 +143,9 @@ class CheckpointStore:
         """The error for a checkpoint that could not be written; removes its folder, if any."""
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
-        found = self.list_checkpoints()
-        if found:
-            fallback = f"the newest checkpoint is {found[-1][1].name}"
+        checkpoints = self.list_checkpoints()
+        if checkpoints:
+            fallback = f"the newest checkpoint is {checkpoints[-1][1].name}"
         else:
             fallback = "no earlier checkpoint exists"
         return CheckpointError(
@@ -159,13 +159,13 @@ class CheckpointStore:
         Raises:
             CheckpointError: There are checkpoints, but all are damaged.
         """
-        found = self.list_checkpoints()
-        for step, path in reversed(found):
+        checkpoints = self.list_checkpoints()
+        for step, path in reversed(checkpoints):
             try:
                 return VerifiedCheckpoint(path, step, _read_verified(path, step))
             except _DamagedError as damage:
                 self.note(f"checkpoint {path} is skipped: {damage}")
-        if found:
+        if checkpoints:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged; restore one, or remove the run "
                 "folder to start over"
@@ -174,10 +174,10 @@ class CheckpointStore:
 
     def newest_unverified(self) -> VerifiedCheckpoint | None:
         """The newest checkpoint and its recorded state, unverified; None without checkpoints."""
-        found = self.list_checkpoints()
-        if not found:
+        checkpoints = self.list_checkpoints()
+        if not checkpoints:
             return None
-        step, path = found[-1]
+        step, path = checkpoints[-1]
         return VerifiedCheckpoint(path, step, _read_manifest(path).get("state", {}))
 
     def read_step(self, step: int) -> VerifiedCheckpoint:

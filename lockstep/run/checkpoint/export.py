@@ -69,12 +69,12 @@ def export_checkpoint(
         raise InputError(
             f"{run} trained all weights (its recipe has no learner.lora); remove --adapter"
         )
-    found = _choose_checkpoint(CheckpointStore(run / "checkpoints", keep=1, note=print), which)
+    checkpoint = _choose_checkpoint(CheckpointStore(run / "checkpoints", keep=1, note=print), which)
     is_classifier = not scores_tokens(trained.head)
     network = build_skeleton(read_config(run / FRAME), str(run))
     if not has_tokenizer(run / FRAME):
         raise InputError(f"{run / FRAME} has no tokenizer to export; restore the folder")
-    saved = found.folder / trained.name
+    saved = checkpoint.folder / trained.name
     with BoxReader(find_written(saved, "model")) as boxes:
         weights = {
             name_in_folder(network.base_model_prefix, name): boxes.read_tensor(name)
@@ -87,14 +87,14 @@ def export_checkpoint(
         save_adapters = partial(save_adapter, weights, network, lora, base, dtype, is_classifier)
         if adapter:
             save_adapters(out)
-            return found.step
+            return checkpoint.step
         weights = _merge_weights(
-            loaded, base, found, saved, trained.head, network.base_model_prefix
+            loaded, base, checkpoint, saved, trained.head, network.base_model_prefix
         )
     named = recipe.model.path or recipe.model.from_recipe or "a new model"
-    text = render_card(run, recipe.algorithm, Path(named).name, found.step, is_classifier)
+    text = render_card(run, recipe.algorithm, Path(named).name, checkpoint.step, is_classifier)
     assemble_folder(run / FRAME, weights, out, dtype, text, is_classifier, save_adapters)
-    return found.step
+    return checkpoint.step
 
 
 def _first_model(loaded: LoadedRecipe, run: Path) -> Path:
@@ -111,19 +111,19 @@ def _first_model(loaded: LoadedRecipe, run: Path) -> Path:
 def _merge_weights(
     loaded: LoadedRecipe,
     base: Path,
-    found: VerifiedCheckpoint,
+    checkpoint: VerifiedCheckpoint,
     saved: Path,
     head: HeadKind,
     backbone: str,
 ) -> dict[str, Tensor]:
     """Merges the adapters into the initial weights; returns tensors by their name in the files."""
     recipe = loaded.training_recipe
-    identity = found.state["identity"]
+    identity = checkpoint.state["identity"]
     then = {name: identity[name] for name in identity if name.startswith("model.")}
     changed = list_differences(then, model_files(require_folder(base)))
     if changed:
         raise NoCheckpointError(
-            f"{found.folder} has adapters for a different model than {base} now holds:\n  "
+            f"{checkpoint.folder} has adapters for a different model than {base} now holds:\n  "
             + "\n  ".join(changed)
             + "\nrestore it, or pass --adapter to export only the adapters"
         )

@@ -63,74 +63,76 @@ def dry_run(loaded: LoadedRecipe, allow_changes: bool = False) -> str:
     Raises:
         DryRunError: All problems found, one sentence per line.
     """
-    found = DryRunFindings()
+    findings = DryRunFindings()
     with tempfile.TemporaryDirectory(prefix="lockstep-dry-run-") as folder:
-        _check_parts(loaded, allow_changes, Path(folder), found)
-    found.problems = [problem.replace(folder, str(loaded.run_folder)) for problem in found.problems]
-    return f"{loaded.name} can start; nothing was kept.\n{found.build_report()}"
+        _check_parts(loaded, allow_changes, Path(folder), findings)
+    findings.problems = [
+        problem.replace(folder, str(loaded.run_folder)) for problem in findings.problems
+    ]
+    return f"{loaded.name} can start; nothing was kept.\n{findings.build_report()}"
 
 
 def _check_parts(
-    loaded: LoadedRecipe, allow_changes: bool, made: Path, found: DryRunFindings
+    loaded: LoadedRecipe, allow_changes: bool, made: Path, findings: DryRunFindings
 ) -> _CheckedModel | None:
     loaded = fetch_names(loaded, weights=False)
     recipe = loaded.expect_recipe(Algorithm)
-    with found.collect_problem():
-        _check_device(recipe, found)
-    with found.collect_problem():
-        found.add_line("placement", plan_placement(recipe).describe())
-    with found.collect_problem():
+    with findings.collect_problem():
+        _check_device(recipe, findings)
+    with findings.collect_problem():
+        findings.add_line("placement", plan_placement(recipe).describe())
+    with findings.collect_problem():
         if recipe.inference is not None:
             require_sampler(recipe.inference.sampler, recipe.learner)
-    with found.collect_problem():
-        _run_folder(loaded, allow_changes, found)
-    with found.collect_problem():
+    with findings.collect_problem():
+        _run_folder(loaded, allow_changes, findings)
+    with findings.collect_problem():
         views = build_views(recipe.trackers, RunFacts.from_recipe(loaded))
-        found.add_line("logs", ", ".join(["metrics.jsonl", *views]))
-    files = _check_files(recipe, made, found)
+        findings.add_line("logs", ", ".join(["metrics.jsonl", *views]))
+    files = _check_files(recipe, made, findings)
     if files is not None:
-        found.notes += list_remarks(recipe, files)
-    model = _check_model(loaded, allow_changes, files, made, found)
+        findings.notes += list_remarks(recipe, files)
+    model = _check_model(loaded, allow_changes, files, made, findings)
     for option, section in recipe.rewards.items():
-        with found.collect_problem():
-            build_reward(section, found.notes.append, option=option)
+        with findings.collect_problem():
+            build_reward(section, findings.notes.append, option=option)
     if model is not None:
         source, network = model
-        with found.collect_problem():
-            found.notes += filter(None, [describe_passed_end(source, recipe.data)])
+        with findings.collect_problem():
+            findings.notes += filter(None, [describe_passed_end(source, recipe.data)])
         sizes = ModelSizes.from_model(network, recipe.learner.lora)
         is_small = False  # before computing part of the model, which takes memory
-        with found.collect_problem():
-            _check_memory(recipe, sizes, found)
+        with findings.collect_problem():
+            _check_memory(recipe, sizes, findings)
             is_small = True
-        with found.collect_problem():
+        with findings.collect_problem():
             _require_disk(loaded, recipe, sizes)
         if files is not None:
             if is_small:
-                inexact = _decide_exact(recipe, source, found)
+                inexact = _decide_exact(recipe, source, findings)
             else:
                 inexact = "it is refused"
             _check_algorithm(
-                recipe, DrySetup.from_algorithm(recipe, made, files, source, inexact, found), found
+                DrySetup.from_algorithm(recipe, made, files, source, inexact, findings)
             )
-        with found.collect_problem():
+        with findings.collect_problem():
             require_computable(read_config(source.folder), recipe.learner)
         for role in recipe.own_layouts:
-            with found.collect_problem():
+            with findings.collect_problem():
                 headless = not scores_tokens(role.head)
                 config = read_config(role_folder(role, source), headless=headless)
                 require_computable(config, role.learner)
-        with found.collect_problem():
+        with findings.collect_problem():
             if is_small:
                 require_proof(source.folder, recipe.learner, self_checked_sampling(recipe, source))
     return model
 
 
-def _decide_exact(recipe: Algorithm, source: ModelSource, found: DryRunFindings) -> str | None:
-    with found.collect_problem():
-        reason = decide_exact(recipe, source.folder, found.notes.append)
+def _decide_exact(recipe: Algorithm, source: ModelSource, findings: DryRunFindings) -> str | None:
+    with findings.collect_problem():
+        reason = decide_exact(recipe, source.folder, findings.notes.append)
         if reason is None:
-            found.add_line(
+            findings.add_line(
                 "agreement",
                 "exact (E2): log-probabilities of sampler and learner are bitwise equal",
             )
@@ -138,45 +140,48 @@ def _decide_exact(recipe: Algorithm, source: ModelSource, found: DryRunFindings)
     return "it is refused"
 
 
-def _check_algorithm(recipe: Algorithm, setup: DrySetup, found: DryRunFindings) -> None:
+def _check_algorithm(setup: DrySetup) -> None:
     """Opens the algorithm as a run does, with stand-ins for models, and reports the settings."""
-    with found.collect_problem():
+    recipe = setup.algorithm
+    findings = setup.findings
+    with findings.collect_problem():
         require_lengths(recipe, setup.source)
-    with found.collect_problem():
+    with findings.collect_problem():
         job = recipe.open(setup)
-        found.add_line("data", f"{job.data} for training, {job.held_out or 'none'} for validation")
-        found.add_line("step", recipe.largest_step.description)
+        held_out = job.held_out or "none"
+        findings.add_line("data", f"{job.data} for training, {held_out} for validation")
+        findings.add_line("step", recipe.largest_step.description)
         steps = job.run_length.steps
         validated = set[int]()
         if job.validate is not None:
             validated = {0, steps}
             if recipe.run.validate_every:
                 validated.update(range(0, steps, recipe.run.validate_every))
-        found.add_line(
+        findings.add_line(
             "run",
             f"steps: {steps}; validations: {len(validated)}; checkpoints: "
             f"{-(-steps // recipe.run.save_every)}",
         )
         rest = job.run_length.describe_rest()
         if rest is not None:
-            found.notes.append(rest)
+            findings.notes.append(rest)
 
 
-def _check_device(recipe: Algorithm, found: DryRunFindings) -> None:
+def _check_device(recipe: Algorithm, findings: DryRunFindings) -> None:
     learner = recipe.learner
     device = resolve_device(learner.device)
     ranks = learner.parallel.ranks
-    own = {role.name: role.learner for role in recipe.own_layouts}
+    separate = {role.name: role.learner for role in recipe.own_layouts}
     if ranks > 1:
-        layouts = f"{ranks} ranks: {describe_layouts(learner, own)}"
+        layouts = f"{ranks} ranks: {describe_layouts(learner, separate)}"
     else:
         layouts = "1 rank"
-    found.add_line("device", f"{device}, {learner.dtype}, {layouts}")
+    findings.add_line("device", f"{device}, {learner.dtype}, {layouts}")
     if device.type == "cuda":
-        found.add_line("device", keep_fp32())
+        findings.add_line("device", keep_fp32())
 
 
-def _run_folder(loaded: LoadedRecipe, allow_changes: bool, found: DryRunFindings) -> None:
+def _run_folder(loaded: LoadedRecipe, allow_changes: bool, findings: DryRunFindings) -> None:
     folder = loaded.run_folder
     require_writable(folder)
     find_changed_options(loaded, allow_changes)
@@ -184,19 +189,19 @@ def _run_folder(loaded: LoadedRecipe, allow_changes: bool, found: DryRunFindings
         state = "exists; the run resumes or is already finished"
     else:
         state = "new"
-    found.add_line("run folder", f"{folder} ({state})")
+    findings.add_line("run folder", f"{folder} ({state})")
 
 
-def _check_files(recipe: Common, made: Path, found: DryRunFindings) -> DataFiles | None:
+def _check_files(recipe: Common, made: Path, findings: DryRunFindings) -> DataFiles | None:
     """The data files; None if one is unreadable."""
-    before = len(found.problems)
+    before = len(findings.problems)
     files = data_files(recipe.data, made)
     for rows in dict.fromkeys(
         part for part in (files.train, files.demonstrations, files.validation) if part
     ):
-        with found.collect_problem():
+        with findings.collect_problem():
             open_rows(rows, recipe.data.bad_rows)
-    if len(found.problems) == before:
+    if len(findings.problems) == before:
         return files
     return None
 
@@ -206,30 +211,30 @@ def _check_model(
     allow_changes: bool,
     files: DataFiles | None,
     made: Path,
-    found: DryRunFindings,
+    findings: DryRunFindings,
 ) -> _CheckedModel | None:
     """The initial model; None if a problem leaves it unknown."""
     first = loaded.warm_start
     if first is None:
-        with found.collect_problem():
-            return _open_model(loaded.training_recipe, files, made / FRAME, found)
+        with findings.collect_problem():
+            return _open_model(loaded.training_recipe, files, made / FRAME, findings)
         return None
     if (first.run_folder / "final").is_dir():
-        found.add_line("model", f"{first.name} is already trained: {first.run_folder}")
-        with found.collect_problem():
+        findings.add_line("model", f"{first.name} is already trained: {first.run_folder}")
+        with findings.collect_problem():
             return _check_folder(first.run_folder / "final")
         return None
-    found.add_line("model", f"{first.name} trains first:")
+    findings.add_line("model", f"{first.name} trains first:")
     inner = DryRunFindings()
     model = _check_parts(first, allow_changes, made / "first", inner)
-    found.problems += [f"{first.name}: {problem}" for problem in inner.problems]
-    found.lines += [(f"  {about}", text) for about, text in inner.lines]
-    found.notes += [note for note in inner.notes if note not in found.notes]
+    findings.problems += [f"{first.name}: {problem}" for problem in inner.problems]
+    findings.lines += [(f"  {about}", text) for about, text in inner.lines]
+    findings.notes += [note for note in inner.notes if note not in findings.notes]
     return model
 
 
 def _open_model(
-    recipe: Common, files: DataFiles | None, frame: Path, found: DryRunFindings
+    recipe: Common, files: DataFiles | None, frame: Path, findings: DryRunFindings
 ) -> _CheckedModel | None:
     if recipe.model.scratch is None:
         model = _check_folder(Path(str(recipe.model.path)))
@@ -248,7 +253,7 @@ def _open_model(
         origin = str(recipe.model.path)
     source, network = model
     sizes = ModelSizes.from_model(network)
-    found.add_line(
+    findings.add_line(
         "model",
         f"{origin}, {sizes.policy_parameters:,} parameters, context {source.context}, vocabulary "
         f"{sizes.vocabulary_size:,}, stop tokens {', '.join(map(str, source.stop_token_ids))}",
@@ -266,12 +271,14 @@ def _check_folder(folder: Path, weights: bool = True) -> _CheckedModel:
     return source, network
 
 
-def _check_memory(recipe: Algorithm, sizes: ModelSizes, found: DryRunFindings) -> None:
+def _check_memory(recipe: Algorithm, sizes: ModelSizes, findings: DryRunFindings) -> None:
     """Raises InputError if the run needs more memory than is available."""
     learner = recipe.learner
     trains = backend.find_backend(learner)
     if not trains.is_planned:
-        found.notes.append(f"memory of {trains.title} ranks is not estimated yet; try a short run")
+        findings.notes.append(
+            f"memory of {trains.title} ranks is not estimated yet; try a short run"
+        )
         return
     on_gpu = resolve_device(learner.device).type == "cuda"
     if on_gpu:
@@ -283,7 +290,7 @@ def _check_memory(recipe: Algorithm, sizes: ModelSizes, found: DryRunFindings) -
     )
     needed = estimate.device_bytes + estimate.context_bytes if on_gpu else estimate.machine_bytes
     where = f"{'a GPU here' if on_gpu else 'this machine'} has {format_bytes(int(available))}"
-    found.add_line(
+    findings.add_line(
         "memory", f"at most about {format_bytes(needed)}; {where}; `lockstep plan` breaks it down"
     )
     if needed > available:

@@ -10,25 +10,25 @@ from lockstep.data.templates import list_fields
 
 def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
     """Remarks for the log of a run and for a dry run, one sentence each."""
-    found: list[str] = []
+    remarks: list[str] = []
     if files.validation is not None and (
         shared := _read_digests(files.validation) & _read_digests(files.train)
     ):
         if shared == _read_digests(files.validation):
-            what = "the rows"
+            overlap = "the rows"
         else:
-            what = "some of the rows"
-        found.append(
-            f"data.validation holds {what} of data.train, so it measures memorization; validate "
+            overlap = "some of the rows"
+        remarks.append(
+            f"data.validation holds {overlap} of data.train, so it measures memorization; validate "
             "on held-out rows"
         )
     data = recipe.data
     if data.prompt_templates and not list_fields(data.prompt):
-        found.append(
+        remarks.append(
             f"data.prompt={data.prompt!r} uses no {{field}} of the rows, so all prompts are the "
             "same; write fields in braces"
         )
-    return found
+    return remarks
 
 
 def _read_digests(files: FileGroup) -> set[str]:

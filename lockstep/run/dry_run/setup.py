@@ -88,10 +88,10 @@ class DrySetup(LiveSetup):
     """A run's setup with stand-ins for everything that computes.
 
     Attributes:
-        found: Collects the report and the problems.
+        findings: Collects the report and the problems.
     """
 
-    found: DryRunFindings = field(default_factory=DryRunFindings)
+    findings: DryRunFindings = field(default_factory=DryRunFindings)
 
     @classmethod
     def from_algorithm(
@@ -101,19 +101,21 @@ class DrySetup(LiveSetup):
         files: DataFiles,
         source: ModelSource,
         inexact: str | None,
-        found: DryRunFindings,
+        findings: DryRunFindings,
     ) -> DrySetup:
-        """The setup of an algorithm; its files go to `folder`, and its notes to `found`."""
-        return cls(algorithm, folder, files, source, inexact, show_notes(), ABSENT, found=found)
+        """The setup of an algorithm; its files go to `folder`, and its notes to `findings`."""
+        return cls(
+            algorithm, folder, files, source, inexact, show_notes(), ABSENT, findings=findings
+        )
 
     def show_note(self, text: str) -> None:
-        self.found.notes.append(text)
+        self.findings.notes.append(text)
 
     def learner(self, role: ModelRole) -> Learner:
-        with self.found.collect_problem():
+        with self.findings.collect_problem():
             folder = role_folder(role, self.source)
             if role.path is not None:
-                self.found.add_line(
+                self.findings.add_line(
                     role.name.replace("_", " "), f"{folder} reads the policy's tokens"
                 )
         return ABSENT
@@ -131,7 +133,7 @@ class DrySetup(LiveSetup):
         """
         if section is not None:
             for key, leaf in section.leaf_sections(option):
-                with self.found.collect_problem():
+                with self.findings.collect_problem():
                     self._check_reward(leaf, rows, key)
         return NoReward()
 
@@ -140,7 +142,7 @@ class DrySetup(LiveSetup):
     ) -> EpisodeRunner | None:
         if section is None:
             return None
-        with self.found.collect_problem():
+        with self.findings.collect_problem():
             episodes = start_episode_runner(
                 section, self.algorithm.data, self.source, self.show_note
             )
@@ -148,14 +150,14 @@ class DrySetup(LiveSetup):
                 worth = f"; {episodes.describe_cut_off()}"
             else:
                 worth = ""
-            self.found.add_line(
+            self.findings.add_line(
                 "environment", f"{section.class_name}; {describe_rewards(judge)}{worth}"
             )
             return episodes
         return None
 
     def open_judge(self, section: AskedSection, policy: PolicyJudge, name: str) -> JudgeModel:
-        with self.found.collect_problem():
+        with self.findings.collect_problem():
             if section.is_policy:
                 return policy_answers(section, policy, name)
             if section.path is not None:
@@ -165,7 +167,7 @@ class DrySetup(LiveSetup):
         return ABSENT
 
     def try_build(self, build: Callable[[], T], otherwise: T) -> T:
-        with self.found.collect_problem():
+        with self.findings.collect_problem():
             return build()
         return otherwise
 
@@ -179,7 +181,7 @@ class DrySetup(LiveSetup):
             name = "a server"
             if judge.has_engine:
                 name = section.judge.path or "the initial model"
-            self.found.add_line(option, f"{name} judges {judge.num_evals_to_average} times")
+            self.findings.add_line(option, f"{name} judges {judge.num_evals_to_average} times")
         first = rows.read_first(_ANSWERS)
         field = section.verifier or ""
         if section.type == "by_row":
@@ -198,7 +200,7 @@ class DrySetup(LiveSetup):
                     f"{wrong[0]}: its correct answer scores 0 as a response; does it contain "
                     f"{key}.marker?"
                 )
-        self.found.add_line(key.replace("_", " "), section.type)
+        self.findings.add_line(key.replace("_", " "), section.type)
 
 
 class StandIn:

@@ -46,31 +46,30 @@ def collect_identity(
         data: A digest of each source of rows, by name.
         model: Folder of the initial model; None if the recipe has yet to make it.
     """
-    found = collect_inputs(loaded, data, model)
-    found["code.lockstep"] = f"{__version__} {_digest_own_code()}"
+    identity = collect_inputs(loaded, data, model)
+    identity["code.lockstep"] = f"{__version__} {_digest_own_code()}"
     if loaded.training_recipe.learner.lora is None:
         libraries = _LIBRARIES
     else:
         libraries = (*_LIBRARIES, "peft")
-    return found | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
+    return identity | {f"code.{name}": importlib.metadata.version(name) for name in libraries}
 
 
 def collect_inputs(
     loaded: LoadedRecipe, data: Mapping[str, str], model: Path | None
 ) -> RunIdentity:
     """The identity without library versions; `model` is None if a server has the model."""
-    found = recipe_identity(loaded)
-    found |= {f"data.{name}": own for name, own in data.items()}
-    found |= {} if model is None else model_files(model)
+    identity = recipe_identity(loaded)
+    identity |= {f"data.{name}": own for name, own in data.items()}
+    identity |= {} if model is None else model_files(model)
     options = {".".join(keys): value for keys, value in flatten_tree(loaded.dump_options())}
-    others = [name for name in options if name.startswith(_WITH_MODELS)]
-    for name in others:
-        if name.endswith(".path") and options[name] is not None:
-            path = str(options[name])
+    for name, value in options.items():
+        if name.startswith(_WITH_MODELS) and name.endswith(".path") and value is not None:
+            path = str(value)
             folder = find_weights_folder(loaded.places.get(path, path))
-            found |= model_files(folder, name.removesuffix(".path"))
+            identity |= model_files(folder, name.removesuffix(".path"))
     code = list_references(loaded.build_identity())
-    return found | {f"code.{'.'.join(keys)}": digest_files([file]) for keys, _, file in code}
+    return identity | {f"code.{'.'.join(keys)}": digest_files([file]) for keys, _, file in code}
 
 
 def recipe_identity(loaded: LoadedRecipe) -> RunIdentity:
