@@ -76,35 +76,35 @@ def build_pair_validation(
     @lru_cache(maxsize=1)
     def make_pairs(iteration: int) -> tuple[list[JudgedAnswers], list[Batch]]:
         # all time counts as validation
-        own = replace(workers, phase=skip_timing, skill=MetaJudgeSkill(lambda text: None))
-        found: list[JudgedAnswers] = []
+        untimed = replace(workers, phase=skip_timing, skill=MetaJudgeSkill(lambda text: None))
+        judged: list[JudgedAnswers] = []
         batches: list[Batch] = []
         for start in range(0, count, size):
             rows = range(start, min(start + size, count))
             with collector.engine.at(iteration * settings.steps_per_iteration):
-                found.append(answer_and_judge(rows, iteration, 0, collector, own, settings))
-            batch = found[-1].build_pair_batch()
-            batches += [with_reference(batch, workers.reference)] if len(batch) else []
-        return found, batches
+                judged.append(answer_and_judge(rows, iteration, 0, collector, untimed, settings))
+            batch = judged[-1].build_pair_batch()
+            if len(batch):
+                batches.append(with_reference(batch, workers.reference))
+        return judged, batches
 
     def measure_pairs(step: int) -> Validation:
         iteration = max(step - 1, 0) // settings.steps_per_iteration
         if iteration == 0 and workers.first_iteration is not None:
             return Validation(Metrics())
-        found, batches = make_pairs(iteration)
+        judged, batches = make_pairs(iteration)
         loss = settings.build_loss(iteration)
-        metrics = merge_metrics(one.metrics for one in found)
+        metrics = merge_metrics(one.metrics for one in judged)
         metrics = Metrics({name.removeprefix("train/"): metric for name, metric in metrics.items()})
         if batches:
-            scored = [
-                (Outputs(compute_logprobs(workers.policy, batch, "the policy")), batch)
-                for batch in batches
-            ]
-            learned = merge_metrics(loss(*one)[1] for one in scored)
+            learned = Metrics()
+            for batch in batches:
+                outputs = Outputs(compute_logprobs(workers.policy, batch, "the policy"))
+                learned += loss(outputs, batch)[1]
             metrics += learned + measure_acc_interval(learned)
         answers: list[dict[str, Any]] = []
         judgments: list[dict[str, Any]] = []
-        for one in found:
+        for one in judged:
             answers += one.answers.sample_rows(size)
             judgments += [judge_pair_row(pair, collector.decode) for pair in one.judgements]
         rows = [{"held_out": True, **row} for row in answers[:shown] + judgments[:shown]]
