@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from weight import ROOT, count_protocols, count_tokens, count_words, measure
+from weight import count_protocols, count_tokens, count_words, measure
 
 pytestmark = pytest.mark.full  # some seconds of tokenizing
 
@@ -63,4 +63,3 @@ def test_count_words_and_count_protocols_are_right_for_small_project(tmp_path: P
     (tmp_path / "a.md").write_text("# two words\n")
     assert count_protocols(tmp_path) == 2
     assert count_words(tmp_path) == 3
-    assert (ROOT / "lockstep").is_dir()

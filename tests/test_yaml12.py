@@ -52,8 +52,3 @@ trees = st.recursive(
 @given(trees)
 def test_dumped_yaml_parses_to_equal_value(tree: Any) -> None:
     assert yaml12.parse_yaml(yaml12.dump_yaml(tree)) == tree
-
-
-options = st.from_regex(r"\A[a-z0-9_]{1,20}\Z")
-values = scalars | st.lists(scalars) | st.lists(st.dictionaries(options, scalars))
-recipes = st.dictionaries(options, values | st.dictionaries(options, values), min_size=1)

@@ -16,7 +16,7 @@ from lockstep_convert.command import convert_words
 from lockstep_convert.convert import ConvertedConfig, convert_config, detect_library
 from lockstep_convert.read import flatten_tree, read_config
 from lockstep_convert.report import check_recipe, list_lines, render_recipe
-from lockstep_convert.table import KeyVerdict, list_libraries
+from lockstep_convert.table import KeyVerdict
 
 VERL = r"""#!/bin/bash
 set -x
@@ -325,4 +325,3 @@ def test_convert_command_reads_flags_of_other_library_as_words(
     said = capsys.readouterr()
     assert "dtype: fp32" in said.out
     assert "data.train" in said.err
-    assert set(list_libraries()) == {"nemo-aligner", "nemo-rl", "openrlhf", "trl", "verl"}

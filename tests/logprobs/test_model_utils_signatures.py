@@ -113,7 +113,6 @@ NEWEST = {
 
 
 def test_model_utils_exports_exactly_the_reference_names() -> None:
-    assert len(AUTOGRAD) + len(FUNCTIONS) == 26
     filters = {"TrainingSamplingParams", "apply_top_k_top_p", "need_top_k_or_top_p_filtering"}
     assert {*AUTOGRAD, *FUNCTIONS, *NEWEST, *filters} == set(model_utils.__all__)
 

@@ -113,7 +113,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_time_to_find_math_answers_grows_at_most_quadratically(name: str) -> None:
+def test_time_to_find_math_answers_grows_linearly(name: str) -> None:
     def seconds(n: int) -> float:
         text = HOSTILE[name](n)
         start = time.process_time()
@@ -122,4 +122,4 @@ def test_time_to_find_math_answers_grows_at_most_quadratically(name: str) -> Non
         find_right_answer(text, True)
         return time.process_time() - start
 
-    assert seconds(40_000) < 16 * seconds(10_000) + 1.0  # quadratic would be minutes
+    assert seconds(40_000) < 8 * seconds(10_000) + 0.1  # four times the text, and noise

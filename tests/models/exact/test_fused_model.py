@@ -80,7 +80,7 @@ def test_fused_token_logprob_has_same_bits_sampled_and_trained(
     make_exact(lm)
     exact = LogitsHead(lm)
     batch = TorchSampler(lm, 1, "bf16" if bf16 else "fp32").generate(requests, sampling)
-    found, gradients = score(exact, batch)
+    found, _ = score(exact, batch)
     assert torch.equal(found, batch["sampler_logprob"][batch.mask])
     one = batch.select([1])
     assert torch.equal(score(exact, one)[0], one["sampler_logprob"][one.mask])
@@ -92,7 +92,6 @@ def test_fused_token_logprob_has_same_bits_sampled_and_trained(
             torch.testing.assert_close(
                 ours, other, atol=2e-4 * max(1.0, float(other.abs().max())), rtol=0.0
             )
-    assert len(gradients) == len(before[1])
 
 
 def test_gpu_exactness_probe_names_failing_product_and_missing_kernels(
