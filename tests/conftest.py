@@ -23,12 +23,10 @@ from hypothesis import settings
 from ranks import Ranks
 from tiny_models import model_folder
 from tiny_recipe import RECIPE, REWARDS
+from training import train_rows
 
 from lockstep.cluster.child_process import open_fork_server
-from lockstep.config.loading import load_recipe
 from lockstep.helpers.sandbox.sandbox import CodeSandbox, ProgramLimits, SandboxError
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
 
 NEEDS = (
     "assets",
@@ -127,7 +125,7 @@ def run(request: pytest.FixtureRequest, in_tmp: Path) -> Callable[..., list[dict
     )
 
     def go(*overrides: str) -> list[dict[str, Any]]:
-        return read_metrics(train_recipe(load_recipe("tiny.yaml", list(overrides))))
+        return train_rows("tiny.yaml", *overrides)
 
     return go
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import real
+from row_files import read_rows
 
 from benchmarks import real_model as real_model_of_make
 from benchmarks.mission import logprob_checks, logprobs
@@ -106,9 +107,7 @@ def test_ppo_step_has_no_log_probability_gap_on_real_model(
         *few,
         cwd=tmp_path,
     )
-    rows = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     gaps = [
         row["agreement/max_abs_logprob_diff"]
         for row in rows

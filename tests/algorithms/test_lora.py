@@ -18,14 +18,12 @@ from safetensors.torch import load_file
 from tiny_recipe import DPO, GRPO, REWARD_MODEL, REWARDS, SELF_REWARDING
 from tiny_recipe import RECIPE as PPO
 from torch import Tensor
+from training import train_rows
 from transformers import AutoModelForCausalLM
 
 from lockstep.cli import main
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
 from lockstep.run.checkpoint.checkpoints import CheckpointError
 from lockstep.run.checkpoint.export import export_checkpoint
-from lockstep.run.train import train_recipe
 
 Rows = list[dict[str, Any]]
 Run = Callable[..., Rows]
@@ -57,9 +55,7 @@ def run(in_tmp: Path) -> Run:
     (in_tmp / "rewards.py").write_text(REWARDS)
     for name, recipe in RECIPES.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    return lambda name, *overrides: read_metrics(
-        train_recipe(load_recipe(f"{name}.yaml", [LORA, *overrides]))
-    )
+    return lambda name, *overrides: train_rows(f"{name}.yaml", LORA, *overrides)
 
 
 def series(rows: Rows, metric: str) -> list[float]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from training import train_rows
 
 import lockstep
 from lockstep.algorithms.grpo.options import GRPOSection
@@ -27,7 +28,6 @@ from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.policy import ComparedLoss, KLPenalizedLoss
 from lockstep.losses.ppo import ClippedSurrogate
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
 
 EXAMPLE = Path(__file__).parents[2] / "examples/custom_algorithm"
 SHORT = ["run.max_steps=2", "run.save_every=1", "run.validate_every=0"]
@@ -157,16 +157,10 @@ def test_custom_algorithm_class_trains_with_python_trainer(example: Path) -> Non
 @pytest.mark.needs("gloo")
 def test_custom_loss_on_two_ranks_matches_one_rank(example: Path) -> None:
     one, two = (
-        read_metrics(
-            train_recipe(
-                load_recipe(
-                    "median.yaml",
-                    [
-                        *("algorithm=median.py:MedianReinforce", KL, *SHORT),
-                        *(f"learner.parallel.dp={dp}", f"run=dp{dp}"),
-                    ],
-                )
-            )
+        train_rows(
+            "median.yaml",
+            *("algorithm=median.py:MedianReinforce", KL, *SHORT),
+            *(f"learner.parallel.dp={dp}", f"run=dp{dp}"),
         )
         for dp in (1, 2)
     )

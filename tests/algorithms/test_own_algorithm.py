@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from training import train_rows
 from transformers import AutoModelForCausalLM
 
 from lockstep.cli import main
 from lockstep.config import registry
-from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/custom_algorithm"
@@ -87,13 +86,8 @@ def test_plan_reports_memory_of_custom_algorithm_policy_and_critic(
 def test_custom_algorithm_on_two_ranks_matches_one_rank_metrics(example: Path) -> None:
     """The loss is of a class that is in the user's file alone, and every rank is sent it."""
     one, two = (
-        read_metrics(
-            train_recipe(
-                load_recipe(
-                    "recipe.yaml",
-                    [*SHORT, "run.max_steps=3", f"learner.parallel.dp={dp}", f"run=dp{dp}"],
-                )
-            )
+        train_rows(
+            "recipe.yaml", *SHORT, "run.max_steps=3", f"learner.parallel.dp={dp}", f"run=dp{dp}"
         )
         for dp in (1, 2)
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from row_files import write_rows
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from lockstep.config.loading import load_recipe
@@ -58,7 +59,7 @@ def chat_model(assets: Path, in_tmp: Path) -> Folder:
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(name, rows)
 
 
 def test_reward_model_chat_recipe_trains_on_user_pairs(chat_model: Folder) -> None:

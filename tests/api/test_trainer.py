@@ -17,15 +17,13 @@ from typing import Any
 import pytest
 import yaml
 from tiny_recipe import RECIPE
+from training import train_rows
 
 import lockstep
 from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
-from lockstep.config.loading import load_recipe
 from lockstep.core.errors import InputError
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
 
 ROWS = [
     {"question": f"Once upon a time there was a {name}"} for name in ("dog", "cat", "boy", "girl")
@@ -75,7 +73,7 @@ def test_python_trainer_gives_same_metrics_as_command_line_recipe(
     )
     seen: list[int] = []
     run = grpo(assets).train(on_step=lambda step, values: seen.append(step))
-    assert run.metrics == read_metrics(train_recipe(load_recipe("own.yaml")))
+    assert run.metrics == train_rows("own.yaml")
     assert seen == [1, 2]
     assert run.is_finished
     assert "trained on anything" not in run.summary

@@ -4,7 +4,6 @@ equal to itself.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from row_files import write_rows
 from safetensors.torch import load_file, save_file
 
 from benchmarks import bits_names
@@ -32,7 +32,7 @@ SAMPLES = [
 
 
 def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(file, rows)
 
 
 @pytest.fixture

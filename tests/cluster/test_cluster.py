@@ -13,12 +13,12 @@ import pytest
 import yaml
 from killing import child_process, killing
 from tiny_recipe import RECIPE, REWARDS
+from training import train_rows
 from workspace import furnish
 
 from lockstep.cli import main
 from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
 from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
         patch.chdir(tmp_path_factory.mktemp("undisturbed"))
         Path("rewards.py").write_text(REWARDS)
         Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE))
-        return read_metrics(train_recipe(load_recipe("tiny.yaml", list(LONG))))
+        return train_rows("tiny.yaml", *LONG)
 
 
 @pytest.mark.needs("gloo")

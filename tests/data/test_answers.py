@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import write_rows
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -97,7 +98,7 @@ def assistant(text: str | None, **more: Any) -> dict[str, Any]:
 
 def write(folder: Path, *rows: dict[str, Any]) -> JsonlIndex:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return JsonlIndex(path)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import write_rows
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
@@ -27,7 +28,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture
 def index(tmp_path: Path) -> JsonlIndex:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_rows(path, ROWS)
     return JsonlIndex(path)
 
 
@@ -99,7 +100,7 @@ def chatting(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 def talks(folder: Path, *rows: Any) -> JsonlIndex:
     path = folder / "talks.jsonl"
-    path.write_text("".join(json.dumps({"talk": row}) + "\n" for row in rows))
+    write_rows(path, ({"talk": row} for row in rows))
     return JsonlIndex(path)
 
 

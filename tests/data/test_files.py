@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet as tables
+from row_files import write_rows
 
 from lockstep.config import DataSection
 from lockstep.data.files import FileGroup, open_rows
@@ -123,7 +124,7 @@ def test_null_keys_inside_objects_are_dropped_in_every_format(form: str, tmp_pat
         case "json":
             path.write_text(json.dumps(lines))
         case _:
-            path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+            write_rows(path, lines)
     found = open_rows(FileGroup((path,))).read_rows([0, 1])
     assert [{key: row[key] for key in CALLS[0]} for row in found] == CALLS
 

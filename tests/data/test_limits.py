@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from row_files import write_rows
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -30,7 +30,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def write(folder: Path, *rows: dict[str, str]) -> JsonlIndex:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return JsonlIndex(path)
 
 

@@ -4,11 +4,11 @@ end an answer.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import write_rows
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.data.answers import build_answer_batch
@@ -57,7 +57,7 @@ def opened(
     **options: Any,
 ) -> PairRows:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     fields = {**FIELDS, **options}
     if "messages" in options:
         fields.pop("prompt")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import write_rows
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
@@ -34,7 +35,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture
 def index(tmp_path: Path) -> JsonlIndex:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_rows(path, ROWS)
     return JsonlIndex(path)
 
 
@@ -147,7 +148,7 @@ TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 def talks(tmp_path: Path, *talks: Any) -> JsonlIndex:
     path = tmp_path / "talks.jsonl"
-    path.write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+    write_rows(path, ({"talk": talk} for talk in talks))
     return JsonlIndex(path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import re
 import shutil
 import sys
@@ -19,6 +18,7 @@ import pytest
 import torch
 from doc_commands import PAGES, ROOT, blocks
 from openai_server import OpenAIServer, Said, listening
+from row_files import read_rows
 
 import lockstep
 from lockstep.core.types import SamplingParams
@@ -106,7 +106,7 @@ def test_data_guide_custom_task_writes_correct_rows(
 ) -> None:
     [block] = python_of("data")
     files = run_block(block)["Doubles"](name="my_task.py:Doubles", highest=20).write(in_tmp)
-    rows = [json.loads(line) for line in files.train.read_text().splitlines()]
+    rows = read_rows(files.train)
     assert len(rows) == 12
     assert all(
         int(row["answer"]) == 2 * int(re.findall(r"\d+", row["question"])[0]) for row in rows

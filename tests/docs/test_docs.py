@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from doc_commands import PAGES, ROOT, blocks, commands, fate, warmed_up_shortly, with_files
+from row_files import write_rows
 
 from lockstep.cli import build_parser, main
 from lockstep.config.loading import load_recipe
@@ -250,9 +250,7 @@ def chat_model(assets: Path, workplace: Path) -> str:
                 }
             )
         for name, rows in (("talks", talks), ("pairs", pairs)):
-            (workplace / f"{prefix}{name}.jsonl").write_text(
-                "".join(json.dumps(row) + "\n" for row in rows)
-            )
+            write_rows(workplace / f"{prefix}{name}.jsonl", rows)
     return "chat_model"
 
 

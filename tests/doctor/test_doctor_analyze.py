@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from row_files import write_rows
 from torch import Tensor
 
 from lockstep.cli import main
@@ -30,7 +30,7 @@ def write(
         dict(zip(keys, sides, strict=True)) | {"prompt_length": 0}
         for sides in zip(train.tolist(), infer.tolist(), strict=True)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return path
 
 

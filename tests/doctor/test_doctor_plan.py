@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from row_files import write_rows
 
 from lockstep.config import ModelFolder
 from lockstep.core.types import Prompt, Request
@@ -166,9 +166,7 @@ def test_prompts_are_truncated_to_available_tokens(assets: Path, data: str) -> N
 
 def test_prompt_file_rows_are_formatted_with_recipe_template(assets: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
-    file.write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in ("A dog", "A cat", "A cow"))
-    )
+    write_rows(file, ({"text": text} for text in ("A dog", "A cat", "A cow")))
     own = recipe(assets / "models/stories260K/hf", prompts=str(file), prompt="Say: {text}")
     assert [prompt.text for prompt in PromptSource(own).read_prompts("real", 400)] == [
         "Say: A dog",

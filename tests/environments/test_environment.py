@@ -4,7 +4,6 @@ cost episodes.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from killing import started, wait_for
+from row_files import read_rows
 from tiny_recipe import RECIPE, REWARDS
-
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
+from training import train_rows
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -79,9 +76,7 @@ def run(in_tmp: Path) -> Run:
     (in_tmp / "grpo.yaml").write_text(yaml.safe_dump(GRPO))
     (in_tmp / "worlds.py").write_text(WORLDS)
     (in_tmp / "rewards.py").write_text(REWARDS)
-    return lambda recipe, *overrides: read_metrics(
-        train_recipe(load_recipe(f"{recipe}.yaml", list(overrides)))
-    )
+    return lambda recipe, *overrides: train_rows(f"{recipe}.yaml", *overrides)
 
 
 def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -98,7 +93,7 @@ def test_ppo_and_grpo_raise_environment_reward(run: Run, recipe: str) -> None:
 
 def test_observation_tokens_are_logged_but_masked_from_training(run: Run) -> None:
     run("grpo", "run.max_steps=1")
-    shown = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    shown = read_rows("run/samples.jsonl")
     played = [sample for sample in shown if 0 in sample["token"]["mask"]]
     assert played
     for sample in played:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from row_files import read_rows, write_rows
 from tiny_recipe import GRPO, RECIPE
 from tool_worlds import CALLS, QWEN, WORLDS
+from training import train_rows
 
 import lockstep
 from lockstep.config import user_code
-from lockstep.config.loading import load_recipe
 from lockstep.models.export import save_model
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
 
 
 def unlearned(sample: dict[str, Any]) -> str:
@@ -40,7 +38,7 @@ def caller(in_tmp: Path) -> Path:
         "response)\n"
     )
     rows = [{"question": f"{a} plus 2", "answer": str(a + 2)} for a in range(1, 9)]
-    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(in_tmp / "rows.jsonl", rows)
     tokenizer = words_tokenizer(
         ["system user assistant add halve\n", *(row["question"] for row in rows)]
     )
@@ -70,18 +68,14 @@ def test_policy_learns_tool_calls_and_python_trainer_gives_same_first_step(
     caller: Path, in_tmp: Path
 ) -> None:
     (in_tmp / "run.yaml").write_text(yaml.safe_dump(RUN))
-    rows = [
-        row
-        for row in read_metrics(train_recipe(load_recipe("run.yaml", [])))
-        if "train/turns" in row
-    ]
+    rows = [row for row in train_rows("run.yaml") if "train/turns" in row]
     assert (
         sum(row["train/reward"] for row in rows[-3:])
         > sum(row["train/reward"] for row in rows[:3]) + 1
     )
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     assert rows[0]["train/tool_calls"] > 0 < rows[0]["train/malformed_calls"] < 1
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = read_rows("run/samples.jsonl")
     assert all(
         sample["prompt"].startswith("<|im_start|>system\nadd\nhalve\n<|im_end|>\n")
         for sample in samples

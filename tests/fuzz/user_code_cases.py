@@ -49,7 +49,7 @@ STEPS: dict[str, tuple[str, str]] = {
     "a reward of 10**400": ("return '', 10 ** 400, True", "finite number"),
     "what cannot be shown": (
         "class Odd:\n            def __repr__(self): raise KeyError('no')\n        return Odd()",
-        "returned an object of type Odd",
+        "returned an object that cannot be printed (KeyError)",
     ),
     "an error that moves the cursor": ("raise ValueError('\\x1b[2J')", "␛[2J"),
     "rewards that add up to infinity": ("return '', 1.7e308, False", "finite number"),

@@ -10,10 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
+from training import train_rows
 
 HERE = Path(__file__).parent
 
@@ -76,7 +73,7 @@ def test_training_curve_matches_golden_curve(recipe: str, in_tmp: Path) -> None:
     (in_tmp / "rewards.py").write_text(REWARD)
     metric, options = CURVES[recipe]
     short = ["run.max_steps=20", "run.validate_every=0", "run.folder=run", "learner.device=cpu"]
-    rows = read_metrics(train_recipe(load_recipe(recipe, [*options, *short])))
+    rows = train_rows(recipe, *options, *short)
     curve = [row[metric] for row in rows if metric in row]
     golden = HERE / f"{recipe}.txt"
     if os.environ.get("LOCKSTEP_WRITE_GOLDEN"):

@@ -14,10 +14,7 @@ import pytest
 import yaml
 from pretend_gpu import Record, Verb, pretend_gpu
 from tiny_recipe import DPO, GRPO, RECIPE, REWARD_MODEL, REWARDS, SELF_REWARDING
-
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
+from training import train_rows
 
 PPO = RECIPE | {"ppo": RECIPE["ppo"] | {"kl": {"coef": 0.1}}}
 SFT = {name: RECIPE[name] for name in ("model", "learner")} | {
@@ -52,9 +49,7 @@ def learn(in_tmp: Path) -> Learn:
     def go(recipe: dict[str, Any]) -> tuple[list[dict[str, Any]], Record]:
         (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(recipe))
         with pretend_gpu() as record:
-            return read_metrics(
-                train_recipe(load_recipe("tiny.yaml", ["learner.device=cuda"]))
-            ), record
+            return train_rows("tiny.yaml", "learner.device=cuda"), record
 
     return go
 

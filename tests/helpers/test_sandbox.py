@@ -111,8 +111,8 @@ def test_output_and_files_are_limited(sandbox: CodeSandbox) -> None:
 
 def test_each_program_starts_in_empty_folder(sandbox: CodeSandbox) -> None:
     assert (
-        printed(sandbox, "open('left', 'w').write('x')", "import os", "print(os.listdir())")
-        is not None
+        printed(sandbox, "import os", "open('left', 'w').close()", "print(os.listdir())")
+        == "['left']\n"
     )
     assert printed(sandbox, "import os", "print(os.getcwd(), os.listdir())") == "/tmp []\n"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from judge_server import JudgeServer, Said, serve_judge
+from row_files import read_rows, write_rows
 
 from lockstep.cli import main
 from lockstep.inference.eval_recipe import eval_recipe
@@ -56,7 +57,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
 @pytest.fixture
 def served(server: JudgeServer, in_tmp: Path) -> Callable[..., Path]:
     """Lets the server judge the rows."""
-    (in_tmp / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_rows(in_tmp / "rows.jsonl", ROWS)
     asked = [
         "judge.sampler.openai.model=m/7b",
         f"judge.sampler.openai.api_key_env={KEY_NAME}",
@@ -83,7 +84,7 @@ def figures(folder: Path, way: str) -> dict[str, float]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "judgements.jsonl").read_text().splitlines()]
+    return read_rows(folder / "judgements.jsonl")
 
 
 def test_judge_evaluation_computes_expected_metrics_from_known_scores(
@@ -138,7 +139,7 @@ def test_length_bias_of_judge_appears_in_score_metrics(
         {"prompt": "p", "responses": ["x" * 9, "x"], "ranks": [1, 0]},
         {"prompt": "p", "responses": ["x", "x" * 4], "ranks": [1, 0]},
     ]
-    (in_tmp / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(in_tmp / "long.jsonl", rows)
     server.judge = lambda question: (200, f"Score: {min(5, question.count('x'))}")
     folder = served("out", "data.ranked=long.jsonl", "pairs=null")
     found = figures(folder, "scores")

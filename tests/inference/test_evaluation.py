@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from row_files import read_rows, write_rows
+from training import train_rows
 
 from lockstep.cli import main
-from lockstep.config.loading import load_recipe
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
 from lockstep.models import digests
@@ -23,7 +24,6 @@ from lockstep.report.evaluation import results_table
 from lockstep.report.log import read_metrics
 from lockstep.report.summary import summarize_run
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train_recipe
 from lockstep.samplers.torch.sampler import TorchSampler
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -42,7 +42,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return read_rows(folder / "samples.jsonl")
 
 
 def figures(folder: Path, setting: str) -> dict[str, float]:
@@ -341,7 +341,7 @@ SFT = {
 
 def tuned(*overrides: str) -> list[dict[str, float]]:
     Path("sft.yaml").write_text(yaml.safe_dump(SFT))
-    rows = read_metrics(train_recipe(load_recipe("sft.yaml", list(overrides))))
+    rows = train_rows("sft.yaml", *overrides)
     return [row for row in rows if "validation/loss" in row]
 
 
@@ -388,7 +388,7 @@ def test_sft_on_packed_conversations_lowers_held_out_loss(assets: Path, in_tmp: 
     Path("model/chat_template.jinja").write_text(CHAT)
     ask = {"role": "user", "content": "Tell me of Lily."}
     talks = [[ask, {"role": "assistant", "content": f"Lily saw {n} cats."}] for n in range(24)]
-    Path("talks.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
+    write_rows("talks.jsonl", ({"talk": talk} for talk in talks))
     said = [
         "model={path: model, scratch: null}",
         "data={train: talks.jsonl, validation: talks.jsonl, task: null}",

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from killing import meanwhile, sampler_process, wait_for
+from row_files import write_rows
 from tiers import full
 
 from lockstep.algorithms.rows import group_files, open_prompts
@@ -117,10 +118,6 @@ def lines(folder: Path | str) -> list[str]:
 
 def records(folder: Path | str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines(folder)]
-
-
-def write_rows(path: str, rows: Iterable[dict[str, Any]]) -> None:
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_generation_record_keeps_row_text_and_every_response(go: Go) -> None:

@@ -15,6 +15,7 @@ from killing import assert_same, child_process, final, killing
 from safetensors.torch import load_file
 from tiers import full
 from tiny_recipe import KTO, ONLINE_DPO, ORPO, RECIPE, REWARDS, SIMPO
+from training import train_rows
 from workspace import furnish
 
 from lockstep.config.loading import RecipeError, load_recipe
@@ -103,7 +104,7 @@ def test_megatron_sft_dpo_and_judged_losses_match_torch(in_tmp: Path, recipe: st
     for backend in ("torch", "megatron"):
         options = [f"learner={backend}", f"run.folder={backend}", "run.max_steps=2"]
         options += ["judge.max_no_verdict_rate=1"] if recipe == "judged.yaml" else []
-        rows[backend] = read_metrics(train_recipe(load_recipe(recipe, options)))
+        rows[backend] = train_rows(recipe, *options)
     assert rows["megatron"]
     for ours, theirs in zip(rows["megatron"], rows["torch"], strict=True):
         shared = {name for name in theirs if "loss" in name or "grad_norm" in name}

@@ -235,6 +235,7 @@ SHOWN = re.findall(
 )
 [SEVEN] = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
 PAGES = re.findall(r"```text\n(plan .*?)\n```", GUIDE, re.DOTALL)
+assert PAGES
 
 
 @pytest.mark.parametrize(("command", "page"), list(zip(SHOWN, PAGES, strict=True)))

@@ -2,12 +2,12 @@
 it.
 """
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from row_files import read_rows
 
 from lockstep.core.types import Prompt
 from lockstep.rewards.math_answer import find_answer, find_boxes, find_marked, find_right_answer
@@ -15,10 +15,7 @@ from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
 from lockstep.rewards.row_rules import build_row_rule
 
-PAIRS = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()
-]
+PAIRS = read_rows(Path(__file__).parent / "math_pairs.jsonl")
 PROMPT = Prompt("rows.jsonl:7", "What?", (1,), {})
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from judge_server import JudgeServer, serve_judge
+from row_files import read_rows
 from tiny_recipe import GRPO, RECIPE, REWARDS, SELF_REWARDING
+from training import train_rows
 
 from lockstep.config.loading import load_recipe
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
-from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def files(in_tmp: Path) -> None:
 def run(recipe: dict[str, Any], reward: dict[str, Any], *overrides: str) -> list[dict[str, Any]]:
     """Runs a small recipe with a reward; returns the rows of metrics.jsonl."""
     Path("tiny.yaml").write_text(yaml.safe_dump(recipe | {"reward": reward}))
-    return read_metrics(train_recipe(load_recipe("tiny.yaml", list(overrides))))
+    return train_rows("tiny.yaml", *overrides)
 
 
 def python(name: str, **options: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_sum_reward_logs_each_part_and_excludes_responses_without_verdict() -> N
         GRPO, {"type": "sum", "parts": parts}, "run.max_steps=1", "run.num_logged_samples=16"
     )
     [row] = [row for row in rows if "train/reward" in row]
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = read_rows("run/samples.jsonl")
     scored = [sample for sample in samples if sample["score"] is not None]
     assert len(samples) == 16
     assert 0 < row["train/no_verdict"] == row["reward_no_verdict/rare"] == 16 - len(scored)
@@ -112,7 +112,7 @@ def test_initial_model_as_judge_gives_equal_rewards_to_equal_responses() -> None
         RECIPE, reward, "run.max_steps=1", "sampling.max_tokens=1", "run.num_logged_samples=16"
     )
     [row] = [row for row in rows if "reward/judge" in row]
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = read_rows("run/samples.jsonl")
     alike: dict[tuple[str, str], set[float | None]] = {}
     for sample in samples:
         alike.setdefault((sample["prompt"], sample["response"]), set()).add(sample["reward/judge"])

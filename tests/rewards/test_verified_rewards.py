@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_rows, write_rows
 
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
@@ -29,7 +30,7 @@ VERIFIED: list[dict[str, Any]] = [
 ]
 
 
-def write_rows(count: int) -> list[str]:
+def write_problems(count: int) -> list[str]:
     """Problems, each in turn for another verifier; gives the overrides that read them in this
     order.
 
@@ -42,7 +43,7 @@ def write_rows(count: int) -> list[str]:
     for row in rows:
         if row["kind"] != "math":
             row.pop("answer")
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("rows.jsonl", rows)
     return [
         "data.task=null",
         "data.train=rows.jsonl",
@@ -52,11 +53,11 @@ def write_rows(count: int) -> list[str]:
 
 
 def test_ppo_scores_each_row_with_its_verifier_and_counts_missing_verdicts(run: Run) -> None:
-    rows = run(*write_rows(16), BY_ROW)
+    rows = run(*write_problems(16), BY_ROW)
     trained = [row for row in rows if "train/reward" in row]
     # 2 prompts of 8 have none, answered twice
     assert [row["train/no_verdict"] for row in trained] == [4, 4]
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = read_rows("run/samples.jsonl")
     assert {
         sample["score"] for sample in samples if sample["id"] in ("rows.jsonl:2", "rows.jsonl:6")
     } == {0.5}

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import yaml
 from tiny_recipe import RECIPE, REWARDS
-
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
+from training import train_rows
 
 
 def test_truncated_responses_get_declared_cut_off_reward(in_tmp: Path) -> None:
@@ -18,9 +15,7 @@ def test_truncated_responses_get_declared_cut_off_reward(in_tmp: Path) -> None:
         yaml.safe_dump(RECIPE | {"run": {"max_steps": 1, "folder": "run"}})
     )
     (row,) = [
-        row
-        for row in read_metrics(train_recipe(load_recipe("recipe.yaml", ["reward.cut_off=-2"])))
-        if "train/reward" in row
+        row for row in train_rows("recipe.yaml", "reward.cut_off=-2") if "train/reward" in row
     ]
     assert row["train/truncated"] > 0
     assert (row["train/reward_cut_off"], row["train/reward_min"], row["train/cut_off_as_is"]) == (

@@ -12,12 +12,11 @@ import yaml
 from pairs_runs import of_steps, scored
 from safetensors.torch import load_file
 from tiny_recipe import DPO
+from training import train_rows
 
 from lockstep.algorithms.job import RunLength
 from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train_recipe
 
 EPOCH = ("run.max_steps=-1", "optimizer.lr=1e-12", "data.shuffle=false")
 
@@ -27,7 +26,7 @@ def write(name: str, recipe: dict[str, Any]) -> None:
 
 
 def learn(name: str, *overrides: str) -> list[dict[str, Any]]:
-    return read_metrics(train_recipe(load_recipe(f"{name}.yaml", list(overrides))))
+    return train_rows(f"{name}.yaml", *overrides)
 
 
 @pytest.mark.parametrize(

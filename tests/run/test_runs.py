@@ -4,7 +4,6 @@ bad input.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from row_files import read_rows
 from safetensors.torch import load_file
+from training import train_rows
 
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.folder.identity import ChangedError
-from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -68,9 +66,7 @@ def test_ppo_gsm8k_recipe_trains_real_model_with_sampler_learner_agreement(
         f"data.validation={assets}/data/gsm8k/test.jsonl",
     )
     model = f"model.path={assets}/models/stories260K/hf"
-    rows = read_metrics(
-        train_recipe(load_recipe("ppo_gsm8k", [model, *data, *GSM8K, "learner.dtype=fp32"]))
-    )
+    rows = train_rows("ppo_gsm8k", model, *data, *GSM8K, "learner.dtype=fp32")
     steps = [row for row in rows if "train/reward" in row]
     assert len(steps) == 3
     assert all(0.0 <= row["train/reward"] <= 1.0 for row in steps)
@@ -78,7 +74,7 @@ def test_ppo_gsm8k_recipe_trains_real_model_with_sampler_learner_agreement(
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in steps)
     assert all(row["agreement/token_mult_prob_error"] < 1 + 1e-5 for row in steps)
     assert all(row["critic/grad_norm"] > 0 for row in steps)
-    samples = [json.loads(line) for line in Path("gsm8k/samples.jsonl").read_text().splitlines()]
+    samples = read_rows("gsm8k/samples.jsonl")
     assert len(samples) == 24
     assert all(sample["tokens"] <= 64 for sample in samples)
 

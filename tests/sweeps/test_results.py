@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from row_files import write_rows
 
 from lockstep.report.sweeps import (
     SWEEP,
@@ -40,7 +41,7 @@ def write_run(
         {"step": step, "train/reward": reward, **more} for step, reward in enumerate(rewards, 1)
     ]
     lines = [*rows, {"step": len(rows), "train/kl": 0.5}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(folder / "metrics.jsonl", lines)
 
 
 def test_sweep_means_use_last_values_of_successful_runs_only(tmp_path: Path) -> None:

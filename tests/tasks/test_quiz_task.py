@@ -4,11 +4,11 @@ keep to the rules.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_rows
 
 from lockstep.tasks.quiz import ANSWERS, LARGEST, READY, Quiz, Show, is_prime
 
@@ -17,7 +17,7 @@ SPEC = Quiz(name="quiz", questions=6, luck=3, demonstrations=400, seed=3)
 
 def read(folder: Path, name: str) -> list[dict[str, Any]]:
     SPEC.write(folder)
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    return read_rows(folder / f"{name}.jsonl")
 
 
 def play(row: dict[str, Any], right: list[bool], seed: int) -> tuple[int, list[int], float]:

@@ -13,10 +13,10 @@ import yaml
 from killing import assert_same, final
 from tiers import full
 from tiny_recipe import RECIPE as PPO
+from training import train_rows
 
 from lockstep.config.loading import RecipeError, load_recipe
 from lockstep.report.agreement import summarize_agreement
-from lockstep.report.log import read_metrics
 from lockstep.report.summary import summarize_run
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.stop import StoppedRun
@@ -68,7 +68,7 @@ def learn(in_tmp: Path, teacher: Path) -> Run:
     (in_tmp / "rewards.py").write_text(
         "def parity(prompt, response, answer, row):\n    return float(len(response) % 2)\n"
     )
-    return lambda *overrides: read_metrics(train_recipe(load_recipe("tiny.yaml", list(overrides))))
+    return lambda *overrides: train_rows("tiny.yaml", *overrides)
 
 
 def of(rows: list[dict[str, Any]], name: str = "policy/loss") -> list[float]:

@@ -4,12 +4,12 @@ should.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_rows
 from tiers import every
 from tiny_recipe import GRPO
 
@@ -96,7 +96,7 @@ def test_responses_without_verdict_are_excluded_from_grpo_baseline(run: Run) -> 
     assert all(row["train/advantage_squared"] == 0.0 for row in rows), (
         "all verdicts are 1, so none is above its group"
     )
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = read_rows("run/samples.jsonl")
     assert {sample["score"] for sample in samples} == {None, 1.0}
 
 

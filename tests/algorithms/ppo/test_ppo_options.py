@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from row_files import read_rows
 from safetensors.torch import load_file
 
 from lockstep.weight_sync.sync import WeightSyncError
@@ -38,7 +38,7 @@ def test_plain_ppo_trains_policy_and_critic_and_logs_steps_and_samples(
     assert last(rows, "policy/grad_norm") > 0
     initial, trained = load_file("run/initial/model.safetensors"), policy_weights("run")
     assert any(not torch.equal(initial[name], trained[name]) for name in trained)
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = read_rows("run/samples.jsonl")
     assert {"prompt", "response", "score", "step"} <= samples[0].keys()
 
 

@@ -14,11 +14,10 @@ import yaml
 from pairs_runs import of_steps
 from safetensors.torch import load_file
 from tiny_recipe import ORPO, SIMPO
+from training import train_rows
 
 from lockstep.config.loading import RecipeError, load_recipe
-from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
-from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -28,9 +27,7 @@ def learn(in_tmp: Path) -> Run:
     """Runs a small recipe with overrides in an empty folder; returns the rows of metrics.jsonl."""
     for name, recipe in {"simpo": SIMPO, "orpo": ORPO}.items():
         (in_tmp / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    return lambda name, *overrides: read_metrics(
-        train_recipe(load_recipe(f"{name}.yaml", list(overrides)))
-    )
+    return lambda name, *overrides: train_rows(f"{name}.yaml", *overrides)
 
 
 @pytest.mark.parametrize("name", ["simpo", "orpo"])

@@ -14,14 +14,12 @@ import pytest
 import torch
 import yaml
 from pairs_runs import of_steps, scored
+from row_files import read_rows
 from tiny_recipe import RECIPE as PPO
 from tiny_recipe import REWARD_MODEL, REWARDS
+from training import train_rows
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
-
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -95,9 +93,9 @@ def test_ppo_loads_trained_reward_model_as_reward_and_critic_without_load_warnin
     (in_tmp / "rewards.py").write_text(REWARDS)
     (in_tmp / "ppo.yaml").write_text(yaml.safe_dump(recipe))
     logging.enable_propagation()
-    rows = read_metrics(train_recipe(load_recipe("ppo.yaml", [])))
+    rows = train_rows("ppo.yaml")
     logging.disable_propagation()
-    judged = [json.loads(line) for line in Path("ppo/samples.jsonl").read_text().splitlines()]
+    judged = read_rows("ppo/samples.jsonl")
     assert len({row["score"] for row in judged}) > 2
     assert {"validation/reward", "critic/loss"} <= {name for row in rows for name in row}
     assert "LOAD REPORT" not in caplog.text

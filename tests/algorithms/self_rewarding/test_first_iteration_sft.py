@@ -8,11 +8,10 @@ import pytest
 import yaml
 from self_rewarding_runs import Run, equal, held, trained
 from tiny_recipe import SELF_REWARDING
+from training import train_rows
 
-from lockstep.config.loading import RecipeError, load_recipe
-from lockstep.report.log import read_metrics
+from lockstep.config.loading import RecipeError
 from lockstep.run.stop import StoppedRun
-from lockstep.run.train import train_recipe
 
 FIRST = "self_rewarding.first_iteration_sft=true"
 NO_VALIDATION = {"validation_reward": None, "validation_sampling": None}
@@ -28,7 +27,7 @@ def test_first_iteration_sft_matches_standalone_sft_run_exactly(run: Run) -> Non
     Path("sft.yaml").write_text(
         yaml.safe_dump(sft | {"run": {"max_steps": 2, "save_every": 1, "keep": 9}})
     )
-    alone = read_metrics(train_recipe(load_recipe("sft.yaml", ["run.folder=sft"])))
+    alone = train_rows("sft.yaml", "run.folder=sft")
     for own, other in zip(rows[:2], (row for row in alone if "policy/loss" in row), strict=True):
         assert other.items() <= own.items()
     assert equal(held(1, "policy"), held(1, "policy", "sft"))

@@ -4,19 +4,16 @@ each validation.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from row_files import read_rows
 from self_rewarding_runs import Run
 from tiny_recipe import SELF_REWARDING
-
-from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
-from lockstep.run.train import train_recipe
+from training import train_rows
 
 OF_LEARNING = {"train/grad_norm", "train/lr", "train/iteration", "train/epoch"}
 """Metrics that tell of the update, or of where the run is; nothing held out has any."""
@@ -28,9 +25,7 @@ def learn(in_tmp: Path) -> Run:
     metrics.jsonl.
     """
     (in_tmp / "tiny.yaml").write_text(yaml.safe_dump(SELF_REWARDING))
-    return lambda *overrides: read_metrics(
-        train_recipe(load_recipe("tiny.yaml", ["run.validate_every=1", *overrides]))
-    )
+    return lambda *overrides: train_rows("tiny.yaml", "run.validate_every=1", *overrides)
 
 
 def validated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -39,7 +34,7 @@ def validated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def tables(folder: str = "run") -> dict[int, list[dict[str, Any]]]:
     """Rows of held-out prompts by step."""
-    rows = [json.loads(line) for line in Path(folder, "samples.jsonl").read_text().splitlines()]
+    rows = read_rows(Path(folder, "samples.jsonl"))
     steps = dict.fromkeys(row["step"] for row in rows if row.get("held_out"))
     return {
         step: [row for row in rows if row["step"] == step and row.get("held_out")] for step in steps
@@ -73,7 +68,7 @@ def test_held_out_metrics_equal_training_metrics_on_the_same_rows(learn: Run) ->
     for name, twin in compared.items():
         assert before[twin] == pytest.approx(step[name], rel=1e-5, abs=1e-6, nan_ok=True), name
     assert before["val/acc_low"] <= before["val/acc"] <= before["val/acc_high"]
-    trained = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    trained = read_rows("run/samples.jsonl")
     held_out, learned = (
         [row for row in trained if ("held_out" in row) == wanted] for wanted in (True, False)
     )

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from ladder_recipes import rung
+from row_files import write_rows
+from training import train_rows
 
 from benchmarks.ladder.tasks.letters import LETTERS, Letters
 from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
 from lockstep.run.train import train_recipe
 
 CONTROLS = (0.0, 0.15, 0.3, 0.45)
@@ -51,7 +52,7 @@ def length_biased(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     with (warm / "data/demonstrations.jsonl").open() as lines:
         rows = [json.loads(next(lines)) for _ in range(STEPS * BATCH)]
-    Path("biased.jsonl").write_text("".join(json.dumps(biased(row, draws)) + "\n" for row in rows))
+    write_rows("biased.jsonl", (biased(row, draws) for row in rows))
     options = [
         "model.scratch=null", f"model.path={warm}/final", "data.task=null", "data.train=biased.jsonl",
         f"sft.global_batch_size={BATCH}", "optimizer.lr=1e-3", "optimizer.schedule.warmup_steps=10",
@@ -66,7 +67,7 @@ def rewarded(model: Path, control: float) -> tuple[list[float], list[float]]:
         "model.from_recipe=null", f"model.path={model}", f"self_rewarding.length_control={control}", "seed=11",
         "data.task.train_prompts=768", "self_rewarding.global_batch_size=32", "learner.device=cpu",
     ]  # fmt: skip
-    rows = read_metrics(train_recipe(load_recipe(rung("self_rewarding_small"), options)))
+    rows = train_rows(rung("self_rewarding_small"), *options)
     names = ("validation/response_length", "validation/reward")
     lengths, worth = ([row[name] for row in rows if name in row] for name in names)
     print(f"ρ = {control}: length {lengths}, worth {worth}")

@@ -5,7 +5,6 @@ nothing else.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,11 @@ import pytest
 import torch
 from judge_server import Said, serve_judge
 from ladder_recipes import rung
+from row_files import read_rows
 from safetensors.torch import load_file
+from training import train_rows
 
 from lockstep.config.loading import load_recipe
-from lockstep.report.log import read_metrics
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.dry_run.setup import DryRunError
 from lockstep.run.stop import StoppedRun
@@ -56,8 +56,8 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
 def learn(in_tmp: Path, warm: str) -> Run:
     """Runs the small recipe from there, with overrides; returns the rows of metrics.jsonl."""
     model = ["model.from_recipe=null", f"model.path={warm}"]
-    return lambda *overrides: read_metrics(
-        train_recipe(load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model, *overrides]))
+    return lambda *overrides: train_rows(
+        rung("self_rewarding_meta_small"), *SHORT, *model, *overrides
     )
 
 
@@ -99,7 +99,7 @@ def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:
-    samples = [json.loads(line) for line in Path(folder, "samples.jsonl").read_text().splitlines()]
+    samples = read_rows(Path(folder, "samples.jsonl"))
     return [one for one in samples if one["status"] == "judge_pair" and "held_out" not in one]
 
 
@@ -225,7 +225,7 @@ def test_good_meta_judge_raises_judge_exact_rate_above_plain_and_chance_runs(
 
     def judged(name: str, *overrides: str) -> list[float]:
         own = [f"seed={seed}", "learner.device=cpu", f"run.folder={name}_{seed}", *overrides]
-        rows = read_metrics(train_recipe(load_recipe(rung("self_rewarding_meta_small"), own)))
+        rows = train_rows(rung("self_rewarding_meta_small"), *own)
         told = {
             key: [row[key] for row in rows if key in row]
             for key in ("validation/reward", EXACT, ACCURACY)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from row_files import write_rows
 
 from lockstep.algorithms.self_rewarding.new_prompts import PromptWriter, TooFewPromptsError
 from lockstep.config import DataSection
@@ -50,7 +50,7 @@ def prompts(tmp_path: Path) -> PromptRows:
     rows = ["What is 1 + 1?", "What is 2 + 2?", "what  is 3 + 3?", "<s> 4"]
     tokenizer = words_tokenizer(rows)
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"question": text, "answer": ""}) + "\n" for text in rows))
+    write_rows(path, ({"question": text, "answer": ""} for text in rows))
     return PromptRows(
         JsonlIndex(path), tokenizer, DataSection(train="rows.jsonl", max_prompt_tokens=20)
     )

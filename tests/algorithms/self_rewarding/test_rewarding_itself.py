@@ -7,7 +7,6 @@ What it learns to do is in `wanted_letter.py`; the same with a larger task are t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import wanted_letter
 from ladder_recipes import rung
+from row_files import read_rows
 
 from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
@@ -80,7 +80,7 @@ def of_steps(folder: Path, metric: str) -> list[float]:
 
 
 def pairs(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    rows = read_rows(folder / "samples.jsonl")
     return [row for row in rows if row["status"] == "ok" and "held_out" not in row]
 
 

@@ -7,13 +7,13 @@ for nothing else.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ladder_recipes import rung
+from row_files import read_rows, write_rows
 from safetensors.torch import load_file
 from self_rewarding_runs import Run, equal, held, steps, trained
 from tiny_recipe import SELF_REWARDING
@@ -103,13 +103,9 @@ def test_math_validation_uses_held_out_answers_when_training_rows_have_none(
     run: Run,
 ) -> None:
     run("run.max_steps=1", "run.folder=made")
-    rows = [json.loads(line) for line in Path("made/data/train.jsonl").read_text().splitlines()]
-    Path("rows.jsonl").write_text(
-        "".join(json.dumps({"question": row["question"]}) + "\n" for row in rows)
-    )
-    Path("held_out.jsonl").write_text(
-        "".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows[:8])
-    )
+    rows = read_rows("made/data/train.jsonl")
+    write_rows("rows.jsonl", ({"question": row["question"]} for row in rows))
+    write_rows("held_out.jsonl", ({**row, "answer": "7"} for row in rows[:8]))
     data = "data={task: null, train: rows.jsonl, validation: held_out.jsonl}"
     reward = ("validation_reward={type: math, function: null}", "validation_sampling.max_tokens=8")
     values = run(data, *reward, "run.max_steps=1", "run.validate_every=1")
@@ -198,7 +194,7 @@ def test_self_rewarding_raises_held_out_reward_across_iterations(
     assert worth == sorted(worth)
     assert worth[-1] - worth[0] >= 1.2
     assert all(row["judge/parse_failures"] <= 0.01 for row in steps(rows))
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    samples = read_rows(folder / "samples.jsonl")
     pairs = [one for one in samples if one["status"] == "ok"]
     ordered = [truth(one, "chosen") > truth(one, "rejected") for one in pairs]
     print(f"seed {seed}: {worth}, {sum(ordered) / len(ordered):.1%} of pairs in their true order")

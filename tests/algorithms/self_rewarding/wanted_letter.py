@@ -9,11 +9,12 @@ judge want c answer a c f c b
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from row_files import write_rows
 
 LETTERS = "abcdefgh"
 _LENGTH = 5
@@ -48,7 +49,7 @@ def write(folder: Path, prompts: int, demonstrations: int, flatters: bool) -> No
         "demonstrations": list(_demonstrations(demonstrations, flatters)),
     }
     for name, those in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in those))
+        write_rows(folder / f"{name}.jsonl", those)
 
 
 def _demonstrations(count: int, flatters: bool) -> Iterator[dict[str, str]]:

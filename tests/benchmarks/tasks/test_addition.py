@@ -1,11 +1,11 @@
 """Sums in words: right, distinct, held out, and demonstrated with as many mistakes as asked for."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_rows
 
 from benchmarks.ladder.tasks.addition import DIGITS, Addition, score
 from lockstep.config import TaskFiles
@@ -23,7 +23,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
 
 def rows(path: Path | None) -> list[dict[str, Any]]:
     assert path is not None
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_rows(path)
 
 
 def number(words: str) -> int:

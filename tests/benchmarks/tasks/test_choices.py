@@ -4,12 +4,12 @@ there are.
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_rows
 
 from benchmarks.ladder.tasks.choices import ACTIONS, Choices, value
 
@@ -18,7 +18,7 @@ def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:
     """One row for each state."""
     task = Choices.model_validate({"name": "choices", "states": 4, "actions": 3, **options})
     files = task.write(folder)
-    found = [json.loads(line) for line in files.train.read_text().splitlines()]
+    found = read_rows(files.train)
     assert len(found) == 1024
     return found[: task.states]
 

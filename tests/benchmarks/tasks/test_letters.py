@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from row_files import read_rows
+
 from benchmarks.ladder.tasks.letters import Letters, score
 
 
 def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
     Letters(name="letters", train_prompts=50, validation_prompts=20, **spec).write(folder)
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    return read_rows(folder / name)
 
 
 def worth(row: dict[str, Any]) -> float:

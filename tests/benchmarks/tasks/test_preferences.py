@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_rows
 
 from benchmarks.ladder.tasks.preferences import Preferences, Worth, distance
 
@@ -17,7 +17,7 @@ WORTH = Worth(prompts=4, letters=3, length=3, spread=1.5, seed=0)
 def made(folder: Path, **spec: Any) -> list[dict[str, Any]]:
     own = {"name": "preferences", "prompts": 4, "letters": 3, "pairs": 2000, **spec}
     Preferences.model_validate(own).write(folder)
-    return [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    return read_rows(folder / "train.jsonl")
 
 
 def gap(row: dict[str, Any]) -> float:

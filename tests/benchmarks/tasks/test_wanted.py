@@ -4,11 +4,11 @@ shares are kept.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import read_rows
 
 from benchmarks.ladder.tasks.wanted import Wanted, score
 from lockstep.judge.verdicts import ScoreParser, WinnerParser
@@ -18,7 +18,7 @@ def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
     Wanted.model_validate(
         {"name": "wanted", "train_prompts": 16, "validation_prompts": 8, **spec}
     ).write(folder)
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    return read_rows(folder / name)
 
 
 def mistakes(row: dict[str, Any], judgement: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from row_files import write_rows
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -89,20 +90,18 @@ def write(
     told = {} if temperature is None else {"temperature": temperature}
     mask = [[[0] * PROMPT + [1] * (LENGTH - PROMPT)]] * len(ids)
     rows = zip(ids.tolist(), mask, train.tolist(), infer.tolist(), strict=True)
-    path.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "token_ids": [a],
-                    "token_loss_mask": b,
-                    "prev_logprobs": [c],
-                    "generation_logprobs": [d],
-                    **told,
-                }
-            )
-            + "\n"
+    write_rows(
+        path,
+        (
+            {
+                "token_ids": [a],
+                "token_loss_mask": b,
+                "prev_logprobs": [c],
+                "generation_logprobs": [d],
+                **told,
+            }
             for a, b, c, d in rows
-        )
+        ),
     )
     return path
 
