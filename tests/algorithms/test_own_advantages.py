@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training import train_rows
 
 import lockstep
 from lockstep.algorithms.grpo.options import GRPOSection
@@ -151,20 +150,3 @@ def test_custom_algorithm_class_trains_with_python_trainer(example: Path) -> Non
     median = import_file(Path("median.py")).MedianBaseline
     run = {"max_steps": 1, "validate_every": 0, "folder": "run"}
     assert lockstep.Trainer(median, recipe="median.yaml", run=run).train().metrics
-
-
-@pytest.mark.full
-@pytest.mark.needs("gloo")
-def test_custom_loss_on_two_ranks_matches_one_rank(example: Path) -> None:
-    one, two = (
-        train_rows(
-            "median.yaml",
-            *("algorithm=median.py:MedianReinforce", KL, *SHORT),
-            *(f"learner.parallel.dp={dp}", f"run=dp{dp}"),
-        )
-        for dp in (1, 2)
-    )
-    for name in ("policy/loss", "policy/grad_norm", "policy/kl"):
-        ones, twos = ([row[name] for row in rows if name in row] for rows in (one, two))
-        assert len(ones) == 2
-        assert twos == pytest.approx(ones, rel=1e-3, abs=1e-5)

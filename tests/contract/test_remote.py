@@ -228,14 +228,6 @@ def test_worker_died_error_names_worker_verb_and_exit_cause(
         own.call("add", 1)
 
 
-def test_external_sigkill_of_worker_fails_its_pending_call(own: WorkerProxy) -> None:
-    pid = own.call("pid")
-    pending = own.submit("sleep", 60.0)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match=KILLED):
-        pending.result()
-
-
 def test_one_failed_worker_ends_others_after_grace_period(
     shared: WorkerProxy, own: WorkerProxy
 ) -> None:

@@ -33,21 +33,6 @@ def test_top_k_and_top_p_filters_match_transformers(
     torch.testing.assert_close(filtered_logits(LOGITS, sampling), plain_filtered(LOGITS, sampling))
 
 
-def test_top_k_and_top_p_keep_all_tokens_tied_at_threshold() -> None:
-    """As in transformers and vLLM for the k-th; and for the token that reaches p, which there
-    sorting decides.
-    """
-    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
-    top_k = SamplingParams(1, top_k=2)
-    assert torch.isfinite(filtered_logits(logits, top_k)).tolist() == [
-        [False, True, True, True, False]
-    ]
-    torch.testing.assert_close(filtered_logits(logits, top_k), plain_filtered(logits, top_k))
-    assert torch.isfinite(filtered_logits(logits, SamplingParams(1, top_p=0.2))).tolist() == [
-        [False, True, True, True, False]
-    ]
-
-
 def test_scored_token_outside_top_k_has_finite_logprob() -> None:
     sampling = SamplingParams(1, top_k=1)
     likeliest, least = LOGITS.argmax(-1), LOGITS.argmin(-1)

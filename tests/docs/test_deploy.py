@@ -117,6 +117,7 @@ def test_dockerfile_extras_pinned_versions_and_user_are_valid(image: Path) -> No
 def test_dockerignore_includes_every_package_and_build_file() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     named = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert "tests" not in named
     assert all((ROOT / name).exists() for name in named)
     assert {path.parent.name for path in ROOT.glob("lockstep*/__init__.py")} <= named
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

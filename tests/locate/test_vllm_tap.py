@@ -229,10 +229,7 @@ def test_vllm_fault_is_located_at_its_source_function(
                 fault(model_of(tap))
                 found = find(llama, tap)
                 assert found.removed > 0.99
-                assert (
-                    stage in {segment.end.stage for segment in found.all_segments}
-                    or stage == "resid_mid"
-                )
+                assert stage in {segment.end.stage for segment in found.all_segments}
                 assert found.places[0].suspects[0].engine == "vllm"
                 assert function in [
                     frame.function for frame in found.places[0].suspects[0].operator.stack[:2]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig
 
 from lockstep.models.tokenizer import is_generic, load_tokenizer, words_tokenizer
 
@@ -53,19 +52,8 @@ def test_saved_words_tokenizer_loads_identically_with_any_model_type(
     made.save_pretrained(tmp_path)
     if model_type is not None:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert is_generic(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded(TEXT)["input_ids"] == made(TEXT)["input_ids"]
     assert loaded.decode(loaded(TEXT)["input_ids"]) == TEXT
     assert (loaded.eos_token_id, loaded.pad_token_id) == (made.eos_token_id, made.pad_token_id)
-
-
-@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
-def test_saved_words_tokenizer_is_recognized_as_generic_and_decodes_text(
-    model_type: str, tmp_path: Path
-) -> None:
-    """`AutoTokenizer` takes one beside a qwen2 for that architecture's, and misreads texts."""
-    words_tokenizer(["Tom has 3 apples.\n"]).save_pretrained(tmp_path)
-    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
-    assert is_generic(tmp_path)
-    own, text = load_tokenizer(tmp_path), "Tom has 3 apples."
-    assert own.decode(own(text)["input_ids"]) == text

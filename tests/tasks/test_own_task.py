@@ -13,7 +13,6 @@ import yaml
 from tiny_recipe import RECIPE, REWARDS
 
 from lockstep.cli import main
-from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics, read_recipe
 
 MY_TASK = '''
@@ -81,19 +80,3 @@ def test_unknown_option_of_custom_task_is_rejected_with_nearest_name(
         "unknown option data.task.higest; did you mean data.task.highest?"
         in capsys.readouterr().err
     )
-
-
-def test_shared_options_of_custom_task_are_passed_to_warm_start_recipe(here: Path) -> None:
-    options = [
-        "model.scratch=null",
-        "model.from_recipe=own.yaml",
-        "data.task.highest=30",
-        "data.task.seed=5",
-    ]
-    first = load_recipe("own.yaml", options).warm_start
-    assert first is not None
-    assert first.dump_options()["data"]["task"] == {
-        "name": "my_task.py:Doubles",
-        "highest": 30,
-        "seed": 5,
-    }

@@ -24,6 +24,7 @@ from lockstep.algorithms.self_rewarding.options import SelfRewardingSection
 from lockstep.config.loading import load_recipe
 from lockstep.report.agreement import summarize_agreement
 from lockstep.report.log import read_metrics
+from lockstep.rewards.math_reward import MathReward
 from lockstep.run.stop import StoppedRun
 from lockstep.run.train import train_recipe
 
@@ -100,18 +101,22 @@ def test_prompt_source_gives_iterations_same_or_disjoint_prompts(run: Run) -> No
 
 
 def test_math_validation_uses_held_out_answers_when_training_rows_have_none(
-    run: Run,
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(MathReward, "extract_answer", lambda *_: "7")
     run("run.max_steps=1", "run.folder=made")
     rows = read_rows("made/data/train.jsonl")
     write_rows("rows.jsonl", ({"question": row["question"]} for row in rows))
-    write_rows("held_out.jsonl", ({**row, "answer": "7"} for row in rows[:8]))
+    write_rows(
+        "held_out.jsonl",
+        [{**row, "answer": answer} for row, answer in zip(rows, "7778", strict=False)],
+    )
     data = "data={task: null, train: rows.jsonl, validation: held_out.jsonl}"
     reward = ("validation_reward={type: math, function: null}", "validation_sampling.max_tokens=8")
     values = run(data, *reward, "run.max_steps=1", "run.validate_every=1")
     assert [row["validation/accuracy"] for row in values if "validation/accuracy" in row] == [
-        0.0,
-        0.0,
+        0.75,
+        0.75,
     ]
 
 
