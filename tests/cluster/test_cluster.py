@@ -64,7 +64,7 @@ def _is_actor(process: psutil.Process) -> bool:
     return any(part.startswith("ray::_Worker") for part in process.info["cmdline"] or ())
 
 
-LONG = ("run.max_steps=12", "run.save_every=2", "learner.parallel.dp=2")
+LONG = ("run.max_steps=9", "run.save_every=2", "learner.parallel.dp=2")
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
 )
 def test_megatron_ppo_matches_torch_and_syncs_all_weights_to_sampler(run: Run, layout: str) -> None:
-    options = (TWO_LAYERS, "run.max_steps=3", "ppo.kl.coef=0.1")
+    options = (TWO_LAYERS, "ppo.kl.coef=0.1")
     theirs = run("run.folder=torch", *options)
     ours = run("run.folder=megatron", "learner=megatron", *LAYOUTS[layout], *options)
     for one, other in zip(trained(ours), trained(theirs), strict=True):

@@ -198,7 +198,7 @@ def swap_pair(model: Any) -> None:
 FAULTS: list[tuple[Callable[[Any], None], str, str]] = [
     (scale_attention, "attn", "CPUAttentionBackendImpl.forward"),
     (move_theta, "attn", "RotaryEmbedding.forward_cpu"),
-    (shrink_mlp, "resid_mid", "shrink_mlp.<locals>.<lambda>"),
+    (shrink_mlp, "resid_out", "shrink_mlp.<locals>.<lambda>"),
     (drop_residual, "mlp_norm", "drop_residual.<locals>.forward"),
     (leave_out_residual, "mlp_norm", "leave_out_residual.<locals>.<lambda>"),
     (swap_pair, "mlp_norm", "LlamaDecoderLayer.forward"),

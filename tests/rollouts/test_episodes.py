@@ -221,7 +221,7 @@ def test_episode_tokens_do_not_depend_on_concurrency_or_other_episodes(
     ("name", "said"),
     [
         ("Raising", "raised KeyError: 'level' (worlds.py, line "),
-        ("Hanging", "timed out after 3 s"),
+        ("Hanging", "timed out after 1 s"),
         ("Ending", "crashed its process (exit status 3)"),
         ("Nonsense", "returned 'only text'; return (observation, reward, done)"),
         ("Maybe", "returned 'yes' as done; return True or False"),
@@ -233,7 +233,7 @@ def test_environment_fault_fails_only_its_episode_and_is_named(
     folder: Path, sampler: TorchSampler, name: str, said: str, processes: int
 ) -> None:
     healthy = played(sampler, "Counting", ROWS, [])
-    batch = played(sampler, name, ROWS, notes := [], timeout_s=3.0, max_concurrency=processes)
+    batch = played(sampler, name, ROWS, notes := [], timeout_s=1.0, max_concurrency=processes)
     [note] = notes
     where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
     assert note.startswith(f"1 of 6 episodes failed; the first: {where}")

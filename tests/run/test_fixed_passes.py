@@ -22,13 +22,13 @@ def _recipes(in_tmp: Path) -> None:
 
 
 def checkpoint(algorithm: str, *options: str) -> dict[str, bytes]:
-    """The files of the learners, after three steps."""
+    """The files of the learners, after two steps."""
     folder = Path("-".join(options))
     assert (
-        main(["train", f"{algorithm}.yaml", "run.max_steps=3", f"run.folder={folder}", *options])
+        main(["train", f"{algorithm}.yaml", "run.max_steps=2", f"run.folder={folder}", *options])
         == 0
     )
-    last = folder / "checkpoints/step_000003"
+    last = folder / "checkpoints/step_000002"
     return {str(path.relative_to(last)): path.read_bytes() for path in last.rglob("*.safetensors")}
 
 

@@ -98,8 +98,3 @@ def test_responses_without_verdict_are_excluded_from_grpo_baseline(run: Run) -> 
     )
     samples = read_rows("run/samples.jsonl")
     assert {sample["score"] for sample in samples} == {None, 1.0}
-
-
-def test_one_step_ahead_grpo_trains_on_rollouts_one_step_stale(run: Run) -> None:
-    ahead = ("grpo.one_step_ahead=true", "grpo.correction={kind: token_tis}", "run.max_steps=4")
-    assert [row["agreement/weights_age"] for row in steps(run(*ahead))] == [0.0, 1.0, 1.0, 1.0]
