@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from killing import copy_unfinished
 from safetensors.torch import load_file
 from tiny_recipe import DPO, GRPO, REWARD_MODEL, REWARDS, SELF_REWARDING
 from tiny_recipe import RECIPE as PPO
@@ -131,9 +132,7 @@ def test_self_rewarding_reference_takes_over_lora_adapters_of_policy(run: Run) -
 def test_resumed_lora_ppo_run_has_bit_identical_metrics_and_weights(run: Run) -> None:
     options = ("ppo.kl.coef=0.1", "run.max_steps=2", "run.save_every=1")
     whole = run("ppo", "run.folder=whole", *options)
-    run("ppo", "run.folder=stopped", *options)
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000002")
+    copy_unfinished(2)
     assert run("ppo", "run.folder=stopped", *options) == whole
     for name in ("policy", "critic"):
         for file in ("model", "optimizer"):

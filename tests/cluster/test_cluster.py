@@ -25,35 +25,6 @@ Run = Callable[..., list[dict[str, Any]]]
 RAY = "cluster=ray"
 
 
-def sizes(replicas: int = 1, **parallel: int) -> tuple[str, ...]:
-    return (
-        f"sampler.replicas={replicas}",
-        *(f"learner.parallel.{name}={size}" for name, size in parallel.items()),
-    )
-
-
-STAGES = ("learner=megatron", "learner.parallel.pp=2", "model.scratch.config.num_hidden_layers=2")
-
-
-@pytest.mark.proof  # tests/cluster/test_another_machine.py shows nearly the same
-@pytest.mark.parametrize(
-    ("options", "many"),
-    [
-        (("cluster.placement=separate",), sizes(2, dp=2)),
-        ((), sizes(1)),
-        pytest.param((), STAGES, marks=pytest.mark.needs("megatron")),
-    ],
-    ids=["apart", "together", "stages"],
-)
-def test_ppo_on_ray_actors_matches_child_processes_bit_for_bit(
-    ray: None, run: Run, options: tuple[str, ...], many: tuple[str, ...]
-) -> None:
-    here = run("run.folder=here", *many)
-    there = run("run.folder=there", RAY, *many, *options)
-    assert here == there
-    assert Path("here/samples.jsonl").read_bytes() == Path("there/samples.jsonl").read_bytes()
-
-
 def rank() -> int | None:
     """The process of a rank: a child of this one, or an actor, which has no name of its own."""
     actors = [process.pid for process in psutil.process_iter(["cmdline"]) if _is_actor(process)]
@@ -116,7 +87,10 @@ def test_rank_killed_with_max_restarts_0_ends_run_and_rerun_gives_same_metrics(
 @pytest.mark.proof
 def test_self_rewarding_on_ray_actors_picks_the_same_pairs(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
-    for folder, *options in (("here",), ("there", RAY, *sizes(2, dp=2))):
+    for folder, *options in (
+        ("here",),
+        ("there", RAY, "sampler.replicas=2", "learner.parallel.dp=2"),
+    ):
         train_recipe(
             load_recipe(
                 "judged.yaml",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from killing import assert_same, final, killing, sampler_process
+from training import step_rows
 
 Run = Callable[..., list[dict[str, Any]]]
 LONG = ("run.max_steps=40", "run.save_every=100", "sampler.replicas=2", "sampler.max_batch_size=4")
@@ -32,7 +33,7 @@ def test_remote_samplers_agree_with_learner_and_attest_all_weights(
         "sampler.max_batch_size=4",
         f"learner.parallel.dp={dp}",
     )
-    trained = [row for row in rows if "train/reward" in row]
+    trained = step_rows(rows)
     assert [row["refit/version"] for row in trained] == [0, 1]
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained)
     assert all(row["agreement/weights_age"] == 0 for row in trained)
@@ -68,7 +69,7 @@ def test_vllm_run_restarts_after_killed_engine_and_logs_every_step(
             f"cluster.max_restarts={kills}",
             f"run.max_steps={after[-1] + 3}",
         )
-    trained = [row for row in rows if "train/reward" in row]
+    trained = step_rows(rows)
     assert [row["step"] for row in trained] == list(range(1, after[-1] + 4))
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in trained)
     assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained)

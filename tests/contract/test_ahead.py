@@ -226,21 +226,6 @@ def test_no_rollout_is_generated_beyond_the_last_step() -> None:
     assert here.position == 3 * 64
 
 
-@pytest.mark.parametrize("steps_before", [1, 3])
-def test_resumed_one_step_ahead_run_repeats_metrics_exactly(
-    steps_before: int, tmp_path: Path
-) -> None:
-    whole, first, second = bench(), bench(), bench()
-    expected = whole.run(whole.ahead(5), range(5))
-    ahead = first.ahead(5)
-    rows = first.run(ahead, range(steps_before))
-    first.save(ahead, tmp_path)
-    ahead = second.ahead(5)
-    second.load(ahead, tmp_path)
-    second.position = first.position
-    assert rows + second.run(ahead, range(steps_before, 5)) == expected
-
-
 class Fragile(TabularSampler):
     """Fails once, at its so many-th call of a verb."""
 

@@ -32,10 +32,8 @@ from transformers import AutoModelForCausalLM
 from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.core.batch import Batch, concat_batches
-from lockstep.core.types import HeadKind, SamplingParams
+from lockstep.core.types import SamplingParams
 from lockstep.learners.base import Learner, train
-from lockstep.losses.base import Loss
-from lockstep.losses.ppo import ClippedSurrogate, ClippedValue
 
 RANKS = {"one rank": 1, "two ranks": 2}
 IMPLEMENTATIONS = [
@@ -240,23 +238,6 @@ def test_critic_training_lowers_squared_error_every_step(pair: Pair) -> None:
     value, _ = pair.critic.values(batch)
     now = ((value - batch["return"])[batch.mask] ** 2).mean()
     assert now < errors[-1]
-
-
-def test_ppo_update_over_ranks_matches_one_process_learner(pair: Pair) -> None:
-    batch = ragged(LENGTHS)
-    noise = 0.3 * torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(5))
-    columns = {"weight": torch.ones_like(noise), "old_value": pair.critic.values(batch)[0] + noise}
-    batch = batch.with_columns({**columns, "old_logprob": pair.policy.logprobs(batch) + noise})
-    losses: dict[HeadKind, Loss] = {
-        "logits": ClippedSurrogate(0.2, 0.3, dual_clip=3.0),
-        "value": ClippedValue(0.2),
-    }
-    for (head, loss), learner in zip(losses.items(), (pair.policy, pair.critic), strict=True):
-        alone = LearnerSpec(str(pair.model), head, SECTION, OPTIMIZER, seed=3).build()
-        assert train(learner, batch, loss).floats() == pytest.approx(
-            train(alone, batch, loss).floats(), rel=1e-4, abs=1e-6
-        )
-        assert_close(snapshot(learner), snapshot(alone), 1e-6)
 
 
 def test_accumulated_gradients_match_concatenated_batch(pair: Pair) -> None:

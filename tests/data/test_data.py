@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import Any
 
 import pyarrow
 import pytest
+from killing import copy_unfinished
 from pyarrow import parquet
+from row_files import read_rows
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -46,15 +47,16 @@ def files(in_tmp: Path) -> None:
 
 def drawn(folder: str) -> list[str]:
     """The ids of the prompts of a run that logs all samples; each is answered twice."""
-    lines = Path(folder, "samples.jsonl").read_text().splitlines()
-    return [json.loads(line)["id"] for line in lines if json.loads(line)["step"]][::2]
+    rows = read_rows(Path(folder, "samples.jsonl"))
+    return [row["id"] for row in rows if row["step"]][::2]
 
 
 @pytest.mark.usefixtures("files")
 def test_data_mixture_reports_skipped_rows_and_resumes_with_same_prompts_and_metrics(
     run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run(*MIXTURE, "run.folder=whole", "run.max_steps=4")
+    options = (*MIXTURE, "run.max_steps=4", "run.save_every=2")
+    whole = run("run.folder=whole", *options)
     said = capsys.readouterr().err
     assert "18 prompts (3 bad rows, 1 over-long skipped)" in said
     assert "easy.jsonl, line 8: has no field 'question'" in said
@@ -62,8 +64,6 @@ def test_data_mixture_reports_skipped_rows_and_resumes_with_same_prompts_and_met
     assert Counter(name.split(":")[0] for name in drawn("whole")) == {
         "easy.jsonl": 8, "hard.jsonl.gz": 16, "more.parquet": 8,
     }  # fmt: skip
-    run(*MIXTURE, "run.folder=stopped", "run.max_steps=4", "run.save_every=2")
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000004")
-    assert run(*MIXTURE, "run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
+    copy_unfinished(4)
+    assert run("run.folder=stopped", *options) == whole
     assert drawn("stopped") == drawn("whole")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from killing import assert_same
 from tiny_models import OPTIMIZER, ragged
-from torch import Tensor
 from twins import section
 
 from lockstep.cluster.learner_group import MeshLearner, launch_learner
@@ -60,11 +60,6 @@ def count_bytes(learner: RankLearner) -> int:
 
 def bytes_of(learner: MeshLearner) -> list[int]:
     return learner.wait_for_ranks([rank.submit("count_bytes") for rank in learner.ranks])
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def save(learner: MeshLearner, folder: Path) -> None:

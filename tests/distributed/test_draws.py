@@ -57,24 +57,26 @@ def test_exact_draw_logprob_equals_score_bit_for_bit_in_any_batch(
 
 @ALL
 @EXACT
-@pytest.mark.parametrize("spread", [1.0, 4.0])
-def test_draws_over_many_vocabulary_tiles_follow_filtered_distribution(
-    name: str, exact: bool, spread: float
+@pytest.mark.parametrize(("columns", "spread"), [(50, 3.0), (5003, 1.0), (5003, 4.0)])
+def test_draws_from_one_or_many_vocabulary_tiles_follow_filtered_distribution(
+    name: str, exact: bool, columns: int, spread: float
 ) -> None:
     draws, sampling = 1_000, SAMPLINGS[name]
-    logits = spread * make(1, 5003, seed=1) / 0.5
+    logits = spread * make(1, columns, seed=1) / 0.5
     token, logprob = draw_tokens(logits.expand(draws, -1), even_uniforms(draws), sampling, exact)
     if sampling.greedy:
         assert (token == logits.argmax()).all()
         probability = logits.double().softmax(-1)[0]
     else:
         probability = plain_filtered(logits.double(), sampling).softmax(-1)[0]
-        counted = torch.bincount(token, minlength=5003).double() / draws
+        counted = torch.bincount(token, minlength=columns).double() / draws
         torch.testing.assert_close(
             counted.cumsum(0), probability.cumsum(0), atol=1.0 / draws, rtol=0.0
         )
         assert (probability[token] > 0).all()
     torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
+    scored = token_scores(logits.expand(draws, -1), token, sampling, row_invariant=exact)[0]
+    assert torch.equal(logprob, scored)
 
 
 @ALL

@@ -40,29 +40,6 @@ def test_scored_token_outside_top_k_has_finite_logprob() -> None:
     assert torch.isfinite(token_scores(LOGITS, least, sampling)[0]).all()
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(1),
-        SamplingParams(1, temperature=0.5),
-        SamplingParams(1, top_k=6),
-        SamplingParams(1, top_p=0.7),
-    ],
-    ids=["plain", "temperature", "top-k", "top-p"],
-)
-def test_draws_follow_filtered_distribution_and_report_its_logprob(
-    sampling: SamplingParams,
-) -> None:
-    draws = 20_000
-    token, logprob = draw_tokens(LOGITS[:1].expand(draws, -1), even_uniforms(draws), sampling)
-    probability = plain_filtered(LOGITS[:1].double(), sampling).softmax(-1)[0]
-    counted = torch.bincount(token, minlength=50) / draws
-    torch.testing.assert_close(counted.double(), probability, atol=1.5 / draws, rtol=0.0)
-    torch.testing.assert_close(logprob.double(), probability[token].log(), atol=1e-5, rtol=0.0)
-    scored = token_scores(LOGITS[:1].expand(draws, -1), token, sampling)[0]
-    assert torch.equal(logprob, scored)  # computed in the same way, to the bit
-
-
 def test_draw_over_large_vocabulary_matches_float64_inverse_cdf() -> None:
     logits = torch.randn(1, 2_500, generator=torch.Generator().manual_seed(0)) * 3
     uniform = torch.cat(

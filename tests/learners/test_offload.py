@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from killing import assert_same
 from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
 from torch import Tensor, nn
 
@@ -57,11 +58,6 @@ def snapshot(learner: RankLearner) -> dict[str, Tensor]:
 
 def score(learner: RankLearner, batch: Batch, head: HeadKind) -> Tensor:
     return torch.cat(learner.values(batch)) if head == "value" else learner.logprobs(batch)
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 CASES: dict[str, tuple[str, HeadKind, LoRA | None]] = {

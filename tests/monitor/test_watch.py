@@ -21,6 +21,7 @@ import pytest
 from killing import assert_same, final
 from tiers import full
 from torch import Tensor
+from training import step_rows
 from transformers import PreTrainedModel
 
 from lockstep.cli import main
@@ -222,7 +223,7 @@ def test_a_healthy_run_has_no_alarm(
     sampler: type[TorchSampler],
 ) -> None:
     sampled_by(sampler)
-    rows = [row for row in run(*WATCHED) if "train/reward" in row]
+    rows = step_rows(run(*WATCHED))
     assert [row["watch/alarm"] for row in rows] == [0.0] * STEPS
     assert all(row["watch/e_value"] <= 1.0 for row in rows)
     assert ["watch/bound" in row for row in rows] == [step >= 6 for step in range(1, STEPS + 1)]

@@ -14,7 +14,7 @@ import yaml
 from judge_server import JudgeServer, serve_judge
 from row_files import read_rows
 from tiny_recipe import GRPO, RECIPE, REWARDS, SELF_REWARDING
-from training import train_rows
+from training import step_rows, train_rows
 
 from lockstep.config.loading import load_recipe
 from lockstep.inference.eval_recipe import eval_recipe
@@ -42,7 +42,7 @@ def test_sum_reward_logs_each_part_and_excludes_responses_without_verdict() -> N
     rows = run(
         GRPO, {"type": "sum", "parts": parts}, "run.max_steps=1", "run.num_logged_samples=16"
     )
-    [row] = [row for row in rows if "train/reward" in row]
+    [row] = step_rows(rows)
     samples = read_rows("run/samples.jsonl")
     scored = [sample for sample in samples if sample["score"] is not None]
     assert len(samples) == 16
@@ -90,7 +90,7 @@ def test_resumed_run_reuses_saved_judge_replies_and_gives_identical_weights(
     }  # fmt: skip
     reward = {"type": "judge", "judge": judge}
     rows = run(GRPO, reward, "run.max_steps=3", "run.save_every=1", "run.keep=9")
-    steps = [row for row in rows if "train/reward" in row]
+    steps = step_rows(rows)
     assert all(0 <= row["train/reward_min"] <= row["train/reward_max"] <= 1 for row in steps)
     assert any(row["judge/no_verdict_no_match"] for row in steps)
     weights, asked = Path("run/final/model.safetensors").read_bytes(), len(judging.bodies)

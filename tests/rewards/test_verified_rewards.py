@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from row_files import read_rows, write_rows
+from training import step_rows
 
 from lockstep.inference.eval_recipe import eval_recipe
 from lockstep.inference.evaluate import evaluate
@@ -54,7 +55,7 @@ def write_problems(count: int) -> list[str]:
 
 def test_ppo_scores_each_row_with_its_verifier_and_counts_missing_verdicts(run: Run) -> None:
     rows = run(*write_problems(16), BY_ROW)
-    trained = [row for row in rows if "train/reward" in row]
+    trained = step_rows(rows)
     # 2 prompts of 8 have none, answered twice
     assert [row["train/no_verdict"] for row in trained] == [4, 4]
     samples = read_rows("run/samples.jsonl")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from killing import assert_same, copy_unfinished, final
 from pairs_runs import of_steps, scored
-from safetensors.torch import load_file
+from row_files import read_rows
 from tiny_recipe import DPO
 from training import train_rows
 
@@ -66,13 +65,8 @@ def test_last_step_trains_epoch_remainder_and_resumes_bit_identically(
     assert "the last 3 of 7 rows make a smaller last step" in capsys.readouterr().err
     aims = [(1 + n % 3 - 0.5) ** 2 for n in range(7)]
     assert of_steps(whole) == pytest.approx([sum(aims[:4]) / 4, sum(aims[4:]) / 3], rel=1e-4)
-    shown = [
-        json.loads(line)["id"] for line in Path("whole/samples.jsonl").read_text().splitlines()
-    ]
+    shown = [row["id"] for row in read_rows("whole/samples.jsonl")]
     assert shown == [f"pairs.jsonl:{n}" for n in range(1, 8)]
-    learn("dpo", *options, "run.folder=stopped")
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000002")
+    copy_unfinished(2)
     assert learn("dpo", *options, "run.folder=stopped") == whole
-    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert_same(final("whole"), final("stopped"))

@@ -1,4 +1,4 @@
-"""The words of a run that trains another one first, from its first line to the paths at its end."""
+"""Runs that train another one first: what they print, and when they are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 from workspace import furnish
 
 from lockstep.cli import main
+from lockstep.config.loading import load_recipe
+from lockstep.run.folder.files import FolderInUseError, lock_folder
+from lockstep.run.train import train_recipe
 
 LATER = "base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\nrun: {folder: later}\n"
 
@@ -38,3 +41,14 @@ def test_warm_start_stages_are_announced_and_only_last_is_summarized(
     ]
     assert main(["train", "later.yaml", "run.folder=again", "seed=0"]) == 0
     assert "stage" not in capsys.readouterr().err, "its model is there already"
+
+
+@pytest.mark.full
+def test_run_is_rejected_while_other_process_trains_its_warm_start(here: Path) -> None:
+    Path("run").mkdir()
+    with (
+        lock_folder(Path("run")),
+        pytest.raises(FolderInUseError, match="run is in use by another process; wait"),
+    ):
+        train_recipe(load_recipe("later.yaml", ["run.folder=a"]))
+    assert not Path("a").exists()

@@ -5,7 +5,6 @@ fault goes unseen.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from killing import assert_same, final
+from killing import assert_same, copy_unfinished, final
 from safetensors.torch import load_file
 from tiers import full
 from tiny_recipe import GRPO, RECIPE, REWARDS
@@ -178,9 +177,7 @@ def test_mismatch_in_first_minibatch_is_counted_and_forces_full_recomputation(
 
 def resume_after_3_steps(recipe: str, *options: str) -> None:
     """Resumes a copy of the run `whole`, which had 4 steps, and compares both."""
-    shutil.copytree("whole", "run")
-    shutil.rmtree("run/final")
-    shutil.rmtree("run/checkpoints/step_000004")
+    copy_unfinished(4, "run")
     train(recipe, "true", "run", *options)
     assert_same(final("whole"), final("run"))
     assert compared("whole") == compared("run")

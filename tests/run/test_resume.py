@@ -16,9 +16,18 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from killing import command, contents, killed_and_continued, started, steps_logged, wait_for
+from killing import (
+    command,
+    contents,
+    copy_unfinished,
+    killed_and_continued,
+    started,
+    steps_logged,
+    wait_for,
+)
 from safetensors.torch import load_file
 from tiers import full
+from training import step_rows
 
 from lockstep.cli import main
 from lockstep.config.loading import load_recipe
@@ -54,7 +63,7 @@ def test_run_killed_repeatedly_leaves_bit_identical_run_folder(
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
     assert f"checkpoints/step_{kills + 4:06d}/critic/optimizer.safetensors" in whole
-    rows = [row for row in read_metrics(Path("killed")) if "train/reward" in row]
+    rows = step_rows(read_metrics(Path("killed")))
     assert [row["step"] for row in rows] == list(range(1, kills + 5))
     found, tokens = (
         json.loads(killed["certificate.json"]),
@@ -66,13 +75,12 @@ def test_run_killed_repeatedly_leaves_bit_identical_run_folder(
 def test_resume_gives_same_metrics_and_drops_later_and_torn_log_lines(
     run: Run, in_tmp: Path
 ) -> None:
-    whole = run("run.folder=whole", "run.max_steps=4")
-    run("run.folder=stopped", "run.max_steps=4", "run.save_every=2")
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000004")
+    options = ("run.max_steps=4", "run.save_every=2")
+    whole = run("run.folder=whole", *options)
+    copy_unfinished(4)
     with Path("stopped/metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "train/reward": 9.0}\n{"step": 5, "torn')
-    assert run("run.folder=stopped", "run.max_steps=4", "run.save_every=2") == whole
+    assert run("run.folder=stopped", *options) == whole
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from row_files import read_rows
 from safetensors.torch import load_file
-from training import train_rows
+from training import step_rows, train_rows
 
 from lockstep.run.folder.files import lock_folder
 from lockstep.run.folder.identity import ChangedError
@@ -67,7 +67,7 @@ def test_ppo_gsm8k_recipe_trains_real_model_with_sampler_learner_agreement(
     )
     model = f"model.path={assets}/models/stories260K/hf"
     rows = train_rows("ppo_gsm8k", model, *data, *GSM8K, "learner.dtype=fp32")
-    steps = [row for row in rows if "train/reward" in row]
+    steps = step_rows(rows)
     assert len(steps) == 3
     assert all(0.0 <= row["train/reward"] <= 1.0 for row in steps)
     # Logits of up to 34 in fp32: against fp64, learner and sampler are each off by up to 1.5e-5.

@@ -5,14 +5,13 @@ pairs.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import assert_same, copy_unfinished, final
 from pairs_runs import of_steps, scored
-from safetensors.torch import load_file
 from tiny_recipe import DPO
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -40,14 +39,11 @@ def test_dpo_loss_starts_at_ln_2_and_falls_as_validation_accuracy_reaches_one(ru
 
 
 def test_resumed_dpo_run_has_bit_identical_metrics_and_weights(run: Run) -> None:
-    whole = run("run.folder=whole", "run.max_steps=4", "run.validate_every=2")
-    options = ("run.folder=stopped", "run.max_steps=4", "run.validate_every=2", "run.save_every=2")
-    run(*options)
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000004")
-    assert run(*options) == whole
-    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    options = ("run.max_steps=4", "run.validate_every=2", "run.save_every=2")
+    whole = run("run.folder=whole", *options)
+    copy_unfinished(4)
+    assert run("run.folder=stopped", *options) == whole
+    assert_same(final("whole"), final("stopped"))
 
 
 @pytest.mark.parametrize(

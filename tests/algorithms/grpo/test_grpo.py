@@ -12,6 +12,7 @@ import pytest
 from row_files import read_rows
 from tiers import every
 from tiny_recipe import GRPO
+from training import step_rows
 
 from lockstep.report.agreement import summarize_agreement
 
@@ -38,15 +39,11 @@ RELATIVES = {
 TINY_RECIPE = GRPO
 
 
-def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if "train/reward" in row]
-
-
 @pytest.mark.parametrize("relative", RELATIVES)
 def test_every_grpo_variant_raises_reward_with_sampler_learner_agreement(
     run: Run, relative: str
 ) -> None:
-    rows = steps(
+    rows = step_rows(
         run(
             "run.max_steps=12",
             "policy.lr=0.02",
@@ -84,14 +81,14 @@ def test_each_grpo_option_changes_the_metric_it_affects(
         file.write(
             "\n\ndef uneven(prompt, response, answer, row):\n    return len(set(response)) / 10\n"
         )
-    plain = PLAIN or steps(run("run.folder=plain", *fast))
+    plain = PLAIN or step_rows(run("run.folder=plain", *fast))
     PLAIN[:] = plain
-    changed = steps(run("run.folder=changed", *fast, *f"grpo.{option}".split()))
+    changed = step_rows(run("run.folder=changed", *fast, *f"grpo.{option}".split()))
     assert plain[-1][changes] != pytest.approx(changed[-1][changes], rel=1e-6)
 
 
 def test_responses_without_verdict_are_excluded_from_grpo_baseline(run: Run) -> None:
-    rows = steps(run("reward.function=rewards.py:often_none", "run.num_logged_samples=16"))
+    rows = step_rows(run("reward.function=rewards.py:often_none", "run.num_logged_samples=16"))
     assert all(row["train/no_verdict"] > 0 for row in rows)
     assert all(row["train/advantage_squared"] == 0.0 for row in rows), (
         "all verdicts are 1, so none is above its group"

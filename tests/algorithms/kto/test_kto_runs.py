@@ -4,13 +4,12 @@ without labels.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from killing import assert_same, copy_unfinished, final
 from pairs_runs import of_steps
-from safetensors.torch import load_file
 from tiny_recipe import KTO
 
 from lockstep.algorithms.kto.job import mismatch_completions
@@ -49,12 +48,9 @@ def test_kto_resume_is_bit_identical_and_micro_batches_keep_reference_point(
 ) -> None:
     options = ("run.max_steps=4", "run.save_every=2", "optimizer.lr=1e-2")
     whole = run("run.folder=whole", *options)
-    run("run.folder=stopped", *options)
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000004")
+    copy_unfinished(4)
     assert run("run.folder=stopped", *options) == whole
-    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert_same(final("whole"), final("stopped"))
     cut = run("run.folder=cut", "learner.micro_batch_tokens=160", *options)
     for name in ("train/reference_point", "train/loss", "train/grad_norm"):
         assert of_steps(cut, name) == pytest.approx(of_steps(whole, name), rel=1e-4)

@@ -4,14 +4,13 @@ ties.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from killing import assert_same, copy_unfinished, final
 from pairs_runs import of_steps
-from safetensors.torch import load_file
 from tiny_recipe import ONLINE_DPO
 
 from lockstep.algorithms.online_dpo.job import pair_answers
@@ -58,12 +57,9 @@ def test_resumed_online_dpo_run_has_bit_identical_metrics_and_weights(run: Run) 
     whole = run("run.folder=whole", *options)
     assert all(row["agreement/mismatches"] == 0 for row in whole if "agreement/mismatches" in row)
     assert of_steps(whole, "policy/preference_loss")[0] == pytest.approx(0.693147, abs=1e-5)
-    run("run.folder=stopped", *options)
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000004")
+    copy_unfinished(4)
     assert run("run.folder=stopped", *options) == whole
-    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert_same(final("whole"), final("stopped"))
 
 
 def test_online_dpo_step_without_pair_skips_the_update(run: Run) -> None:

@@ -18,6 +18,7 @@ from killing import (
     killing,
     sampler_process,
 )
+from training import step_rows
 
 from lockstep.cluster.worker_proxy import WorkerDied
 from lockstep.report.log import read_metrics
@@ -38,7 +39,7 @@ def test_one_step_ahead_rollouts_are_one_step_stale_and_reward_rises(run: Run) -
     rows = run(
         *AHEAD, "sampler.replicas=2", "run.max_steps=20", "policy.lr=0.015", "ppo.num_generations=4"
     )
-    trained = [row for row in rows if "train/reward" in row]
+    trained = step_rows(rows)
     assert [row["agreement/weights_age"] for row in trained] == [0.0] + [1.0] * 19
     assert [row["refit/version"] for row in trained] == [0, *range(19)]
     assert not any(name.startswith("staleness/") for name in trained[0]), (
@@ -117,17 +118,6 @@ def test_one_step_ahead_dynamic_sampling_resumes_with_identical_metrics(run: Run
     assert all(row["train/prompts_drawn"] >= 8 for row in whole if "train/reward" in row)
 
 
-@pytest.mark.full
-@pytest.mark.needs("gloo")
-def test_one_step_ahead_loss_on_two_ranks_matches_one_rank(run: Run) -> None:
-    rows = run(*AHEAD, "learner.parallel.dp=2", "run.max_steps=3", "run.folder=two")
-    alone = run(*AHEAD, "run.max_steps=3", "run.folder=one")
-    ages = [row["agreement/weights_age"] for row in rows if "train/reward" in row]
-    assert ages == [0.0, 1.0, 1.0]
-    last, expected = (rows[-2]["policy/loss"] for rows in (rows, alone))
-    assert last == pytest.approx(expected, rel=1e-3, abs=1e-5)
-
-
 @pytest.mark.needs("vllm")
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.proof
@@ -135,7 +125,7 @@ def test_vllm_one_step_ahead_resumes_with_checkpointed_sampler_weights(run: Run)
     engine = (*AHEAD, "sampler=vllm", "sampler.kv_cache_gib=0.05", "run.max_steps=3")
     with pytest.raises(StoppedRun):
         run(*engine, "run.max_time_s=0.01")
-    trained = [row for row in run(*engine) if "train/reward" in row]
+    trained = step_rows(run(*engine))
     assert [row["agreement/weights_age"] for row in trained] == [0.0, 1.0, 1.0]
     assert [row["refit/version"] for row in trained] == [0, 0, 1]
     assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained), (

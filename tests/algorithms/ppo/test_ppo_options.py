@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from killing import final
 from row_files import read_rows
 from safetensors.torch import load_file
 
@@ -22,10 +23,6 @@ def last(rows: list[dict[str, Any]], name: str) -> float:
     return [row[name] for row in rows if name in row][-1]
 
 
-def policy_weights(folder: str) -> dict[str, torch.Tensor]:
-    return load_file(Path(folder) / "final" / "model.safetensors")
-
-
 def test_plain_ppo_trains_policy_and_critic_and_logs_steps_and_samples(
     run: Run, in_tmp: Path
 ) -> None:
@@ -36,7 +33,7 @@ def test_plain_ppo_trains_policy_and_critic_and_logs_steps_and_samples(
     assert last(rows, "refit/attested") > 0
     assert last(rows, "critic/grad_norm") > 0
     assert last(rows, "policy/grad_norm") > 0
-    initial, trained = load_file("run/initial/model.safetensors"), policy_weights("run")
+    initial, trained = load_file("run/initial/model.safetensors"), final("run")
     assert any(not torch.equal(initial[name], trained[name]) for name in trained)
     samples = read_rows("run/samples.jsonl")
     assert {"prompt", "response", "score", "step"} <= samples[0].keys()

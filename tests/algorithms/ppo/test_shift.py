@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import ragged
+from training import step_rows
 
 from lockstep.config.loading import load_recipe
 from lockstep.core import align
@@ -43,7 +44,7 @@ def rewards(name: str, seed: int, *options: str) -> list[float]:
             [f"seed={seed}", f"run.folder={name}-{seed}", "policy.lr=1e-4", *options],
         )
     )
-    steps = [row for row in read_metrics(folder) if "train/reward" in row]
+    steps = step_rows(read_metrics(folder))
     curve = [row["train/reward"] for row in steps]
     explained = steps[-1]["critic/explained_variance"]
     print(

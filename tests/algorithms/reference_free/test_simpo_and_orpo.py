@@ -4,15 +4,14 @@ each option.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from killing import assert_same, copy_unfinished, final
 from pairs_runs import of_steps
-from safetensors.torch import load_file
 from tiny_recipe import ORPO, SIMPO
 from training import train_rows
 
@@ -38,12 +37,9 @@ def test_simpo_and_orpo_learn_preferences_and_resume_bit_identically(learn: Run,
     assert loss[-1] < 0.8 * loss[0]
     assert of_steps(whole, "validation/acc")[-1] == 1.0
     assert "validation/acc_low" in whole[0]
-    learn(name, "run.folder=stopped", *options)
-    shutil.rmtree("stopped/final")
-    shutil.rmtree("stopped/checkpoints/step_000006")
+    copy_unfinished(6)
     assert learn(name, "run.folder=stopped", *options) == whole
-    weights = [load_file(f"{folder}/final/model.safetensors") for folder in ("whole", "stopped")]
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert_same(final("whole"), final("stopped"))
 
 
 @pytest.mark.parametrize(

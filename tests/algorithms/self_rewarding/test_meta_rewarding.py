@@ -16,6 +16,7 @@ from judge_server import Said, serve_judge
 from ladder_recipes import rung
 from row_files import read_rows
 from safetensors.torch import load_file
+from self_rewarding_runs import steps
 from training import train_rows
 
 from lockstep.config.loading import load_recipe
@@ -92,10 +93,6 @@ def not_read(question: str) -> Said:
 def reader() -> Iterator[list[str]]:
     with served(read) as own:
         yield own
-
-
-def steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if "train/iteration" in row]
 
 
 def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -70,13 +69,6 @@ THREADS = ((1, 1), (2, 1), (1, 2), (4, 4))
 """Of the sampler and of the learner."""
 PROMPTS = (1, 2, 17, 64, 65, 9)
 MOST = 10
-
-
-@pytest.fixture(autouse=True)
-def _same_threads_afterwards() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def build(kind: str) -> PreTrainedModel:
