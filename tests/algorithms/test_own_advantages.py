@@ -146,7 +146,12 @@ def test_custom_algorithm_with_kl_is_exact_and_resumes_bit_identically(
     assert main(["plan", "median.yaml", "--gpus", "2", "--memory", "80GB"]) == 0
 
 
-def test_custom_algorithm_class_trains_with_python_trainer(example: Path) -> None:
+def test_algorithm_class_of_file_or_main_trains_with_python_trainer(example: Path) -> None:
     median = import_file(Path("median.py")).MedianBaseline
-    run = {"max_steps": 1, "validate_every": 0, "folder": "run"}
-    assert lockstep.Trainer(median, recipe="median.yaml", run=run).train().metrics
+    own = type("Own", (median,), {})
+    own.__module__ = "__main__"
+    for kind, name in ((median, "medianbaseline-"), (own, "own-")):
+        run = {"max_steps": 1, "validate_every": 0}
+        trainer = lockstep.Trainer(kind, recipe="median.yaml", run=run)
+        assert trainer.folder.name.startswith(name)
+        assert trainer.train().is_finished

@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_recipe import RECIPE
 from training import train_rows
 
 import lockstep
-from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.core.errors import InputError
@@ -254,25 +252,6 @@ def test_trainer_dry_run_and_describe_create_no_run_folder(assets: Path, in_tmp:
     assert "num_prompts_per_step: 4" in trainer.describe()
     assert not Path("runs").joinpath(trainer.folder.name).exists()
     assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"
-
-
-def test_policy_gradient_class_from_main_trains_with_trainer(in_tmp: Path) -> None:
-    options = {
-        key: value
-        for key, value in RECIPE.items()
-        if key not in ("algorithm", "ppo", "critic", "reward", "run")
-    }
-    own = type("Own", (PolicyGradient,), {})
-    own.__module__ = "__main__"
-    trainer = lockstep.Trainer(
-        own,
-        **options,
-        reward=shifted(0.0),
-        run={"max_steps": 2},
-        grpo={"num_prompts_per_step": 4, "num_generations": 2, "global_batch_size": 8},
-    )
-    assert trainer.folder.name.startswith("own-")
-    assert trainer.train().is_finished
 
 
 def test_hugging_face_dataset_gives_same_run_as_equal_row_list(assets: Path, in_tmp: Path) -> None:

@@ -30,6 +30,7 @@ from lockstep.cluster.sampler_pool import SamplerPool
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec
 from lockstep.config import DType, SamplerSection
 from lockstep.core import keyed
+from lockstep.core.batch import Batch
 from lockstep.core.errors import RunError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.learners.base import train
@@ -147,18 +148,25 @@ def test_sampled_tokens_depend_only_on_request_key_not_on_batch(subject: Subject
     assert responses(subject.sampler.generate(requests(role="another"), PLAIN)) != drawn
 
 
-def test_stop_token_ends_response_and_is_included_in_it(subject: Subject) -> None:
-    stops = (7, 20, 33, 48)
-    wanted = requests(tuple(range(1, 25)))
-    free = responses(subject.sampler.generate(wanted, PLAIN))
-    batch = subject.sampler.generate(wanted, SamplingParams(max_tokens=12, stop_token_ids=stops))
-    ended = [next((k + 1 for k, token in enumerate(row) if token in stops), None) for row in free]
+def assert_ended(
+    subject: Subject, batch: Batch, free: list[tuple[int, ...]], ended: list[int | None]
+) -> None:
+    """Responses are those drawn without stops, up to where some of them end."""
     assert responses(batch) == [row[:end] for row, end in zip(free, ended, strict=True)]
     assert batch["truncated"].tolist() == [end is None for end in ended]
     assert 4 < sum(end is None for end in ended) < 20
     torch.testing.assert_close(
         batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0
     )
+
+
+def test_stop_token_ends_response_and_is_included_in_it(subject: Subject) -> None:
+    stops = (7, 20, 33, 48)
+    wanted = requests(tuple(range(1, 25)))
+    free = responses(subject.sampler.generate(wanted, PLAIN))
+    batch = subject.sampler.generate(wanted, SamplingParams(max_tokens=12, stop_token_ids=stops))
+    ended = [next((k + 1 for k, token in enumerate(row) if token in stops), None) for row in free]
+    assert_ended(subject, batch, free, ended)
 
 
 def test_response_ends_with_token_that_completes_stop_string(subject: Subject) -> None:
@@ -175,12 +183,7 @@ def test_response_ends_with_token_that_completes_stop_string(subject: Subject) -
     ), "one over two"
     sampling = replace(free_length, stop=strings)
     batch = subject.sampler.generate(wanted, sampling)
-    assert responses(batch) == [row[:end] for row, end in zip(free, ended, strict=True)]
-    assert batch["truncated"].tolist() == [end is None for end in ended]
-    assert 4 < sum(end is None for end in ended) < 20
-    torch.testing.assert_close(
-        batch["sampler_logprob"], subject.learner.logprobs(batch), atol=1e-5, rtol=0.0
-    )
+    assert_ended(subject, batch, free, ended)
     assert responses(subject.sampler.generate(wanted[3:5], sampling)) == responses(batch)[3:5]
 
 

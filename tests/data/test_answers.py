@@ -97,9 +97,7 @@ def assistant(text: str | None, **more: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, *rows: dict[str, Any]) -> JsonlIndex:
-    path = folder / "rows.jsonl"
-    write_rows(path, rows)
-    return JsonlIndex(path)
+    return JsonlIndex(write_rows(folder / "rows.jsonl", rows))
 
 
 def open_rows(

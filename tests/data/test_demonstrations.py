@@ -27,9 +27,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def index(tmp_path: Path) -> JsonlIndex:
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, ROWS)
-    return JsonlIndex(path)
+    return JsonlIndex(write_rows(tmp_path / "rows.jsonl", ROWS))
 
 
 def section(**options: Any) -> DataSection:
@@ -99,9 +97,7 @@ def chatting(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 
 def talks(folder: Path, *rows: Any) -> JsonlIndex:
-    path = folder / "talks.jsonl"
-    write_rows(path, ({"talk": row} for row in rows))
-    return JsonlIndex(path)
+    return JsonlIndex(write_rows(folder / "talks.jsonl", ({"talk": row} for row in rows)))
 
 
 def chat_section(**options: Any) -> DataSection:

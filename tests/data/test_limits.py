@@ -29,9 +29,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write(folder: Path, *rows: dict[str, str]) -> JsonlIndex:
-    path = folder / "rows.jsonl"
-    write_rows(path, rows)
-    return JsonlIndex(path)
+    return JsonlIndex(write_rows(folder / "rows.jsonl", rows))
 
 
 @pytest.fixture

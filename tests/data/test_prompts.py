@@ -34,9 +34,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def index(tmp_path: Path) -> JsonlIndex:
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, ROWS)
-    return JsonlIndex(path)
+    return JsonlIndex(write_rows(tmp_path / "rows.jsonl", ROWS))
 
 
 def section(**options: Any) -> DataSection:
@@ -147,9 +145,7 @@ TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 
 def talks(tmp_path: Path, *talks: Any) -> JsonlIndex:
-    path = tmp_path / "talks.jsonl"
-    write_rows(path, ({"talk": talk} for talk in talks))
-    return JsonlIndex(path)
+    return JsonlIndex(write_rows(tmp_path / "talks.jsonl", ({"talk": talk} for talk in talks)))
 
 
 def test_final_assistant_message_is_left_out_of_rendered_prompt(

@@ -48,13 +48,21 @@ def whole(lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), (q, k, v))]
 
 
-def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
-    """The same of one rank's tokens, and which these are."""
+def cut(
+    layout: Layout, lengths: tuple[int, ...]
+) -> tuple[Tensor, ZigzagLayout, Tensor, Tensor, Tensor]:
+    """A rank's positions and layout, and its queries, keys and values."""
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     packing = Packing(bounds, sum(lengths), layout.cp)
     held = packing.positions(layout.cp_rank)
     zigzag = ZigzagLayout.from_row(row(lengths), packing, layout.cp_rank, layout.cp_group)
     q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
+    return held, zigzag, q, k, v
+
+
+def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
+    """The same of one rank's tokens, and which these are."""
+    held, zigzag, q, k, v = cut(layout, lengths)
     out = zigzag.attend(FUSED, 0, q, k, v, SCALING, window)[0]
     gradients = torch.autograd.grad((out * weights(sum(lengths))[held]).sum(), (q, k, v))
     return [held, out.detach(), *gradients]
@@ -78,12 +86,8 @@ def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, boo
     """Whether other sequences' numbers move one sequence's outputs, and whether its outputs have
     gradients there.
     """
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
-    packing = Packing(bounds, sum(lengths), layout.cp)
-    held = packing.positions(layout.cp_rank)
+    held, zigzag, q, k, v = cut(layout, lengths)
     mine = row(lengths).row[held] == own
-    zigzag = ZigzagLayout.from_row(row(lengths), packing, layout.cp_rank, layout.cp_group)
-    q, k, v = (x[:, :, held].requires_grad_() for x in drawn(sum(lengths)))
     others = zip((q, k, v), drawn(sum(lengths), seed=1), strict=True)
     other_q, other_k, other_v = (
         torch.where(mine[None, None, :, None], x, y[:, :, held]) for x, y in others

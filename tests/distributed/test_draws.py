@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import plain_filtered
+from tiny_models import even_uniforms, plain_filtered
 from torch import Tensor
 
 from lockstep.core.types import SamplingParams
@@ -29,13 +29,6 @@ def make(rows: int, columns: int, seed: int = 0) -> Tensor:
     """Rows from a few likely tokens to many, so that supports of any size are drawn from."""
     generator = torch.Generator().manual_seed(seed)
     return torch.linspace(0.5, 6.0, rows)[:, None] * torch.randn(rows, columns, generator=generator)
-
-
-def even_uniforms(draws: int) -> Tensor:
-    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within
-    one draw.
-    """
-    return (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
 
 
 @ALL

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import plain_filtered
+from tiny_models import even_uniforms, plain_filtered
 from torch import Tensor
 
 from lockstep.core.types import SamplingParams
@@ -14,13 +14,6 @@ LOGITS = 3 * torch.randn(32, 50, generator=torch.Generator().manual_seed(0))
 
 def filtered_logits(logits: Tensor, sampling: SamplingParams) -> Tensor:
     return apply_top_k_top_p(logits / sampling.temperature, sampling.top_k, sampling.top_p)[0]
-
-
-def even_uniforms(draws: int) -> Tensor:
-    """The middles of equal pieces of (0, 1): inverting at all of them counts each token to within
-    one draw.
-    """
-    return (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])

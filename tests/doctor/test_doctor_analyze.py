@@ -30,8 +30,7 @@ def write(
         dict(zip(keys, sides, strict=True)) | {"prompt_length": 0}
         for sides in zip(train.tolist(), infer.tolist(), strict=True)
     ]
-    write_rows(path, rows)
-    return path
+    return write_rows(path, rows)
 
 
 def in_bf16(side: Tensor) -> Tensor:

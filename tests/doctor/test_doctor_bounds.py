@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from doctor_tables import altered_torch, asked
+from doctor_tables import altered_torch, asked, scaled
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from lockstep.core.batch import Batch
 from lockstep.report.progress import show_progress
@@ -21,12 +19,6 @@ from lockstep_doctor.table.base import USUAL, BackendConditions
 from lockstep_doctor.table.measure import CellMeasurer
 from lockstep_doctor.table.measure_table import TableMeasurement
 from lockstep_doctor.table.plan import PromptSource, cells_of, requests_for
-
-
-def scaled(model: PreTrainedModel) -> None:
-    """Another model than the folder's."""
-    with torch.no_grad():
-        model.get_parameter("lm_head.weight").mul_(1.1)
 
 
 class Noting(LearnerBackend):

@@ -5,13 +5,13 @@ names it.
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doctor_tables import SMALL
+from located import run_script
 from transformers import AttentionInterface, DynamicCache
 
 from lockstep.cli import main
@@ -87,7 +87,7 @@ def test_locate_finds_wrong_attention_scale_and_writes_failing_script(
     script = Path(found["reproduction"])
     assert script.is_relative_to(out / "repro")
     assert len(script.read_text().splitlines()) <= 30
-    assert _run(script) == 1
+    assert run_script(script) == 1
 
 
 def test_reproduction_script_passes_after_fault_is_fixed(
@@ -102,13 +102,7 @@ def test_reproduction_script_passes_after_fault_is_fixed(
         _, (found,) = ask(models("llama"), tmp_path / "out")
     finally:
         kernels[attention.NAME] = plain
-    assert _run(Path(found["reproduction"])) == 0
-
-
-def _run(script: Path) -> int:
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script), run_name="__main__")
-    return int(end.value.code or 0)
+    assert run_script(Path(found["reproduction"])) == 0
 
 
 def test_failed_table_prints_locate_command_with_trust_option(

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from doctor_tables import SMALL, altered_torch, asked, found, report
+from doctor_tables import SMALL, altered_torch, asked, found, report, scaled
 from safetensors.torch import load_file
 from tiny_recipe import RECIPE
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from lockstep.cli import main
 from lockstep.config import DType, LearnerSection
@@ -150,12 +149,6 @@ def test_exhausted_time_budget_cuts_cells_and_is_inconclusive(
     assert states == ["cut by budget"] * 4 + ["beyond context"] * 2
     assert report(folder)["verdict"] == "INCONCLUSIVE"
     assert "12 real, greedy, batch 8" in report(folder)["notes"][-1]
-
-
-def scaled(model: PreTrainedModel) -> None:
-    """Another model than the folder's."""
-    with torch.no_grad():
-        model.get_parameter("lm_head.weight").mul_(1.1)
 
 
 @pytest.mark.full

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from device_bytes import bytes_of
 from pretend_gpu import bytes_there, pretend_gpu
 from tiny_models import OPTIMIZER, SECTION, WeightedLogprob, ragged
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from lockstep.cluster.judges import AwakeWhenAsked
 from lockstep.cluster.specs import LearnerSpec
@@ -55,18 +55,6 @@ def test_learner_offload_to_pinned_memory_needs_no_gpu_wait(models: Models) -> N
         assert [event.kind for event in events].count("copy back") == tensors
         assert [event.kind for event in events].count("copy") == tensors
         assert len(events) == 2 * tensors, record.lines()
-
-
-def bytes_of(learner: RankLearner) -> int:
-    """Bytes of a learner's weights and moments on the GPU."""
-    tensors = [
-        *learner.model.parameters(),
-        *(learner._optimizer.list_tensors() if learner._optimizer else ()),
-    ]
-    storages = {
-        StorageWeakRef(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors
-    }
-    return sum(storage.nbytes() for storage in storages.values())
 
 
 def test_a_frozen_model_is_copied_to_the_host_once(models: Models, tmp_path: Path) -> None:

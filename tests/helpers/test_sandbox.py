@@ -66,12 +66,6 @@ def test_a_loop_ends_by_its_cpu_time_and_a_sleep_by_the_clock(sandbox: CodeSandb
     )
 
 
-def test_program_above_memory_limit_fails(sandbox: CodeSandbox) -> None:
-    hold = "held = bytearray({} << 20)"
-    assert printed(sandbox, hold.format(64), "print('held')") == "held\n"
-    assert printed(sandbox, hold.format(160), "print('held')") is None
-
-
 FORKS = """
 import os, time
 count = 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from judge_server import JudgeServer, Said, serve_judge
-from row_files import read_rows, write_rows
+from row_files import read_rows, results, write_rows
 
 from lockstep.cli import main
 from lockstep.inference.eval_recipe import eval_recipe
@@ -71,10 +71,6 @@ def served(server: JudgeServer, in_tmp: Path) -> Callable[..., Path]:
         )
 
     return go
-
-
-def results(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
 
 
 def figures(folder: Path, way: str) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from row_files import read_rows, write_rows
+from row_files import read_rows, results, write_rows
 from training import train_rows
 
 from lockstep.cli import main
@@ -35,10 +34,6 @@ ANSWERS = """
 def early_t(prompt, response, answer, row):
     return None if "e" not in response else float("t" in response)
 """
-
-
-def results(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:

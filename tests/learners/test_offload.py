@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from device_bytes import bytes_of
 from killing import assert_same
 from tiny_models import OPTIMIZER, SECTION, SquaredError, WeightedLogprob, ragged
 from torch import Tensor, nn
@@ -40,16 +41,6 @@ def build(
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return TorchLearner(model, section, OPTIMIZER)
-
-
-def bytes_of(learner: RankLearner) -> int:
-    """Bytes of the weights and moments that are on the device."""
-    tensors = [
-        *learner.model.parameters(),
-        *(learner._optimizer.list_tensors() if learner._optimizer else ()),
-    ]
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
 
 
 def snapshot(learner: RankLearner) -> dict[str, Tensor]:

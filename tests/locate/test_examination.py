@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from located import TOKENS, ends
+from located import TOKENS, ends, run_script
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -172,7 +172,7 @@ def test_reproduction_script_fails_on_wrong_model_and_passes_on_right_one(
             )
         assert len(of_hf.read_text().splitlines()) <= 30
         assert "lockstep" not in of_hf.read_text().replace(str(model), "")
-        outcomes.append((_run(script), _run(of_hf)))
+        outcomes.append((run_script(script), run_script(of_hf)))
     assert outcomes == [(1, 1), (0, 0)]
 
 
@@ -186,15 +186,6 @@ def test_reproduction_of_wrong_reference_stores_exact_value(folder: Path, tmp_pa
     )
     assert exact is not None
     torch.testing.assert_close(right, exact)
-
-
-def _run(script: Path) -> int:
-    """In this process, where the engine is found as it is in a new one."""
-    import runpy
-
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script), run_name="__main__")
-    return int(end.value.code or 0)
 
 
 @pytest.mark.parametrize(

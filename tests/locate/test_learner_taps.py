@@ -14,7 +14,7 @@ from typing import Any
 import faulty_taps
 import pytest
 import torch
-from located import TOKENS, ends, functions
+from located import TOKENS, assert_column_of_logits, assert_every_cut, ends, functions
 from tiers import full
 
 from lockstep.core.errors import InputError
@@ -64,17 +64,8 @@ def test_learner_tap_matches_transformers_at_every_cut(
         OPENERS[backend](folder, EngineOptions(parallel=parallel, neighbors=neighbors)) as learner,
     ):
         right, own = reference.run(TOKENS, {}), learner.run(TOKENS, {})
-        assert {
-            str(cut) for cut in right.seen if cut not in own.seen and not own.is_hidden(cut)
-        } == set()
-        assert all(
-            own.seen[cut].numel() == value.numel()
-            for cut, value in right.seen.items()
-            if cut in own.seen
-        )
-        column = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
-        assert own.column is not None
-        torch.testing.assert_close(own.column, column, atol=1e-5, rtol=0)
+        assert_every_cut(own, right)
+        assert_column_of_logits(own)
         # `transformers` leaves the cap of attention out
         tight = TIGHT if family != "gemma2" else 2e-5
         assert not locate(reference, learner, TOKENS, tolerance=tight).all_segments

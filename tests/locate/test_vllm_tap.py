@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from doctor_tables import SMALL
-from located import TOKENS
+from located import TOKENS, assert_column_of_logits
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -128,9 +128,7 @@ def test_vllm_tap_matches_transformers_at_all_unfused_cuts(
     for cut, value in replayed.seen.items():
         expected = right.seen[cut].double().flatten()
         assert (value.double().flatten() - expected).norm() < LOOSE * expected.norm(), cut
-    picked = own.logits[:-1].log_softmax(-1).gather(-1, TOKENS[1:, None])[:, 0]
-    assert own.column is not None
-    torch.testing.assert_close(own.column, picked, rtol=0, atol=1e-5)
+    assert_column_of_logits(own)
     torch.testing.assert_close(own.logits, right.logits, rtol=0, atol=1e-4)
 
 

@@ -186,6 +186,20 @@ def runs(mask: torch.Tensor) -> Iterator[bool]:
 ROWS = [{"turns": 1 + i % 3, "bad": i == 2} for i in range(6)]
 
 
+def check_fault(sampler: TorchSampler, name: str, said: str, **options: object) -> list[str]:
+    """The third episode alone fails, and a note names it; returns all notes."""
+    healthy = played(sampler, "Counting", ROWS, [])
+    batch = played(sampler, name, ROWS, notes := [], timeout_s=1.0, **options)
+    where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
+    assert notes[-1].startswith(f"1 of 6 episodes failed; the first: {where}{said}")
+    assert batch["environment_fault"].tolist() == [False, False, True, False, False, False]
+    assert batch["environment_reward"].isnan().tolist() == batch["environment_fault"].tolist()
+    for i in (0, 1, 3, 4, 5):
+        assert torch.equal(batch.sequences()[i], healthy.sequences()[i])
+        assert batch["environment_reward"][i] == healthy["environment_reward"][i]
+    return notes
+
+
 def test_episode_mask_covers_only_sampled_tokens_and_logprobs_match_rescoring(
     folder: Path, sampler: TorchSampler
 ) -> None:
@@ -232,17 +246,7 @@ def test_episode_tokens_do_not_depend_on_concurrency_or_other_episodes(
 def test_environment_fault_fails_only_its_episode_and_is_named(
     folder: Path, sampler: TorchSampler, name: str, said: str, processes: int
 ) -> None:
-    healthy = played(sampler, "Counting", ROWS, [])
-    batch = played(sampler, name, ROWS, notes := [], timeout_s=1.0, max_concurrency=processes)
-    [note] = notes
-    where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
-    assert note.startswith(f"1 of 6 episodes failed; the first: {where}")
-    assert said in note
-    assert batch["environment_fault"].tolist() == [False, False, True, False, False, False]
-    assert batch["environment_reward"].isnan().tolist() == batch["environment_fault"].tolist()
-    for i in (0, 1, 3, 4, 5):
-        assert torch.equal(batch.sequences()[i], healthy.sequences()[i])
-        assert batch["environment_reward"][i] == healthy["environment_reward"][i]
+    assert len(check_fault(sampler, name, said, max_concurrency=processes)) == 1
 
 
 def test_async_episodes_run_concurrently_with_same_tokens(
@@ -271,13 +275,7 @@ def test_async_environment_fault_fails_only_its_episode(
     folder: Path, sampler: TorchSampler, name: str, said: str
 ) -> None:
     """Also where it stops the loop of all, or ends their process."""
-    healthy = played(sampler, "Counting", ROWS, [])
-    batch = played(sampler, name, ROWS, notes := [], timeout_s=1.0)
-    where = f"rows.jsonl:2, turn 2: environment.class_name worlds.py:{name} "
-    assert notes[-1].startswith(f"1 of 6 episodes failed; the first: {where}{said}")
-    assert batch["environment_fault"].tolist() == [False, False, True, False, False, False]
-    for i in (0, 1, 3, 4, 5):
-        assert torch.equal(batch.sequences()[i], healthy.sequences()[i])
+    check_fault(sampler, name, said)
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ import pytest
 from killing import contents
 from safetensors import safe_open
 from tiers import full
+from training import assert_alike
 
 from lockstep.cli import main
 from lockstep.report.log import read_metrics
@@ -30,16 +31,6 @@ def part(folder: str, role: str, step: int = 3) -> list[int]:
     with safe_open(file, "pt") as written:
         [name] = [name for name in written.keys() if name.endswith("o_proj.weight")]  # noqa: SIM118
         return written.get_slice(name).get_shape()
-
-
-def assert_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            # A share of clipped tokens jumps where rounding moves a token over the edge.
-            assert a[name] == pytest.approx(
-                b[name], rel=1e-4, abs=0.02 if "clip" in name else 1e-6
-            ), name
 
 
 @pytest.mark.needs("gloo")

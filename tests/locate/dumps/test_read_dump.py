@@ -58,8 +58,7 @@ def _whole(name: str) -> list[list[Any]]:
 
 
 def _jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    write_rows(path, rows)
-    return path
+    return write_rows(path, rows)
 
 
 def nemo_rl(folder: Path) -> Path:
