@@ -66,7 +66,7 @@ def broken(project: list[SourceFile]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("rule", map(name_of, RULES))
+@pytest.mark.parametrize("rule", [*map(name_of, RULES)])
 def test_source_files_follow_architecture_rule(rule: str, broken: dict[str, list[str]]) -> None:
     assert not broken[rule], "\n" + "\n".join(broken[rule])
 
