@@ -4,6 +4,7 @@ results.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,17 +123,11 @@ def test_generation_on_ray_replicas_is_identical_to_local_generation(
 
 @pytest.mark.proof
 @pytest.mark.needs("vllm")
-def test_doctor_completes_on_ray_with_exit_code_0_or_3(ray: None, in_tmp: Path) -> None:
+def test_doctor_on_ray_measures_both_backends(ray: None, in_tmp: Path) -> None:
     furnish(in_tmp)
-    words = [
-        "doctor",
-        "quick",
-        "model",
-        "data.prompts=rows.jsonl",
-        'data.prompt="{question}\\n"',
-        "backends=[torch,vllm]",
-    ]
-    assert main([*words, RAY, "run.folder=there"]) in (0, 3)
+    words = "doctor quick model data.prompts=rows.jsonl backends=[torch,vllm] run.folder=there"
+    assert main([*words.split(), 'data.prompt="{question}\\n"', RAY]) in (0, 3)
+    assert json.loads(Path("there/report.json").read_text())["refused"] == []
 
 
 def test_ray_cluster_with_too_few_cpus_is_rejected_with_counts(ray: None, run: Run) -> None:
