@@ -110,3 +110,10 @@ def test_finished_run_with_changed_data_or_reward_is_rejected(
     Path("rows.jsonl").unlink()
     run(*options)
     assert "is finished" in capsys.readouterr().out
+
+
+def test_truncated_responses_get_declared_cut_off_reward(run: Run) -> None:
+    (row,) = step_rows(run("run.max_steps=1", "reward.cut_off=-2"))
+    assert row["train/truncated"] > 0
+    assert row["train/reward_cut_off"] == row["train/reward_min"] == -2.0
+    assert row["train/cut_off_as_is"] == 0.0
