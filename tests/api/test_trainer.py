@@ -19,6 +19,7 @@ import yaml
 from training import train_rows
 
 import lockstep
+from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.core.errors import InputError
@@ -252,6 +253,14 @@ def test_trainer_dry_run_and_describe_create_no_run_folder(assets: Path, in_tmp:
     assert "num_prompts_per_step: 4" in trainer.describe()
     assert not Path("runs").joinpath(trainer.folder.name).exists()
     assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"
+
+
+def test_run_folder_is_named_after_algorithm_class_of_program() -> None:
+    own = type("Own", (PolicyGradient,), {})
+    own.__module__ = "__main__"
+    run = {"max_steps": 2}
+    trainer = lockstep.Trainer(own, model="m", train=ROWS, reward="math", run=run, **SMALL)
+    assert trainer.folder.name.startswith("own-")
 
 
 def test_hugging_face_dataset_gives_same_run_as_equal_row_list(assets: Path, in_tmp: Path) -> None:

@@ -12,13 +12,13 @@ from lockstep.config.loading import load_recipe
 from lockstep.run.folder.files import FolderInUseError, lock_folder
 from lockstep.run.train import train_recipe
 
-LATER = "base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\nrun: {folder: later}\n"
-
 
 @pytest.fixture
 def here(in_tmp: Path) -> Path:
     furnish(in_tmp)
-    (in_tmp / "later.yaml").write_text(LATER)
+    (in_tmp / "later.yaml").write_text(
+        "base: own.yaml\nmodel: {path: null, from_recipe: ./sft.yaml}\nrun: {folder: later}\n"
+    )
     return in_tmp
 
 

@@ -48,7 +48,6 @@ def here(in_tmp: Path) -> Path:
     Path("my_task.py").write_text(MY_TASK)
     Path("rewards.py").write_text(REWARDS)
     Path("own.yaml").write_text(yaml.safe_dump(recipe))
-    Path("tiny.yaml").write_text(yaml.safe_dump(RECIPE))
     return in_tmp
 
 
