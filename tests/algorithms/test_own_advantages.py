@@ -150,6 +150,6 @@ def test_algorithm_class_of_file_or_main_trains_with_python_trainer(example: Pat
     median = import_file(Path("median.py")).MedianBaseline
     own = type("Own", (median,), {})
     own.__module__ = "__main__"
-    run = {"max_steps": 1, "validate_every": 0}
     for kind in (median, own):
+        run = {"max_steps": 1, "validate_every": 0}
         assert lockstep.Trainer(kind, recipe="median.yaml", run=run).train().is_finished

@@ -258,8 +258,9 @@ def test_trainer_dry_run_and_describe_create_no_run_folder(assets: Path, in_tmp:
 def test_run_folder_is_named_after_algorithm_class_of_program() -> None:
     own = type("Own", (PolicyGradient,), {})
     own.__module__ = "__main__"
-    run = {"max_steps": 2}
-    trainer = lockstep.Trainer(own, model="m", train=ROWS, reward="math", run=run, **SMALL)
+    trainer = lockstep.Trainer(
+        own, model="m", train=ROWS, reward="math", run={"max_steps": 2}, **SMALL
+    )
     assert trainer.folder.name.startswith("own-")
 
 

@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs/README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-OTHERS = [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("examples/*.md")]
+OTHERS = sorted(
+    page for place in ("*", "benchmarks/**/*", "examples/*") for page in ROOT.glob(f"{place}.md")
+)
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?\)|(?:src|srcset|href)=\"([^\"]+)\"")
 MAX_LINES, MAX_WORDS = 110, 700
 """Of README.md without its folded tree, and words without code, too: about two screens."""

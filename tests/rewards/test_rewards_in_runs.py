@@ -116,6 +116,6 @@ def test_initial_model_as_judge_gives_equal_rewards_to_equal_responses() -> None
     alike: dict[tuple[str, str], set[float | None]] = {}
     for sample in samples:
         alike.setdefault((sample["prompt"], sample["response"]), set()).add(sample["reward/judge"])
-    assert len(alike) < len(samples), "no two responses are equal"
+    assert len(alike) < len(samples)  # so that some are equal
     assert all(len(rewards) == 1 for rewards in alike.values())
     assert row["judge/judge/no_verdict"] < 1
