@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import product
 from pathlib import PurePosixPath
 
@@ -58,7 +58,7 @@ def project() -> list[SourceFile]:
 @pytest.fixture(scope="module")
 def broken(project: list[SourceFile]) -> dict[str, list[str]]:
     """What breaks each rule; all rules look at a file before the next one is parsed."""
-    found: dict[str, list[str]] = {name_of(rule): [] for rule in RULES}
+    found: dict[str, list[str]] = defaultdict(list)
     for file, rule in product(project, RULES):
         name = name_of(rule)
         if (file.path, name) not in EXCEPTIONS:
