@@ -252,7 +252,7 @@ class SamplerPool:
             return
         match chosen.transfer:
             case "shared_memory":
-                route = replace(chosen, places=sender.file_paths)
+                route = replace(chosen, paths=sender.file_paths)
             case "process_group":
                 count = 1 + len(self.remotes) * width
                 self._host = RendezvousHost(self._workers.address, count, self._section.timeout_s)

@@ -190,10 +190,16 @@ class _CurrentEpisodes:
             await _await_call(environment.reset(move["row"], move["seed"]), limit_s)
             yield CALLED
             # all but the latest
-            for response, observation in zip(move["said"], move["heard"], strict=False):
-                _require_same(await _await_call(environment.step(response), limit_s), observation)
+            for response, observation in zip(move["responses"], move["observations"], strict=False):
+                result = await _await_call(environment.step(response), limit_s)
+                if _parse_step_result(result)["observation"] != observation:
+                    raise _InvalidAnswer(
+                        "returned a different observation on replay; it must depend only on the "
+                        "row, the seed and the responses"
+                    )
                 yield CALLED
-        answer = _parse_step_result(await _await_call(environment.step(move["said"][-1]), limit_s))
+        result = await _await_call(environment.step(move["responses"][-1]), limit_s)
+        answer = _parse_step_result(result)
         if not answer["done"]:
             self._live[move["episode"]] = environment
         yield answer
@@ -235,7 +241,7 @@ async def _catch_error(reply: Awaitable[Any]) -> Any:
 
 def _find_environment(move: dict[str, Any], live: dict[int, Any]) -> Any:
     """The environment of an episode; None at its first response, since numbers are reused."""
-    if len(move["said"]) > 1:
+    if len(move["responses"]) > 1:
         return live.get(move["episode"])
     return None
 
@@ -370,14 +376,6 @@ async def _await_call(call: Any, limit_s: float) -> Any:
         if not limit.expired():
             raise
         raise _InvalidAnswer(f"timed out after {limit_s:g} s") from None
-
-
-def _require_same(result: Any, observation: Any) -> None:
-    if _parse_step_result(result)["observation"] != observation:
-        raise _InvalidAnswer(
-            "returned a different observation on replay; it must depend only on the row, the seed "
-            "and the responses"
-        )
 
 
 def _parse_step_result(result: Any) -> dict[str, Any]:

@@ -109,10 +109,9 @@ def _read_marked(answer: str, start: int) -> tuple[ToolCall | MalformedCall, int
         return _read_call(found, "arguments"), end + len(_CLOSING)
     if answer.startswith(MARKS["hermes"], end):
         return MalformedCall(f"the call is not closed by {_CLOSING}"), end
-    after = answer.find(_CLOSING, end)
-    return MalformedCall("text follows the JSON of the call"), len(
-        answer
-    ) if after < 0 else after + len(_CLOSING)
+    closing = answer.find(_CLOSING, end)
+    after = len(answer) if closing < 0 else closing + len(_CLOSING)
+    return MalformedCall("text follows the JSON of the call"), after
 
 
 def _parse_llama(answer: str) -> Iterator[ToolCall | MalformedCall]:
@@ -209,15 +208,12 @@ class ToolSet:
         self._signatures = {
             name: inspect.signature(function) for name, (_, function) in named.items()
         }
-        self._types = {
-            name: {
-                argument: TypeAdapter(hint)
-                for argument, hint in get_type_hints(function).items()
-                if argument != "return"
-            }
-            for name, (schema, function) in named.items()
-            if schema is None
-        }
+        self._types = dict[str, dict[str, TypeAdapter[Any]]]()
+        for name, (schema, function) in named.items():
+            if schema is None:
+                hints = get_type_hints(function)
+                hints.pop("return", None)
+                self._types[name] = {key: TypeAdapter(hint) for key, hint in hints.items()}
 
     def check_call(self, call: ToolCall) -> ToolCall | MalformedCall:
         """Returns the call with strictly checked argument types: text is not a number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ class EpisodeRecord:
     tokens: list[Tensor]
     mask: list[Tensor]
     logprobs: list[Tensor]
-    said: list[str] = field(default_factory=list)
-    heard: list[EpisodeObservation] = field(default_factory=list)
+    responses: list[str] = field(default_factory=list)
+    observations: list[EpisodeObservation] = field(default_factory=list)
     reward: float | None = 0.0
     lowest: float = 0.0
     truncated: bool = False
@@ -60,17 +61,18 @@ class EpisodeRecord:
     @property
     def environment_message(self) -> dict[str, Any]:
         """The message to the environment process."""
-        content = {
+        return {
+            "episode": self.number,
+            "opened": opening_mark(self.prompt.text),
             "row": dict(self.prompt.row),
             "seed": self.seed,
-            "said": self.said,
-            "heard": self.heard,
+            "responses": self.responses,
+            "observations": self.observations,
         }
-        return {"episode": self.number, "opened": opening_mark(self.prompt.text), **content}
 
     def next_request(self) -> Request:
         """The request for the next turn; each turn has its own random numbers."""
-        turn = len(self.said)
+        turn = len(self.responses)
         if turn:
             key = keyed.hash_key(self.request.key, "turn", turn)
         else:
@@ -88,7 +90,7 @@ class EpisodeRecord:
         if "wrong" in reply:
             self.mark_failed(reply["wrong"])
             return
-        self.heard.append(reply["observation"])
+        self.observations.append(reply["observation"])
         self.tool_calls += reply["calls"]
         self.malformed_calls += reply["malformed"]
         for name, part in reply["parts"].items():
@@ -130,12 +132,11 @@ def count_calls(episodes: Sequence[EpisodeRecord]) -> dict[str, Tensor]:
 
 def make_part_columns(episodes: Sequence[EpisodeRecord]) -> dict[str, Tensor]:
     """The environment's named rewards, fp32 [B] each; NaN for a failure or no verdict."""
-    named = [{} if episode.fault is not None else episode.parts for episode in episodes]
-    names = sorted({name for episode in episodes for name in episode.parts})
-    return {
-        f"{PART}{name}": torch.tensor([parts.get(name, UNKNOWN) for parts in named])
-        for name in names
-    }
+    rewards = [{} if episode.fault is not None else episode.parts for episode in episodes]
+    columns = dict[str, Tensor]()
+    for name in sorted(set(chain.from_iterable(episode.parts for episode in episodes))):
+        columns[f"{PART}{name}"] = torch.tensor([parts.get(name, UNKNOWN) for parts in rewards])
+    return columns
 
 
 def make_batch(
@@ -146,20 +147,18 @@ def make_batch(
 ) -> Batch:
     """Builds the batch of finished episodes; `rewards` has one number per episode."""
     return Batch(
-        torch.cat([piece for episode in episodes for piece in episode.tokens]),
+        torch.cat([torch.cat(episode.tokens) for episode in episodes]),
         torch.tensor([episode.token_count for episode in episodes]),
         {
-            "mask": torch.cat([piece for episode in episodes for piece in episode.mask]),
-            "sampler_logprob": torch.cat(
-                [piece for episode in episodes for piece in episode.logprobs]
-            ),
+            "mask": torch.cat([torch.cat(episode.mask) for episode in episodes]),
+            "sampler_logprob": torch.cat([torch.cat(episode.logprobs) for episode in episodes]),
         },
         {
             "truncated": torch.tensor([episode.truncated for episode in episodes]),
             "version": versions,
             "environment_reward": torch.tensor(rewards),
             "environment_fault": torch.tensor([episode.fault is not None for episode in episodes]),
-            "turns": torch.tensor([len(episode.said) for episode in episodes]),
+            "turns": torch.tensor([len(episode.responses) for episode in episodes]),
         },
         sampling,
     )

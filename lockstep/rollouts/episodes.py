@@ -95,17 +95,14 @@ class EpisodeRunner:
             for _ in range(section.max_concurrency)
         ]
         self._start_process(self._children[0])
-        declared = self._read_declared()
+        with self._children[0].ask_streaming(environment.DECLARED) as reply:
+            declared = reply(section.timeout_s)
         self.tools: list[ToolSchema] = declared["schemas"]
         self.is_declared = "cut_off_reward" in declared
         self.cut_off_reward: float | str | None = declared.get("cut_off_reward", 0.0)
         self.best_reward: float | None = declared.get("best_reward")
         self._negative = ""
         self._observed = observed(self.tools)
-
-    def _read_declared(self) -> dict[str, Any]:
-        with self._children[0].ask_streaming(environment.DECLARED) as reply:
-            return reply(self._section.timeout_s)
 
     @property
     def keeps_rewards(self) -> bool:
@@ -239,7 +236,7 @@ class EpisodeRunner:
         )
         for episode, (tokens, mask, logprob), cut in zip(episodes, columns, cut_off, strict=True):
             episode.append_tokens(tokens[mask], logprob[mask])
-            episode.said.append(self._decode(own.drop_stop(tokens[mask].tolist())))
+            episode.responses.append(self._decode(own.drop_stop(tokens[mask].tolist())))
             episode.truncated = cut
         self._ask_all(episodes, ask)
         for episode in episodes:
@@ -253,7 +250,9 @@ class EpisodeRunner:
         """
         answers: list[Future[None]] = []
         try:
-            for child, share in zip(self._children, self._split_by_process(episodes), strict=True):
+            for number, child in enumerate(self._children):
+                # an episode always has the same process
+                share = [one for one in episodes if one.number % len(self._children) == number]
                 answers.append(run_in_background(partial(ask, child, share)))
             for answer in wait_for_all(answers):
                 answer.result()  # raises the thread's error
@@ -269,20 +268,13 @@ class EpisodeRunner:
         if episode.ended:
             return
         observation = torch.tensor(
-            self._observed(episode.heard[-1], int(episode.tokens[-1][-1])), dtype=torch.int64
+            self._observed(episode.observations[-1], int(episode.tokens[-1][-1])), dtype=torch.int64
         )
         limit = len(episode.prompt.tokens) + self._section.max_tokens
         if episode.token_count + len(observation) + room > limit:
             episode.ended = episode.truncated = True
         else:
             episode.append_tokens(observation)
-
-    def _split_by_process(self, episodes: Sequence[EpisodeRecord]) -> list[list[EpisodeRecord]]:
-        """Assigns episodes to processes; an episode always has the same one."""
-        count = len(self._children)
-        return [
-            [episode for episode in episodes if episode.number % count == k] for k in range(count)
-        ]
 
     def _ask_process(
         self,
@@ -300,7 +292,10 @@ class EpisodeRunner:
         while groups:
             self._start_process(child)
             left, is_known = self._ask_once(child, groups.pop(0))
-            groups[:0] = ([left] if is_known else [[episode] for episode in left]) if left else []
+            if left and is_known:
+                groups.insert(0, left)
+            else:
+                groups[:0] = [[episode] for episode in left]
             self._describe_failures(everyone)
 
     def _ask_once(
@@ -358,14 +353,12 @@ class EpisodeRunner:
         limit = self._section.max_no_verdict_rate
         if not failed:
             return ""
-        what = (
-            f"{len(failed)} of {len(episodes)} episodes failed; the first: "
-            f"{self._describe_fault(failed[0])}"
+        first = failed[0]
+        failures = (
+            f"{len(failed)} of {len(episodes)} episodes failed; the first: {first.prompt.id}, turn "
+            f"{len(first.responses)}: environment.class_name {self._section.class_name} "
+            f"{first.fault}"
         )
         if len(failed) > limit * len(episodes):
-            raise EnvironmentFault(f"{what}, above environment.max_no_verdict_rate={limit:g}")
-        return what
-
-    def _describe_fault(self, episode: EpisodeRecord) -> str:
-        where = f"{episode.prompt.id}, turn {len(episode.said)}"
-        return f"{where}: environment.class_name {self._section.class_name} {episode.fault}"
+            raise EnvironmentFault(f"{failures}, above environment.max_no_verdict_rate={limit:g}")
+        return failures

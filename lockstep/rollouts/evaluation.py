@@ -12,10 +12,10 @@ of pass@k and maj@k.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import attrgetter
+from itertools import chain, groupby
+from operator import attrgetter, itemgetter
 from typing import assert_never
 
 import torch
@@ -96,20 +96,19 @@ def sample_answers(
     tokens = rollouts.batch.per_sample(rollouts.batch.mask.long()).tolist()
     truncated = rollouts.batch["truncated"].tolist()
     scores = _read_scores(rollouts.batch["score"])
-    columns = {
-        name.removeprefix(PART): own
-        for name, own in rollouts.batch.sample.items()
-        if name.startswith(PART)
-    }
-    parts = {name: _read_scores(column) for name, column in columns.items()}
+    parts = dict[str, list[float | None]]()
+    for name, score_B in rollouts.batch.sample.items():
+        if name.startswith(PART):
+            parts[name.removeprefix(PART)] = _read_scores(score_B)
     replaced = isinstance(collector.reward, CutOffReward) and collector.reward.value is not None
     judged = [
         None if replaced and cut else score for cut, score in zip(truncated, scores, strict=True)
     ]
     texts = [prompt.text for prompt in rollouts.prompts]
     votes = name_votes(collector.reward, texts, rollouts.responses, judged, num_samples)
-    samples = [
-        GradedSample(
+    samples = list[GradedSample]()
+    for i, prompt in enumerate(rollouts.prompts):
+        sample = GradedSample(
             question=position + i // num_samples,
             id=prompt.id,
             draw=i % num_samples,
@@ -122,8 +121,7 @@ def sample_answers(
             truncated=truncated[i],
             parts={name: own[i] for name, own in parts.items()},
         )
-        for i, prompt in enumerate(rollouts.prompts)
-    ]
+        samples.append(sample)
     return samples, rollouts.judging.with_prefix("judge")
 
 
@@ -169,12 +167,11 @@ def _group_answers(
         else:
             if text not in names:
                 groups = dict.fromkeys(name for name in names.values() if name is not None)
-                is_readable = verify_equal(text, text)
-                names[text] = (
-                    next((name for name in groups if verify_equal(name, text)), text)
-                    if is_readable
-                    else None
-                )
+                if verify_equal(text, text):
+                    equal = (name for name in groups if verify_equal(name, text))
+                    names[text] = next(equal, text)
+                else:
+                    names[text] = None  # unreadable
             votes.append(names[text])
     return votes
 
@@ -209,14 +206,17 @@ class GradingRule:
             ks: The k of pass@k and, from 2 on, of maj@k.
         """
         figures: EvalFigures = {}
-        questions = [
-            [sample for sample in own if sample.score is not None]
-            for _, own in groupby(samples, key=attrgetter("question"))
-        ]
+        questions = list[list[GradedSample]]()
+        for _, own in groupby(samples, key=attrgetter("question")):
+            questions.append([sample for sample in own if sample.score is not None])
         if self.graded:
-            figures["reward"] = mean([_mean_score(own) for own in questions if own])
-        for name in dict.fromkeys(name for sample in samples for name in sample.parts):
-            figures[f"{PART}{name}"] = mean(_mean_parts(samples, name))
+            rewards = _question_means((sample.question, sample.score) for sample in samples)
+            figures["reward"] = mean(rewards)
+        for name in dict.fromkeys(chain.from_iterable(sample.parts for sample in samples)):
+            rewards = _question_means(
+                (sample.question, sample.parts.get(name)) for sample in samples
+            )
+            figures[f"{PART}{name}"] = mean(rewards)
         for k in ks if self.pass_score is not None else ():
             enough = [own for own in questions if len(own) >= k]
             figures[f"pass@{k}"] = share(
@@ -304,15 +304,11 @@ def length_metrics(samples: Sequence[GradedSample]) -> Metrics:
     )
 
 
-def _mean_parts(samples: Sequence[GradedSample], name: str) -> list[float]:
-    """The mean reward of a sum's part for each question with a verdict."""
-    groups = (
-        [sample.parts.get(name) for sample in own]
-        for _, own in groupby(samples, key=attrgetter("question"))
-    )
-    known = ([reward for reward in own if reward is not None] for own in groups)
-    return [sum(own) / len(own) for own in known if own]
-
-
-def _mean_score(own: Sequence[GradedSample]) -> float:
-    return sum(sample.score for sample in own if sample.score is not None) / len(own)
+def _question_means(rewards: Iterable[tuple[int, float | None]]) -> list[float]:
+    """The mean reward of each question with a verdict, from pairs of question and reward."""
+    means = list[float]()
+    for _, pairs in groupby(rewards, key=itemgetter(0)):
+        known = [reward for _, reward in pairs if reward is not None]
+        if known:
+            means.append(sum(known) / len(known))
+    return means

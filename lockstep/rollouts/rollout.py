@@ -224,13 +224,12 @@ class RolloutCollector:
         found = 0
         for number in range(max_batches):
             rollouts = self.collect(position + number * count, count, sampling, num_generations)
-            mixed = _find_mixed_groups(rollouts.batch["score"].view(count, num_generations))
-            parts.append(
-                _select_groups(
-                    rollouts, mixed.nonzero().squeeze(-1)[: count - found], num_generations
-                )
-            )
-            found += len(parts[-1].prompts) // num_generations
+            score_PG = rollouts.batch["score"].view(count, num_generations)
+            highest_P = score_PG.nan_to_num(float("-inf")).amax(-1)
+            lowest_P = score_PG.nan_to_num(float("inf")).amin(-1)
+            mixed = (highest_P > lowest_P).nonzero().squeeze(-1)[: count - found]
+            parts.append(_select_groups(rollouts, mixed, num_generations))
+            found += len(mixed)
             if found == count:
                 return _join_rollouts(parts), position + (number + 1) * count
         raise InputError(
@@ -255,11 +254,10 @@ class RolloutCollector:
             batch = self.environment.run_episodes(
                 self.engine, repeated, requests, sampling, num_generations
             )
-        said = [
-            tokens[len(request.tokens) :].tolist()
-            for request, tokens in zip(requests, batch.sequences(), strict=True)
-        ]
-        responses = [self.decode(sampling.drop_stop(tokens)) for tokens in said]
+        responses = list[str]()
+        for request, tokens in zip(requests, batch.sequences(), strict=True):
+            response = tokens[len(request.tokens) :].tolist()
+            responses.append(self.decode(sampling.drop_stop(response)))
         columns, judging = self._score_responses(batch, repeated, responses)
         batch = batch.with_columns(sample=columns)
         return Rollouts(batch, repeated, responses, judging, self.terms, num_generations)
@@ -323,18 +321,12 @@ def build_requests(
         seed: Seed of the random numbers.
         role: Use of the responses, which separates their random numbers.
     """
-    return [
-        Request(prompt.tokens, keyed.hash_key(seed, role, position + i, prompt.id, draw))
-        for i, prompt in enumerate(prompts)
-        for draw in range(num_generations)
-    ]
-
-
-def _find_mixed_groups(score_PG: Tensor) -> Tensor:
-    """True for prompts with differing scores, ignoring missing verdicts, bool [P]."""
-    highest = score_PG.nan_to_num(float("-inf")).amax(-1)
-    lowest = score_PG.nan_to_num(float("inf")).amin(-1)
-    return highest > lowest
+    requests = list[Request]()
+    for index, prompt in enumerate(prompts):
+        for draw in range(num_generations):
+            key = keyed.hash_key(seed, role, position + index, prompt.id, draw)
+            requests.append(Request(prompt.tokens, key))
+    return requests
 
 
 def _select_groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollouts:
@@ -352,20 +344,13 @@ def _select_groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> 
 def _join_rollouts(parts: Sequence[Rollouts]) -> Rollouts:
     """Joins rollouts; a named reward that is missing in some of them has no verdict there."""
     named = {name for part in parts for name in part.batch.sample if name.startswith(PART)}
-    lacking = [
-        {
-            name: torch.full((len(part.batch),), _UNKNOWN)
-            for name in named - part.batch.sample.keys()
-        }
-        for part in parts
-    ]
+    batches = list[Batch]()
+    for part in parts:
+        missing = named - part.batch.sample.keys()
+        unknown_B = torch.full((len(part.batch),), _UNKNOWN)
+        batches.append(part.batch.with_columns(sample=dict.fromkeys(missing, unknown_B)))
     return Rollouts(
-        concat_batches(
-            [
-                part.batch.with_columns(sample=columns)
-                for part, columns in zip(parts, lacking, strict=True)
-            ]
-        ),
+        concat_batches(batches),
         [prompt for part in parts for prompt in part.prompts],
         [response for part in parts for response in part.responses],
         merge_metrics(part.judging for part in parts),

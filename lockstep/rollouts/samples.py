@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Literal
 
 from torch import Tensor
@@ -59,28 +59,27 @@ def sample_rows(
     rows = list(chosen)
     sampled = rollouts.batch.select(rows).to("cpu")
     batch = batch.select(rows).to("cpu")
-    spans = [
-        slice(int(start), int(start + length))
-        for start, length in zip(*_locate_responses(sampled), strict=True)
-    ]
-    texts = _decode_each_token([sampled.tokens[span].tolist() for span in spans], collector.decode)
+    starts, ends = _locate_responses(sampled)
     columns = _token_columns(sampled, batch)
     scores = _sample_columns(sampled, batch)
-    return [
-        {
-            "id": rollouts.prompts[row].id,
-            "prompt": rollouts.prompts[row].text,
-            "response": rollouts.responses[row],
-            "answer": collector.prompts.answer(rollouts.prompts[row]),
-            "logged_as": reason,
-            **{name: column[place] for name, column in scores.items()},
-            "token": {
-                "text": texts[place],
-                **{name: column[spans[place]] for name, column in columns.items()},
-            },
-        }
-        for place, (row, reason) in enumerate(chosen.items())
-    ]
+    text = cache(lambda token: collector.decode([token]))  # U+FFFD for partial characters
+    logged = list[dict[str, Any]]()
+    for index, (row, reason) in enumerate(chosen.items()):
+        prompt = rollouts.prompts[row]
+        span = slice(starts[index], ends[index])
+        token = {name: column[span] for name, column in columns.items()}
+        logged.append(
+            {
+                "id": prompt.id,
+                "prompt": prompt.text,
+                "response": rollouts.responses[row],
+                "answer": collector.prompts.answer(prompt),
+                "logged_as": reason,
+                **{name: column[index] for name, column in scores.items()},
+                "token": {"text": list(map(text, sampled.tokens[span].tolist())), **token},
+            }
+        )
+    return logged
 
 
 def round_significant(values: Tensor) -> list[float]:
@@ -88,13 +87,13 @@ def round_significant(values: Tensor) -> list[float]:
     return [float(f"{value:.5g}") + 0.0 for value in values.tolist()]  # no −0
 
 
-def _locate_responses(sampled: Batch) -> tuple[Tensor, Tensor]:
-    """Start of each response in the flat tokens and its length, [B] each."""
+def _locate_responses(sampled: Batch) -> tuple[list[int], list[int]]:
+    """Start and end of each response in the flat tokens."""
     end_B = sampled.starts + sampled.lengths
-    first_B = end_B.clone()
+    start_B = end_B.clone()
     chosen_M = sampled.mask.nonzero().squeeze(-1)
-    first_B.scatter_reduce_(0, sampled.row[chosen_M], chosen_M, "amin")
-    return first_B, end_B - first_B
+    start_B.scatter_reduce_(0, sampled.row[chosen_M], chosen_M, "amin")
+    return start_B.tolist(), end_B.tolist()
 
 
 def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
@@ -106,28 +105,15 @@ def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
 
 
 def _sample_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:
-    shaped = {
-        name: round_significant(batch[name]) for name in ("shaped_score",) if name in batch.sample
-    }
-    return {
-        "score": batch["score"].tolist(),
-        **shaped,
-        "tokens": sampled.per_sample(sampled.mask.long()).tolist(),
-        "truncated": batch["truncated"].tolist(),
-        **{
-            name: column.tolist()
-            for name, column in sampled.sample.items()
-            if name.startswith(PART)
-        },
-    }
-
-
-def _decode_each_token(
-    responses: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
-) -> list[list[str]]:
-    """The text that each token adds to its response; partial characters become U+FFFD."""
-    text = cache(lambda token: decode([token]))
-    return [[text(token) for token in response] for response in responses]
+    columns: dict[str, list[Any]] = {"score": batch["score"].tolist()}
+    if "shaped_score" in batch.sample:
+        columns["shaped_score"] = round_significant(batch["shaped_score"])
+    columns["tokens"] = sampled.per_sample(sampled.mask.long()).tolist()
+    columns["truncated"] = batch["truncated"].tolist()
+    for name, column in sampled.sample.items():
+        if name.startswith(PART):
+            columns[name] = column.tolist()
+    return columns
 
 
 def choose_rows(
@@ -151,9 +137,7 @@ def choose_rows(
     Returns:
         Rows in order, each with the reason for choosing its group.
     """
-    groups = [
-        [row for row, _ in own] for _, own in groupby(enumerate(prompts), key=lambda pair: pair[1])
-    ]
+    groups = [list(rows) for _, rows in groupby(range(len(prompts)), key=prompts.__getitem__)]
     known = {row: score for row, score in enumerate(scores) if math.isfinite(score)}
     cut = {row for row, is_cut in enumerate(truncated) if is_cut}
     chosen: dict[int, SampleReason] = {}
@@ -171,12 +155,12 @@ def _rank_groups(
     for group, reason in _find_extremes(groups, known):
         shown += group
         yield group, reason
-    unjudged = {row for group in groups for row in group if row not in known}
-    telling: tuple[tuple[set[int], SampleReason], ...] = (
+    unjudged = set(chain.from_iterable(groups)) - known.keys()
+    special: tuple[tuple[set[int], SampleReason], ...] = (
         (cut, "cut off"),
         (unjudged, "no verdict"),
     )
-    for wanted, reason in telling:
+    for wanted, reason in special:
         if wanted and wanted.isdisjoint(shown):
             group = next(group for group in groups if not wanted.isdisjoint(group))
             shown += group

@@ -83,7 +83,9 @@ class JsonServer:
     def __init__(
         self, address: ServerAddress, timeout_s: float, note: Callable[[str], object]
     ) -> None:
-        self._address, self._timeout_s, self._seldom = address, timeout_s, RateLimitedNote(note)
+        self._address = address
+        self._timeout_s = timeout_s
+        self._note = RateLimitedNote(note)
         self._key = os.environ.get(address.api_key_env, "").strip()
         if not all("!" <= character <= "~" for character in self._key):
             raise ServerError(
@@ -110,18 +112,18 @@ class JsonServer:
         """
         gate = Semaphore(self._address.max_concurrency)
 
-        async def request_one(client: openai.AsyncOpenAI, place: int) -> _ReplyT:
+        async def request_one(client: openai.AsyncOpenAI, index: int) -> _ReplyT:
             async with gate:
-                answered = await self.request_reply(client, shape, path, bodies[place])
-            wrong = fault(place, answered)
-            if wrong is not None:
-                raise ServerError(f"{self._address.url}: {wrong}; check the server at this address")
+                answered = await self.request_reply(client, shape, path, bodies[index])
+            error = fault(index, answered)
+            if error is not None:
+                raise ServerError(f"{self._address.url}: {error}; check the server at this address")
             return answered
 
         with self.open_connection() as (portal, client):
             futures = {
-                portal.start_task_soon(request_one, client, place): place
-                for place in range(len(bodies))
+                portal.start_task_soon(request_one, client, index): index
+                for index in range(len(bodies))
             }
             for future in as_completed(futures):
                 answered = _await_reply(future, lost, futures[future])
@@ -150,7 +152,7 @@ class JsonServer:
         body: Mapping[str, object] | None = None,
     ) -> _ReplyT:
         """Returns the server's answer, retrying temporary failures; a GET without a body."""
-        attempts = RetryCounter("server", self._seldom, self._address.max_retries)
+        attempts = RetryCounter("server", self._note, self._address.max_retries)
         while True:
             try:
                 return _parse_reply(shape, await self._ask_once(client, path, body))
@@ -164,8 +166,6 @@ class JsonServer:
                 message = f"{self._address.url}: {self._describe_error(error, attempts.used + 1)}"
                 if self._key:
                     message = message.replace(self._key, "[key]")
-                else:
-                    message = message
                 if _is_temporary(error):
                     wait_s = attempts.next_wait(message, _find_retry_after(error))
                 else:
@@ -240,28 +240,27 @@ def _is_temporary(error: Exception) -> bool:
 
 def _find_retry_after(error: Exception) -> float:
     """Seconds to wait by a busy server's `Retry-After`, at most a minute; 0 if not given."""
+    seconds = ""
     if isinstance(error, openai.APIStatusError):
-        asked = error.response.headers.get("retry-after", "")
-    else:
-        asked = ""
-    if asked.isdecimal():
-        return min(float(asked), _LONGEST_WAIT_S)
+        seconds = error.response.headers.get("retry-after", "")
+    if seconds.isdecimal():
+        return min(float(seconds), _LONGEST_WAIT_S)
     return 0.0
 
 
 def _await_reply(
-    future: Future[_ReplyT], lost: LostRequestHandler | None, place: int
+    future: Future[_ReplyT], lost: LostRequestHandler | None, index: int
 ) -> _ReplyT | None:
     try:
         return future.result()
     except ServerError as error:
         if lost is None:
             raise
-        lost(place, error)
+        lost(index, error)
         return None
 
 
 def _error_detail(body: object) -> str:
     """Returns the server's error description in one line."""
-    said = body.get("message") if isinstance(body, dict) else body
-    return " ".join(str(said or "no details").split())[:300]
+    detail = body.get("message") if isinstance(body, dict) else body
+    return " ".join(str(detail or "no details").split())[:300]

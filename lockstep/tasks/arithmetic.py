@@ -127,7 +127,9 @@ def distinct_problems(count: int, seed: int) -> list[WordProblem]:
     found: dict[str, WordProblem] = {}
     block = 0
     while len(found) < count:
-        for problem in _draw_problems(block, seed):
+        rows = range(block * _BLOCK, (block + 1) * _BLOCK)
+        for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
+            problem = _draw_problem(iter(draws))
             found.setdefault(problem.question, problem)
         block += 1
     return list(found.values())[:count]
@@ -148,13 +150,6 @@ def build_demonstrations(train: list[WordProblem], spec: Arithmetic) -> Iterator
     direct = [problem.answer_row(direct=True) for problem in train]
     for position, question in enumerate(questions):
         yield (direct if position >= first_direct and question < num_direct else reasoned)[question]
-
-
-def _draw_problems(block: int, seed: int) -> Iterator[WordProblem]:
-    """A block of problems, not yet distinct: each comes from uniform numbers with its own key."""
-    rows = range(block * _BLOCK, (block + 1) * _BLOCK)
-    for draws in sample_uniforms(rows, _DRAWS, seed, "arithmetic"):
-        yield _draw_problem(iter(draws))
 
 
 def _draw_problem(draws: Iterator[float]) -> WordProblem:

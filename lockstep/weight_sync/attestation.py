@@ -14,9 +14,9 @@ class WeightAttestation:
 
     Attributes:
         version: Version of the weights.
-        fingerprints: Fingerprint of each tensor (`weight_sync.fingerprints.fingerprint`), read from
-            the memory that the engine computes with; for tensors in `columns` and `received`, of
-            the bytes that arrived.
+        fingerprints: Fingerprint of each tensor (`weight_sync.fingerprints.fingerprint_tensor`),
+            read from the memory that the engine computes with; for tensors in `columns` and
+            `received`, of the bytes that arrived.
         columns: Fingerprints of packed matrices, read through the engine's kernels:
             `weight_sync.fingerprints.column_fingerprint` of the columns that it computes with.
         received: Tensors that cannot be read back, such as those from which the engine builds

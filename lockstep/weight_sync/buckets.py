@@ -1,4 +1,4 @@
-"""Buckets: weights are sent a few at a time, so that no side needs a second copy of the model.
+"""Buckets of weights, sent one by one, so that neither side needs a second copy of the model.
 
 A bucket is a range of bytes, and a list of the tensors in it.
 """
@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class BucketSlot:
+class BucketPart:
     """A tensor in a bucket."""
 
     name: str
@@ -49,13 +49,13 @@ class WeightBucket:
     Attributes:
         number: Number of the bucket in a weight sync, from 0.
         size: Size in bytes.
-        slots: Its tensors.
+        parts: Its tensors.
         handles: CUDA IPC handles of the bytes' memory, by GPU name; empty for other carriers.
     """
 
     number: int
     size: int
-    slots: tuple[BucketSlot, ...]
+    parts: tuple[BucketPart, ...]
     handles: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -64,37 +64,37 @@ class WeightBucket:
 
     @classmethod
     def from_json(cls, text: str) -> WeightBucket:
-        """Parses the output of `json`."""
+        """Parses the output of `to_json`."""
         fields = json.loads(text)
-        slots = (
-            BucketSlot(**{**slot, "shape": tuple(slot["shape"])}) for slot in fields.pop("slots")
+        parts = (
+            BucketPart(**{**part, "shape": tuple(part["shape"])}) for part in fields.pop("parts")
         )
-        return cls(**fields, slots=tuple(slots))
+        return cls(**fields, parts=tuple(parts))
 
 
 def pack_buckets(
     tensors: Iterable[tuple[str, Tensor, torch.dtype]],
-) -> Iterator[tuple[tuple[BucketSlot, ...], list[Tensor]]]:
+) -> Iterator[tuple[tuple[BucketPart, ...], list[Tensor]]]:
     """Groups tensors, with their sent types, into buckets: as many as fit, or one larger tensor."""
-    slots = list[BucketSlot]()
+    parts = list[BucketPart]()
     packed = list[Tensor]()
     for name, tensor, dtype in tensors:
-        slot = BucketSlot(
-            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), count_aligned_bytes(slots)
+        part = BucketPart(
+            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), count_aligned_bytes(parts)
         )
-        if slots and slot.start + slot.size_bytes > CAPACITY:
-            yield tuple(slots), packed
-            slot = replace(slot, start=0)
-            slots = []
+        if parts and part.start + part.size_bytes > CAPACITY:
+            yield tuple(parts), packed
+            part = replace(part, start=0)
+            parts = []
             packed = []
-        slots.append(slot)
+        parts.append(part)
         packed.append(tensor)
-    if slots:
-        yield tuple(slots), packed
+    if parts:
+        yield tuple(parts), packed
 
 
-def count_aligned_bytes(slots: Sequence[BucketSlot]) -> int:
-    """Bytes up to the aligned end of the last slot, where another slot may start."""
-    if slots:
-        return -(-(slots[-1].start + slots[-1].size_bytes) // _ALIGNMENT) * _ALIGNMENT
+def count_aligned_bytes(parts: Sequence[BucketPart]) -> int:
+    """Bytes up to the aligned end of the last part, where another part may start."""
+    if parts:
+        return -(-(parts[-1].start + parts[-1].size_bytes) // _ALIGNMENT) * _ALIGNMENT
     return 0

@@ -2,7 +2,8 @@
 
 Sender and receivers open the same `TransferRoute`.
 
-The bytes are in memory that both map, on the host or a GPU, or are broadcast in a process group.
+The bytes are in memory that both sides map, on the host or a GPU, or are broadcast in a process
+group.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from lockstep.core.errors import InputError
 from lockstep.distributed.meeting import RendezvousAddress
-from lockstep.weight_sync.buckets import CAPACITY, BucketSlot, WeightBucket, count_aligned_bytes
+from lockstep.weight_sync.buckets import CAPACITY, BucketPart, WeightBucket, count_aligned_bytes
 
 TransferKind = Literal["shared_memory", "process_group", "cuda_ipc"]
 
@@ -40,13 +41,13 @@ class TransferRoute:
 
     Attributes:
         transfer: Kind of carrier.
-        places: Files of shared memory.
+        paths: Files of shared memory.
         meeting: Meeting of a process group; rank 0 sends.
         backend: Backend of the process group; NCCL if every process has its own GPU.
     """
 
     transfer: TransferKind
-    places: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     meeting: RendezvousAddress | None = None
     backend: Literal["gloo", "nccl"] = "gloo"
 
@@ -61,7 +62,7 @@ class TransferRoute:
         return (self.transfer, self.backend) == (other.transfer, other.backend)
 
     def for_host_weights(self, one_machine: bool) -> TransferRoute:
-        """The same for weights in host memory, which neither CUDA IPC nor NCCL can read."""
+        """A route for weights in host memory, which neither CUDA IPC nor NCCL can read."""
         if self.is_between_gpus:
             return TransferRoute("shared_memory" if one_machine else "process_group")
         return self
@@ -85,10 +86,10 @@ class TransferRoute:
 
     @classmethod
     def from_json(cls, text: str) -> TransferRoute:
-        """Parses the output of `json`."""
+        """Parses the output of `to_json`."""
         fields = json.loads(text)
         meeting = fields.pop("meeting")
-        fields["places"] = tuple(fields["places"])
+        fields["paths"] = tuple(fields["paths"])
         return cls(**fields, meeting=None if meeting is None else RendezvousAddress(**meeting))
 
 
@@ -108,7 +109,7 @@ class BucketCarrier(ABC):
         """
 
     @abstractmethod
-    def seal_bucket(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
+    def seal_bucket(self, number: int, parts: tuple[BucketPart, ...]) -> WeightBucket:
         """The bucket whose bytes were written to `bucket_memory`; the caller passes it to
         receivers.
         """
@@ -121,14 +122,14 @@ class BucketCarrier(ABC):
         """A bucket's bytes on the receiver's device. They may change after `wait_until_read`."""
 
     def wait_until_read(self) -> None:  # noqa: B027 — copies from host memory are finished when they are used
-        """Waits until the last taken bytes have been read."""
+        """Waits until the last received bytes have been read."""
 
 
 def open_carrier(route: TransferRoute) -> BucketCarrier:
     """Opens an end of a route; in a process group, waits for all other processes."""
     match route.transfer:
         case "shared_memory":
-            return SharedMemory(route.places)
+            return SharedMemory(route.paths)
         case "process_group":
             assert route.meeting is not None, "both ends of a process group join"
             return GroupBroadcast(route.meeting, route.backend)
@@ -143,8 +144,8 @@ def unpack_bucket(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields names and tensors of a bucket. The tensors may change once all have been yielded."""
     flat = carrier.receive_bytes(bucket, device)
-    for slot in bucket.slots:
-        yield slot.name, slot.view_in(flat)
+    for part in bucket.parts:
+        yield part.name, part.view_in(flat)
     carrier.wait_until_read()
 
 
@@ -158,12 +159,12 @@ class SharedFiles:
 
     @cached_property
     def _created_paths(self) -> tuple[str, ...]:
-        return tuple(self._create_file() for _ in range(BUFFERS))
-
-    def _create_file(self) -> str:
-        descriptor = os.memfd_create("lockstep-weights")
-        weakref.finalize(self, os.close, descriptor)
-        return f"/proc/{os.getpid()}/fd/{descriptor}"
+        paths = list[str]()
+        for _ in range(BUFFERS):
+            descriptor = os.memfd_create("lockstep-weights")
+            weakref.finalize(self, os.close, descriptor)
+            paths.append(f"/proc/{os.getpid()}/fd/{descriptor}")
+        return tuple(paths)
 
 
 class _DoubleBuffer:
@@ -191,11 +192,10 @@ class _ThroughHost(BucketCarrier):
     """Base of host-memory carriers: fills a bucket on the weights' GPU, then copies it once."""
 
     def __init__(self) -> None:
-        self._buffers, self._stages = _DoubleBuffer(), _DoubleBuffer()
-        self._sent, self._staged = (
-            torch.empty(0, dtype=torch.uint8),
-            torch.empty(0, dtype=torch.uint8),
-        )
+        self._buffers = _DoubleBuffer()
+        self._stages = _DoubleBuffer()
+        self._sent = torch.empty(0, dtype=torch.uint8)
+        self._staged = self._sent
 
     def _stage_bucket(self, number: int, sent: Tensor, device: torch.device) -> Tensor:
         """Memory to fill for a bucket: `sent` itself, or a buffer on the tensors' device."""
@@ -204,10 +204,10 @@ class _ThroughHost(BucketCarrier):
             self._staged = self._stages.bucket_memory(number, len(sent), device)
         return self._staged
 
-    def seal_bucket(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
+    def seal_bucket(self, number: int, parts: tuple[BucketPart, ...]) -> WeightBucket:
         if self._staged is not self._sent:
             self._sent.copy_(self._staged)
-        return WeightBucket(number, count_aligned_bytes(slots), slots)
+        return WeightBucket(number, count_aligned_bytes(parts), parts)
 
 
 class SharedMemory(_ThroughHost):
@@ -216,9 +216,10 @@ class SharedMemory(_ThroughHost):
     Several processes may write parts of the same bucket; then each of them seals it.
     """
 
-    def __init__(self, places: tuple[str, ...]) -> None:
+    def __init__(self, paths: tuple[str, ...]) -> None:
         super().__init__()
-        self._places, self._mapped = places, dict[str, Tensor]()
+        self._paths = paths
+        self._mapped = dict[str, Tensor]()
 
     def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
         return self._stage_bucket(number, self._map_file(number, size), device)
@@ -228,15 +229,15 @@ class SharedMemory(_ThroughHost):
 
     def _map_file(self, number: int, size: int) -> Tensor:
         """The first `size` bytes of a bucket's file, which grows if it is too small."""
-        place = self._places[number % len(self._places)]
-        if place not in self._mapped or len(self._mapped[place]) < size:
-            with open(place, "r+b") as file:
+        path = self._paths[number % len(self._paths)]
+        if path not in self._mapped or len(self._mapped[path]) < size:
+            with open(path, "r+b") as file:
                 if os.fstat(file.fileno()).st_size < size:
                     os.ftruncate(file.fileno(), max(size, CAPACITY))
-                self._mapped[place] = torch.frombuffer(
+                self._mapped[path] = torch.frombuffer(
                     mmap.mmap(file.fileno(), 0), dtype=torch.uint8
                 )
-        return self._mapped[place][:size]
+        return self._mapped[path][:size]
 
 
 class GroupBroadcast(_ThroughHost):
@@ -262,9 +263,9 @@ class GroupBroadcast(_ThroughHost):
         work.wait()
 
     def _require_done(self, work: dist.Work, bucket: WeightBucket) -> None:
-        """Waits on the host.
+        """Waits on the host, with a timeout.
 
-        A stream that waits for a dead receiver could only be left by ending this process.
+        A CUDA stream that waits for a dead receiver would block until this process ends.
         """
         end = time.monotonic() + self._timeout_s
         while not work.is_completed():
@@ -312,36 +313,34 @@ class CudaIPC(BucketCarrier):
 
     def __init__(self) -> None:
         _require_gpu("sampler.transfer=cuda_ipc")
-        self._buffers, self._device = _DoubleBuffer(), torch.device("cuda")
-        self._exported, self._opened = (
-            dict[int, tuple[Tensor, str]](),
-            dict[int, tuple[Tensor, str]](),
-        )
+        self._buffers = _DoubleBuffer()
+        self._device = torch.device("cuda")
+        self._exported = dict[int, tuple[Tensor, str]]()
+        self._opened = dict[int, tuple[Tensor, str]]()
 
     def bucket_memory(self, number: int, size: int, device: torch.device) -> Tensor:
         if device.type != "cuda":
             raise InputError(
                 f"sampler.transfer=cuda_ipc needs weights on a GPU, but these are on {device}"
             )
-        self._device, buffer, whole = (
-            device,
-            number % BUFFERS,
-            self._buffers.full_buffer(number, size, device),
-        )
+        self._device = device
+        buffer = number % BUFFERS
+        whole = self._buffers.full_buffer(number, size, device)
         if buffer not in self._exported or self._exported[buffer][0] is not whole:
             self._exported[buffer] = whole, _export_handle(whole)
         return whole[:size]
 
-    def seal_bucket(self, number: int, slots: tuple[BucketSlot, ...]) -> WeightBucket:
+    def seal_bucket(self, number: int, parts: tuple[BucketPart, ...]) -> WeightBucket:
         # streams of this process do not order another process's reads
         torch.cuda.synchronize(self._device)
         _, handle = self._exported[number % BUFFERS]
         return WeightBucket(
-            number, count_aligned_bytes(slots), slots, {name_gpu(self._device): handle}
+            number, count_aligned_bytes(parts), parts, {name_gpu(self._device): handle}
         )
 
     def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
-        self._device, name = device, name_gpu(device)
+        self._device = device
+        name = name_gpu(device)
         if name not in bucket.handles:
             raise InputError(
                 f"sampler.transfer=cuda_ipc needs a learner rank on each engine's GPU, and {name} "

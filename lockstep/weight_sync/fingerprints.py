@@ -46,18 +46,21 @@ def fingerprint_tensor(tensor: Tensor) -> int:
     return read_fingerprints([start_fingerprint(tensor)])[0]
 
 
-def read_fingerprints(taken: Sequence[PendingFingerprint]) -> list[int]:
+def read_fingerprints(pending: Sequence[PendingFingerprint]) -> list[int]:
     """Reads computed fingerprints in one transfer from the device."""
-    if not taken:
+    if not pending:
         return []
-    device = taken[0].content.device
-    contents = torch.stack([one.content.to(device) for one in taken]).tolist()
-    return [content ^ one.kind for content, one in zip(contents, taken, strict=True)]
+    device = pending[0].content.device
+    contents = torch.stack([one.content.to(device) for one in pending]).tolist()
+    return [content ^ one.kind for content, one in zip(contents, pending, strict=True)]
 
 
 def start_fingerprint(tensor: Tensor) -> PendingFingerprint:
     """Computes the fingerprint of a tensor, without a device sync."""
-    words = _as_words(tensor)
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if raw.numel() % 4 or raw.storage_offset() % 4:
+        raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 4))
+    words = raw.view(torch.int32)
     if words.is_cuda:
         return PendingFingerprint(_sum_lanes(_sum_rows_at_once(words)), _tensor_key(tensor))
     rows = words.split(_LANES)
@@ -121,14 +124,6 @@ def _tensor_key(tensor: Tensor) -> int:
 @functools.lru_cache(maxsize=1024)
 def _dtype_shape_key(dtype: torch.dtype, shape: torch.Size) -> int:
     return keyed.hash_key(str(dtype), *shape)
-
-
-def _as_words(tensor: Tensor) -> Tensor:
-    """The bits as int32 [·], padded with zeros."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if raw.numel() % 4 or raw.storage_offset() % 4:
-        raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 4))
-    return raw.view(torch.int32)
 
 
 def _table_length(rows: int) -> int:

@@ -22,7 +22,7 @@ from lockstep.weight_sync.fingerprints import (
 
 @dataclass(frozen=True)
 class SentFingerprint:
-    """Fingerprints of a sent tensor, as in `Attestation`; `columns` if receivers pack it."""
+    """Fingerprints of a sent tensor, as in `WeightAttestation`; `columns` if receivers pack it."""
 
     whole: int
     columns: int | None
@@ -59,9 +59,9 @@ class WeightSender(Protocol):
         ...
 
     def fill_buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
-        """Fills buckets, and notes what was sent.
+        """Fills buckets, and notes fingerprints of the sent tensors.
 
-        A bucket's bytes stay until the bucket after the next is requested.
+        A bucket's bytes stay valid until the second next bucket is requested.
 
         Args:
             stream: The weights.
@@ -74,7 +74,7 @@ class WeightSender(Protocol):
         ...
 
     def free_buckets(self) -> None:
-        """Frees the last buckets' memory, before engines allocate what they need to sample."""
+        """Frees the last buckets' memory, before engines allocate memory for sampling."""
         ...
 
 
@@ -95,10 +95,8 @@ class OutgoingWeights:
         sender: WeightSender | None = None,
         once: bool = False,
     ) -> None:
-        self._sent, self._taken = (
-            dict[str, SentFingerprint](),
-            dict[str, tuple[PendingFingerprint, PendingFingerprint | None]](),
-        )
+        self._sent = dict[str, SentFingerprint]()
+        self._pending = dict[str, tuple[PendingFingerprint, PendingFingerprint | None]]()
         self.dtype = dtype
         self.sender = sender
         self._weights = weights
@@ -115,7 +113,9 @@ class OutgoingWeights:
 
     @property
     def on_gpu(self) -> bool:
-        """True if the weights are on GPUs; those that are yielded once count as on the host."""
+        """True if the weights are on GPUs; weights that are yielded only once count as on the
+        host.
+        """
         if self.sender is not None:
             return not self.sender.on_host
         return not self._once and any(tensor.is_cuda for _, tensor in islice(self._weights(), 1))
@@ -151,16 +151,17 @@ class OutgoingWeights:
     @property
     def sent_fingerprints(self) -> dict[str, SentFingerprint]:
         """Fingerprints of the sent tensors, by name; reads all computed ones in one transfer."""
-        found = iter(
-            read_fingerprints(
-                [one for both in self._taken.values() for one in both if one is not None]
-            )
-        )
-        for name, (_, columns) in self._taken.items():
+        pending = list[PendingFingerprint]()
+        for whole, columns in self._pending.values():
+            pending.append(whole)
+            if columns is not None:
+                pending.append(columns)
+        values = iter(read_fingerprints(pending))
+        for name, (_, columns) in self._pending.items():
             self._sent[name] = SentFingerprint(
-                next(found), None if columns is None else next(found)
+                next(values), None if columns is None else next(values)
             )
-        self._taken = {}
+        self._pending = {}
         return self._sent
 
     def take_new_fingerprints(self) -> dict[str, SentFingerprint]:
@@ -170,16 +171,16 @@ class OutgoingWeights:
         return sent
 
     def note_pending_fingerprint(
-        self, name: str, taken: PendingFingerprint, tensor: Tensor, columns: bool = True
+        self, name: str, whole: PendingFingerprint, tensor: Tensor, columns: bool = True
     ) -> None:
         """Notes the fingerprint of a tensor of this process, and computes its columns'."""
-        self._taken[name] = (
-            taken,
+        self._pending[name] = (
+            whole,
             start_column_fingerprint(tensor) if columns and tensor.ndim == 2 else None,
         )
 
     def note_fingerprints(self, sent: Mapping[str, SentFingerprint]) -> None:
-        """Notes fingerprints from another process, of what it sent."""
+        """Notes fingerprints of tensors that another process sent."""
         self._sent |= sent
 
 

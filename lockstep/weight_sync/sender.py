@@ -1,4 +1,4 @@
-"""The sender in a process that has weights, or a part of them."""
+"""The sender for a process that holds the weights, or a part of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.weight_sync.outgoing import OutgoingWeights
 
 
 class LocalSender(SharedFiles):
-    """Sends weights of this process, as an `outgoing.WeightSender` does for others."""
+    """Sends the weights of this process; see `outgoing.WeightSender`."""
 
     def __init__(self) -> None:
         self._carrier: BucketCarrier | None = None
@@ -25,14 +25,14 @@ class LocalSender(SharedFiles):
         self.route = route
 
     def fill_buckets(self, stream: OutgoingWeights, columns: bool) -> Generator[WeightBucket]:
-        for number, (slots, tensors) in enumerate(pack_buckets(stream.uncast_tensors())):
+        for number, (parts, tensors) in enumerate(pack_buckets(stream.uncast_tensors())):
             flat = self._joined_carrier.bucket_memory(
-                number, count_aligned_bytes(slots), tensors[0].device
+                number, count_aligned_bytes(parts), tensors[0].device
             )
-            for slot, tensor in zip(slots, tensors, strict=True):
-                sent = slot.view_in(flat).copy_(tensor)
-                stream.note_pending_fingerprint(slot.name, start_fingerprint(sent), sent, columns)
-            yield self._joined_carrier.seal_bucket(number, slots)
+            for part, tensor in zip(parts, tensors, strict=True):
+                sent = part.view_in(flat).copy_(tensor)
+                stream.note_pending_fingerprint(part.name, start_fingerprint(sent), sent, columns)
+            yield self._joined_carrier.seal_bucket(number, parts)
 
     def ship_bucket(self, bucket: WeightBucket) -> None:
         self._joined_carrier.ship_bucket(bucket)
@@ -48,6 +48,6 @@ class LocalSender(SharedFiles):
 
 
 def gather_buckets(stream: OutgoingWeights) -> Generator[WeightBucket]:
-    """Takes part in gathering what another process sends, in the same buckets, and drops it."""
-    for number, (slots, _) in enumerate(pack_buckets(stream.uncast_tensors())):
-        yield WeightBucket(number, count_aligned_bytes(slots), slots)
+    """Takes part in gathering tensors that another process sends, bucket by bucket; drops them."""
+    for number, (parts, _) in enumerate(pack_buckets(stream.uncast_tensors())):
+        yield WeightBucket(number, count_aligned_bytes(parts), parts)

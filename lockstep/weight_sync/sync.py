@@ -36,7 +36,7 @@ class WeightSource(Protocol):
 
     @property
     def sender(self) -> WeightSender | None:
-        """Sends them from the processes that hold them; None if that is this process."""
+        """Sends the weights from other processes that hold them; None: they are in this process."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
@@ -74,7 +74,7 @@ class SyncProbe:
     def score_with(self, learner: WeightSource) -> Self:
         """The same probe with the learner's log-probabilities.
 
-        Scored before engines take the memory that this needs.
+        Call it before the engines allocate their memory.
         """
         return replace(self, logprob=learner.logprobs(self.batch))
 
@@ -99,10 +99,17 @@ class WeightSnapshot:
     ) -> WeightSnapshot:
         """Copies the learner's current weights; other processes cast theirs before sending."""
         if learner.sender is None:
-            leaving = learner.weights()
+            stream = learner.weights()
         else:
-            leaving = OutgoingWeights(learner.weights, dtype, learner.sender)
-        copies = {name: _copy_to_host(tensor, dtype) for name, tensor in leaving}
+            stream = OutgoingWeights(learner.weights, dtype, learner.sender)
+        copies = dict[str, Tensor]()
+        for name, tensor in stream:
+            copies[name] = tensor.detach().to(
+                "cpu",
+                choose_sent_dtype(tensor, dtype),
+                copy=True,
+                memory_format=torch.contiguous_format,
+            )
         if learner.sender is not None:
             learner.sender.free_buckets()
         return cls(
@@ -119,11 +126,6 @@ class WeightSnapshot:
     def logprobs(self, batch: Batch) -> Tensor:
         """Log-probabilities of the probe; `batch` must be the probe."""
         return self.probe_logprob
-
-
-def _copy_to_host(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    kind = choose_sent_dtype(tensor, dtype)
-    return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
 
 def sync_weights(
@@ -173,23 +175,14 @@ def find_differences(
     """Finds tensors that an engine does not hold as sent, and caches that it kept, with reasons."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
-    faults |= {
-        name: fault
-        for name, one in expected.items()
-        if (fault := _describe_fault(name, one, held)) is not None
-    }
+    for name, fingerprint in expected.items():
+        if name not in held.fingerprints:
+            faults[name] = "did not arrive"
+        elif held.fingerprints[name] != fingerprint.whole:
+            faults[name] = "has different bits"
+        elif held.columns.get(name, fingerprint.columns) != fingerprint.columns:
+            faults[name] = "arrived, but the engine does not compute with it"
     return dict(sorted(faults.items())) | dict.fromkeys(held.kept_caches, "was not dropped")
-
-
-def _describe_fault(name: str, sent: SentFingerprint, held: WeightAttestation) -> str | None:
-    """Explains what is wrong with a tensor; None if it is correct."""
-    if name not in held.fingerprints:
-        return "did not arrive"
-    if held.fingerprints[name] != sent.whole:
-        return "has different bits"
-    if held.columns.get(name, sent.columns) != sent.columns:
-        return "arrived, but the engine does not compute with it"
-    return None
 
 
 def random_probe(vocabulary: int, context: int, *dtypes: str) -> SyncProbe:
@@ -197,7 +190,7 @@ def random_probe(vocabulary: int, context: int, *dtypes: str) -> SyncProbe:
 
     Args:
         vocabulary: Number of tokens.
-        context: Longest sequence that both read.
+        context: Maximum sequence length of both.
         *dtypes: Types that learner and samplers compute in, as `learner.dtype`; fp32 if omitted.
     """
     length = min(_LENGTH, context - 1)
@@ -229,7 +222,10 @@ def _compare_probe(
                 f"nats, above {probe.bound:g}): positions, masks or the sampler's own tables "
                 "differ"
             )
-    every = torch.stack(gaps)
+    all_gaps = torch.stack(gaps)
     return Metrics(
-        {"refit/probe_gap": LastValue(every.mean()), "refit/probe_gap_max": LastValue(every.max())}
+        {
+            "refit/probe_gap": LastValue(all_gaps.mean()),
+            "refit/probe_gap_max": LastValue(all_gaps.max()),
+        }
     )

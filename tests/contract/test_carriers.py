@@ -126,8 +126,8 @@ def test_received_tensors_equal_sent_tensors_over_every_transfer(ends: Ends) -> 
         OutgoingWeights.wrap_stream(weights().items()), columns=True
     ):
         numbers.append(bucket.number)
-        assert bucket.size <= 512 or len(bucket.slots) == 1
-        assert all(slot.start % 64 == 0 for slot in bucket.slots)
+        assert bucket.size <= 512 or len(bucket.parts) == 1
+        assert all(part.start % 64 == 0 for part in bucket.parts)
         ends.send(bucket)
     assert_same(ends.finish(), weights())
     assert numbers == list(range(len(numbers)))

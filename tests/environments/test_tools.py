@@ -197,15 +197,15 @@ def ask(name: str, *said: str, opened: str = "") -> list[Any]:
         "episode": 0,
         "row": {},
         "seed": 0,
-        "said": list(said[:1]),
-        "heard": [],
+        "responses": list(said[:1]),
+        "observations": [],
         "timeout_s": 5.0,
         "opened": opened,
     }
     heard: list[Any] = []
     replies: list[Any] = []
     for turn in range(1, len(said) + 1):
-        question = [move | {"said": list(said[:turn]), "heard": list(heard)}]
+        question = [move | {"responses": list(said[:turn]), "observations": list(heard)}]
         # which has no event loop; a browser's is in the main one
         with ThreadPoolExecutor(1) as thread:
             replies = thread.submit(

@@ -280,10 +280,10 @@ def test_nccl_broadcast_uses_no_host_staging(monkeypatch: pytest.MonkeyPatch) ->
     thread.start()
     sender = GroupBroadcast(host.meeting, "nccl")
     flat = sender.bucket_memory(0, 2 * 192, torch.device("cpu"))
-    ((slots, _),) = pack_buckets((name, tensor, tensor.dtype) for name, tensor in sent.items())
-    for slot, tensor in zip(slots, sent.values(), strict=True):
-        slot.view_in(flat).copy_(tensor)
-    told.append(sender.seal_bucket(0, slots))
+    ((parts, _),) = pack_buckets((name, tensor, tensor.dtype) for name, tensor in sent.items())
+    for part, tensor in zip(parts, sent.values(), strict=True):
+        part.view_in(flat).copy_(tensor)
+    told.append(sender.seal_bucket(0, parts))
     ready.set()
     sender.ship_bucket(told[0])
     thread.join(60.0)
