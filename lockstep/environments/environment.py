@@ -101,11 +101,11 @@ AS_IS = "as_is"
 """The `cut_off_reward` of a class whose truncated episodes keep the sum so far."""
 
 TOGETHER = "together"
-"""The first reply if episodes are awaited together, so any of them can lose the process."""
+"""The first reply if episodes run concurrently, so that any of them may crash the process."""
 
 
 def answers(class_name: str, tool_format: str = "") -> AnswerFunction:
-    """Runs in the child: answers each move with the environment's answer or an error.
+    """Runs in the child process: replies to each move with a step's result or an error.
 
     Args:
         class_name: The class, see `user_code.load_object`.
@@ -183,7 +183,9 @@ class _CurrentEpisodes:
     async def _answer_move(
         self, move: dict[str, Any], known: Environment | None
     ) -> AsyncIterator[Any]:
-        """Yields the answer to the latest response; replays episodes new to this process first."""
+        """Yields the answer to the latest response; first replays an episode new to this
+        process.
+        """
         environment: Any = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
         if known is None:
@@ -232,7 +234,7 @@ def _run_without_waiting(reply: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _catch_error(reply: Awaitable[Any]) -> Any:
-    """A reply, or the error of the user's code."""
+    """Awaits a reply; returns an error of the user's code as a reply."""
     try:
         return await reply
     except Exception as error:
@@ -295,7 +297,7 @@ _CallParser = Callable[[str], list[ToolCall | MalformedCall]]
 
 
 class _WithTools:
-    """An environment whose tools answer calls; it answers other responses itself."""
+    """An environment with tools, which answer calls; the environment answers other responses."""
 
     def __init__(self, own: Any, tools: ToolSet, parse: _CallParser) -> None:
         self._own = own

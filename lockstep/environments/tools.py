@@ -67,7 +67,7 @@ def parse_calls(
         tool_format: Format of calls.
         opened: The mark with which the prompt opens a thought, if any.
     """
-    # and may contain a mark as text
+    # a thought may contain a mark as text
     begins_with_call = not opened and response.lstrip().startswith(MARKS[tool_format])
     answer = response if begins_with_call else drop_thought(response, opened)
     match tool_format:

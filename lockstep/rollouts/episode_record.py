@@ -27,7 +27,7 @@ UNKNOWN = float("nan")
 
 @dataclass
 class EpisodeRecord:
-    """An episode: its tokens so far in pieces, its responses and observations."""
+    """An episode so far: pieces of its tokens, its responses and observations."""
 
     number: int
     prompt: Prompt
@@ -123,7 +123,7 @@ def begin_episode(number: int, prompt: Prompt, request: Request, seed: int) -> E
 
 
 def count_calls(episodes: Sequence[EpisodeRecord]) -> dict[str, Tensor]:
-    """Numbers of tool calls and of malformed ones, int64 [B] each."""
+    """Counts of tool calls and of malformed calls, int64 [B] each."""
     return {
         "tool_calls": torch.tensor([episode.tool_calls for episode in episodes]),
         "malformed_calls": torch.tensor([episode.malformed_calls for episode in episodes]),

@@ -59,7 +59,7 @@ class EpisodeRunner:
         section: The environment and its limits.
         stops: The tokens of `section.stop`.
         decode: Converts a response to text.
-        observed: Builds the conversion of observations to tokens from the tools' schemas.
+        observed: Builds an encoder of observations from the tools' schemas.
         note: Shows a line about failures.
 
     Attributes:
@@ -106,7 +106,7 @@ class EpisodeRunner:
 
     @property
     def keeps_rewards(self) -> bool:
-        """True if an episode that a limit ends keeps the sum so far."""
+        """True if an episode that a limit ends keeps the sum of its rewards so far."""
         return self.cut_off_reward == environment.AS_IS
 
     def describe_cut_off(self) -> str:
@@ -148,9 +148,9 @@ class EpisodeRunner:
 
         Returns:
             See `Sampler.generate`; `mask` is off at observations, and `truncated` is on if a limit
-                ended an episode. Also, per sample, `environment_reward` (NaN: no verdict),
-                `environment_fault` and `turns`; with tools,
-            `tool_calls` and `malformed_calls`; `reward/…` for named rewards.
+            ended an episode. Also, per sample, `environment_reward` (NaN: no verdict),
+            `environment_fault` and `turns`; with tools, `tool_calls` and `malformed_calls`;
+            `reward/…` for named rewards.
 
         Raises:
             EnvironmentFault: More episodes failed than the recipe allows.
@@ -230,13 +230,11 @@ class EpisodeRunner:
             strict=True,
         )
         cut_off = batch["truncated"].tolist()
-        # of the model
-        own = replace(
-            sampling, stop_token_ids=tuple(set(sampling.stop_token_ids) - set(self._stops))
-        )
+        model_stops = tuple(set(sampling.stop_token_ids) - set(self._stops))
+        model_sampling = replace(sampling, stop_token_ids=model_stops)
         for episode, (tokens, mask, logprob), cut in zip(episodes, columns, cut_off, strict=True):
             episode.append_tokens(tokens[mask], logprob[mask])
-            episode.responses.append(self._decode(own.drop_stop(tokens[mask].tolist())))
+            episode.responses.append(self._decode(model_sampling.drop_stop(tokens[mask].tolist())))
             episode.truncated = cut
         self._ask_all(episodes, ask)
         for episode in episodes:
@@ -244,10 +242,7 @@ class EpisodeRunner:
         return batch["version"]
 
     def _ask_all(self, episodes: Sequence[EpisodeRecord], ask: _AskFunction) -> None:
-        """Asks all processes concurrently.
-
-        On an error, such as Ctrl-C, they are killed without waiting.
-        """
+        """Asks all processes concurrently; kills them on an error, such as Ctrl-C."""
         answers: list[Future[None]] = []
         try:
             for number, child in enumerate(self._children):
@@ -309,11 +304,9 @@ class EpisodeRunner:
         """
         left = list(episodes)
         try:
+            limit = {"timeout_s": self._section.timeout_s}
             with child.ask_streaming(
-                [
-                    one.environment_message | {"timeout_s": self._section.timeout_s}
-                    for one in episodes
-                ]
+                [episode.environment_message | limit for episode in episodes]
             ) as reply:
                 while left:
                     left[0].take_reply(self._await_answer(reply))
@@ -321,10 +314,10 @@ class EpisodeRunner:
         except (ChildHangs, ChildDied) as error:
             if self._together and len(episodes) > 1:
                 return left, False
-            late = f"timed out after {self._section.timeout_s:g} s"
-            left.pop(0).mark_failed(
-                late if isinstance(error, ChildHangs) else f"crashed its process ({error})"
-            )
+            fault = f"crashed its process ({error})"
+            if isinstance(error, ChildHangs):
+                fault = f"timed out after {self._section.timeout_s:g} s"
+            left.pop(0).mark_failed(fault)
         return left, True
 
     def _await_answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:

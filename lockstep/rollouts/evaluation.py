@@ -1,8 +1,7 @@
 """Evaluation: samples responses to every question, grades them and computes metrics.
 
 The trainer's validation and `lockstep eval` share this code. A graded response is a `GradedSample`,
-plain data that can be stored in a file; metrics are computed only from samples, so also from the
-file.
+plain data that can be stored in a file; metrics depend only on samples, so the file is enough.
 
 A response without a verdict is neither right nor wrong. It is counted and left out: a question's
 metrics are computed over its graded responses, and a question with fewer than k of them is left out
@@ -45,7 +44,7 @@ class GradedSample:
     Attributes:
         question: Index of the data row, from 0 over the rows in use.
         id: Id of the row, `file:line`.
-        draw: Number of this response among the question's, from 0.
+        draw: Index of this response among the question's, from 0.
         prompt: The prompt as the model reads it.
         response: The response as text.
         answer: The right answer, as `data.answer` renders it.
@@ -139,7 +138,7 @@ def name_votes(
 ) -> list[str | None]:
     """Names the answer of each response; equal answers to a question share a name.
 
-    None: no vote, or no answers.
+    None: no valid answer, or a reward without answers.
     """
     own = reward.reward if isinstance(reward, CutOffReward) else reward
     if not isinstance(own, MathReward):
@@ -164,14 +163,14 @@ def _group_answers(
             votes.append(right)
         elif score is None or text is None:
             votes.append(None)
+        elif text in names:
+            votes.append(names[text])
         else:
-            if text not in names:
+            names[text] = None  # unreadable
+            if verify_equal(text, text):
                 groups = dict.fromkeys(name for name in names.values() if name is not None)
-                if verify_equal(text, text):
-                    equal = (name for name in groups if verify_equal(name, text))
-                    names[text] = next(equal, text)
-                else:
-                    names[text] = None  # unreadable
+                equal = (name for name in groups if verify_equal(name, text))
+                names[text] = next(equal, text)
             votes.append(names[text])
     return votes
 
@@ -231,7 +230,7 @@ class GradingRule:
 
         `accuracy`, or `reward` if rewards are graded, is the main metric.
 
-        Each metric has the ends of its interval, such as `accuracy_low` and `accuracy_high`.
+        Each metric also has the bounds of its interval, such as `accuracy_low` and `accuracy_high`.
         """
         figures = self.compute_figures(samples, ks)
         if not self.graded:

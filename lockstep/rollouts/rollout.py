@@ -34,8 +34,8 @@ class RewardTerms:
     """A task's declarations about its rewards.
 
     Attributes:
-        as_is: True if a truncated response keeps its reward, False if it gets a declared one; None:
-            undeclared.
+        as_is: True if a truncated response keeps its reward, False if it gets a declared reward;
+            None: undeclared.
         best: The mean reward of the best policy; None: unknown.
     """
 
@@ -179,7 +179,7 @@ class RolloutCollector:
 
     @property
     def terms(self) -> RewardTerms:
-        """The reward declarations of the environment if it rewards, else of reward and task."""
+        """Declarations of the environment if it gives the rewards, else of reward and task."""
         if self.environment is not None and isinstance(self.reward, NoReward):
             declared = self.environment.is_declared
             best = self.environment.best_reward
@@ -319,7 +319,7 @@ def build_requests(
         position: Row of the first prompt.
         num_generations: Number of responses per prompt.
         seed: Seed of the random numbers.
-        role: Use of the responses, which separates their random numbers.
+        role: Use of the responses, such as train; each use has its own random numbers.
     """
     requests = list[Request]()
     for index, prompt in enumerate(prompts):

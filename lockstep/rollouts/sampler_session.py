@@ -48,7 +48,7 @@ class SamplerSession:
         self._record = Metrics()
         self._open = False
         self._is_proven = False
-        self._is_whole = True
+        self._reads_all = True
 
     @contextmanager
     def at(self, version: int = 0, snapshot: WeightSnapshot | None = None) -> Iterator[Metrics]:
@@ -135,7 +135,7 @@ class SamplerSession:
         return self._sampler.version == version and self._attested == (source, version)
 
     def _score_probe(self, source: WeightSource, version: int) -> SyncProbe | None:
-        """The probe, scored by the learner before the engine takes memory; None if not due."""
+        """The probe, scored by the learner before the engine allocates memory; None if not due."""
         is_due = not self._is_proven or self._is_probe_reported(version)
         if self._probe is None or not is_due:
             return None
@@ -144,7 +144,7 @@ class SamplerSession:
 
     def _is_probe_reported(self, version: int) -> bool:
         """True if metrics include the probe; depends only on the version, since runs resume."""
-        return not self._is_whole or version % PROBE_EVERY == 0
+        return not self._reads_all or version % PROBE_EVERY == 0
 
     def _sync_weights(self, source: WeightSource, version: int, probe: SyncProbe | None) -> None:
         self._attested = None
@@ -152,7 +152,7 @@ class SamplerSession:
             found = sync_weights(source, self._sampler, version, probe)
         counts = found.floats()
         self._is_proven = self._is_proven or probe is not None
-        self._is_whole = not counts["refit/read_in_part"] and not counts["refit/received_only"]
+        self._reads_all = not counts["refit/read_in_part"] and not counts["refit/received_only"]
         if self._is_probe_reported(version):
             hidden = ()
         else:

@@ -1,8 +1,9 @@
-"""The sampler protocol: the verbs that algorithms use, for any inference engine."""
+"""The sampler protocol: the methods that algorithms call, for any inference engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -29,7 +30,7 @@ class Sampler(Protocol):
 
     @property
     def version(self) -> int | None:
-        """Version of the last loaded weights; None if an engine does not hold them (anymore)."""
+        """Version of the loaded weights; None if an engine does not hold them or dropped them."""
         ...
 
     def pieces(
@@ -60,7 +61,7 @@ class Sampler(Protocol):
     def load_weights(
         self, stream: Iterable[tuple[str, Tensor]], version: int
     ) -> Sequence[WeightAttestation]:
-        """Loads new weights, drops every cache of the old ones, and attests what each engine holds.
+        """Loads new weights, drops all caches of the old ones, and attests each engine's weights.
 
         Args:
             stream: Canonical names and tensors of `dtype`; can be iterated more than once.
@@ -73,7 +74,7 @@ class Sampler(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Frees memory for a learner on the same device, if the recipe says so."""
+        """Frees memory for a learner on the same device, if the recipe sets that."""
         ...
 
 
@@ -100,7 +101,7 @@ class WorkerSampler(Protocol):
         ...
 
     def attest(self, version: int) -> WeightAttestation:
-        """Ends a weight sync: drops every cache of the old weights, and attests what is held."""
+        """Ends a weight sync: drops all caches of the old weights, and attests the new ones."""
         ...
 
     def show(self, name: str) -> Tensor:
@@ -112,14 +113,14 @@ class WorkerSampler(Protocol):
     def sleep(self) -> None: ...
 
     def close(self) -> None:
-        """Ends the processes that it has started."""
+        """Ends the processes that the sampler started."""
         ...
 
 
 def gather_pieces(pieces: Iterable[ResponsePiece]) -> Batch:
     """The pieces of one `Sampler.pieces` as one batch, in the order of the requests."""
-    places, batches = zip(*pieces, strict=True)
-    order = torch.tensor([place for some in places for place in some])
+    indices, batches = zip(*pieces, strict=True)
+    order = torch.tensor(list(chain.from_iterable(indices)))
     return concat_batches(batches).select(torch.argsort(order))
 
 

@@ -29,24 +29,24 @@ def usable_bytes(memory: int, processes: int) -> int:
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """Room for the KV cache of an engine that allocates it at start, in bytes per device.
+    """Bounds on the KV cache of an engine that allocates it at start, in bytes per device.
 
     Attributes:
         wanted: KV cache for the maximum number of concurrent sequences at full length.
         least: Minimum with which the engine starts.
-        beside: Everything else on the device: the engine's weights, and the learner's ranks at
-            their peak.
+        other: Everything else on the device: the engine's weights, and the learner's ranks at their
+            peak.
         processes: Number of processes on the device, the engine's included.
     """
 
     wanted: int
     least: int
-    beside: int
+    other: int
     processes: int = 1
 
     def choose_bytes(self, memory: int) -> int:
-        """Size of the cache on a device with this memory: as wanted, but at most the free room."""
-        return max(self.least, min(self.wanted, memory - self.beside))
+        """Size of the cache on a device with this memory: `wanted`, but at most the free memory."""
+        return max(self.least, min(self.wanted, memory - self.other))
 
     def apply_to_section(self, section: SamplerSection, memory: int) -> SamplerSection:
         """The section with that size, for a GPU with this memory.
@@ -55,10 +55,10 @@ class CacheBudget:
             InputError: The cache does not fit.
         """
         memory = usable_bytes(memory, self.processes)
-        if memory - self.beside < self.least:
+        if memory - self.other < self.least:
             raise InputError(
                 f"models may use {memory / 1e9:.3g} GB of a GPU here, of which "
-                f"{self.beside / 1e9:.3g} GB are already planned, which leaves no room for keys "
+                f"{self.other / 1e9:.3g} GB are already planned, which leaves no room for keys "
                 f"and values ({self.least / 1e9:.3g} GB at least); run `lockstep plan` to see "
                 "what fits, or set sampler.kv_cache_gib"
             )

@@ -44,8 +44,8 @@ class StopStrings:
         """True if the text of a response's newest tokens contains a stop string."""
         # A byte-level decoder loses the neighbors of a partial character, so none is at the
         # beginning.
-        whole = dropwhile(self._continuations.__contains__, tokens[-self.window :])
-        text = self._decode_text([*whole])[self._before :]
+        complete = dropwhile(self._continuations.__contains__, tokens[-self.window :])
+        text = self._decode_text([*complete])[self._before :]
         return any(string in text for string in self._strings)
 
     def _decode_text(self, tokens: Sequence[int]) -> str:

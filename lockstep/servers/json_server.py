@@ -101,7 +101,7 @@ class JsonServer:
         fault: Callable[[int, _ReplyT], str | None],
         lost: LostRequestHandler | None = None,
     ) -> Iterator[tuple[int, _ReplyT]]:
-        """Sends all requests concurrently; cancels open ones if the caller leaves.
+        """Sends all requests concurrently; cancels open ones if the caller stops iterating.
 
         Args:
             shape: The type of an answer.

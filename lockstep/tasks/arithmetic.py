@@ -109,7 +109,7 @@ class WordProblem:
         return {"question": self.question, "answer": "\n".join(lines)}
 
     def preference_row(self) -> dict[str, str]:
-        """The problem answered step by step and, worse, directly."""
+        """The problem with a good answer, step by step, and a worse one, direct."""
         row = self.answer_row()
         return {**row, "chosen": row["answer"], "rejected": self.answer_row(direct=True)["answer"]}
 

@@ -8,7 +8,7 @@
 
 Only the payout tells which answers are right, and most of it is the prize. GRPO compares episodes
 whose prizes differ. A critic reads the prize before the first answer, so no answer gets credit for
-luck: here a critic earns its cost. The reward is the share of all possible coins, so no episode
+luck, and a critic pays off. The reward is the share of all possible coins, so no episode
 earns more than 1, and a truncated episode earns nothing. Held-out quizzes show the same prizes, and
 only their answers count.
 """
@@ -107,7 +107,7 @@ class Show:
         return ANSWERS[not is_prime(self._numbers[self._asked - 1])]
 
     def step(self, response: str) -> tuple[str, float, bool]:
-        """See `Environment`. The first response starts the quiz, whatever it is."""
+        """See `Environment`. Any first response starts the quiz."""
         if not self._asked:
             self._asked = 1
             return f"\n{self._prize}\n{self._numbers[0]}", 0.0, False
@@ -128,11 +128,11 @@ def _play_transcript(row: dict[str, Any], seed: int, right: Sequence[bool]) -> s
     """A transcript with right and wrong answers, and the host's replies between them."""
     host = Show()
     host.reset(row, seed)
-    said = [READY, host.step(READY)[0]]
+    transcript = [READY, host.step(READY)[0]]
     for is_right in right:
         if is_right:
             answer = host.right_answer
         else:
             answer = ANSWERS[host.right_answer == ANSWERS[0]]
-        said += [answer, host.step(answer)[0]]
-    return "".join(said)
+        transcript += [answer, host.step(answer)[0]]
+    return "".join(transcript)

@@ -39,7 +39,7 @@ from lockstep.models.heads import PLAIN
 from lockstep.models.precision import TORCH_TYPES
 from lockstep.models.weight_files import check_weights
 from lockstep.samplers.torch.model_sampler import append_responses
-from lockstep.samplers.torch.rows import Response
+from lockstep.samplers.torch.sequences import Response
 from lockstep_doctor.table.base import USUAL, BackendCapability, BackendConditions
 
 Sequences = Sequence[Tensor]

@@ -162,8 +162,8 @@ class _ReplayScheduler(BatchScheduler):
         self._tokens_T = tokens_T
 
     def _sample_tokens(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        place_R = self._places.filled_S[self._place_R].clamp(max=len(self._tokens_T) - 1)
-        token_R = self._tokens_T.to(place_R.device)[place_R]
+        position_R = self._states.computed_S[self._slot_R].clamp(max=len(self._tokens_T) - 1)
+        token_R = self._tokens_T.to(position_R.device)[position_R]
         logprob_R, _ = token_scores(logits_RV, token_R, PLAIN, row_invariant=self._exact)
         return token_R, logprob_R, torch.zeros_like(token_R, dtype=torch.bool)
 

@@ -23,7 +23,14 @@ WORLD = """class World:
     def step(self, response):
         {}
 """
-MOVE = {"episode": 0, "row": {}, "seed": 0, "responses": ["so"], "observations": [], "timeout_s": 20.0}
+MOVE = {
+    "episode": 0,
+    "row": {},
+    "seed": 0,
+    "responses": ["so"],
+    "observations": [],
+    "timeout_s": 20.0,
+}
 
 
 def reward_once(code: bytes) -> str:

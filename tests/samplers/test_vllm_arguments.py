@@ -51,7 +51,7 @@ def test_vllm_options_become_engine_arguments_on_gpu() -> None:
 
 
 def test_kv_cache_budget_takes_wanted_or_available_memory_or_is_refused() -> None:
-    budget = CacheBudget(wanted=2 * 10**9, least=10**9, beside=3 * 10**9)
+    budget = CacheBudget(wanted=2 * 10**9, least=10**9, other=3 * 10**9)
     assert budget.choose_bytes(10 * 10**9) == 2 * 10**9
     assert budget.choose_bytes(45 * 10**8) == 15 * 10**8
     gpu = int(45 * 10**8 / USABLE)

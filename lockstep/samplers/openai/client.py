@@ -1,7 +1,7 @@
 """A client for OpenAI-compatible servers: vLLM, SGLang, TensorRT-LLM's `trtllm-serve`, and others.
 
-The server already runs with its own weights and only receives requests. What it is and supports is
-checked as far as its responses allow (docs/guides/servers.md).
+The server already runs with its own weights and only receives requests. The client checks the kind
+of server and its options as far as the responses allow (docs/guides/servers.md).
 """
 
 from __future__ import annotations
@@ -53,9 +53,16 @@ class OpenAIClient:
         )
         self._server = JsonServer(address, timeout_s, note)
         self._options = options
-        self._note = note
         self._model = self._ask_model()
-        self._dialect = self._find_dialect()
+        owner = self._model.owned_by
+        if owner in DIALECTS:
+            self._dialect = DIALECTS[owner]
+        else:
+            self._dialect = ServerDialect(f"a server called {owner!r}")
+            note(
+                f"{options.base_url}: the server calls itself {owner!r}, which is unknown; it "
+                "receives only standard OpenAI options, and uses its own stop tokens"
+            )
 
     def require_supported(self, sampling: SamplingParams) -> None:
         """Raises ValueError if the server does not support a distribution."""
@@ -86,42 +93,27 @@ class OpenAIClient:
         """
         options = {"model": self._model.id, **self._dialect.request_options(sampling)}
         options |= {"max_completion_tokens": sampling.max_tokens}
-        pairs = zip(conversations, keys, strict=True)
-        bodies = [
-            options | {"messages": [dict(m) for m in messages], "seed": key & _SEED_BITS}
-            for messages, key in pairs
-        ]
+        bodies = list[dict[str, object]]()
+        for messages, key in zip(conversations, keys, strict=True):
+            bodies.append(
+                options | {"messages": list(map(dict, messages)), "seed": key & _SEED_BITS}
+            )
         return self._send_requests(bodies, sampling.max_tokens, lost)
 
     def _ask_model(self) -> ServedModel:
         """Queries the model that is served."""
         with self._server.open_connection() as (portal, client):
-            served = {
-                model.id: model
-                for model in portal.call(
-                    self._server.request_reply, client, ModelList, "/models"
-                ).data
-            }
+            models = portal.call(self._server.request_reply, client, ModelList, "/models").data
+        served = {model.id: model for model in models}
         if self._options.model not in served:
-            others = [*list(served)[:_SHOWN_MODELS]]
-            others += (
-                [f"and {len(served) - _SHOWN_MODELS:,} more"] if len(served) > _SHOWN_MODELS else []
-            )
+            others = list(served)[:_SHOWN_MODELS]
+            if len(served) > _SHOWN_MODELS:
+                others.append(f"and {len(served) - _SHOWN_MODELS:,} more")
             raise ServerError(
                 f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, not "
                 f"{self._options.model}; correct the option model"
             )
         return served[self._options.model]
-
-    def _find_dialect(self) -> ServerDialect:
-        owner = self._model.owned_by
-        if owner in DIALECTS:
-            return DIALECTS[owner]
-        self._note(
-            f"{self._options.base_url}: the server calls itself {owner!r}, which is unknown; it "
-            "receives only standard OpenAI options, and uses its own stop tokens"
-        )
-        return ServerDialect(f"a server called {owner!r}")
 
     def _send_requests(
         self,
@@ -131,16 +123,15 @@ class OpenAIClient:
     ) -> Iterator[tuple[int, ServerReply]]:
         """Sends all requests."""
 
-        def describe_fault(place: int, answer: ChatReply) -> str | None:
+        def describe_fault(index: int, answer: ChatReply) -> str | None:
             return answer.describe_fault(max_tokens)
 
-        for place, answer in self._server.request_all(
+        for index, answer in self._server.request_all(
             ChatReply, "/chat/completions", bodies, describe_fault, lost
         ):
             choice = answer.choices[0]
+            text = choice.message.content or ""
             yield (
-                place,
-                ServerReply(
-                    choice.message.content or "", answer.num_tokens, choice.finish_reason or "none"
-                ),
+                index,
+                ServerReply(text, answer.num_tokens, choice.finish_reason or "none"),
             )

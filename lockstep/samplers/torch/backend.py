@@ -35,9 +35,9 @@ class TorchInference(InferenceBackend):
         return torch.float32
 
     def penalty_bytes(self, responses: int, vocabulary: int, penalizes: bool) -> int:
-        any_and_times = 1 + 4  # of `seen.SeenTokens`
+        present_and_count = 1 + 4  # of `penalty_counts.PenaltyCounts`
         if penalizes:
-            return responses * vocabulary * any_and_times
+            return responses * vocabulary * present_and_count
         return 0
 
     def build_sampler(

@@ -1,15 +1,15 @@
-"""The prefix cache's bookkeeping of KV blocks: free, in use, and the tokens in them."""
+"""Allocation of the paged cache's KV blocks: free, in use, or cached for a later prefix."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from lockstep.samplers.torch.pool import BLOCK
+from lockstep.samplers.torch.paged_cache import BLOCK
 
 _ROOT = 0
-_FEWEST = 64
-"""Minimum number of blocks to add: growing copies the whole pool."""
+_MIN_GROWTH = 64
+"""Minimum number of blocks to add: growing copies the whole cache."""
 
 _PrefixKey = tuple[int, tuple[int, ...]]
 """Key of a cached block: the number of the prefix before it, and its tokens."""
@@ -21,48 +21,56 @@ def count_blocks(tokens: int) -> int:
 
 
 class BlockAllocator:
-    """Free and used blocks, by their numbers.
+    """Allocates KV blocks by number.
 
     Attributes:
         count: Number of blocks, free ones included.
-        keep: Maximum number of cached blocks without users.
+        max_cached: Maximum number of cached blocks without users.
     """
 
     def __init__(self) -> None:
-        self.count = self.keep = 0
+        self.count = 0
+        self.max_cached = 0
         self._users: list[int] = []
         self._free: list[int] = []
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        self._contents: dict[_PrefixKey, tuple[int, int]] = {}
-        self._known: dict[int, _PrefixKey] = {}
-        self._newest = _ROOT
+        self._unused_cached: OrderedDict[int, None] = OrderedDict()
+        self._cached_prefixes: dict[_PrefixKey, tuple[int, int]] = {}
+        self._key_of_block: dict[int, _PrefixKey] = {}
+        self._newest_prefix = _ROOT
 
     def allocate_blocks(self, number: int) -> list[int]:
         """Allocates blocks.
 
-        If too few are free, evicts cached ones beyond `keep`, oldest first, then adds new ones.
+        If too few are free, evicts cached ones beyond `max_cached`, oldest first, then adds new
+        ones.
         """
-        while len(self._free) < number and len(self._kept) > self.keep:
-            self._evict_block(next(iter(self._kept)))
+        while len(self._free) < number and len(self._unused_cached) > self.max_cached:
+            oldest, _ = self._unused_cached.popitem(last=False)
+            # Blocks that continue it are no longer found, since its prefix number is never reused.
+            del self._cached_prefixes[self._key_of_block.pop(oldest)]
+            self._free.append(oldest)
         if len(self._free) < number:
-            self._add_blocks(max(number - len(self._free), _FEWEST, self.count // 2))
-        taken = [self._free.pop() for _ in range(number)]
-        for block in taken:
+            growth = max(number - len(self._free), _MIN_GROWTH, self.count // 2)
+            self._free += range(self.count + growth - 1, self.count - 1, -1)
+            self._users += [0] * growth
+            self.count += growth
+        allocated = [self._free.pop() for _ in range(number)]
+        for block in allocated:
             self._users[block] = 1
-        return taken
+        return allocated
 
     def share_blocks(self, blocks: Sequence[int]) -> None:
         """Adds a user to each block."""
         for block in blocks:
             self._users[block] += 1
-            self._kept.pop(block, None)
+            self._unused_cached.pop(block, None)
 
     def release_blocks(self, blocks: Sequence[int]) -> None:
-        """Removes a user from each block; a block with noted tokens stays cached for a while."""
+        """Removes a user from each block; an unused block of a cached prefix stays cached."""
         for block in blocks:
             self._users[block] -= 1
-            if self._users[block] == 0 and block in self._known:
-                self._kept[block] = None
+            if self._users[block] == 0 and block in self._key_of_block:
+                self._unused_cached[block] = None
             elif self._users[block] == 0:
                 self._free.append(block)
 
@@ -71,38 +79,25 @@ class BlockAllocator:
 
         The last token is left out, since its logits are needed.
         """
-        content = _ROOT
+        prefix = _ROOT
         found = list[int]()
         for start in range(0, (len(tokens) - 1) // BLOCK * BLOCK, BLOCK):
-            entry = self._contents.get((content, tokens[start : start + BLOCK]))
+            entry = self._cached_prefixes.get((prefix, tokens[start : start + BLOCK]))
             if entry is None:
                 break
-            content, block = entry
+            prefix, block = entry
             found.append(block)
         return found
 
     def cache_prefix(self, tokens: tuple[int, ...], blocks: Sequence[int]) -> None:
-        """Notes the tokens of some blocks; only full blocks are cached."""
-        content = _ROOT
+        """Caches blocks under their tokens; only full blocks are cached."""
+        prefix = _ROOT
         for start, block in zip(
             range(0, len(tokens) // BLOCK * BLOCK, BLOCK), blocks, strict=False
         ):
-            key = content, tokens[start : start + BLOCK]
-            if key not in self._contents:
-                self._newest += 1
-                self._contents[key] = self._newest, block
-                self._known[block] = key
-            content, _ = self._contents[key]
-
-    def _evict_block(self, block: int) -> None:
-        """Frees a cached block.
-
-        Blocks that continue it are no longer found: its prefix number is never reused.
-        """
-        del self._kept[block], self._contents[self._known.pop(block)]
-        self._free.append(block)
-
-    def _add_blocks(self, more: int) -> None:
-        self._free += range(self.count + more - 1, self.count - 1, -1)
-        self._users += [0] * more
-        self.count += more
+            key = prefix, tokens[start : start + BLOCK]
+            if key not in self._cached_prefixes:
+                self._newest_prefix += 1
+                self._cached_prefixes[key] = self._newest_prefix, block
+                self._key_of_block[block] = key
+            prefix, _ = self._cached_prefixes[key]

@@ -1,15 +1,16 @@
-"""The layout of a pass in continuous batching: decode of running rows, prefill of new rows.
+"""The layout of a pass in continuous batching: decode of running sequences, prefill of new prompts.
 
-A running row has one token in a pass, a new row its prompt.
+A running sequence has one token in a pass, a prompt all its tokens that are not cached.
 
-Letters: N tokens of a pass, R running rows, C new rows whose beginning is cached, B blocks of a
-row, H heads, D size of a head.
+Letters: N tokens of a pass, R running sequences, C prompts with a cached prefix, B blocks of a
+prompt, H heads, D size of a head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,27 +21,27 @@ from lockstep.models.attention import AttentionLayout, PackedLayout, find_visibl
 from lockstep.models.exact.attention import BLOCK as QUERIES
 from lockstep.models.exact.attention import KEYS
 from lockstep.models.kernels import AttentionKernel
-from lockstep.samplers.torch.extents import KVArena
-from lockstep.samplers.torch.pool import BLOCK, PagedKVCache
+from lockstep.samplers.torch.dense_cache import KVBuffer
+from lockstep.samplers.torch.paged_cache import BLOCK, PagedKVCache
 
 
-class DecodeRows:
-    """Running rows, arena by arena, followed by padding tokens.
+class DecodeAttention:
+    """Attention of running sequences, buffer by buffer, followed by padding tokens.
 
     Args:
-        arenas: Arenas with their keys and values.
-        position_R: Position of each row's new token.
-        filling: Number of padding tokens; their attention is 0.
+        buffers: Buffers with their keys and values.
+        position_R: Position of each sequence's new token.
+        padding: Number of padding tokens; their attention is 0.
     """
 
-    def __init__(self, arenas: Sequence[KVArena], position_R: Tensor, filling: int) -> None:
-        self.filling = filling
-        parts = position_R.split([len(arena.rows) for arena in arenas])
+    def __init__(self, buffers: Sequence[KVBuffer], position_R: Tensor, padding: int) -> None:
+        self._padding = padding
+        positions = position_R.split([len(buffer.slots) for buffer in buffers])
         self._parts = [
-            (arena, torch.arange(len(position), device=position.device), position)
-            for arena, position in zip(arenas, parts, strict=True)
+            (buffer, torch.arange(len(position), device=position.device), position)
+            for buffer, position in zip(buffers, positions, strict=True)
         ]
-        self._widths = [arena.filled + 1 + -(arena.filled + 1) % KEYS for arena in arenas]
+        self._widths = [buffer.longest + 1 + -(buffer.longest + 1) % KEYS for buffer in buffers]
         self._masks: dict[tuple[object, ...], list[Tensor]] = {}
 
     def attend(
@@ -53,22 +54,22 @@ class DecodeRows:
         scaling: float,
         window: int | None,
     ) -> list[Tensor]:
-        """Attention of one new token per row [R, H, D]: a tensor per arena, zeros for padding."""
+        """Attention of one token per sequence [R, H, D]: a tensor per buffer, zeros for padding."""
         out = list[Tensor]()
         start = 0
         masks = self._build_masks(kernel, window)
-        for (arena, row, position), width, mask in zip(
+        for (buffer, row, position), width, mask in zip(
             self._parts, self._widths, masks, strict=True
         ):
-            some = slice(start, start := start + len(row))
-            keys, values = arena.layers[layer]
-            keys[row, :, position] = key[some]
-            values[row, :, position] = value[some]
+            own = slice(start, start := start + len(row))
+            keys, values = buffer.layers[layer]
+            keys[row, :, position] = key[own]
+            values[row, :, position] = value[own]
             k = keys[: len(row), :, :width]
             v = values[: len(row), :, :width]
-            out.append(kernel.attend_newest(query[some], k, v, mask, scaling))
-        if self.filling:
-            return [*out, query.new_zeros(self.filling, *query.shape[1:])]
+            out.append(kernel.attend_newest(query[own], k, v, mask, scaling))
+        if self._padding:
+            return [*out, query.new_zeros(self._padding, *query.shape[1:])]
         return out
 
     def _build_masks(self, kernel: AttentionKernel, window: int | None) -> list[Tensor]:
@@ -83,12 +84,12 @@ class DecodeRows:
 
 
 @dataclass(frozen=True)
-class CachedPrefixRows:
-    """New rows whose first tokens are already in blocks (a prefix cache hit).
+class CachedPrefixPrefill:
+    """Prompts whose first tokens are already in blocks (a prefix cache hit).
 
     Attributes:
         blocks: Their blocks, including the new tokens' [C, B].
-        row: Row of each new token.
+        row: Index of each new token's prompt.
         position: Position of each new token.
         first: Position of the first computed query, a multiple of a query block; at or before the
             first new token.
@@ -100,11 +101,11 @@ class CachedPrefixRows:
     first: int
 
     @classmethod
-    def from_blocks(cls, blocks: Tensor, known: Tensor, length: Tensor) -> CachedPrefixRows:
-        """Rows of `length` tokens, the first `known` in blocks; both int64 [C] on the CPU."""
-        tokens = Batch(torch.arange(int((length - known).sum())), length - known)
-        first = int(known.min()) // QUERIES * QUERIES
-        position = known[tokens.row] + tokens.position
+    def from_blocks(cls, blocks: Tensor, cached: Tensor, length: Tensor) -> Self:
+        """Prompts of `length` tokens, the first `cached` in blocks; both int64 [C] on the CPU."""
+        tokens = Batch(torch.arange(int((length - cached).sum())), length - cached)
+        first = int(cached.min()) // QUERIES * QUERIES
+        position = cached[tokens.row] + tokens.position
         return cls(blocks, tokens.row.to(blocks.device), position.to(blocks.device), first)
 
     def attend(
@@ -112,37 +113,37 @@ class CachedPrefixRows:
         kernel: AttentionKernel,
         layer: int,
         query_NHD: Tensor,
-        pool: PagedKVCache,
+        paged: PagedKVCache,
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        """Attention of new tokens to those before them, known or new [N, H, D]."""
-        key, value = pool.read_blocks(layer, self.blocks)
+        """Attention of new tokens to cached and new tokens before them [N, H, D]."""
+        key, value = paged.read_blocks(layer, self.blocks)
         width = key.shape[2] - self.first
-        place = self.position - self.first
+        column = self.position - self.first
         grid = query_NHD.new_zeros(len(self.blocks), width, *query_NHD.shape[1:])
-        grid[self.row, place] = query_NHD
+        grid[self.row, column] = query_NHD
         out = kernel.attend_causally(grid.transpose(1, 2), key, value, scaling, window)
-        return out.unflatten(0, (-1, width))[self.row, place]
+        return out.unflatten(0, (-1, width))[self.row, column]
 
 
 @dataclass(frozen=True)
-class PrefillRows:
-    """New rows, whose KV goes to blocks: first rows without a cached prefix, then the others.
+class PrefillAttention:
+    """Attention of new prompts, whose KV goes to blocks; prompts with a cached prefix come last.
 
     Attributes:
         block: Block of each token.
         position: Position of each token.
-        whole: Layout of rows without a cached prefix; None: no such rows.
-        num_whole: Number of tokens in these rows.
-        continued: Rows with a cached prefix; None: no such rows.
+        uncached: Layout of prompts without a cached prefix; None: no such prompts.
+        num_uncached: Number of tokens in these prompts.
+        cached: Prompts with a cached prefix; None: no such prompts.
     """
 
     block: Tensor
     position: Tensor
-    whole: PackedLayout | None
-    num_whole: int
-    continued: CachedPrefixRows | None
+    uncached: PackedLayout | None
+    num_uncached: int
+    cached: CachedPrefixPrefill | None
 
     def attend(
         self,
@@ -151,12 +152,12 @@ class PrefillRows:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        pool: PagedKVCache,
+        paged: PagedKVCache,
         scaling: float,
         window: int | None,
     ) -> list[Tensor]:
-        """Attention of all tokens of new rows, from heads-first [1, H, N, D] to [N, H, D]."""
-        pool.write_tokens(
+        """Attention of all new tokens, from heads-first [1, H, N, D] to [N, H, D]."""
+        paged.write_tokens(
             layer,
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
@@ -164,36 +165,36 @@ class PrefillRows:
             self.position % BLOCK,
         )
         out = list[Tensor]()
-        if self.whole is not None:
-            q, k, v = (x[:, :, : self.num_whole] for x in (query, key, value))
-            out.append(self.whole.attend(kernel, layer, q, k, v, scaling, window)[0])
-        if self.continued is not None:
-            query_NHD = query[0, :, self.num_whole :].transpose(0, 1)
-            out.append(self.continued.attend(kernel, layer, query_NHD, pool, scaling, window))
+        if self.uncached is not None:
+            q, k, v = (x[:, :, : self.num_uncached] for x in (query, key, value))
+            out.append(self.uncached.attend(kernel, layer, q, k, v, scaling, window)[0])
+        if self.cached is not None:
+            query_NHD = query[0, :, self.num_uncached :].transpose(0, 1)
+            out.append(self.cached.attend(kernel, layer, query_NHD, paged, scaling, window))
         return out
 
 
 class ContinuousLayout(AttentionLayout):
-    """The layout of one pass: tokens of running rows, then tokens of new rows.
+    """The layout of one pass: tokens of running sequences, then tokens of new prompts.
 
     Args:
-        pool: KV pool of new rows.
-        running: Number of tokens of running rows, including padding.
-        growing: The running rows; None: no such tokens.
-        beginning: The new rows; None: no new rows.
+        paged: KV cache of the prompts.
+        num_decoded: Number of tokens of running sequences, including padding.
+        decode: Attention of running sequences; None: no such tokens.
+        prefill: Attention of new prompts; None: no new prompts.
     """
 
     def __init__(
         self,
-        pool: PagedKVCache,
-        running: int,
-        growing: DecodeRows | None,
-        beginning: PrefillRows | None,
+        paged: PagedKVCache,
+        num_decoded: int,
+        decode: DecodeAttention | None,
+        prefill: PrefillAttention | None,
     ) -> None:
-        self._pool = pool
-        self._running = running
-        self._growing = growing
-        self._beginning = beginning
+        self._paged = paged
+        self._num_decoded = num_decoded
+        self._decode = decode
+        self._prefill = prefill
 
     def attend(
         self,
@@ -206,12 +207,12 @@ class ContinuousLayout(AttentionLayout):
         window: int | None,
     ) -> Tensor:
         out = list[Tensor]()
-        if self._growing is not None:
-            q, k, v = (x[0, :, : self._running].transpose(0, 1) for x in (query, key, value))
-            out += self._growing.attend(kernel, layer, q, k, v, scaling, window)
-        if self._beginning is not None:
-            q, k, v = (x[:, :, self._running :] for x in (query, key, value))
-            out += self._beginning.attend(kernel, layer, q, k, v, self._pool, scaling, window)
+        if self._decode is not None:
+            q, k, v = (x[0, :, : self._num_decoded].transpose(0, 1) for x in (query, key, value))
+            out += self._decode.attend(kernel, layer, q, k, v, scaling, window)
+        if self._prefill is not None:
+            q, k, v = (x[:, :, self._num_decoded :] for x in (query, key, value))
+            out += self._prefill.attend(kernel, layer, q, k, v, self._paged, scaling, window)
         return (out[0] if len(out) == 1 else torch.cat(out))[None]
 
 

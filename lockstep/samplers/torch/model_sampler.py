@@ -20,9 +20,9 @@ from lockstep.models.folder import find_context_length
 from lockstep.models.heads import LogitsHead, canonical_name
 from lockstep.models.precision import OVERFLOW, TORCH_TYPES, open_autocast
 from lockstep.samplers.base import ResponsePiece, gather_pieces
-from lockstep.samplers.torch.passes import cut_rows
-from lockstep.samplers.torch.rows import Response
+from lockstep.samplers.torch.prefill import split_passes
 from lockstep.samplers.torch.scheduler import PASS_TOKENS
+from lockstep.samplers.torch.sequences import Response
 from lockstep.weight_sync.attestation import WeightAttestation
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import BucketCarrier, TransferRoute, open_carrier, unpack_bucket
@@ -73,7 +73,7 @@ class ModelSampler(ABC):
         bare = replace(batch, sampling=None, entropy=False)
         scores = list[Tensor]()
         with self._autocast_context():
-            for rows in cut_rows(batch.lengths.tolist(), self._max_batch_size, PASS_TOKENS):
+            for rows in split_passes(batch.lengths.tolist(), self._max_batch_size, PASS_TOKENS):
                 scores.append(head(bare.select(rows).to(self._lm.device)).logprob)
         return torch.cat(scores).float().cpu()
 
@@ -129,7 +129,7 @@ class ModelSampler(ABC):
         """The autocast context of the sampler's type.
 
         Until it exits, it caches casts of weights that require a gradient, so weights that adapters
-        have frozen require one meanwhile.
+        froze require one inside it.
         """
         frozen = [parameter for parameter in self._lm.parameters() if not parameter.requires_grad]
         for parameter in frozen:
@@ -160,7 +160,7 @@ class ModelSampler(ABC):
             f"the model in {folder}, {weights}, returns non-finite logits for token {token + 1} "
             f"of the response to row {row} of {len(requests)} ({prompt} prompt tokens); {cure}",
             Batch(
-                torch.tensor([token for request in requests for token in request.tokens]),
+                torch.tensor(list(chain.from_iterable(request.tokens for request in requests))),
                 torch.tensor([len(request.tokens) for request in requests]),
             ),
         )
@@ -173,13 +173,17 @@ def append_responses(
     sampling: SamplingParams,
 ) -> Batch:
     """Appends each response to its prompt."""
-    both = list(zip(requests, responses, strict=True))
-    tokens = [token for request, response in both for token in (*request.tokens, *response.tokens)]
-    lengths = [len(request.tokens) + len(response.tokens) for request, response in both]
+    tokens = list[int]()
+    lengths = list[int]()
+    logprobs = list[float]()
+    for request, response in zip(requests, responses, strict=True):
+        tokens += [*request.tokens, *response.tokens]
+        lengths.append(len(request.tokens) + len(response.tokens))
+        logprobs += response.logprobs
     batch = Batch(torch.tensor(tokens), torch.tensor(lengths), sampling=sampling)
     mask = batch.position >= torch.tensor([len(request.tokens) for request in requests])[batch.row]
     logprob = torch.zeros(len(tokens))
-    logprob[mask] = torch.tensor([one for response in responses for one in response.logprobs])
+    logprob[mask] = torch.tensor(logprobs)
     return batch.with_columns(
         {"mask": mask, "sampler_logprob": logprob},
         {

@@ -16,8 +16,8 @@ from lockstep.models.folder import count_cache_numbers
 from lockstep.samplers.base import ResponsePiece, require_room
 from lockstep.samplers.torch.continuous import ContinuousLayout, call_modules
 from lockstep.samplers.torch.model_sampler import ModelSampler
-from lockstep.samplers.torch.rows import NotFinite, Response
 from lockstep.samplers.torch.scheduler import BatchScheduler
+from lockstep.samplers.torch.sequences import NotFinite, Response
 from lockstep.weight_sync.attestation import WeightAttestation
 
 _PIECE = 32
@@ -31,7 +31,7 @@ class TorchSampler(ModelSampler):
     episode, or the next vote on a prompt, computes only new tokens.
 
     Args:
-        cache_bytes: Memory for the KV cache of running rows; None: no limit.
+        cache_bytes: Memory for the KV cache of running sequences; None: no limit.
         Others: As in `ModelSampler`.
     """
 
@@ -54,18 +54,14 @@ class TorchSampler(ModelSampler):
         require_room(requests, self._context)
         scheduler = self._open_scheduler()
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].tokens))
-        waiting = {scheduler.submit(requests[place], sampling): place for place in order}
+        waiting = {scheduler.submit(requests[index], sampling): index for index in order}
         try:
             while waiting:
                 with self._guard_autocast():
                     done = _run_until_finished(scheduler, waiting, _PIECE)
-                places = [waiting.pop(number) for number in done]
-                yield (
-                    places,
-                    self._assemble_batch(
-                        [requests[place] for place in places], list(done.values()), sampling
-                    ),
-                )
+                indices = [waiting.pop(number) for number in done]
+                answered = [requests[index] for index in indices]
+                yield indices, self._assemble_batch(answered, list(done.values()), sampling)
         except NotFinite as broken:
             raise self._not_finite(requests, waiting[broken.number], broken.token) from None
         finally:
@@ -98,17 +94,16 @@ class TorchSampler(ModelSampler):
         if self._scheduler is None or not self._awake:
             device = self._lm.device
             exact = is_exact(self._lm)
-            if self._cache_bytes is None:
-                most = None
-            else:
-                most = self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
+            max_cache_tokens = None
+            if self._cache_bytes is not None:
+                max_cache_tokens = self._cache_bytes // (4 * count_cache_numbers(self._lm.config))
             self._scheduler = BatchScheduler(
                 self._compute_logits,
                 self._max_batch_size,
                 self._context,
                 device,
                 exact,
-                most,
+                max_cache_tokens,
                 self._lm.config.name_or_path or "",
             )
         return self._scheduler
@@ -121,9 +116,9 @@ class TorchSampler(ModelSampler):
 
     @contextmanager
     def _guard_autocast(self) -> Iterator[None]:
-        """Computes in the sampler's type.
+        """Computes in the sampler's type; after an error, drops the scheduler.
 
-        After an error the scheduler is dropped with its blocks, which may be half written.
+        Its KV blocks may be half written then.
         """
         try:
             with self._autocast_context():
@@ -136,7 +131,7 @@ class TorchSampler(ModelSampler):
 def _run_until_finished(
     scheduler: BatchScheduler, numbers: Iterable[int], count: int
 ) -> dict[int, Response]:
-    """Makes steps until `count` of some requests have ended, or all.
+    """Makes passes until `count` of some requests have ended, or all of them.
 
     Returns their responses by number.
     """

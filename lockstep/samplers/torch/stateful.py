@@ -1,7 +1,7 @@
 """The torch sampler for models with recurrent state, such as Mamba.
 
-It decodes with the model's own cache. Prompts of one length are generated side by side, so that no
-padding enters a state.
+It decodes with the model's own cache. A batch has prompts of one length, so that no padding enters
+a state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from lockstep.models.folder import carries_state
 from lockstep.samplers.base import ResponsePiece, require_room
 from lockstep.samplers.stop_strings import open_stop_strings
 from lockstep.samplers.torch.model_sampler import ModelSampler
-from lockstep.samplers.torch.rows import NotFinite, Response
+from lockstep.samplers.torch.penalty_counts import PenaltyCounts
 from lockstep.samplers.torch.sampler import TorchSampler
-from lockstep.samplers.torch.seen import SeenTokens
+from lockstep.samplers.torch.sequences import NotFinite, Response
 
 _KEYWORDS = ("past_key_values", "cache_params", "cache")
 """Argument names of the cache in `transformers` models."""
@@ -42,16 +42,16 @@ class StatefulTorchSampler(ModelSampler):
         self, requests: Sequence[Request], sampling: SamplingParams
     ) -> Iterator[ResponsePiece]:
         require_room(requests, self._context)
-        alike = defaultdict[int, list[int]](list)
-        for place, request in enumerate(requests):
-            alike[len(request.tokens)].append(place)
-        for _, all_places in sorted(alike.items()):
-            for start in range(0, len(all_places), self._max_batch_size):
-                places = all_places[start : start + self._max_batch_size]
+        by_length = defaultdict[int, list[int]](list)
+        for index, request in enumerate(requests):
+            by_length[len(request.tokens)].append(index)
+        for _, alike in sorted(by_length.items()):
+            for start in range(0, len(alike), self._max_batch_size):
+                indices = alike[start : start + self._max_batch_size]
                 try:
-                    yield places, self._generate_batch([requests[i] for i in places], sampling)
+                    yield indices, self._generate_batch([requests[i] for i in indices], sampling)
                 except NotFinite as broken:
-                    raise self._not_finite(requests, places[broken.number], broken.token) from None
+                    raise self._not_finite(requests, indices[broken.number], broken.token) from None
 
     def wake(self) -> None:
         """Does nothing: no state is kept between batches."""
@@ -84,7 +84,7 @@ class StatefulTorchSampler(ModelSampler):
         rows = len(requests)
         start = len(requests[0].tokens)
         most = min(sampling.max_tokens, self._context - start)
-        known = {_find_keyword(self._lm): DynamicCache(config=self._lm.config)}
+        cache = {_find_keyword(self._lm): DynamicCache(config=self._lm.config)}
         tokens_BK = torch.zeros(rows, most, dtype=torch.int64, device=device)
         logprob_BK = torch.zeros(rows, most, device=device)
         length_B = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -95,22 +95,22 @@ class StatefulTorchSampler(ModelSampler):
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.int64, device=device)
         every_B = torch.arange(rows, device=device)
         logits = self._compute_logits(
-            torch.tensor([request.tokens for request in requests], device=device), 0, known
+            torch.tensor([request.tokens for request in requests], device=device), 0, cache
         )
+        counts = None
         if sampling.penalizes:
-            seen = self._build_seen_tokens(requests, logits.shape[1])
-        else:
-            seen = None
+            counts = PenaltyCounts(rows, logits.shape[1], device)
+            for slot, request in enumerate(requests):
+                counts.start_sequence(slot, request.tokens)
         for k in range(most):
-            if seen is None:
-                shaped = logits
-            else:
-                shaped = apply_penalties(logits, seen.earlier_tokens(every_B), sampling)
+            shaped = logits
+            if counts is not None:
+                shaped = apply_penalties(logits, counts.earlier_tokens(every_B), sampling)
             token, logprob = draw_tokens(shaped, uniform_BK[:, k], sampling)
             tokens_BK[:, k] = token
             logprob_BK[:, k] = logprob
-            if seen is not None:
-                seen.add_tokens(every_B, token)
+            if counts is not None:
+                counts.add_tokens(every_B, token)
             running = ~stopped_B
             broken = running & ~logprob.isfinite()
             length_B += running
@@ -123,7 +123,7 @@ class StatefulTorchSampler(ModelSampler):
                 raise NotFinite(int(every_B[broken][0]), k)
             if left == 0 or k + 1 == most:
                 break
-            logits = self._compute_logits(token[:, None], start + k, known)
+            logits = self._compute_logits(token[:, None], start + k, cache)
         return tokens_BK, logprob_BK, length_B, stopped_B
 
     def _find_completed(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
@@ -134,14 +134,8 @@ class StatefulTorchSampler(ModelSampler):
             [strings.contains_stop(tokens) for tokens in newest], device=tokens_RK.device
         )
 
-    def _build_seen_tokens(self, requests: Sequence[Request], columns: int) -> SeenTokens:
-        seen = SeenTokens(len(requests), columns, self._lm.device)
-        for place, request in enumerate(requests):
-            seen.begin_row(place, request.tokens)
-        return seen
-
     def _compute_logits(
-        self, tokens_RT: Tensor, first: int, known: dict[str, DynamicCache]
+        self, tokens_RT: Tensor, first: int, cache: dict[str, DynamicCache]
     ) -> Tensor:
         """Logits [R, V] after some tokens; the first token is at position `first`."""
         position = torch.arange(
@@ -153,14 +147,14 @@ class StatefulTorchSampler(ModelSampler):
             use_cache=True,
             layout=SideBySide(),
             logits_to_keep=1,
-            **known,
+            **cache,
         ).logits[:, 0]
 
 
 def _find_keyword(lm: PreTrainedModel) -> str:
     """The name of the model's cache argument."""
-    known = inspect.signature(lm.forward).parameters
-    keyword = next((name for name in _KEYWORDS if name in known), None)
+    parameters = inspect.signature(lm.forward).parameters
+    keyword = next((name for name in _KEYWORDS if name in parameters), None)
     if keyword is None:
         raise InputError(
             f"{type(lm).__name__} keeps a recurrent state in a cache that the torch sampler does "

@@ -86,7 +86,7 @@ def _build_pack_function(kernel: CPUUnquantizedExperts) -> PackFunction:
     return pack_matrices
 
 
-class SetAside:
+class SuspendedKernels:
     """Removes the kernels of experts during a weight sync.
 
     vLLM 0.32 packs new weights of experts only if their layer has no kernel yet; an existing kernel
@@ -118,10 +118,10 @@ def restore_loaded_order(
         held_ENK: The parameter in the kernel's form.
         shape: Loaded shape [E, N, K].
     """
-    place = _map_packed_elements(pack, parameter, shape, held_ENK)
-    real = place > 0
+    index = _map_packed_elements(pack, parameter, shape, held_ENK)
+    real = index > 0
     plain = torch.zeros(shape, dtype=held_ENK.dtype, device=held_ENK.device)
-    plain.view(len(plain), -1)[:, place[real] - 1] = held_ENK.reshape(len(plain), -1)[:, real]
+    plain.view(len(plain), -1)[:, index[real] - 1] = held_ENK.reshape(len(plain), -1)[:, real]
     return plain
 
 
@@ -134,11 +134,11 @@ def _map_packed_elements(
     `held`.
     """
     _, rows, columns = shape
-    place = torch.arange(rows * columns, device=held.device)
+    index = torch.arange(rows * columns, device=held.device)
     scale = 1
     found = torch.ones((), dtype=torch.int64, device=held.device)
     while scale < rows * columns:
-        digit = (place // scale % _DIGITS + 1).to(held.dtype).view(1, rows, columns)
+        digit = (index // scale % _DIGITS + 1).to(held.dtype).view(1, rows, columns)
         packed = _pack_expert(pack, parameter, digit).reshape(-1).long()
         found = torch.where(packed > 0, found + (packed - 1) * scale, 0)
         scale *= _DIGITS

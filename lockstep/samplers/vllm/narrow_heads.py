@@ -33,18 +33,13 @@ def widen_narrow_heads() -> None:
         if self.true_head_size == self.head_size:
             return plain_forward(self, query, key, value, *args, **keywords)
         heads = ((query, self.num_heads), (key, self.num_kv_heads), (value, self.num_kv_heads))
+        padding = (0, self.head_size - self.true_head_size)
         query, key, value = (
-            _widen_heads(x.view(-1, count, self.true_head_size), self.head_size)
-            for x, count in heads
+            F.pad(x.view(-1, count, self.true_head_size), padding).flatten(1) for x, count in heads
         )
         output = plain_forward(self, query, key, value, *args, **keywords)
-        return output.view(-1, self.num_heads, self.head_size)[..., : self.true_head_size].flatten(
-            1
-        )
+        output_NHD = output.view(-1, self.num_heads, self.head_size)
+        return output_NHD[..., : self.true_head_size].flatten(1)
 
     Attention.__init__ = init
     Attention.forward = forward
-
-
-def _widen_heads(tensor_NHD: Tensor, width: int) -> Tensor:
-    return F.pad(tensor_NHD, (0, width - tensor_NHD.shape[-1])).flatten(1)

@@ -1,4 +1,4 @@
-"""The vLLM sampler: one engine per process, in the process.
+"""The vLLM sampler: runs one engine in this process.
 
 Takes and returns token ids, never text.
 """
@@ -71,9 +71,10 @@ class VLLMSampler:
 
         self._takes_turns = section.takes_turns
         self._without_cache = False
-        # also those of the folder: a copy in host memory would be dropped
+        # even the folder's weights, since a weight sync will replace them
         self._drops_weights = section.gets_weights
-        self._limit, context = section.context_limit, find_context_length(read_config(model))
+        self._limit = section.context_limit
+        context = find_context_length(read_config(model))
         self._context = min(context, self._limit or context)
         self._model = model
         self._version = 0
@@ -114,11 +115,9 @@ class VLLMSampler:
             (request.tokens, self._sampling_arguments(request, sampling)) for request in requests
         ]
         for answers in self._stream_outputs(prompts, sampling.stop):
-            places, outputs = zip(*answers, strict=True)
-            yield (
-                places,
-                self._build_batch([requests[place] for place in places], outputs, sampling),
-            )
+            indices, outputs = zip(*answers, strict=True)
+            answered = [requests[index] for index in indices]
+            yield indices, self._build_batch(answered, outputs, sampling)
 
     def logprobs(self, batch: Batch) -> Tensor:
         sequences = [tokens.tolist() for tokens in batch.sequences()]
@@ -127,8 +126,8 @@ class VLLMSampler:
             self._stream_outputs([(tokens, scoring) for tokens in sequences])
         )
         columns = (
-            (0.0, *pick_logprobs(sequences[place][1:], output.prompt_logprobs[1:]))
-            for place, output in sorted(answers, key=itemgetter(0))
+            (0.0, *pick_logprobs(sequences[index][1:], output.prompt_logprobs[1:]))
+            for index, output in sorted(answers, key=itemgetter(0))
         )
         return _flatten_rows(columns) * batch.mask
 
@@ -156,7 +155,10 @@ class VLLMSampler:
         self.drop_caches()
         self._version = version
         found["received"] = frozenset(found["received"])
-        return WeightAttestation(version, **found, kept_caches=self._find_kept_caches())
+        kept_caches = ()
+        if self._sample_probe().num_cached_tokens:
+            kept_caches = ("prefix cache",)
+        return WeightAttestation(version, **found, kept_caches=kept_caches)
 
     def drop_caches(self) -> None:
         """Drops the prefix cache and the multimodal cache."""
@@ -201,7 +203,7 @@ class VLLMSampler:
     def sleep(self) -> None:
         """Frees GPU memory, if GPUs are shared.
 
-        A learner's weights are dropped, its own go to host memory.
+        Drops weights that came from a learner; moves the folder's weights to host memory.
         """
         if self._takes_turns:
             self._without_cache = self._drops_weights
@@ -213,9 +215,9 @@ class VLLMSampler:
     def _stream_outputs(
         self, prompts: Sequence[EnginePrompt], stop: tuple[str, ...] = ()
     ) -> Iterator[list[tuple[int, Any]]]:
-        """Yields vLLM's final outputs with their prompts' indices, all that are ready at a time."""
+        """Yields vLLM's final outputs with their prompts' indices, as they get ready."""
         waiting = {
-            self._add_request(*prompt, bool(stop)): place for place, prompt in enumerate(prompts)
+            self._add_request(*prompt, bool(stop)): index for index, prompt in enumerate(prompts)
         }
         read = dict.fromkeys(waiting, 0)
         try:
@@ -325,6 +327,13 @@ class VLLMSampler:
         self, requests: Sequence[Request], outputs: Sequence[Any], sampling: SamplingParams
     ) -> Batch:
         responses = [output.outputs[0] for output in outputs]
+        for response in responses:
+            if response.finish_reason not in ("stop", "length"):
+                raise RuntimeError(
+                    f"vLLM ended a response with {response.finish_reason!r} "
+                    f"({response.stop_reason})"
+                )
+        truncated = [response.finish_reason == "length" for response in responses]
         prompts = [request.tokens for request in requests]
         pairs = list(zip(prompts, responses, strict=True))
         return Batch(
@@ -341,7 +350,7 @@ class VLLMSampler:
                 ),
             },
             {
-                "truncated": torch.tensor([_is_truncated(response) for response in responses]),
+                "truncated": torch.tensor(truncated),
                 "version": torch.full((len(pairs),), self._version),
             },
             sampling,
@@ -353,11 +362,6 @@ class VLLMSampler:
         tokens = [1] * min(self._context - 1, blocks + 1)
         ((_, output),) = chain.from_iterable(self._stream_outputs([(tokens, {"max_tokens": 1})]))
         return output
-
-    def _find_kept_caches(self) -> tuple[str, ...]:
-        if self._sample_probe().num_cached_tokens:
-            return ("prefix cache",)
-        return ()
 
     def _call_first_worker(self, verb: str, *arguments: str | bytes) -> Any:
         """Runs a method of `worker.WeightReceiver` on all workers; returns the first result."""
@@ -386,7 +390,7 @@ def merge_attestations(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     found, *others = answers
     for kind in ("fingerprints", "columns"):
-        for name in {name for answer in answers for name in answer[kind]}:
+        for name in set(chain.from_iterable(answer[kind] for answer in answers)):
             if len({answer[kind].get(name) for answer in answers}) > 1:
                 found[kind][name] = _UNLIKE
     assert all(answer["tied"] == found["tied"] for answer in others), "workers run one model"
@@ -415,15 +419,6 @@ def _describe_error(error: Exception) -> str:
 def pick_logprobs(tokens: Sequence[int], entries: Sequence[Any]) -> list[float]:
     """Picks each token's log-probability from vLLM's output for its position."""
     return [entry[token].logprob for token, entry in zip(tokens, entries, strict=True)]
-
-
-def _is_truncated(response: Any) -> bool:
-    """True if a response was truncated."""
-    if response.finish_reason not in ("stop", "length"):
-        raise RuntimeError(
-            f"vLLM ended a response with {response.finish_reason!r} ({response.stop_reason})"
-        )
-    return response.finish_reason == "length"
 
 
 def _flatten_rows(rows: Iterable[Iterable[Any]]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import safetensors.torch
@@ -21,8 +22,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 from vllm.platforms import current_platform
 
 from lockstep.models.folder import build_skeleton, read_config
-from lockstep.samplers.vllm.experts import SetAside
-from lockstep.samplers.vllm.landings import split_as_in_files, survey_landings
+from lockstep.samplers.vllm.experts import SuspendedKernels
+from lockstep.samplers.vllm.load_trace import split_as_in_files, trace_loading
 from lockstep.samplers.vllm.narrow_heads import widen_narrow_heads
 from lockstep.samplers.vllm.readback import ReadableWeight, find_readable_weights, find_tied_names
 from lockstep.weight_sync.buckets import WeightBucket
@@ -54,11 +55,16 @@ class WeightReceiver:
         self._carrier = open_carrier(route.for_rank(rank + get_tp_group().rank_in_group))
 
     def receive_weights(self, announced: str) -> None:
-        """Receives a bucket."""
+        """Receives a bucket; bucket number 0 begins a weight sync."""
         bucket = WeightBucket.from_json(announced)
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             if bucket.number == 0:
-                self._begin_sync()
+                # drops leftovers of a failed weight sync
+                finalize_layerwise_reload(self._model, self.vllm_config.model_config)
+                self._received: dict[str, PendingFingerprint] = {}
+                self._names = {tensor.name for tensor in self._readable_weights}
+                self._experts = SuspendedKernels(self._model)
+                initialize_layerwise_reload(self._model)
             self._model.load_weights(
                 split_as_in_files(self._meta_model, dict(self._receive_parameters(bucket))).items()
             )
@@ -66,7 +72,7 @@ class WeightReceiver:
     def attest_weights(self) -> str:
         """Ends the weight sync.
 
-        Returns the fields of an `Attestation` that only this process knows, as JSON.
+        Returns the fields of a `WeightAttestation` that only this process knows, as JSON.
         """
         model = self._model
         config = self.vllm_config.model_config
@@ -78,15 +84,14 @@ class WeightReceiver:
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
         found = self._readable_weights
-        columns = {
-            tensor.name: tensor.column_fingerprint() for tensor in found if tensor.has_packed_part
-        }
-        taken = self._received | {
-            tensor.name: tensor.compute_fingerprint()
-            for tensor in found
-            if not tensor.has_packed_part
-        }
-        held = dict(zip(taken, read_fingerprints(list(taken.values())), strict=True))
+        columns = dict[str, int]()
+        pending = dict(self._received)
+        for tensor in found:
+            if tensor.has_packed_part:
+                columns[tensor.name] = tensor.column_fingerprint()
+            else:
+                pending[tensor.name] = tensor.compute_fingerprint()
+        held = dict(zip(pending, read_fingerprints(list(pending.values())), strict=True))
         tied = find_tied_names(self._meta_model)
         for name, other in tied.items():
             held.setdefault(name, held.get(other, 0))
@@ -108,10 +113,9 @@ class WeightReceiver:
 
     def attention_of_layers(self) -> str:
         """The attention kernel and the KV cache's type, as JSON."""
-        kernels = {
-            group.backend.get_name() for groups in self.model_runner.attn_groups for group in groups
-        }
-        cached = {_name_dtype(cache) for cache in self.model_runner.kv_caches}
+        groups = chain.from_iterable(self.model_runner.attn_groups)
+        kernels = {group.backend.get_name() for group in groups}
+        cached = {str(cache.dtype).removeprefix("torch.") for cache in self.model_runner.kv_caches}
         return json.dumps(
             {"kernel": ", ".join(sorted(kernels)), "cache": ", ".join(sorted(cached))}
         )
@@ -120,18 +124,10 @@ class WeightReceiver:
     def _model(self) -> Any:
         return self.model_runner.get_model()
 
-    def _begin_sync(self) -> None:
-        """Prepares for a full set of weights; drops leftovers of a failed weight sync."""
-        finalize_layerwise_reload(self._model, self.vllm_config.model_config)
-        self._received: dict[str, PendingFingerprint] = {}
-        self._names = {tensor.name for tensor in self._readable_weights}
-        self._experts = SetAside(self._model)
-        initialize_layerwise_reload(self._model)
-
     def _receive_parameters(self, bucket: WeightBucket) -> Iterator[tuple[str, Tensor]]:
-        """Copies of a bucket's tensors that are parameters here.
+        """Yields copies of a bucket's tensors that are parameters here.
 
-        Layers keep them until they are complete.
+        Layers keep the copies until all parts of a parameter have arrived.
         """
         assert self._carrier is not None, "a receiver opens a route before it receives"
         for name, tensor in unpack_bucket(self._carrier, bucket, self.device):
@@ -149,15 +145,11 @@ class WeightReceiver:
     def _readable_weights(self) -> list[ReadableWeight]:
         config = self.vllm_config.model_config
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            landings = survey_landings(self._model, config, self._meta_model)
-        return find_readable_weights(self._model, landings, self._meta_model, config.dtype)
+            trace = trace_loading(self._model, config, self._meta_model)
+        return find_readable_weights(self._model, trace, self._meta_model, config.dtype)
 
     def _repack_heads(self) -> None:
-        """Packs a tied head again: it is not sent itself, and would keep its old packed weights."""
+        """Repacks a tied head, which is not sent and would keep its old packed weights."""
         for layer in self._model.modules():
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
-
-
-def _name_dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

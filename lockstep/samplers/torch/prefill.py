@@ -1,4 +1,4 @@
-"""The tokens of a pass and their layout: decode of running rows, prefill of new prompts.
+"""The tokens of a pass, and the layout of the prompts that it prefills.
 
 Letters: N tokens of a pass, M of them with logits, P prompts, B blocks of a prompt.
 """
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.models.attention import PackedLayout
-from lockstep.samplers.torch.continuous import CachedPrefixRows, PrefillRows
-from lockstep.samplers.torch.pool import BLOCK
-from lockstep.samplers.torch.rows import SharedPrompt
+from lockstep.samplers.torch.continuous import CachedPrefixPrefill, PrefillAttention
+from lockstep.samplers.torch.paged_cache import BLOCK
+from lockstep.samplers.torch.sequences import SharedPrompt
 
 
-def cut_rows(lengths: Sequence[int], rows: int, tokens: int) -> list[range]:
-    """Splits rows, in order, into passes of at most `rows` rows and `tokens` tokens.
+def split_passes(lengths: Sequence[int], max_sequences: int, max_tokens: int) -> list[range]:
+    """Splits sequences, in order, into passes of limited numbers of sequences and tokens.
 
-    A longer row gets its own pass.
+    A longer sequence gets its own pass.
     """
     passes = list[range]()
     start = 0
-    held = 0
-    for row, length in enumerate(lengths):
-        if row > start and (row == start + rows or held + length > tokens):
-            passes.append(range(start, row))
-            start = row
-            held = 0
-        held += length
+    tokens = 0
+    for index, length in enumerate(lengths):
+        if index > start and (index == start + max_sequences or tokens + length > max_tokens):
+            passes.append(range(start, index))
+            start = index
+            tokens = 0
+        tokens += length
     return [*passes, range(start, len(lengths))]
 
 
@@ -43,16 +43,16 @@ class PassTokens:
     position: Tensor
     keep: Tensor
 
-    def append_passes(self, others: PassTokens) -> PassTokens:
+    def append_tokens(self, others: PassTokens) -> PassTokens:
         """These tokens, followed by others."""
         token = torch.cat([self.token, others.token])
         position = torch.cat([self.position, others.position])
         return PassTokens(token, position, torch.cat([self.keep, others.keep + len(self.token)]))
 
 
-def take_prompts(
+def prefill_prompts(
     prompts: Sequence[SharedPrompt], multiple: int, device: torch.device
-) -> tuple[PassTokens, PrefillRows]:
+) -> tuple[PassTokens, PrefillAttention]:
     """The prompts' tokens without their cached prefixes; the last token of each has logits.
 
     Args:
@@ -60,30 +60,33 @@ def take_prompts(
         multiple: See `PackedLayout.from_batch`.
         device: Device of the model.
     """
-    known_P = torch.tensor([prompt.known for prompt in prompts])
+    cached_P = torch.tensor([prompt.num_cached for prompt in prompts])
     length_P = torch.tensor([len(prompt.tokens) for prompt in prompts])
-    flat = torch.tensor([token for prompt in prompts for token in prompt.tokens[prompt.known :]])
-    new = Batch(flat, length_P - known_P)
+    new_tokens = list[int]()
+    for prompt in prompts:
+        new_tokens += prompt.tokens[prompt.num_cached :]
+    flat = torch.tensor(new_tokens)
+    new = Batch(flat, length_P - cached_P)
     most = max(len(prompt.blocks) for prompt in prompts)
     block_PB = torch.tensor(
         [prompt.blocks + prompt.blocks[:1] * (most - len(prompt.blocks)) for prompt in prompts]
     )
-    position_N = known_P[new.row] + new.position
+    position_N = cached_P[new.row] + new.position
     block_N = block_PB[new.row, position_N // BLOCK].to(device)
     tokens = PassTokens(
         flat.to(device), position_N.to(device), (new.starts + new.lengths - 1).to(device)
     )
-    whole = int((known_P == 0).sum())
-    num_whole = int(length_P[known_P == 0].sum())
-    if whole:
+    uncached = int((cached_P == 0).sum())
+    num_uncached = int(length_P[cached_P == 0].sum())
+    if uncached:
         packed = PackedLayout.from_batch(
-            Batch(tokens.token[:num_whole], length_P[:whole]), multiple
+            Batch(tokens.token[:num_uncached], length_P[:uncached]), multiple
         )
     else:
         packed = None
-    if whole == len(prompts):
-        return tokens, PrefillRows(block_N, tokens.position, packed, num_whole, None)
-    continued = CachedPrefixRows.from_blocks(
-        block_PB[whole:].to(device), known_P[whole:], length_P[whole:]
+    if uncached == len(prompts):
+        return tokens, PrefillAttention(block_N, tokens.position, packed, num_uncached, None)
+    cached = CachedPrefixPrefill.from_blocks(
+        block_PB[uncached:].to(device), cached_P[uncached:], length_P[uncached:]
     )
-    return tokens, PrefillRows(block_N, tokens.position, packed, num_whole, continued)
+    return tokens, PrefillAttention(block_N, tokens.position, packed, num_uncached, cached)

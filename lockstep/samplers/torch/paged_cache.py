@@ -2,7 +2,8 @@
 
 It has blocks of 16 tokens, which equal prefixes share.
 
-Letters: N tokens, R rows, B blocks of a row, H heads of keys, T tokens of a row, D size of a head.
+Letters: N tokens, R rows (one per sequence), B blocks of a row, H heads of keys, T tokens of a row,
+D size of a head.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ BLOCK = KEYS
 
 
 class PagedKVCache:
-    """Memory of all blocks: keys and values of each layer [blocks, H, 16, D], allocated lazily."""
+    """All KV blocks: keys and values of each layer [blocks, H, 16, D], allocated lazily."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -38,11 +39,10 @@ class PagedKVCache:
         if layer not in self.layers:
             self.layers[layer] = self._allocate_blocks(key_NHD), self._allocate_blocks(value_NHD)
         heads = key_NHD.shape[1]
-        place_NH = (
-            block_N[:, None] * heads + torch.arange(heads, device=self.device)
-        ) * BLOCK + offset_N[:, None]
+        head_NH = block_N[:, None] * heads + torch.arange(heads, device=self.device)
+        index_NH = head_NH * BLOCK + offset_N[:, None]
         for held, new_NHD in zip(self.layers[layer], (key_NHD, value_NHD), strict=True):
-            held.flatten(0, 2).index_copy_(0, place_NH.flatten(), new_NHD.flatten(0, 1))
+            held.flatten(0, 2).index_copy_(0, index_NH.flatten(), new_NHD.flatten(0, 1))
 
     def read_blocks(self, layer: int, block_RB: Tensor) -> tuple[Tensor, Tensor]:
         """Reads keys and values of rows, each [R, H, 16 · B, D]."""

@@ -1,7 +1,7 @@
-"""The memory to which vLLM copies each checkpoint tensor, found by tracing its loaders.
+"""Traces the copies by which vLLM loads each checkpoint tensor.
 
 vLLM renames, fuses, shards and transposes tensors, and each model has its own `load_weights`. All
-of that ends in copies from a strided view of a given tensor to a strided view of a layer's
+of that ends in copies from a strided view of a checkpoint tensor to a strided view of a layer's
 parameter. These copies are recorded, with tensors on the meta device.
 """
 
@@ -41,7 +41,7 @@ class StridedView:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightLanding:
+class WeightCopy:
     """A copy from a checkpoint tensor to a vLLM parameter.
 
     Attributes:
@@ -60,16 +60,15 @@ class WeightLanding:
 
 
 @dataclass(frozen=True)
-class LandingSurvey:
-    """The landings found in a survey.
+class LoadTrace:
+    """The copies that vLLM makes while it loads a model.
 
     Attributes:
-        of: Landings by tensor name.
-        changed: Parameters, as layer and name, to which something other than a given tensor was
-            copied.
+        copies: Copies by name of the checkpoint tensor.
+        changed: Parameters, as layer and name, to which another tensor was copied.
     """
 
-    of: Mapping[str, tuple[WeightLanding, ...]]
+    copies: Mapping[str, tuple[WeightCopy, ...]]
     changed: frozenset[tuple[nn.Module, str]]
 
 
@@ -86,7 +85,7 @@ def split_as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -
     return revert_weight_conversion(network, dict(tensors))
 
 
-def survey_landings(model: Any, model_config: Any, network: PreTrainedModel) -> LandingSurvey:
+def trace_loading(model: Any, model_config: Any, network: PreTrainedModel) -> LoadTrace:
     """Records how vLLM's model loads tensors, on the meta device; the model does not change.
 
     Args:
@@ -103,8 +102,8 @@ def survey_landings(model: Any, model_config: Any, network: PreTrainedModel) -> 
     }
     layerwise.initialize_layerwise_reload(model)
     try:
-        places = take_plain_loaders(model)
-        with torch.no_grad(), _CopyRecorder() as seen:
+        owners = use_plain_loaders(model)
+        with torch.no_grad(), _CopyRecorder() as recorder:
             model.load_weights(split_as_in_files(network, given).items())
     except (
         LookupError,
@@ -114,16 +113,14 @@ def survey_landings(model: Any, model_config: Any, network: PreTrainedModel) -> 
         AssertionError,
         AttributeError,
     ) as error:
-        what = (
+        raise InputError(
             f"vLLM's {type(model).__name__} rejects new weights ({type(error).__name__}: "
-            f"{first_line(error)})"
-        )
-        raise InputError(f"{what}; use sampler=torch") from error
+            f"{first_line(error)}); use sampler=torch"
+        ) from error
     finally:
         layerwise.finalize_layerwise_reload(model, model_config)
-    return _group_landings(
-        seen.copies, {_storage_id(tensor): name for name, tensor in given.items()}, places
-    )
+    names = {_storage_id(tensor): name for name, tensor in given.items()}
+    return _group_copies(recorder.copies, names, owners)
 
 
 class _CopyRecorder(TorchDispatchMode):
@@ -142,46 +139,47 @@ class _CopyRecorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def take_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
-    """Maps memory to parameters and buffers, and disables deferred loading, which a reload uses."""
-    places: dict[int, tuple[nn.Module, str, Tensor]] = {}
+def use_plain_loaders(model: nn.Module) -> dict[int, tuple[nn.Module, str, Tensor]]:
+    """Disables the deferred loading of a reload.
+
+    Returns the layer, name and tensor of each parameter and buffer, by its memory.
+    """
+    owners: dict[int, tuple[nn.Module, str, Tensor]] = {}
     for layer in model.modules():
         for name, tensor in (
             *layer.named_parameters(recurse=False),
             *layer.named_buffers(recurse=False),
         ):
-            places.setdefault(_storage_id(tensor), (layer, name, tensor))
+            owners.setdefault(_storage_id(tensor), (layer, name, tensor))
             tensor.weight_loader = layerwise._get_original_loader(tensor)  # pyright: ignore
-    return places
+    return owners
 
 
-def _group_landings(
+def _group_copies(
     copies: Iterable[tuple[Tensor, Tensor]],
     names: Mapping[int, str],
-    places: Mapping[int, tuple[nn.Module, str, Tensor]],
-) -> LandingSurvey:
-    found: dict[str, list[WeightLanding]] = {name: [] for name in names.values()}
+    owners: Mapping[int, tuple[nn.Module, str, Tensor]],
+) -> LoadTrace:
+    found: dict[str, list[WeightCopy]] = {name: [] for name in names.values()}
     changed: set[tuple[nn.Module, str]] = set()
     for target, source in copies:
-        if _storage_id(target) not in places:
+        if _storage_id(target) not in owners:
             continue
-        layer, parameter, whole = places[_storage_id(target)]
+        layer, parameter, whole = owners[_storage_id(target)]
         name = names.get(_storage_id(source))
         if name is None:
             changed.add((layer, parameter))
         else:
             source, target = torch.broadcast_tensors(source, target)
-            landing = WeightLanding(
+            copy = WeightCopy(
                 layer,
                 parameter,
                 tuple(whole.shape),
                 StridedView.from_tensor(source),
                 StridedView.from_tensor(target),
             )
-            found[name].append(landing)
-    return LandingSurvey(
-        {name: tuple(landings) for name, landings in found.items()}, frozenset(changed)
-    )
+            found[name].append(copy)
+    return LoadTrace({name: tuple(copies) for name, copies in found.items()}, frozenset(changed))
 
 
 def _storage_id(tensor: Tensor) -> int:
