@@ -28,7 +28,6 @@ from lockstep.environments.tools import (
     MARKS,
     MalformedCall,
     ToolCall,
-    ToolFunction,
     ToolSet,
     ToolTurn,
     build_tool_messages,
@@ -169,7 +168,7 @@ class _CurrentEpisodes:
             return
         before = self._live
         self._live = {}
-        moves = [self._answer_move(move, _find_environment(move, before)) for move in question]
+        moves = [self._answer_move(move, before) for move in question]
         if self._loop is not None:
             yield TOGETHER
             yield from _await_all(moves, question[0]["timeout_s"] / 2, self._loop)
@@ -181,14 +180,17 @@ class _CurrentEpisodes:
                 yield reply
 
     async def _answer_move(
-        self, move: dict[str, Any], known: Environment | None
+        self, move: dict[str, Any], live: Mapping[int, Any]
     ) -> AsyncIterator[Any]:
         """Yields the answer to the latest response; first replays an episode new to this
         process.
         """
-        environment: Any = self._make(move.get("opened", "")) if known is None else known
         limit_s = move["timeout_s"]
-        if known is None:
+        environment: Any = None
+        if len(move["responses"]) > 1:  # else it is a new episode, which may reuse a number
+            environment = live.get(move["episode"])
+        if environment is None:
+            environment = self._make(move.get("opened", ""))
             await _await_call(environment.reset(move["row"], move["seed"]), limit_s)
             yield CALLED
             # all but the latest
@@ -239,13 +241,6 @@ async def _catch_error(reply: Awaitable[Any]) -> Any:
         return await reply
     except Exception as error:
         return {"wrong": _describe_error(error)}
-
-
-def _find_environment(move: dict[str, Any], live: dict[int, Any]) -> Any:
-    """The environment of an episode; None at its first response, since numbers are reused."""
-    if len(move["responses"]) > 1:
-        return live.get(move["episode"])
-    return None
 
 
 def _read_attributes(first: Any, name: str) -> dict[str, Any]:
@@ -319,7 +314,12 @@ class _WithTools:
         functions = {
             name: function for name, (_, function) in name_functions(self._own.tools()).items()
         }
-        results = [_call_tool(call, functions) for call in checked]
+        results = list[Any]()
+        for call in checked:
+            if isinstance(call, MalformedCall):
+                results.append(f"Error: {call.why}")
+            else:
+                results.append(functions[call.name](**call.arguments))
         if any(map(inspect.isawaitable, results)):
             return _await_results(checked, results)
         return _build_tool_turn(checked, results)
@@ -339,12 +339,6 @@ async def _await_results(
     for error in (result for result in found if isinstance(result, BaseException)):
         raise error
     return _build_tool_turn(calls, found)
-
-
-def _call_tool(call: ToolCall | MalformedCall, functions: dict[str, ToolFunction]) -> Any:
-    if isinstance(call, MalformedCall):
-        return f"Error: {call.why}"
-    return functions[call.name](**call.arguments)
 
 
 def _build_tool_turn(calls: Sequence[ToolCall | MalformedCall], results: Sequence[Any]) -> ToolTurn:

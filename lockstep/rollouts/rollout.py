@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -228,7 +229,14 @@ class RolloutCollector:
             highest_P = score_PG.nan_to_num(float("-inf")).amax(-1)
             lowest_P = score_PG.nan_to_num(float("inf")).amin(-1)
             mixed = (highest_P > lowest_P).nonzero().squeeze(-1)[: count - found]
-            parts.append(_select_groups(rollouts, mixed, num_generations))
+            rows = (mixed[:, None] * num_generations + torch.arange(num_generations)).flatten()
+            part = replace(
+                rollouts,
+                batch=rollouts.batch.select(rows),
+                prompts=[rollouts.prompts[row] for row in rows.tolist()],
+                responses=[rollouts.responses[row] for row in rows.tolist()],
+            )
+            parts.append(part)
             found += len(mixed)
             if found == count:
                 return _join_rollouts(parts), position + (number + 1) * count
@@ -329,21 +337,10 @@ def build_requests(
     return requests
 
 
-def _select_groups(rollouts: Rollouts, groups: Tensor, num_generations: int) -> Rollouts:
-    rows = (groups[:, None] * num_generations + torch.arange(num_generations)).reshape(-1)
-    return Rollouts(
-        rollouts.batch.select(rows),
-        [rollouts.prompts[row] for row in rows.tolist()],
-        [rollouts.responses[row] for row in rows.tolist()],
-        rollouts.judging,
-        rollouts.terms,
-        num_generations,
-    )
-
-
 def _join_rollouts(parts: Sequence[Rollouts]) -> Rollouts:
     """Joins rollouts; a named reward that is missing in some of them has no verdict there."""
-    named = {name for part in parts for name in part.batch.sample if name.startswith(PART)}
+    columns = chain.from_iterable(part.batch.sample for part in parts)
+    named = {name for name in columns if name.startswith(PART)}
     batches = list[Batch]()
     for part in parts:
         missing = named - part.batch.sample.keys()
@@ -351,8 +348,8 @@ def _join_rollouts(parts: Sequence[Rollouts]) -> Rollouts:
         batches.append(part.batch.with_columns(sample=dict.fromkeys(missing, unknown_B)))
     return Rollouts(
         concat_batches(batches),
-        [prompt for part in parts for prompt in part.prompts],
-        [response for part in parts for response in part.responses],
+        list(chain.from_iterable(part.prompts for part in parts)),
+        list(chain.from_iterable(part.responses for part in parts)),
         merge_metrics(part.judging for part in parts),
         parts[0].terms,
         parts[0].group_size,

@@ -59,14 +59,18 @@ def sample_rows(
     rows = list(chosen)
     sampled = rollouts.batch.select(rows).to("cpu")
     batch = batch.select(rows).to("cpu")
-    starts, ends = _locate_responses(sampled)
+    end_B = sampled.starts + sampled.lengths
+    start_B = end_B.clone()
+    chosen_M = sampled.mask.nonzero().squeeze(-1)
+    start_B.scatter_reduce_(0, sampled.row[chosen_M], chosen_M, "amin")
+    spans = list(map(slice, start_B.tolist(), end_B.tolist()))
     columns = _token_columns(sampled, batch)
     scores = _sample_columns(sampled, batch)
     text = cache(lambda token: collector.decode([token]))  # U+FFFD for partial characters
     logged = list[dict[str, Any]]()
     for index, (row, reason) in enumerate(chosen.items()):
         prompt = rollouts.prompts[row]
-        span = slice(starts[index], ends[index])
+        span = spans[index]
         token = {name: column[span] for name, column in columns.items()}
         logged.append(
             {
@@ -85,15 +89,6 @@ def sample_rows(
 def round_significant(values: Tensor) -> list[float]:
     """Rounds to five significant digits, including in print."""
     return [float(f"{value:.5g}") + 0.0 for value in values.tolist()]  # no −0
-
-
-def _locate_responses(sampled: Batch) -> tuple[list[int], list[int]]:
-    """Start and end of each response in the flat tokens."""
-    end_B = sampled.starts + sampled.lengths
-    start_B = end_B.clone()
-    chosen_M = sampled.mask.nonzero().squeeze(-1)
-    start_B.scatter_reduce_(0, sampled.row[chosen_M], chosen_M, "amin")
-    return start_B.tolist(), end_B.tolist()
 
 
 def _token_columns(sampled: Batch, batch: Batch) -> dict[str, list[Any]]:

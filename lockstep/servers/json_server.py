@@ -166,10 +166,9 @@ class JsonServer:
                 message = f"{self._address.url}: {self._describe_error(error, attempts.used + 1)}"
                 if self._key:
                     message = message.replace(self._key, "[key]")
-                if _is_temporary(error):
-                    wait_s = attempts.next_wait(message, _find_retry_after(error))
-                else:
-                    wait_s = None
+                wait_s = _find_shortest_wait(error)
+                if wait_s is not None:
+                    wait_s = attempts.next_wait(message, wait_s)
                 if wait_s is None:
                     raise ServerError(message) from error
             await anyio.sleep(wait_s)
@@ -231,18 +230,19 @@ def _parse_reply(shape: type[_ReplyT], answer: object) -> _ReplyT:
             return shape.model_validate(answer)
 
 
-def _is_temporary(error: Exception) -> bool:
-    """True if a retry may succeed: connection failure, timeout, busy server, malformed reply."""
-    if isinstance(error, openai.APIStatusError):
-        return error.status_code in _PASSING or error.status_code >= _OF_SERVERS
-    return not isinstance(error, ReplyRefused)
+def _find_shortest_wait(error: Exception) -> float | None:
+    """Minimum seconds before a retry, at most a minute; None: a retry cannot succeed.
 
-
-def _find_retry_after(error: Exception) -> float:
-    """Seconds to wait by a busy server's `Retry-After`, at most a minute; 0 if not given."""
-    seconds = ""
-    if isinstance(error, openai.APIStatusError):
-        seconds = error.response.headers.get("retry-after", "")
+    A retry may succeed after a connection failure, a timeout or a malformed reply, and if the
+    server is busy, which can set the time by `Retry-After`.
+    """
+    if isinstance(error, ReplyRefused):
+        return None
+    if not isinstance(error, openai.APIStatusError):
+        return 0.0
+    if error.status_code not in _PASSING and error.status_code < _OF_SERVERS:
+        return None
+    seconds = error.response.headers.get("retry-after", "")
     if seconds.isdecimal():
         return min(float(seconds), _LONGEST_WAIT_S)
     return 0.0

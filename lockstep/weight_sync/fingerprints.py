@@ -61,13 +61,14 @@ def start_fingerprint(tensor: Tensor) -> PendingFingerprint:
     if raw.numel() % 4 or raw.storage_offset() % 4:
         raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 4))
     words = raw.view(torch.int32)
+    kind = _hash_dtype_shape(tensor.dtype, tensor.shape)
     if words.is_cuda:
-        return PendingFingerprint(_sum_lanes(_sum_rows_at_once(words)), _tensor_key(tensor))
+        return PendingFingerprint(_sum_lanes(_sum_rows_at_once(words)), kind)
     rows = words.split(_LANES)
     sums = torch.zeros_like(rows[0])
     for row, odd in zip(rows, _odd_numbers(_table_length(len(rows))), strict=False):
         sums[: row.numel()].add_(row, alpha=odd)
-    return PendingFingerprint(_sum_lanes(sums), _tensor_key(tensor))
+    return PendingFingerprint(_sum_lanes(sums), kind)
 
 
 def _sum_rows_at_once(words: Tensor) -> Tensor:
@@ -117,12 +118,8 @@ def _column_indices(width: int, device: torch.device) -> Tensor:
     return torch.tensor(pick_columns(width), device=device)
 
 
-def _tensor_key(tensor: Tensor) -> int:
-    return _dtype_shape_key(tensor.dtype, tensor.shape)
-
-
 @functools.lru_cache(maxsize=1024)
-def _dtype_shape_key(dtype: torch.dtype, shape: torch.Size) -> int:
+def _hash_dtype_shape(dtype: torch.dtype, shape: torch.Size) -> int:
     return keyed.hash_key(str(dtype), *shape)
 
 

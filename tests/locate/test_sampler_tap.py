@@ -12,7 +12,7 @@ import torch
 from located import TOKENS, assert_column_of_logits, assert_every_cut, ends, families, functions
 
 from lockstep.core.errors import InputError
-from lockstep.samplers.torch.continuous import DecodeRows
+from lockstep.samplers.torch.continuous import DecodeAttention
 from lockstep_doctor.engines import EngineOptions
 from lockstep_doctor.hf import open_hf
 from lockstep_doctor.locate import locate
@@ -46,10 +46,10 @@ def test_sampler_tap_matches_transformers_at_every_cut(
 def test_keys_rounded_in_decoding_are_located_at_attention_after_prompt(
     located_model: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, attend = located_model("qwen3"), DecodeRows.attend
+    folder, attend = located_model("qwen3"), DecodeAttention.attend
 
     def keep_rounded(
-        own: DecodeRows,
+        own: DecodeAttention,
         kernel: object,
         layer: int,
         query: object,
@@ -63,7 +63,7 @@ def test_keys_rounded_in_decoding_are_located_at_attention_after_prompt(
         open_sampler(folder, EngineOptions(prompt=9)) as decoding,
     ):
         prefill._prompt = None
-        monkeypatch.setattr(DecodeRows, "attend", keep_rounded)
+        monkeypatch.setattr(DecodeAttention, "attend", keep_rounded)
         found = locate(prefill, decoding, TOKENS)
     assert ends(found) == {"attn"}
     assert {segment.first for segment in found.all_segments} == {9}

@@ -50,7 +50,9 @@ def test_planned_kv_cache_size_matches_torch_sampler(models: Models, architectur
         scheduler.submit(Request(tuple([3] * (CONTEXT - 3)), key), SamplingParams(max_tokens=3))
     scheduler.step()
     held = (
-        layer for arena in scheduler._extents.occupied_arenas for layer in arena.layers.values()
+        layer
+        for buffer in scheduler._dense_cache.occupied_buffers
+        for layer in buffer.layers.values()
     )
     assert (
         sum(keys.nbytes + values.nbytes for keys, values in held)

@@ -57,7 +57,13 @@ class DecodeAttention:
         """Attention of one token per sequence [R, H, D]: a tensor per buffer, zeros for padding."""
         out = list[Tensor]()
         start = 0
-        masks = self._build_masks(kernel, window)
+        mask_key = type(kernel), window
+        if mask_key not in self._masks:  # the same for all layers of a pass
+            self._masks[mask_key] = [
+                kernel.build_mask(find_visible(position, width, window))
+                for (_, _, position), width in zip(self._parts, self._widths, strict=True)
+            ]
+        masks = self._masks[mask_key]
         for (buffer, row, position), width, mask in zip(
             self._parts, self._widths, masks, strict=True
         ):
@@ -71,16 +77,6 @@ class DecodeAttention:
         if self._padding:
             return [*out, query.new_zeros(self._padding, *query.shape[1:])]
         return out
-
-    def _build_masks(self, kernel: AttentionKernel, window: int | None) -> list[Tensor]:
-        """The masks of a kernel, computed once for all layers of a pass."""
-        key = type(kernel), window
-        if key not in self._masks:
-            self._masks[key] = [
-                kernel.build_mask(find_visible(position, width, window))
-                for (_, _, position), width in zip(self._parts, self._widths, strict=True)
-            ]
-        return self._masks[key]
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,10 @@ class StatefulTorchSampler(ModelSampler):
             length_B += running
             stopped_B |= running & torch.isin(token, stops)
             if sampling.stop:
-                stopped_B |= running & self._find_completed(tokens_BK[:, : k + 1], sampling)
+                strings = open_stop_strings(self._lm.config.name_or_path or "", sampling.stop)
+                newest = tokens_BK[:, max(0, k + 1 - strings.window) : k + 1].tolist()
+                completes = [strings.contains_stop(tokens) for tokens in newest]
+                stopped_B |= running & torch.tensor(completes, device=device)
             # the only device sync
             left, num_broken = torch.stack([(~stopped_B).sum(), broken.sum()]).tolist()
             if num_broken:
@@ -125,14 +128,6 @@ class StatefulTorchSampler(ModelSampler):
                 break
             logits = self._compute_logits(token[:, None], start + k, cache)
         return tokens_BK, logprob_BK, length_B, stopped_B
-
-    def _find_completed(self, tokens_RK: Tensor, sampling: SamplingParams) -> Tensor:
-        """Rows whose newest token completes a stop string."""
-        strings = open_stop_strings(self._lm.config.name_or_path or "", sampling.stop)
-        newest = tokens_RK[:, -strings.window :].tolist()
-        return torch.tensor(
-            [strings.contains_stop(tokens) for tokens in newest], device=tokens_RK.device
-        )
 
     def _compute_logits(
         self, tokens_RT: Tensor, first: int, cache: dict[str, DynamicCache]

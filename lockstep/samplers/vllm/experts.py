@@ -139,18 +139,12 @@ def _map_packed_elements(
     found = torch.ones((), dtype=torch.int64, device=held.device)
     while scale < rows * columns:
         digit = (index // scale % _DIGITS + 1).to(held.dtype).view(1, rows, columns)
-        packed = _pack_expert(pack, parameter, digit).reshape(-1).long()
+        # the layer's other matrix only gets its shape
+        if parameter == "w13_weight":
+            matrix, _ = pack(digit, digit.new_zeros(1, columns, rows // 2))
+        else:
+            _, matrix = pack(digit.new_zeros(1, 2 * columns, rows), digit)
+        packed = matrix.reshape(-1).long()
         found = torch.where(packed > 0, found + (packed - 1) * scale, 0)
         scale *= _DIGITS
     return found
-
-
-def _pack_expert(pack: PackFunction, parameter: str, digit_1NK: Tensor) -> Tensor:
-    """Packs one expert's matrix; the layer's other matrix only gets its shape."""
-    _, rows, columns = digit_1NK.shape
-    is_first = parameter == "w13_weight"
-    other = digit_1NK.new_zeros((1, columns, rows // 2) if is_first else (1, 2 * columns, rows))
-    w13, w2 = pack(digit_1NK, other) if is_first else pack(other, digit_1NK)
-    if is_first:
-        return w13
-    return w2

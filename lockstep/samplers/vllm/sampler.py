@@ -84,7 +84,9 @@ class VLLMSampler:
         chosen |= {"model": model, "worker_extension_cls": self.worker}
         chosen |= {"logprobs_mode": "processed_logprobs", **(options or {})}
         try:
-            self._engine = self._start_engine(EngineArgs(**chosen))
+            from vllm.v1.engine.llm_engine import LLMEngine
+
+            self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**chosen))
         except (
             ValueError,
             RuntimeError,
@@ -101,12 +103,6 @@ class VLLMSampler:
         executor.register_failure_callback(_end_without_worker)
         workers = self._engine.vllm_config.parallel_config.world_size
         self._lost: Callable[[], bool] = lambda: workers > 1 and executor.is_failed
-
-    def _start_engine(self, arguments: Any) -> Any:
-        """Starts vLLM's engine from its `EngineArgs`."""
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        return LLMEngine.from_engine_args(arguments)
 
     def pieces(
         self, requests: Sequence[Request], sampling: SamplingParams
