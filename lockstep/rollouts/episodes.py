@@ -257,8 +257,8 @@ class EpisodeRunner:
             wait(answers, _ENDING_S)
             raise
 
-    def _append_observation(self, episode: EpisodeRecord, room: int) -> None:
-        """Appends the observation if the episode continues and `room` more tokens would fit."""
+    def _append_observation(self, episode: EpisodeRecord, max_tokens: int) -> None:
+        """Appends the observation if the episode continues and has room for the next response."""
         episode.ended |= episode.truncated
         if episode.ended:
             return
@@ -266,7 +266,7 @@ class EpisodeRunner:
             self._observed(episode.observations[-1], int(episode.tokens[-1][-1])), dtype=torch.int64
         )
         limit = len(episode.prompt.tokens) + self._section.max_tokens
-        if episode.token_count + len(observation) + room > limit:
+        if episode.token_count + len(observation) + max_tokens > limit:
             episode.ended = episode.truncated = True
         else:
             episode.append_tokens(observation)

@@ -189,9 +189,9 @@ class GradingRule:
     majority: bool
     graded: bool
 
-    def require_passes(self, asked: RepeatedSampling, option: str) -> None:
+    def require_passes(self, section: RepeatedSampling, option: str) -> None:
         """Raises InputError if the section `option` sets k of pass@k without a pass score."""
-        if asked.k is not None and self.pass_score is None:
+        if section.k is not None and self.pass_score is None:
             raise InputError(
                 f"{option}.k requires a passing score; set the reward's pass_score, or leave "
                 f"{option}.k out"

@@ -32,7 +32,7 @@ class InferenceBackend(InferenceOptions["SamplerSection"]):
     """True if it decodes with Lockstep's own KV cache, so that models must pass the self-check."""
 
     threads: ClassVar[int | None] = None
-    """Torch threads per worker on a CPU; None: its share of the run's."""
+    """Torch threads per worker on a CPU; None: its share of the run's threads."""
 
     @abstractmethod
     def weight_dtype(self, computation: Computation) -> torch.dtype:

@@ -51,14 +51,14 @@ class StopStrings:
     def _decode_text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode([*self._letter, *tokens], skip_special_tokens=False))
 
-    def find_end(self, tokens: Sequence[int], known: int = 0) -> int | None:
+    def find_end(self, tokens: Sequence[int], checked: int = 0) -> int | None:
         """Number of a response's tokens up to the first that completes a string; None if none does.
 
         Args:
             tokens: The response so far.
-            known: Number of leading tokens that are known to complete none.
+            checked: Number of leading tokens that were searched before and complete none.
         """
-        ends = range(known + 1, len(tokens) + 1)
+        ends = range(checked + 1, len(tokens) + 1)
         return next(
             (end for end in ends if self.contains_stop(tokens[max(0, end - self.window) : end])),
             None,

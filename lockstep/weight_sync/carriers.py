@@ -325,10 +325,10 @@ class CudaIPC(BucketCarrier):
             )
         self._device = device
         buffer = number % BUFFERS
-        whole = self._buffers.full_buffer(number, size, device)
-        if buffer not in self._exported or self._exported[buffer][0] is not whole:
-            self._exported[buffer] = whole, _export_handle(whole)
-        return whole[:size]
+        full = self._buffers.full_buffer(number, size, device)
+        if buffer not in self._exported or self._exported[buffer][0] is not full:
+            self._exported[buffer] = full, _export_handle(full)
+        return full[:size]
 
     def seal_bucket(self, number: int, parts: tuple[BucketPart, ...]) -> WeightBucket:
         # streams of this process do not order another process's reads

@@ -16,7 +16,7 @@ _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": 0}
 
 @dataclass(frozen=True)
 class ServerDialect:
-    """A kind of server, by the request options that it has besides OpenAI's own.
+    """A kind of server: the request options that it supports in addition to OpenAI's.
 
     Attributes:
         name: Name of the kind.

@@ -1,4 +1,4 @@
-"""The base class of torch samplers: a model in this process, and its weight verbs."""
+"""The base class of torch samplers: a model in this process, and its weight sync."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _group_copies(
     for target, source in copies:
         if _storage_id(target) not in owners:
             continue
-        layer, parameter, whole = owners[_storage_id(target)]
+        layer, parameter, held = owners[_storage_id(target)]
         name = names.get(_storage_id(source))
         if name is None:
             changed.add((layer, parameter))
@@ -174,7 +174,7 @@ def _group_copies(
             copy = WeightCopy(
                 layer,
                 parameter,
-                tuple(whole.shape),
+                tuple(held.shape),
                 StridedView.from_tensor(source),
                 StridedView.from_tensor(target),
             )

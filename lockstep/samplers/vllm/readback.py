@@ -74,13 +74,13 @@ class ReadableWeight:
         if self.own is not None or not all(self._has_straight_rows(copy) for copy in self.copies):
             return column_fingerprint(self.read_tensor())
         columns = pick_columns(self.shape[1])
-        whole = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
+        sampled = torch.empty(self.shape[0], len(columns), dtype=self.dtype)
         for copy in self.copies:
             rows = copy.source.size[0]
             start = copy.source.offset // self.shape[1]
             first = copy.target.offset // copy.shape[1]
-            whole[start : start + rows] = _compute_columns(copy, columns)[first : first + rows]
-        return fingerprint_tensor(whole)
+            sampled[start : start + rows] = _compute_columns(copy, columns)[first : first + rows]
+        return fingerprint_tensor(sampled)
 
     def read_tensor(self) -> Tensor:
         """The full tensor, as this rank computes with it; collective if it is sharded."""
@@ -89,12 +89,12 @@ class ReadableWeight:
             return _gather_copies(
                 self.copies, torch.empty(self.shape, dtype=self.dtype, device=device)
             )
-        whole = _gather_copies(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
+        tensor = _gather_copies(self.own, torch.zeros(self.shape, dtype=self.dtype, device=device))
         # All ranks but one have 0 for each byte, so the sum has that rank's bits, also of NaN and
         # −0.
-        dist.all_reduce(whole.view(-1).view(torch.uint8), group=get_tp_group().device_group)
+        dist.all_reduce(tensor.view(-1).view(torch.uint8), group=get_tp_group().device_group)
         # this rank's copy of a part may differ from an earlier rank's
-        return _gather_copies(self.copies, whole)
+        return _gather_copies(self.copies, tensor)
 
     def _has_straight_rows(self, copy: WeightCopy) -> bool:
         """True if rows of the tensor are rows of a packed parameter."""
@@ -202,14 +202,14 @@ def _read_tied_head(
             yield replace(sent[other], name=name, copies=copies, own=own)
 
 
-def _gather_copies(copies: Sequence[WeightCopy], whole: Tensor) -> Tensor:
+def _gather_copies(copies: Sequence[WeightCopy], tensor: Tensor) -> Tensor:
     plain = dict[tuple[int, str], Tensor]()  # one tensor's experts are in one parameter
     for copy in copies:
         key = id(copy.layer), copy.parameter
         if key not in plain:
             plain[key] = _unpack_parameter(copy)
-        copy.source.apply_to(whole).copy_(copy.target.apply_to(plain[key]))
-    return whole
+        copy.source.apply_to(tensor).copy_(copy.target.apply_to(plain[key]))
+    return tensor
 
 
 def _read_parameter(copy: WeightCopy) -> Tensor:
