@@ -154,7 +154,8 @@ class _CurrentEpisodes:
         self._declared = _read_attributes(first, name)
         waits = inspect.iscoroutinefunction(first.step) or (tools is not None and tools.waits)
         if tools is None or tool_format is None:
-            self._schemas, self._make = [], lambda opened: make()
+            self._schemas: list[Any] = []
+            self._make: Callable[[str], Any] = lambda opened: make()
         else:
             parse = partial(parse_calls, tool_format=tool_format)
             self._schemas = tools.schemas

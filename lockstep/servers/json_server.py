@@ -155,7 +155,13 @@ class JsonServer:
         attempts = RetryCounter("server", self._note, self._address.max_retries)
         while True:
             try:
-                return _parse_reply(shape, await self._ask_once(client, path, body))
+                answer = await self._ask_once(client, path, body)
+                # some servers report errors with a success status
+                if isinstance(answer, dict) and (reported := answer.get("error")):
+                    raise ReplyRefused(
+                        f"it returns an error ({_error_detail(reported)}); check its log"
+                    )
+                return shape.model_validate(answer)
             except (
                 openai.OpenAIError,
                 OSError,
@@ -219,15 +225,6 @@ class JsonServer:
                     f"{option}"
                 )
         return f"its response cannot be parsed ({error}); check the server at this address"
-
-
-def _parse_reply(shape: type[_ReplyT], answer: object) -> _ReplyT:
-    """Parses a reply by its type; some servers report errors with a success status."""
-    match answer:
-        case {"error": error} if error:
-            raise ReplyRefused(f"it returns an error ({_error_detail(error)}); check its log")
-        case _:
-            return shape.model_validate(answer)
 
 
 def _find_shortest_wait(error: Exception) -> float | None:

@@ -96,7 +96,8 @@ class Show:
     def reset(self, row: dict[str, Any], seed: int) -> None:
         """The seed draws the prize and the numbers."""
         draws = Random(seed)
-        self._prize, self._most = draws.choice(row["prizes"]), int(row["most"])
+        self._prize = draws.choice(row["prizes"])
+        self._most = int(row["most"])
         self._numbers = draws.sample(range(1, LARGEST + 1, 2), row["questions"])
         self._asked = 0
         self._right = 0
