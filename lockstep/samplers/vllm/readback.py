@@ -146,7 +146,7 @@ def is_packed(copy: WeightCopy) -> bool:
 
 
 RankViews = list[dict[str, tuple[StridedView, ...]]]
-"""For each tensor-parallel rank, the views of each tensor that it holds."""
+"""The views of each tensor that each tensor-parallel rank holds."""
 
 
 def _choose_copies(
