@@ -166,7 +166,7 @@ def _choose_copies(
     if is_sharded:
         held = set(chain.from_iterable(by_rank))
     else:
-        held = by_rank[0]
+        held = by_rank[rank]
     if sum(torch.Size(view.size).numel() for view in held) != tensor.numel():
         kind = type(network.get_submodule(name.rpartition(".")[0])).__name__
         raise InputError(
