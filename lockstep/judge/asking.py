@@ -160,12 +160,18 @@ class SamplerAnswers:
             batch["truncated"].tolist(),
             strict=True,
         )
-        answers: list[ModelAnswer | None] = []
-        tokenizer = self.reader.tokenizer
-        for ids, sequence, mask, cut in rows:
-            sampled = sequence[mask].tolist()
-            text = decode_marked(tokenizer, sampled if cut else self.sampling.drop_stop(sampled))
-            if self.reader.chat:
-                text = opening_mark(str(tokenizer.decode(list(ids[-_TAIL:])))) + text
-            answers.append(ModelAnswer(text, not cut, ids, tuple(sampled)))
-        return answers
+        return [
+            self._build_answer(ids, sequence[mask].tolist(), bool(cut))
+            for ids, sequence, mask, cut in rows
+        ]
+
+    def _build_answer(self, asked: tuple[int, ...], drawn: list[int], cut: bool) -> ModelAnswer:
+        tokens = drawn if cut else self.sampling.drop_stop(drawn)
+        if self.reader.chat:
+            end = self.reader.tokenizer.decode(list(asked[-_TAIL:]))
+        else:
+            end = ""
+        opened = opening_mark(str(end))
+        return ModelAnswer(
+            opened + decode_marked(self.reader.tokenizer, tokens), not cut, asked, tuple(drawn)
+        )
