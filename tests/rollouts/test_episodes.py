@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,7 +187,7 @@ def runs(mask: torch.Tensor) -> Iterator[bool]:
 ROWS = [{"turns": 1 + i % 3, "bad": i == 2} for i in range(6)]
 
 
-def check_fault(sampler: TorchSampler, name: str, said: str, **options: object) -> list[str]:
+def check_fault(sampler: TorchSampler, name: str, said: str, **options: Any) -> list[str]:
     """The third episode alone fails, and a note names it; returns all notes."""
     healthy = played(sampler, "Counting", ROWS, [])
     batch = played(sampler, name, ROWS, notes := [], timeout_s=1.0, **options)
