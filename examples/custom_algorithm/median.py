@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 import lockstep
@@ -14,8 +15,10 @@ class MedianBaseline(lockstep.PolicyGradient):
     """The baseline is the median reward of a group, which one lucky response does not move."""
 
     def advantages(self, batch: lockstep.Batch) -> Tensor:
-        rewards = batch["shaped_score"].view(-1, self.grpo.num_generations)
-        return (rewards - rewards.quantile(0.5, dim=1, keepdim=True)).flatten()
+        has_verdict = batch["score"].isfinite()
+        rewards = batch["shaped_score"].where(has_verdict, torch.nan)
+        groups = rewards.view(-1, self.grpo.num_generations)
+        return (groups - groups.nanquantile(0.5, dim=1, keepdim=True)).nan_to_num().flatten()
 
 
 @dataclass(frozen=True)

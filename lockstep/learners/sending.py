@@ -51,7 +51,9 @@ class SendsWeights(ABC):
             pass
 
     def join_receivers(self, route: TransferRoute) -> None:
-        """See `Sender.join`; only the first rank joins a process group, since only it sends."""
+        """See `WeightSender.open_route`; only the first rank joins a process group, since only it
+        sends.
+        """
         self._local_sender.open_route(
             route, opens=self._ranks.rank_number == 0 or route.meeting is None
         )
@@ -66,7 +68,7 @@ class SendsWeights(ABC):
         return next(self._leaving, FilledBucket(None, {}))
 
     def ship_bucket(self, bucket: WeightBucket) -> None:
-        """See `Sender.ship`."""
+        """See `WeightSender.ship_bucket`."""
         self._local_sender.ship_bucket(bucket)
 
     def end_sending(self) -> None:

@@ -4,6 +4,7 @@ run it.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,6 +60,8 @@ def test_custom_advantages_method_fills_advantage_column() -> None:
     median = import_file(EXAMPLE / "median.py").MedianBaseline
     batch, _ = with_advantages(scored([1.0, 5.0, 2.0, 0.0, 0.0, 9.0]), recipe(median))
     assert batch["advantage"].tolist() == [0, -1, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9]
+    batch, _ = with_advantages(scored([math.nan, 5.0, 7.0] + [math.nan] * 3), recipe(median))
+    assert batch["advantage"].tolist() == [0, 0, 0, -1, 0, 1, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("found", [torch.zeros(5), 3.0, None])
