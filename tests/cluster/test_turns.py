@@ -74,5 +74,5 @@ def test_offload_idle_makes_vllm_take_turns_and_frees_memory_for_kv_cache(
         )._sampler_spec
         assert spec.section.takes_turns is spec.backend.forgets_weights(spec.section) is offload
         assert spec.budget is not None
-        beside[offload] = spec.budget.beside
+        beside[offload] = spec.budget.other
     assert beside[True] < beside[False]

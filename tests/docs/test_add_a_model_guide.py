@@ -21,7 +21,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_error_table_of_add_a_model_guide_follows_from_log_probability_spread() -> None:
-    header = next(line for line in GUIDE.splitlines() if "left of 100 tokens" in line)
+    header = next(line for line in GUIDE.splitlines() if "left at 100 tokens" in line)
     listed = rows(header)
     assert len(listed) == 4
     for _, error, spread, divergence, *left in listed:

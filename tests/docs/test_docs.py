@@ -58,7 +58,9 @@ JUDGED = [
     "learner.device=cpu",
 ]  # fmt: skip
 SIZES = re.findall(
-    r"`([\w/]+\.json)`:\n\n```json\n(.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.DOTALL
+    r"`([\w/]+\.json)` is:\n\n```json\n(.*?)```",
+    (ROOT / "docs/guides/plan.md").read_text(),
+    re.DOTALL,
 )
 """Names and content of the configurations of models that are not here."""
 FOREIGN = re.findall(

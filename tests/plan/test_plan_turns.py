@@ -67,7 +67,7 @@ def test_in_turns_a_gpu_holds_all_learners_or_an_engine(seven_billion: Path) -> 
     assert sampler.seen == 256 * 32000 * (4 + 1 / 8), (
         "counts of tokens, and which are seen, of each place"
     )
-    assert budget.beside == buckets + sampler.weights + sampler.seen, (
+    assert budget.other == buckets + sampler.weights + sampler.seen, (
         "the cache has the rest of the GPU"
     )
 
@@ -105,7 +105,7 @@ def test_plan_reserves_memory_for_each_extra_process_on_gpu(seven_billion: Path)
     told = budget.apply_to_section(SamplerSection(), memory).kv_cache_gib
     assert told is not None
     assert int(told * 2**30) == found.sampler.cache, "the plan and the engine have the same number"
-    tight = int((budget.beside + budget.least) / 0.92) + 3 * 2**30
+    tight = int((budget.other + budget.least) / 0.92) + 3 * 2**30
     replace(budget, processes=3).apply_to_section(SamplerSection(), tight)
     with pytest.raises(InputError, match="no room"):
         budget.apply_to_section(SamplerSection(), tight)

@@ -119,4 +119,5 @@ def test_time_to_find_math_answers_grows_linearly(name: str) -> None:
         find_right_answer(text, True)
         return time.process_time() - start
 
-    assert seconds(40_000) < 8 * seconds(10_000) + 0.1  # four times the text, and noise
+    # four times the text; again, since other work on the machine may slow one measurement
+    assert any(seconds(40_000) < 8 * seconds(10_000) + 0.1 for _ in range(3))
