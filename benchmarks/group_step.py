@@ -17,20 +17,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.step_table import parse, run_rounds, show
+from benchmarks.step_table import parse, parser_for, run_rounds, show
 
 TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl-preference" / "bin" / "python"
 
 
 def main() -> None:
     """Entry point."""
-    args = parse(__doc__, "1.16.0", TRL_PYTHON)
+    parser = parser_for(__doc__, "1.16.0", TRL_PYTHON)
+    parser.add_argument("--algorithm", nargs="+", default=["grpo", "rloo"])
+    for name, usual in (("prompts", 16), ("prompt-tokens", 16), ("new-tokens", 32), ("steps", 15)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    args = parse(parser)
+    lengths = ("--prompts", args.prompts, "--prompt-tokens", args.prompt_tokens)
+    counts = ("--new-tokens", args.new_tokens, "--steps", args.steps)
     sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_group"
-    measured = {
-        f"{algorithm}, {size}": run_rounds(args, size, *sides, "--algorithm", algorithm)
-        for size in args.size
-        for algorithm in ("grpo", "rloo")
-    }
+    measured = {}
+    for size in args.size:
+        for algorithm in args.algorithm:
+            words = map(str, ("--algorithm", algorithm, *lengths, *counts))
+            measured[f"{algorithm}, {size}"] = run_rounds(args, size, *sides, *words)
     show("group_step", "1.16.0", measured, args)
 
 

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.step_table import parse, run_rounds, show
+from benchmarks.step_table import parse, parser_for, run_rounds, show
 
 TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl" / "bin" / "python"
 
 
 def main() -> None:
     """Entry point."""
-    args = parse(__doc__, "1.12.0", TRL_PYTHON)
+    args = parse(parser_for(__doc__, "1.12.0", TRL_PYTHON))
     sides = "benchmarks.baselines.trl_ppo", "benchmarks.lockstep_ppo"
     measured = {
         f"PPO, {size}, epochs: {epochs}": run_rounds(args, size, *sides, "--epochs", epochs)

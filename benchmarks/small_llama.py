@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 1024
+SMOLLM2 = 576
+"""The width of SmolLM2-135M; a model of this width has its heads and its other widths, too."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ SIZES = {
     "default": Size(128, 2, VOCAB),
     "512x8": Size(512, 8, VOCAB),
     "100M": Size(768, 12, 16384),
+    "SmolLM2": Size(SMOLLM2, 30, 49152),
 }
 """Sizes by name; `toy` is that of `ppo_arithmetic`."""
 
@@ -52,12 +56,20 @@ def llama_config(
         layers: Depth.
         vocab: Tokens.
     """
+    if hidden == SMOLLM2:
+        shape: dict[str, Any] = {
+            "intermediate_size": 1536,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        }
+    else:
+        shape = {"intermediate_size": hidden * 11 // 4, "num_attention_heads": hidden // 32}
     return LlamaConfig(
+        **shape,
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=hidden * 11 // 4,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
         max_position_embeddings=512,
         initializer_range=spread,
         bos_token_id=None,

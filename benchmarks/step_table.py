@@ -20,12 +20,10 @@ from benchmarks.small_llama import SIZES
 
 Round = list[dict[str, Any]]
 """What the sides of a round printed."""
-ROUNDS = 3
-"""Processes per side and setting; the median counts."""
 
 
-def parse(doc: str | None, release: str, python: Path) -> argparse.Namespace:
-    """Parses the options.
+def parser_for(doc: str | None, release: str, python: Path) -> argparse.ArgumentParser:
+    """A parser of the common options.
 
     Args:
         doc: What the benchmark is.
@@ -39,11 +37,17 @@ def parse(doc: str | None, release: str, python: Path) -> argparse.Namespace:
     parser.add_argument(
         "--size", nargs="+", default=["default"], choices=SIZES, help="sizes of the model"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="processes per side and setting")
     parser.add_argument("--save", action="store_true", help="write the table to benchmarks/results")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parses the options; ends if TRL's interpreter is missing."""
     args = parser.parse_args()
     if not args.trl_python.exists():
         parser.error(
-            f"there is no {args.trl_python}; --help has the two commands that make it, or give "
+            f"{args.trl_python} is missing; --help has the two commands that make it, or give "
             "--trl-python"
         )
     return args
@@ -60,7 +64,7 @@ def run_rounds(
             side(Path(sys.executable), ours, *options, "--exact"),
             side(Path(sys.executable), ours, *options),
         ]
-        for _ in range(ROUNDS)
+        for _ in range(args.rounds)
     ]
 
 
