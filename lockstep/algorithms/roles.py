@@ -93,6 +93,8 @@ class Load:
     Attributes:
         sequence: Number of tokens of the longest sequence.
         group: Number of sequences that must share a forward pass: 2 for pairs.
+        shared: Number of tokens of the longest prompt that sequences share.
+        sharers: Number of sequences that share a prompt.
         rows: Number of groups per optimizer step.
         updates: Number of optimizer steps per step of the algorithm.
         scored: Number of groups that each frozen model scores per step of the algorithm, before the
@@ -110,20 +112,33 @@ class Load:
     scored: int = 0
     generated: int = 0
     sampling: SamplingParams = _OWN
+    shared: int = 0
+    sharers: int = 1
+
+    def share_computed(self, learner: LearnerSection) -> float:
+        """Computed tokens relative to the tokens of all sequences."""
+        if not learner.shares_prefixes:
+            return 1.0
+        paths = self.sharers * self.sequence
+        return 1.0 - (self.sharers - 1) * self.shared / paths
 
     @property
     def tokens_per_group(self) -> int:
         """Number of tokens in one group: the smallest possible micro-batch."""
         return self.group * self.sequence
 
-    @property
-    def description(self) -> str:
-        """Describes the optimizer steps of a step."""
+    def describe(self, learner: LearnerSection) -> str:
+        """Describes the optimizer steps of a step, and the tokens that shared prompts save."""
         if self.updates == 1:
             steps = "1 optimizer step"
         else:
             steps = f"{self.updates} optimizer steps"
-        return f"{steps} of {self.rows} {'pairs' if self.group == 2 else 'rows'}"
+        found = f"{steps} of {self.rows} {'pairs' if self.group == 2 else 'rows'}"
+        share = self.share_computed(learner)
+        if share == 1.0:
+            return found
+        tokens = self.rows * self.tokens_per_group
+        return f"{found}, at most {tokens:,} tokens, {round(tokens * share):,} computed"
 
     def count_micro_batch_groups(self, learner: LearnerSection) -> int:
         """Number of groups in one micro-batch."""

@@ -30,7 +30,7 @@ from lockstep.core.metrics import Metrics, merge_metrics
 from lockstep.distributed.meeting import RendezvousAddress, RendezvousHost
 from lockstep.distributed.ranks import RankMesh
 from lockstep.learners import backend
-from lockstep.learners.packing import deal_to_ranks
+from lockstep.learners.packing import deal_to_ranks, find_families
 from lockstep.learners.rank import RankLearner, restore_order
 from lockstep.losses.base import Loss
 from lockstep.models.device import resolve_device
@@ -110,7 +110,9 @@ def launch_learner(
     Raises:
         ValueError: If the layout cannot shard the model, or there are fewer GPUs than ranks.
     """
-    require_computable(read_config(spec.model, headless=not scores_tokens(spec.head)), spec.section)
+    config = read_config(spec.model, headless=not scores_tokens(spec.head))
+    require_computable(config, spec.section)
+    spec = spec.settle_sharing(config)
 
     def make_factory(meeting: RendezvousAddress) -> WorkerFactory:
         return RankSpec(spec, meeting).build
@@ -332,9 +334,9 @@ class MeshLearner:
         """
         self._begin_work()
         parallel = self.section.parallel
-        shares = deal_to_ranks(
-            batch.group_lengths.tolist(), self.section.micro_batch_tokens, parallel.row_shares
-        )
+        budget = self.section.micro_batch_tokens
+        families = find_families(batch, budget, self.section.share_prefixes)
+        shares = deal_to_ranks(families, budget, parallel.row_shares)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
         each = parallel.pp * parallel.cp * parallel.tp  # ranks of a share
         calls = [

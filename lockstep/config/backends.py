@@ -29,6 +29,9 @@ class TrainingOptions(ABC, Generic[S]):
     is_exact: ClassVar[bool] = False
     """True if it can compute with the kernels of `models.exact`."""
 
+    shares_prefixes: ClassVar[bool] = False
+    """True if it computes a prefix that sequences of a pass share once."""
+
     @abstractmethod
     def in_process(self, section: S) -> bool:
         """True if a learner with these options can run in the caller's process."""

@@ -232,6 +232,9 @@ def load_run(folder: Path) -> LoadedRecipe:
     recipe = str(folder / "recipe.yaml")
     path = find_recipe(recipe)
     layers = read_layers(path)
+    learner = layers[0].tree.get("learner")
+    if isinstance(learner, dict):  # a run from before this option computed each sequence by itself
+        learner.setdefault("share_prefixes", False)
     for tree in _read_trained_first(_join_layers(layers)):
         for keys, reference, _ in list_references(tree):
             if keys in (("algorithm",), TASK_NAME):

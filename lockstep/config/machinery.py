@@ -116,6 +116,13 @@ class LearnerSection(Computation):
             "depend on micro_batch_tokens; null: as many as fit in micro_batch_tokens"
         ),
     )
+    share_prefixes: bool = Field(
+        default=True,
+        description=(
+            "compute each distinct prefix of a pass once, for all of its sequences that begin with "
+            "it: same log-probabilities, gradients rounded differently"
+        ),
+    )
     activation_checkpointing: bool = Field(
         default=False,
         description=(
@@ -184,6 +191,12 @@ class LearnerSection(Computation):
             backend=backend,
             parallel=parallel or Parallel(),
         )
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if backend and layout compute a shared prefix once, if the model's layers can."""
+        backend = TRAINING.find_backend(self.backend)
+        return self.share_prefixes and backend.shares_prefixes and self.parallel.cp == 1
 
     @property
     def in_process(self) -> bool:

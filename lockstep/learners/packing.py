@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from operator import itemgetter
 
 import numpy as np
+import torch
+
+from lockstep.core.batch import Batch
+from lockstep.models.prefixes import count_common, sort_paths
 
 _ATTENTION = 1 / 4096
 """Cost of a pair of tokens in attention, relative to a token's other cost.
 
 About right for 1,000 hidden units.
+"""
+
+MOST_KEYS = 4
+"""Tokens of a pass's sequences, relative to its computed tokens: attention copies a shared prefix's
+keys and values for each sequence.
 """
 
 
@@ -44,36 +54,145 @@ def cut_in_order(count: int, rows: int) -> list[list[int]]:
     return [list(range(start, min(start + rows, count))) for start in range(0, count, rows)]
 
 
-def deal_to_ranks(lengths: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
-    """Packs sequences for ranks that make the same number of passes in lockstep.
+@dataclass(frozen=True)
+class GroupFamily:
+    """Groups of a batch that one pass reads together, since their prompts are computed once.
+
+    Attributes:
+        groups: Numbers of the groups.
+        lengths: Tokens of each group's sequences.
+        alone: Distinct tokens of each group.
+        added: Tokens of each group that the group before it does not have.
+    """
+
+    groups: tuple[int, ...]
+    lengths: tuple[int, ...]
+    alone: tuple[int, ...]
+    added: tuple[int, ...]
+
+    @property
+    def computed(self) -> int:
+        """Number of computed tokens."""
+        return self.alone[0] + sum(self.added[1:])
+
+    @property
+    def size(self) -> int:
+        """Size in a pass's budget of computed tokens."""
+        return max(self.computed, -(-sum(self.lengths) // MOST_KEYS))
+
+    @property
+    def cost(self) -> float:
+        """Cost of computing it, in tokens; attention grows with the square of each length."""
+        return self.computed + _ATTENTION * self.computed * max(self.alone)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, members: slice) -> GroupFamily:
+        return GroupFamily(*(column[members] for column in astuple(self)))
+
+    def __add__(self, other: GroupFamily) -> GroupFamily:
+        columns = zip(astuple(self), astuple(other), strict=True)
+        return GroupFamily(*(own + others for own, others in columns))
+
+
+def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[GroupFamily]:
+    """Cuts a batch into families, in the order of the groups; without sharing, each group is one.
+
+    Groups are of one family if their first sequences are equal up to the first masked token of
+    either. A family is cut if its size exceeds the budget.
+    """
+    lengths = batch.group_lengths.tolist()
+    if not share_prefixes:
+        return [GroupFamily((group,), *[(size,)] * 3) for group, size in enumerate(lengths)]
+    rows = [row.numpy() for row in batch.sequences()]
+    step = batch.group_size
+    groups = [rows[start : start + step] for start in range(0, len(rows), step)]
+    prompts = count_prompts(batch)[::step].tolist()
+    firsts = [group[0] for group in groups]
+    order = sort_paths(firsts)
+    alone = [count_distinct(group) for group in groups]
+    families = list[GroupFamily]()
+    previous = -1
+    for group, known in zip(order, count_common(firsts, order), strict=True):
+        size = (alone[group],)
+        family = GroupFamily((group,), (lengths[group],), size, size)
+        if previous >= 0 and known >= min(prompts[previous], prompts[group]):
+            added = count_distinct([*groups[previous], *groups[group]]) - alone[previous]
+            joined = families[-1] + replace(family, added=(added,))
+            if joined.size <= budget:
+                family = joined
+                families.pop()
+        families.append(family)
+        previous = group
+    return sorted(families, key=lambda family: family.groups[0])
+
+
+def count_prompts(batch: Batch) -> torch.Tensor:
+    """Number of each sequence's tokens before the first masked one, int64 [B]."""
+    if "mask" not in batch.token:
+        return batch.lengths
+    position = torch.where(batch.mask, batch.position, batch.lengths[batch.row])
+    return batch.lengths.scatter_reduce(0, batch.row, position, "amin")
+
+
+def count_distinct(rows: Sequence[np.ndarray]) -> int:
+    """Number of tokens of some sequences, those of equal prefixes counted once."""
+    return sum(map(len, rows)) - sum(count_common(rows, sort_paths(rows)))
+
+
+def pack_families(families: Sequence[GroupFamily], budget: int) -> list[list[GroupFamily]]:
+    """Packs families into passes of at most `budget` computed tokens, see `pack_bins`."""
+    bins = pack_bins([family.size for family in families], budget)
+    return [[families[index] for index in bin] for bin in bins]
+
+
+def list_groups(families: Sequence[GroupFamily]) -> list[int]:
+    """The groups of a pass."""
+    return [group for family in families for group in family.groups]
+
+
+def deal_to_ranks(
+    families: Sequence[GroupFamily], budget: int, ranks: int
+) -> list[list[list[int]]]:
+    """Packs families for ranks that make the same number of passes in lockstep.
 
     Each pass waits for the slowest rank. So bins of similar cost are computed in the same pass, and
     ranks take turns at the most expensive one. If the number of bins is not a multiple of the
     ranks, the most expensive bins are halved.
 
     Returns:
-        For each rank its passes, as indices into `lengths`; a pass may be empty if a rank only
-    joins the other ranks' collectives.
+        For each rank its passes, as numbers of groups; a pass may be empty if a rank only joins the
+        other ranks' collectives.
     """
-    priced = [
-        (estimate_cost([lengths[index] for index in bin]), bin)
-        for bin in pack_bins(lengths, budget)
-    ]
+    priced = [(estimate_cost(bin), bin) for bin in pack_families(families, budget)]
     while len(priced) % ranks:
-        dearest = max((one for one in priced if len(one[1]) > 1), key=itemgetter(0), default=None)
+        divisible = (one for one in priced if len(list_groups(one[1])) > 1)
+        dearest = max(divisible, key=itemgetter(0), default=None)
         if dearest is None:
             priced.append((0.0, []))
             continue
         priced.remove(dearest)
-        halves = dearest[1][0::2], dearest[1][1::2]
-        priced += [(estimate_cost([lengths[index] for index in half]), half) for half in halves]
+        priced += [(estimate_cost(half), half) for half in halve_families(dearest[1])]
     bins = [bin for _, bin in sorted(priced, key=itemgetter(0), reverse=True)]
     rounds = [bins[start : start + ranks] for start in range(0, len(bins), ranks)]
     return [
-        [one[(rank + turn) % ranks] for turn, one in enumerate(rounds)] for rank in range(ranks)
+        [list_groups(one[(rank + turn) % ranks]) for turn, one in enumerate(rounds)]
+        for rank in range(ranks)
     ]
 
 
-def estimate_cost(lengths: Sequence[int]) -> float:
-    """Cost of a pass over sequences, in tokens; attention grows with the square of each length."""
-    return sum(length + _ATTENTION * length * length for length in lengths)
+def halve_families(
+    families: list[GroupFamily],
+) -> tuple[list[GroupFamily], list[GroupFamily]]:
+    """Halves of a pass; both halves of a family that is cut compute its prompt."""
+    if len(families) > 1:
+        return families[0::2], families[1::2]
+    (family,) = families
+    middle = (len(family) + 1) // 2
+    return [family[:middle]], [family[middle:]]
+
+
+def estimate_cost(families: Sequence[GroupFamily]) -> float:
+    """Cost of a pass, in tokens."""
+    return sum(family.cost for family in families)

@@ -26,7 +26,7 @@ from lockstep.learners.boxes import BoxReader, FileContents, find_written, name_
 from lockstep.learners.host_memory import HostMemory
 from lockstep.learners.loss_scale import LossScale
 from lockstep.learners.optimizer import TorchOptimizer, learning_rate
-from lockstep.learners.packing import cut_in_order, pack_bins
+from lockstep.learners.packing import cut_in_order, find_families, list_groups, pack_families
 from lockstep.learners.pieces import ParameterPiece, compute_norm, find_local
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
@@ -325,7 +325,9 @@ class RankLearner(SendsWeights):
         if passes is None and self.section.rows_per_pass is not None:
             passes = cut_in_order(len(batch.group_lengths), self.section.rows_per_pass)
         elif passes is None:
-            passes = pack_bins(batch.group_lengths.tolist(), self.section.micro_batch_tokens)
+            budget = self.section.micro_batch_tokens
+            families = find_families(batch, budget, self.section.share_prefixes)
+            passes = [list_groups(families) for families in pack_families(families, budget)]
         return MicroBatches(
             batch, [batch.rows_of(groups) for groups in passes], self._lay_out, self.device
         )

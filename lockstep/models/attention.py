@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,7 +21,7 @@ from transformers import AttentionInterface
 
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
-from lockstep.models.exact.attention import BlockwiseKernel
+from lockstep.models.exact.attention import KEYS, BlockwiseKernel
 from lockstep.models.kernels import (
     FUSED,
     VARLEN,
@@ -31,6 +30,7 @@ from lockstep.models.kernels import (
     mask_newest,
     run_torch_attention,
 )
+from lockstep.models.prefixes import PathTree
 
 NAME = "lockstep"
 EXACT = "lockstep_exact"
@@ -150,6 +150,15 @@ AttentionInterface.register(UNPADDED, partial(attention_forward, kernel=VARLEN))
 
 
 @dataclass(frozen=True)
+class GridSize:
+    """Sizes of a grid: rows of `width` keys, whose queries are those from position `begin` on."""
+
+    rows: int
+    begin: int
+    width: int
+
+
+@dataclass(frozen=True)
 class PackedLayout(AttentionLayout):
     """Packed sequences in one row of N tokens.
 
@@ -160,44 +169,74 @@ class PackedLayout(AttentionLayout):
     of similar length.
 
     Attributes:
-        to_cells: Flat token of each cell, one grid after the other (arbitrary if the cell is
-            padding), int64 [C].
-        from_cells: Cell of each token, int64 [N].
-        shapes: Rows and width of each grid.
-        bounds: Bounds of the sequences (cu_seqlens), from 0 to N, int32 [B + 1].
+        key_cells: Token of each cell of keys, one grid after the other (arbitrary if the cell is
+            padding), int64.
+        query_cells: Token of each cell of queries, likewise.
+        from_cells: Cell of queries of each token, int64 [N].
+        grids: Sizes of each grid.
+        bounds: Bounds of the sequences (cu_seqlens), from 0 to N, int32 [B + 1]; None: they share
+            prefixes.
         longest: An upper bound on the tokens of a sequence.
     """
 
-    to_cells: Tensor
+    key_cells: Tensor
+    query_cells: Tensor
     from_cells: Tensor
-    shapes: tuple[tuple[int, int], ...]
-    bounds: Tensor
+    grids: tuple[GridSize, ...]
+    bounds: Tensor | None
     longest: int
 
     @classmethod
-    def from_batch(cls, batch: Batch, multiple: int = 1) -> PackedLayout:
-        """The layout of a batch, in grids whose widths are multiples of `multiple`."""
-        length_B, order_B = torch.sort(batch.lengths, descending=True, stable=True)
-        widths = [
-            width + -width % multiple for width in accumulate(length_B.tolist(), choose_width)
-        ]
+    def from_batch(
+        cls, batch: Batch, multiple: int = 1, tree: PathTree | None = None
+    ) -> PackedLayout:
+        """The layout of a batch's tokens, or of those that a tree computes.
+
+        Widths of grids are multiples of `multiple`.
+        """
+        shares = tree is not None and any(tree.shared)
+        tree = tree or PathTree.from_separate(batch)
+        branches = sort_branches(batch.lengths.tolist(), tree)
+        begins = [begin for _, begin, _ in branches]
+        widths = [width + -width % multiple for width in find_widths(branches)]
         cells = Batch(torch.arange(sum(widths)), torch.tensor(widths)).keep_places()
-        token_C = batch.starts[order_B][cells.row] + torch.minimum(
-            cells.position, length_B[cells.row] - 1
+        row_b = torch.tensor([tree.branches[number] for number, _, _ in branches])
+        shared_b = torch.tensor([tree.shared[number] for number, _, _ in branches])
+        row_C = row_b[cells.row]
+        token_C = batch.starts[row_C] + torch.minimum(cells.position, batch.lengths[row_C] - 1)
+        token_C = tree.computed_index[token_C]
+        asked_C = cells.position >= torch.tensor(begins)[cells.row]
+        own_C = (cells.position >= shared_b[cells.row]) & (cells.position < batch.lengths[row_C])
+        query_C = asked_C.cumsum(0) - 1
+        from_cells = torch.empty_like(tree.source_index).index_copy_(
+            0, token_C[own_C], query_C[own_C]
         )
-        first_B = torch.empty_like(order_B).index_copy_(0, order_B, cells.starts)
+        sizes = Counter(zip(begins, widths, strict=True))
+        grids = tuple(GridSize(rows, begin, width) for (begin, width), rows in sizes.items())
         device = batch.tokens.device
-        from_cells = first_B.to(device)[batch.row] + batch.position
-        shapes = tuple((rows, width) for width, rows in Counter(widths).items())
         bounds = torch.cat([batch.starts, batch.lengths.sum()[None]]).to(device, torch.int32)
-        return cls(token_C.to(device), from_cells, shapes, bounds, max(widths, default=0))
+        key_cells = token_C.to(device)
+        query_cells = token_C[asked_C].to(device) if shares else key_cells
+        return cls(
+            key_cells,
+            query_cells,
+            from_cells.to(device),
+            grids,
+            None if shares else bounds,
+            max(widths, default=0),
+        )
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> PackedLayout:
         """The same layout with each tensor mapped."""
-        to_cells, from_cells, bounds = (
-            change(x) for x in (self.to_cells, self.from_cells, self.bounds)
+        key_cells = change(self.key_cells)
+        query_cells = key_cells if self.query_cells is self.key_cells else change(self.query_cells)
+        return replace(
+            self,
+            key_cells=key_cells,
+            query_cells=query_cells,
+            from_cells=change(self.from_cells),
+            bounds=None if self.bounds is None else change(self.bounds),
         )
-        return replace(self, to_cells=to_cells, from_cells=from_cells, bounds=bounds)
 
     def attend(
         self,
@@ -209,23 +248,58 @@ class PackedLayout(AttentionLayout):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        if isinstance(kernel, VarlenKernel) and kernel.supports_heads(query, value):
+        if (
+            isinstance(kernel, VarlenKernel)
+            and kernel.supports_heads(query, value)
+            and self.bounds is not None
+        ):
             return kernel.attend_sequences(
                 query, key, value, self.bounds, self.longest, scaling, window
             )
-        sizes = [rows * width for rows, width in self.shapes]
-
-        def cut_grids(x: Tensor) -> list[Tensor]:
-            """Splits [1, heads, N, size] into [rows, heads, width, size] for each grid."""
-            pieces = x[0].transpose(0, 1).index_select(0, self.to_cells).split(sizes)
-            return [
-                piece.unflatten(0, shape).transpose(1, 2)
-                for piece, shape in zip(pieces, self.shapes, strict=True)
-            ]
-
-        grids = zip(cut_grids(query), cut_grids(key), cut_grids(value), strict=True)
-        out = torch.cat([kernel.attend_causally(q, k, v, scaling, window) for q, k, v in grids])
+        keys = [(grid.rows, grid.width) for grid in self.grids]
+        queries = [(grid.rows, grid.width - grid.begin) for grid in self.grids]
+        parts = zip(
+            to_grids(query, self.query_cells, queries),
+            to_grids(key, self.key_cells, keys),
+            to_grids(value, self.key_cells, keys),
+            strict=True,
+        )
+        out = torch.cat([kernel.attend_causally(q, k, v, scaling, window) for q, k, v in parts])
         return out.index_select(0, self.from_cells)[None]
+
+
+def to_grids(x: Tensor, cells: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Lays tokens [1, heads, N, size] out in grids [rows, heads, width, size]."""
+    pieces = x[0].transpose(0, 1).index_select(0, cells).split([r * width for r, width in shapes])
+    return [
+        piece.unflatten(0, shape).transpose(1, 2)
+        for piece, shape in zip(pieces, shapes, strict=True)
+    ]
+
+
+def sort_branches(lengths: Sequence[int], tree: PathTree) -> list[tuple[int, int, int]]:
+    """Branches of a tree as (number, begin of its queries, length), neighbors of similar size.
+
+    Queries begin at a multiple of the exact kernel's keys, at or before the branch's own tokens.
+    """
+    branches = [
+        (number, shared // KEYS * KEYS, lengths[row])
+        for number, (row, shared) in enumerate(zip(tree.branches, tree.shared, strict=True))
+    ]
+    return sorted(branches, key=lambda branch: (branch[1], -branch[2]))
+
+
+def find_widths(branches: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Width of each branch's grid."""
+    widths = list[int]()
+    last = -1
+    for _, begin, length in branches:
+        own = length - begin
+        if begin == last:
+            own = choose_width(widths[-1] - begin, own)
+        widths.append(begin + own)
+        last = begin
+    return widths
 
 
 def choose_width(width: int, length: int) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 from lockstep.core.batch import Batch
 from lockstep.distributed.ranks import RankMesh
 from lockstep.models.attention import PackedLayout, SideBySide
+from lockstep.models.prefixes import PathTree
 from lockstep.models.zigzag import ZigzagLayout
 from lockstep_logprobs.collectives import sum_over_ranks
 from lockstep_logprobs.packed import Packing
@@ -34,7 +35,7 @@ class RowShare:
         position: Positions in their sequences, int64 [n].
         layout: Attention layout of the tokens.
         place: Index of each token of the batch in the share, −1 for tokens of other ranks, int64
-            [N]; None: the share is the batch itself.
+            [N]; tokens of a shared prefix have the same. None: the share is the batch itself.
         ranks: Ranks that hold the shares.
         rows: Number of rows of the grid; 1: packed sequences.
     """
@@ -48,25 +49,24 @@ class RowShare:
 
     @classmethod
     def from_batch(
-        cls, batch: Batch, ranks: RankMesh, side_by_side: bool = False, multiple: int = 1
+        cls,
+        batch: Batch,
+        ranks: RankMesh,
+        side_by_side: bool = False,
+        multiple: int = 1,
+        share_prefixes: bool = False,
     ) -> RowShare:
-        """One rank's share; row and grid sizes are multiples of `multiple` tokens."""
+        """One rank's share; row and grid sizes are multiples of `multiple` tokens.
+
+        Sequences that are cut (cp) or side by side share no prefixes.
+        """
         shares = ranks.size("cp")
         if side_by_side:
             return cls._from_padded_rows(batch, ranks)
-        if shares == ranks.size("tp") == multiple == 1:
-            return cls(batch.tokens, batch.position, PackedLayout.from_batch(batch), None, ranks)
-        filled, place_N = _pad_sequences(
-            batch, 2 * shares if shares > 1 else 1, ranks.size("tp") * multiple
-        )
         if shares == 1:
-            return cls(
-                filled.tokens,
-                filled.position,
-                PackedLayout.from_batch(filled, multiple),
-                place_N,
-                ranks,
-            )
+            tree = PathTree.from_batch(batch) if share_prefixes else PathTree.from_separate(batch)
+            return cls._from_tree(batch, ranks, multiple, tree)
+        filled, place_N = _pad_sequences(batch, 2 * shares, ranks.size("tp") * multiple)
         bounds = torch.cat([filled.starts, filled.lengths.sum()[None]]).to(batch.tokens.device)
         packing = Packing(bounds, filled.tokens.numel(), shares)
         held_n = packing.positions(ranks.index("cp"))
@@ -75,6 +75,32 @@ class RowShare:
         )
         layout = ZigzagLayout.from_row(filled, packing, ranks.index("cp"), ranks.group("cp"))
         return cls(filled.tokens[held_n], filled.position[held_n], layout, share_T[place_N], ranks)
+
+    @classmethod
+    def _from_tree(cls, batch: Batch, ranks: RankMesh, multiple: int, tree: PathTree) -> RowShare:
+        """The computed tokens of a tree, and padding as one more sequence."""
+        count = tree.source_index.numel()
+        tail = -count % (ranks.size("tp") * multiple)
+        if tail == 0 and count == batch.tokens.numel():
+            return cls(
+                batch.tokens, batch.position, PackedLayout.from_batch(batch, multiple), None, ranks
+            )
+        filled = batch
+        if tail:
+            filled = Batch(
+                torch.cat([batch.tokens, batch.tokens.new_zeros(tail)]),
+                torch.cat([batch.lengths, batch.lengths.new_tensor([tail])]),
+            )
+            tree = tree.add_sequence(len(batch), tail)
+        layout = PackedLayout.from_batch(filled, multiple, tree)
+        place_N = tree.computed_index[: batch.tokens.numel()]
+        return cls(
+            filled.tokens[tree.source_index],
+            filled.position[tree.source_index],
+            layout,
+            place_N,
+            ranks,
+        )
 
     @classmethod
     def _from_padded_rows(cls, batch: Batch, ranks: RankMesh) -> RowShare:

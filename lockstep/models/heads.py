@@ -113,11 +113,10 @@ class LogitsHead(nn.Module):
         if ranks.size("tp") == 1:
             compute_needed_states(lm)
 
-    def lay_out(self, batch: Batch) -> LaidOut:
+    def lay_out(self, batch: Batch, share_prefixes: bool = False) -> LaidOut:
         """Lays out a batch for the model."""
-        return LaidOut.from_batch(
-            batch, self._ranks, read_masked, self._side_by_side, find_multiple(self.lm)
-        )
+        how = self._side_by_side, find_multiple(self.lm), share_prefixes
+        return LaidOut.from_batch(batch, self._ranks, read_masked, *how)
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
@@ -165,9 +164,10 @@ class ValueHead(nn.Module):
             for name, tensor in self.first_weights().items():
                 self.get_parameter(name).copy_(tensor)
 
-    def lay_out(self, batch: Batch) -> LaidOut:
+    def lay_out(self, batch: Batch, share_prefixes: bool = False) -> LaidOut:
         """Lays out a batch for the model."""
-        return LaidOut.from_batch(batch, self._ranks, read_values, self._side_by_side)
+        how = self._side_by_side, 1, share_prefixes
+        return LaidOut.from_batch(batch, self._ranks, read_values, *how)
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)

@@ -66,6 +66,7 @@ class LaidOut(Batch):
         read: Callable[[Batch, RowShare], OutputStates],
         side_by_side: bool = False,
         multiple: int = 1,
+        share_prefixes: bool = False,
     ) -> LaidOut:
         """Lays out a batch; on the CPU, so that a pass need not sync with its device.
 
@@ -75,9 +76,10 @@ class LaidOut(Batch):
             read: Selects the outputs to compute.
             side_by_side: See `RowShare.from_batch`.
             multiple: See `RowShare.from_batch`.
+            share_prefixes: See `RowShare.from_batch`.
         """
         batch = batch.keep_places()
-        cut = RowShare.from_batch(batch, ranks, side_by_side, multiple)
+        cut = RowShare.from_batch(batch, ranks, side_by_side, multiple, share_prefixes)
         masked = (batch.mask, batch.mask_indices) if "mask" in batch.token else None
         return cls(**vars(batch), cut=cut, read=read(batch, cut), masked=masked)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from lockstep.config import DType
+from lockstep.config import DType, LearnerSection
+from lockstep.config.backends import TRAINING
 from lockstep.models import grouped_experts
 from lockstep.models.attention import UNPADDED
 from lockstep.models.folder import carries_state, head_size
@@ -33,6 +34,23 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, dtype: DType
         return f"head size is {size}; flash attention supports multiples of 8 up to 256"
     if torch.cuda.get_device_capability(device) < _OLDEST:
         return "flash attention needs a GPU of compute capability 8.0 or later"
+    return None
+
+
+def explain_unshared(
+    config: PreTrainedConfig, section: LearnerSection, device: torch.device, is_exact: bool
+) -> str | None:
+    """Explains why a model computes each sequence by itself; None if it computes prefixes once."""
+    if not section.share_prefixes:
+        return "learner.share_prefixes=false"
+    if not TRAINING.find_backend(section.backend).shares_prefixes:
+        return f"learner.backend={section.backend} computes each sequence by itself"
+    if section.parallel.cp > 1:
+        return "learner.parallel.cp splits each sequence across ranks"
+    if carries_state(config):
+        return f"layers of a {config.model_type} carry a recurrent state"
+    if not is_exact and explain_padding(config, device, section.dtype) is None:
+        return "flash attention over packed sequences takes each sequence by itself"
     return None
 
 

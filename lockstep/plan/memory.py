@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from lockstep.algorithms.roles import Load
 from lockstep.config import LearnerSection, SamplerSection
 from lockstep.core.types import HeadKind
+from lockstep.learners.packing import MOST_KEYS
 from lockstep.models.heads import scores_tokens
 from lockstep.models.parallelize import gathers_half
 from lockstep.plan.sizes import FP32, HALF, INT64, ModelSizes
@@ -340,7 +341,8 @@ class ModelRank:
         cp = self.learner.parallel.cp
         sequence = self.load.sequence
         if cp == 1:
-            return self.own_tokens, 0
+            copies = min(MOST_KEYS, 1 / self.load.share_computed(self.learner))
+            return int(self.own_tokens * copies), 0
         chunk = -(-sequence // (2 * cp))
         keys = (2 * cp + 1) * chunk  # for an early chunk and a late one
         sequences = -(-self.load.count_micro_batch_tokens(self.learner) // sequence)

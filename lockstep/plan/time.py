@@ -137,7 +137,8 @@ def _count_forward(rank: ModelRank, tokens: int) -> float:
     sizes = rank.sizes
     context = rank.load.sequence / 2
     head = _count_head(sizes) if scores_tokens(rank.head) else sizes.hidden
-    return tokens * (
+    computed = tokens * rank.load.share_computed(rank.learner)
+    return computed * (
         2 * (sizes.layers * sizes.products + head) + 4 * sizes.layers * sizes.queries * context
     )
 

@@ -139,7 +139,7 @@ def _run_recipe(
             adopt_folder(loaded, changed)
             note_run_here(loaded.dump_options())
             progress.set_total(
-                job.run_length.steps, f"{job.data}; {recipe.largest_step.description}"
+                job.run_length.steps, f"{job.data}; {recipe.largest_step.describe(recipe.learner)}"
             )
             rest = job.run_length.describe_rest()
             if rest is not None:

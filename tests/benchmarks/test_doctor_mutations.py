@@ -96,7 +96,7 @@ ATTENTION = str(importlib.import_module("lockstep.models.attention").__file__)
 
 
 def test_fault_before_model_call_is_located_in_its_function() -> None:
-    edit = patch_of(ATTENTION, "token_C = batch.starts[order_B][cells.row] +", "token_C = 0 *")
+    edit = patch_of(ATTENTION, "query_C = asked_C.cumsum(0) - 1", "query_C = 0 * asked_C.cumsum(0)")
     score = Judge(find_programs()["Lockstep's attention"]).score(edit)
     assert score.outcome == "kept"
     assert score.segment

@@ -108,10 +108,10 @@ def test_self_check_detects_state_leaking_between_packed_sequences(
 def test_self_check_detects_attention_between_packed_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def merged(batch: Batch) -> PackedLayout:
+    def merged(batch: Batch, multiple: int) -> PackedLayout:
         first, second = int(batch.lengths[0]), int(batch.lengths[1:].sum())
         lengths = batch.lengths if second == 0 else torch.tensor([first, second])
-        return original(Batch(batch.tokens, lengths))
+        return original(Batch(batch.tokens, lengths), multiple)
 
     original = PackedLayout.from_batch
     monkeypatch.setattr(cut.PackedLayout, "from_batch", merged)

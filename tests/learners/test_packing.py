@@ -4,7 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.learners.packing import deal_to_ranks, estimate_cost, pack_bins
+from lockstep.learners.packing import GroupFamily, deal_to_ranks, estimate_cost, pack_bins
+
+
+def separate(lengths: list[int]) -> list[GroupFamily]:
+    """Groups that share nothing."""
+    return [GroupFamily((group,), (size,), (size,), (size,)) for group, size in enumerate(lengths)]
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 150))
@@ -33,7 +38,7 @@ def test_sequence_over_token_budget_is_packed_alone() -> None:
 def test_every_sequence_goes_to_one_rank_and_ranks_run_equally_many_passes(
     lengths: list[int], budget: int, ranks: int
 ) -> None:
-    shares = deal_to_ranks(lengths, budget, ranks)
+    shares = deal_to_ranks(separate(lengths), budget, ranks)
     assert sorted(index for passes in shares for rows in passes for index in rows) == list(
         range(len(lengths))
     )
@@ -49,10 +54,10 @@ def test_every_sequence_goes_to_one_rank_and_ranks_run_equally_many_passes(
 
 def test_rank_costs_are_balanced_per_pass_and_in_total() -> None:
     lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 512).astype(int).clip(1, 8192).tolist()
-    shares = deal_to_ranks(lengths, 16384, 4)
+    shares = deal_to_ranks(separate(lengths), 16384, 4)
     costs = np.array(
         [
-            [estimate_cost([lengths[index] for index in rows]) for rows in passes]
+            [estimate_cost(separate([lengths[index] for index in rows])) for rows in passes]
             for passes in shares
         ]
     )

@@ -292,6 +292,13 @@ def test_resume_with_changed_recipe_lists_fields_and_is_rejected_unless_allowed(
     assert yaml.safe_load(Path("run/recipe.yaml").read_text())["ppo"]["clip"] == 0.1
 
 
+def test_resume_of_run_from_before_shared_prefixes_names_the_option(unfinished: Run) -> None:
+    recipe = Path("run/recipe.yaml")
+    recipe.write_text(recipe.read_text().replace("  share_prefixes: true\n", ""))
+    with pytest.raises(ChangedError, match=r"recipe\.learner\.share_prefixes was false, is true"):
+        unfinished()
+
+
 def test_resume_with_other_lockstep_version_is_rejected(
     unfinished: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,8 @@ class OnlineDPORecipe(RewardedRecipe):
             scored=-(-its.response_count // 2),
             generated=longest,
             sampling=self.sampling.params(),
+            shared=self.data.max_prompt_tokens,
+            sharers=2,
         )
 
     @rule

@@ -168,6 +168,12 @@ class PolicyGradientSection(Section):
         return self.num_prompts_per_step * self.num_generations
 
     @property
+    def sharers(self) -> int:
+        """Responses to the same prompt in an optimizer step, on average, rounded down."""
+        share = self.global_batch_size / self.response_count
+        return max(1, int(self.num_generations * share))
+
+    @property
     def update_count(self) -> int:
         """Number of optimizer steps per step."""
         return self.response_count // self.global_batch_size * self.ppo_epochs
@@ -277,6 +283,8 @@ class PolicyGradientRecipe(RewardedRecipe):
             scored=self.options.response_count,
             generated=longest,
             sampling=self.sampling.params(),
+            shared=self.data.max_prompt_tokens,
+            sharers=self.options.sharers,
         )
 
     @property

@@ -20,6 +20,7 @@ class TorchTraining(TrainingBackend):
     title = "torch"
     is_planned = True
     is_exact = True
+    shares_prefixes = True
 
     def in_process(self, section: LearnerSection) -> bool:
         return section.parallel.ranks == 1

@@ -80,7 +80,7 @@ class TorchLearner(RankLearner):
         }
 
     def _lay_out(self, batch: Batch) -> LaidOut:
-        return self._head.lay_out(batch)
+        return self._head.lay_out(batch, self.section.share_prefixes)
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
         parts: list[Metrics] = []

@@ -199,7 +199,7 @@ def _list_query_blocks(
     """Blocks of queries as (start, stop, first key).
 
     The first key begins the first block of keys that they see. Queries are those of the last
-    tokens, and start at a block.
+    tokens, and start at a multiple of `KEYS`.
     """
     width = k.shape[1]
     number = q.shape[1] // groups
@@ -297,9 +297,9 @@ class _CausalAttention(torch.autograd.Function):
         dv = torch.zeros_like(v)
         dsinks = None if sinks is None else torch.zeros_like(sinks)
         offset = (gradient * out).sum(-1, keepdim=True)
-        assert q.shape[1] == k.shape[1] * groups, "only whole sequences are trained on"
+        before = k.shape[1] * groups - q.shape[1]
         for start, stop, first in _list_query_blocks(q, k, groups, window):
-            queries = slice(start * groups, stop * groups)
+            queries = slice(start * groups - before, stop * groups - before)
             keys = slice(first, stop)
             weight, share, bent = kept or _piece_weights(
                 q[:, queries], k[:, keys], sinks, (start, stop, first), *ctx.how

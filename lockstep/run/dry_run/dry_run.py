@@ -150,7 +150,7 @@ def _check_algorithm(setup: DrySetup) -> None:
         job = recipe.open(setup)
         held_out = job.held_out or "none"
         findings.add_line("data", f"{job.data} for training, {held_out} for validation")
-        findings.add_line("step", recipe.largest_step.description)
+        findings.add_line("step", recipe.largest_step.describe(recipe.learner))
         steps = job.run_length.steps
         validated = set[int]()
         if job.validate is not None:
