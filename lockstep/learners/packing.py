@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
@@ -62,7 +62,7 @@ class GroupFamily:
         groups: Numbers of the groups.
         lengths: Tokens of each group's sequences.
         alone: Distinct tokens of each group.
-        added: Tokens of each group that the group before it does not have.
+        added: Tokens of each group that the group before it does not have, or more.
     """
 
     groups: tuple[int, ...]
@@ -89,11 +89,17 @@ class GroupFamily:
         return len(self.groups)
 
     def __getitem__(self, members: slice) -> GroupFamily:
-        return GroupFamily(*(column[members] for column in astuple(self)))
+        return GroupFamily(
+            self.groups[members], self.lengths[members], self.alone[members], self.added[members]
+        )
 
     def __add__(self, other: GroupFamily) -> GroupFamily:
-        columns = zip(astuple(self), astuple(other), strict=True)
-        return GroupFamily(*(own + others for own, others in columns))
+        return GroupFamily(
+            self.groups + other.groups,
+            self.lengths + other.lengths,
+            self.alone + other.alone,
+            self.added + other.added,
+        )
 
 
 def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[GroupFamily]:
@@ -118,8 +124,7 @@ def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[Group
         size = (alone[group],)
         family = GroupFamily((group,), (lengths[group],), size, size)
         if previous >= 0 and known >= min(prompts[previous], prompts[group]):
-            added = count_distinct([*groups[previous], *groups[group]]) - alone[previous]
-            joined = families[-1] + replace(family, added=(added,))
+            joined = families[-1] + replace(family, added=(alone[group] - known,))
             if joined.size <= budget:
                 family = joined
                 families.pop()

@@ -17,6 +17,10 @@ _flash = partial(varlen_attn, enable_gqa=True) if _is_told else varlen_attn
 """torch 2.11 accepts fewer key heads than query heads without that argument."""
 
 
+_QUERIES = 256
+"""Queries per product after a shared prefix: PyTorch computes all products under a mask."""
+
+
 class AttentionKernel(ABC):
     """Products of attention, over heads-first tensors [rows, heads, tokens, size]."""
 
@@ -54,8 +58,21 @@ class FusedKernel(AttentionKernel):
     def attend_causally(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        mask = mask_newest(query.shape[2], key.shape[2], window, query.device)
-        return run_torch_attention(query, key, value, mask, scaling).transpose(1, 2).flatten(0, 1)
+        known = key.shape[2]
+        before = known - query.shape[2]
+        block = _QUERIES if before else known
+        parts = list[Tensor]()
+        for start in range(before, known, block):
+            stop = min(start + block, known)
+            q = query[:, :, start - before : stop - before]
+            mask = mask_newest(stop - start, stop, window, query.device)
+            parts.append(
+                run_torch_attention(q, key[:, :, :stop], value[:, :, :stop], mask, scaling)
+            )
+        out = parts[0]
+        if len(parts) > 1:
+            out = torch.cat(parts, 2)
+        return out.transpose(1, 2).flatten(0, 1)
 
     def build_mask(self, seen: Tensor) -> Tensor:
         return seen[:, None, None]

@@ -17,6 +17,7 @@ from lockstep.core.batch import Batch
 from lockstep.models.attention import PackedLayout
 from lockstep.models.exact.attention import KEYS, BlockwiseKernel
 from lockstep.models.heads import LogitsHead, ValueHead
+from lockstep.models.kernels import FUSED
 from lockstep.models.load import load_backbone, load_causal_lm
 from lockstep.models.prefixes import PathTree
 
@@ -82,7 +83,25 @@ def test_exact_attention_gives_shared_prefixes_the_same_bits(
     gradients = torch.autograd.grad((found * weights).sum(), computed)
     others = torch.autograd.grad((expected * weights).sum(), computed)
     for gradient, other in zip(gradients, others, strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-5, rtol=0.0)
+        assert (gradient - other).abs().max() <= 2e-6 * max(1.0, float(other.abs().max()))
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_fused_attention_of_long_branches_matches_separate_sequences(window: int | None) -> None:
+    prefix = list(range(50))
+    batch = batch_of([prefix + [number] * 600 for number in range(2)])
+    tree = PathTree.from_batch(batch)
+    draw = torch.Generator().manual_seed(4)
+    computed = [
+        torch.randn((1, heads, tree.source_index.numel(), SIZE), generator=draw)
+        for heads in (HEADS, GROUPS, GROUPS)
+    ]
+    query, key, value = computed
+    shared = PackedLayout.from_batch(batch, tree=tree)
+    found = shared.attend(FUSED, 0, query, key, value, 0.3, window)[0][tree.computed_index]
+    query, key, value = (x[:, :, tree.computed_index] for x in computed)
+    expected = PackedLayout.from_batch(batch).attend(FUSED, 0, query, key, value, 0.3, window)[0]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0.0)
 
 
 PROMPTS = [[5, 9, 4, 7, 3] * 4, [5, 9, 4, 7, 3] * 3 + [8]]
