@@ -20,6 +20,8 @@ from benchmarks.small_llama import SIZES
 
 Round = list[dict[str, Any]]
 """What the sides of a round printed."""
+ROUNDS = 3
+"""Processes per side and setting; the median counts."""
 
 
 def parser_for(doc: str | None, release: str, python: Path) -> argparse.ArgumentParser:
@@ -37,7 +39,6 @@ def parser_for(doc: str | None, release: str, python: Path) -> argparse.Argument
     parser.add_argument(
         "--size", nargs="+", default=["default"], choices=SIZES, help="sizes of the model"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="processes per side and setting")
     parser.add_argument("--save", action="store_true", help="write the table to benchmarks/results")
     return parser
 
@@ -64,7 +65,7 @@ def run_rounds(
             side(Path(sys.executable), ours, *options, "--exact"),
             side(Path(sys.executable), ours, *options),
         ]
-        for _ in range(args.rounds)
+        for _ in range(ROUNDS)
     ]
 
 
