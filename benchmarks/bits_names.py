@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-RECIPE_KEYS: dict[str, str] = {"teachers.sft": "teacher"}
+RECIPE_KEYS: dict[str, str] = {}
 """Dotted keys of recipes; a section takes along what stands in it, unless that has an entry of its
 own.
 """
 
-RECIPE_VALUES: dict[str, object] = {"processed": True}
+RECIPE_VALUES: dict[str, object] = {}
 """Values of recipes that are words, such as `lockstep.environments.calculator:Calculator`."""
 
 COMMANDS: dict[str, str] = {}
@@ -24,7 +24,7 @@ COMMANDS: dict[str, str] = {}
 METRICS: dict[str, str] = {}
 """Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
 
-GONE_METRICS = ("train/leaks", "val/leaks")
+GONE_METRICS: tuple[str, ...] = ()
 """Metrics of the baseline that are measured no more."""
 
 COLUMNS: dict[str, str] = {}
@@ -32,10 +32,10 @@ COLUMNS: dict[str, str] = {}
 wherever they stand in a row.
 """
 
-GONE_COLUMNS = ("scored_by",)
+GONE_COLUMNS: tuple[str, ...] = ()
 """Keys of rows of the baseline that are written no more."""
 
-GONE_FILES = ("messages.jsonl",)
+GONE_FILES: tuple[str, ...] = ()
 """Files of rows of the baseline that are written no more."""
 
 TENSORS: dict[str, str] = {}
