@@ -24,7 +24,7 @@ COMMANDS: dict[str, str] = {}
 METRICS: dict[str, str] = {}
 """Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
 
-GONE_METRICS: tuple[str, ...] = ()
+GONE_METRICS = ()
 """Metrics of the baseline that are measured no more."""
 
 COLUMNS: dict[str, str] = {}
@@ -32,10 +32,10 @@ COLUMNS: dict[str, str] = {}
 wherever they stand in a row.
 """
 
-GONE_COLUMNS: tuple[str, ...] = ()
+GONE_COLUMNS = ()
 """Keys of rows of the baseline that are written no more."""
 
-GONE_FILES: tuple[str, ...] = ()
+GONE_FILES = ()
 """Files of rows of the baseline that are written no more."""
 
 TENSORS: dict[str, str] = {}
