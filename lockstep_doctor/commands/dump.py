@@ -93,7 +93,7 @@ def _describe_analysis(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterat
             side = f" ({SIDES[one.side]} side)"
         yield f"- **{one.kind}**{side}: {one.what}"
         yield f"  {one.tokens:,} tokens in {one.where}; {one.share:.0%} of all squared Δ"
-    yield "These patterns are no proof: `lockstep doctor locate` finds the place in the models."
+    yield "These patterns only hint at a cause; `lockstep doctor locate` finds it in the models."
 
 
 def locate_file(dump: str, model: str, names: FieldNames) -> int:

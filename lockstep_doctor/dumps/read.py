@@ -384,7 +384,7 @@ def _read_safetensors(path: Path, names: Collection[str]) -> Iterator[tuple[str,
         for name, text in (file.metadata() or {}).items():
             if name in names:
                 table[name] = float(text)
-        for name in file.keys():  # noqa: SIM118, it is no dict
+        for name in file.keys():  # noqa: SIM118, an open file, not a dict
             if name in names:
                 table[name] = file.get_tensor(name)
     yield from _transpose_columns(path, table, names)

@@ -87,7 +87,7 @@ def test_planned_gpu_memory_without_turns_adds_learners_and_engine(seven_billion
     )
     ahead = estimated(seven_billion, "ppo.one_step_ahead=true", "ppo.correction.kind=token_tis")
     assert ahead.offloaded_bytes == 0
-    assert ahead.device_bytes == stayed.device_bytes, "both work at once"
+    assert ahead.device_bytes == stayed.device_bytes, "both work at the same time"
     assert ahead.copies == 2 * 2 * ahead.ranks["policy"].sizes.policy_parameters, (
         "the old weights and the new, in bf16"
     )
@@ -110,7 +110,7 @@ def test_plan_reserves_memory_for_each_extra_process_on_gpu(seven_billion: Path)
     with pytest.raises(InputError, match="no room"):
         budget.apply_to_section(SamplerSection(), tight)
     alone = estimated(seven_billion, "cluster.placement=separate")
-    assert alone.process_count == 3, "the ranks; an engine has a GPU of its own"
+    assert alone.process_count == 3, "the ranks; the engine has a separate GPU"
 
 
 def test_plan_adds_judge_memory_and_requires_its_kv_cache_size(
