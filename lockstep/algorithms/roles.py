@@ -117,7 +117,7 @@ class Load:
 
     def share_computed(self, learner: LearnerSection) -> float:
         """Computed tokens relative to the tokens of all sequences."""
-        if not learner.shares_prefixes:
+        if learner.explain_unshared() is not None:
             return 1.0
         paths = self.sharers * self.sequence
         return 1.0 - (self.sharers - 1) * self.shared / paths

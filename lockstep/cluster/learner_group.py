@@ -37,6 +37,7 @@ from lockstep.models.device import resolve_device
 from lockstep.models.folder import build_skeleton, carries_state, read_config
 from lockstep.models.heads import scores_tokens
 from lockstep.models.lora import list_targets, require_peft
+from lockstep.models.open_kernels import settle_sharing
 from lockstep.models.parallelize import require_divisible
 from lockstep.weight_sync.buckets import WeightBucket
 from lockstep.weight_sync.carriers import SharedFiles, TransferRoute
@@ -112,7 +113,9 @@ def launch_learner(
     """
     config = read_config(spec.model, headless=not scores_tokens(spec.head))
     require_computable(config, spec.section)
-    spec = spec.settle_sharing(config)
+    is_exact = spec.section.exact and scores_tokens(spec.head)
+    device = resolve_device(spec.section.device)
+    spec = replace(spec, section=settle_sharing(config, spec.section, device, is_exact))
 
     def make_factory(meeting: RendezvousAddress) -> WorkerFactory:
         return RankSpec(spec, meeting).build

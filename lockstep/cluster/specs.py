@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedConfig
 
 from lockstep.cluster.self_check import require_proof
 from lockstep.config import Computation, LearnerSection, Optimizer, SamplerSection, user_code
@@ -18,8 +17,7 @@ from lockstep.learners import backend as learners
 from lockstep.learners.rank import RankLearner
 from lockstep.models.device import load_on_device, resolve_device
 from lockstep.models.folder import find_context_length, read_config
-from lockstep.models.heads import PLAIN, scores_tokens
-from lockstep.models.open_kernels import explain_unshared
+from lockstep.models.heads import PLAIN
 from lockstep.samplers import backend as samplers
 from lockstep.samplers.backend import InferenceBackend
 from lockstep.samplers.base import Sampler, WorkerSampler
@@ -46,15 +44,6 @@ class LearnerSpec:
         """The same model as a frozen scorer, without optimizer and adapters."""
         return replace(self, optimizer=None, section=self.section.model_copy(update={"lora": None}))
 
-    def settle_sharing(self, config: PreTrainedConfig) -> LearnerSpec:
-        """The same spec; `share_prefixes` is off if the model cannot compute prefixes once."""
-        device = resolve_device(self.section.device)
-        is_exact = self.section.exact and scores_tokens(self.head)
-        if explain_unshared(config, self.section, device, is_exact) is None:
-            return self
-        section = self.section.model_copy(update={"share_prefixes": False})
-        return replace(self, section=section)
-
     def build(self, ranks: RankMesh = ALONE) -> RankLearner:
         """Builds it with the section's training backend.
 
@@ -64,10 +53,8 @@ class LearnerSpec:
         backend = learners.find_backend(self.section)
         if self.code is not None:
             user_code.import_file(self.code)
-        config = read_config(self.model, headless=not scores_tokens(self.head))
-        section = self.settle_sharing(config).section
         return backend.build_learner(
-            self.model, self.head, self.seed, section, self.optimizer, ranks
+            self.model, self.head, self.seed, self.section, self.optimizer, ranks
         )
 
 

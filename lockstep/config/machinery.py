@@ -117,11 +117,7 @@ class LearnerSection(Computation):
         ),
     )
     share_prefixes: bool = Field(
-        default=True,
-        description=(
-            "compute each distinct prefix of a pass once, for all of its sequences that begin with "
-            "it: same log-probabilities, gradients rounded differently"
-        ),
+        default=True, description="compute a prefix that several sequences of a pass share once"
     )
     activation_checkpointing: bool = Field(
         default=False,
@@ -193,12 +189,6 @@ class LearnerSection(Computation):
         )
 
     @property
-    def shares_prefixes(self) -> bool:
-        """True if backend and layout compute a shared prefix once, if the model's layers can."""
-        backend = TRAINING.find_backend(self.backend)
-        return self.share_prefixes and backend.shares_prefixes and self.parallel.cp == 1
-
-    @property
     def in_process(self) -> bool:
         """True if the learner can run in the caller's process."""
         return TRAINING.find_backend(self.backend).in_process(self)
@@ -217,6 +207,16 @@ class LearnerSection(Computation):
             return "learner.parallel splits sums across ranks"
         if self.compile:
             return "learner.compile generates different kernels"
+        return None
+
+    def explain_unshared(self) -> str | None:
+        """Names the option that rules out sharing prefixes; None if there is none."""
+        if not self.share_prefixes:
+            return "learner.share_prefixes=false"
+        if not TRAINING.find_backend(self.backend).shares_prefixes:
+            return f"learner.backend={self.backend} computes each sequence by itself"
+        if self.parallel.cp > 1:
+            return "learner.parallel.cp splits each sequence across ranks"
         return None
 
     @property

@@ -82,9 +82,8 @@ class RowShare:
         count = tree.source_index.numel()
         tail = -count % (ranks.size("tp") * multiple)
         if tail == 0 and count == batch.tokens.numel():
-            return cls(
-                batch.tokens, batch.position, PackedLayout.from_batch(batch, multiple), None, ranks
-            )
+            layout = PackedLayout.from_batch(batch, multiple, tree)
+            return cls(batch.tokens, batch.position, layout, None, ranks)
         filled = batch
         if tail:
             filled = Batch(

@@ -6,7 +6,6 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from lockstep.config import DType, LearnerSection
-from lockstep.config.backends import TRAINING
 from lockstep.models import grouped_experts
 from lockstep.models.attention import UNPADDED
 from lockstep.models.folder import carries_state, head_size
@@ -41,17 +40,23 @@ def explain_unshared(
     config: PreTrainedConfig, section: LearnerSection, device: torch.device, is_exact: bool
 ) -> str | None:
     """Explains why a model computes each sequence by itself; None if it computes prefixes once."""
-    if not section.share_prefixes:
-        return "learner.share_prefixes=false"
-    if not TRAINING.find_backend(section.backend).shares_prefixes:
-        return f"learner.backend={section.backend} computes each sequence by itself"
-    if section.parallel.cp > 1:
-        return "learner.parallel.cp splits each sequence across ranks"
+    reason = section.explain_unshared()
+    if reason is not None:
+        return reason
     if carries_state(config):
         return f"layers of a {config.model_type} carry a recurrent state"
     if not is_exact and explain_padding(config, device, section.dtype) is None:
         return "flash attention over packed sequences takes each sequence by itself"
     return None
+
+
+def settle_sharing(
+    config: PreTrainedConfig, section: LearnerSection, device: torch.device, is_exact: bool
+) -> LearnerSection:
+    """The same section; `share_prefixes` is off if the model cannot compute prefixes once."""
+    if explain_unshared(config, section, device, is_exact) is None:
+        return section
+    return section.model_copy(update={"share_prefixes": False})
 
 
 def open_kernels(lm: PreTrainedModel, device: torch.device, dtype: DType) -> None:

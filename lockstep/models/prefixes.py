@@ -39,7 +39,7 @@ class PathTree:
     @classmethod
     def from_batch(cls, batch: Batch) -> Self:
         """Finds equal prefixes by token id; nothing moves if there are none."""
-        rows = [row.numpy() for row in batch.tokens.cpu().split(batch.lengths.tolist())]
+        rows = [row.numpy() for row in batch.sequences()]
         order = sort_paths(rows)
         common = count_common(rows, order)
         if not any(common):

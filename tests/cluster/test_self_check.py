@@ -22,6 +22,7 @@ from lockstep.models.attention import PackedLayout, SideBySide
 from lockstep.models.folder import ModelError
 from lockstep.models.heads import PLAIN
 from lockstep.models.miniature import build_miniature
+from lockstep.models.prefixes import PathTree
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
@@ -108,7 +109,7 @@ def test_self_check_detects_state_leaking_between_packed_sequences(
 def test_self_check_detects_attention_between_packed_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def merged(batch: Batch, multiple: int) -> PackedLayout:
+    def merged(batch: Batch, multiple: int, _: PathTree) -> PackedLayout:
         first, second = int(batch.lengths[0]), int(batch.lengths[1:].sum())
         lengths = batch.lengths if second == 0 else torch.tensor([first, second])
         return original(Batch(batch.tokens, lengths), multiple)

@@ -43,13 +43,15 @@ class TorchTraining(TrainingBackend):
         from lockstep.models.device import resolve_device
         from lockstep.models.exact.model import make_exact
         from lockstep.models.heads import LogitsHead
-        from lockstep.models.open_kernels import open_kernels
+        from lockstep.models.open_kernels import open_kernels, settle_sharing
 
         device = resolve_device(section.device)
         model = build_model(folder, head, seed, section, ranks, device)
         network = model.lm if isinstance(model, LogitsHead) else model.backbone
-        if section.exact and isinstance(model, LogitsHead):
+        is_exact = section.exact and isinstance(model, LogitsHead)
+        if is_exact:
             make_exact(network)
         else:
             open_kernels(network, device, section.dtype)
+        section = settle_sharing(network.config, section, device, is_exact)
         return TorchLearner(model, section, optimizer, ranks)
