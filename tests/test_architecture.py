@@ -21,6 +21,7 @@ from house_rules import (
     SOURCES,
     Rule,
     SourceFile,
+    a_test_runs_below_proofs,
     algorithms_know_no_other,
     engines_stay_in_their_place,
     families_alone_know_model_types,
@@ -93,6 +94,7 @@ def test_importing_command_line_and_recipe_loading_does_not_import_torch() -> No
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+PROOF = "@pytest.mark.proof\ndef test_x(): ...\n"
 DEEP = "for a in b:\n for c in d:\n  with e:\n   if f:\n    g()\n"
 HANDLER = (
     "def f():\n  try: 1\n  except A:\n    match b:\n      case 1:\n        if c:\n          "
@@ -157,6 +159,7 @@ BROKEN: tuple[tuple[Rule, str, str, int], ...] = (
     (no_mocks, "tests/data/test_x.py", "def test_x(mocker): ...\n", 1),
     (no_test_imports_a_test, "tests/data/test_x.py", "import yaml\nfrom test_y import z\n", 2),
     (no_test_imports_a_test, "tests/fixtures/x.py", "def f():\n  import tests.data.test_y\n", 2),
+    (a_test_runs_below_proofs, "tests/data/test_x.py", PROOF, 2),
     (files_are_short, "lockstep/core/batch.py", "x = 1\n" * 501, 501),
     (functions_are_short, "lockstep/core/batch.py", "def f():\n" + "    x = 1\n" * 80, 1),
     (nesting_is_shallow, "lockstep/core/batch.py", DEEP, 4),

@@ -34,6 +34,16 @@ def copy_context(to: Path) -> None:
             shutil.copy(source, to)
 
 
+def test_docker_build_context_has_every_installed_file_and_no_tests(tmp_path: Path) -> None:
+    copy_context(tmp_path)
+    words = [word for step in STEPS for word in shlex.split(step)]
+    installed = {word for word in words if (ROOT / word).exists()}
+    for name in ("pyproject.toml", "README.md", "lockstep/__init__.py", *installed):
+        assert (tmp_path / name).exists(), name
+    assert not (tmp_path / "tests").exists()
+    assert len(STEPS) == 2
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(3600)
 def test_packages_installed_by_cpu_image_steps_can_train(tmp_path: Path) -> None:
