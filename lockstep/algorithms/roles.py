@@ -115,30 +115,48 @@ class Load:
     shared: int = 0
     sharers: int = 1
 
+    @property
+    def distinct_share(self) -> float:
+        """Distinct tokens relative to the tokens of all sequences."""
+        paths = self.sharers * self.sequence
+        return 1.0 - (self.sharers - 1) * self.shared / paths
+
     def share_computed(self, learner: LearnerSection) -> float:
         """Computed tokens relative to the tokens of all sequences."""
         if learner.explain_unshared() is not None:
             return 1.0
-        paths = self.sharers * self.sequence
-        return 1.0 - (self.sharers - 1) * self.shared / paths
+        return self.distinct_share
 
     @property
     def tokens_per_group(self) -> int:
         """Number of tokens in one group: the smallest possible micro-batch."""
         return self.group * self.sequence
 
-    def describe(self, learner: LearnerSection) -> str:
-        """Describes the optimizer steps of a step, and the tokens that shared prompts save."""
+    def describe_step(self, learner: LearnerSection, unshared: str | None) -> str:
+        """Describes a step of the algorithm: its optimizer steps, and the tokens of each.
+
+        Args:
+            learner: Computes the step.
+            unshared: Reason why prefixes are not computed once; None if they are.
+        """
         if self.updates == 1:
             steps = "1 optimizer step"
         else:
             steps = f"{self.updates} optimizer steps"
-        found = f"{steps} of {self.rows} {'pairs' if self.group == 2 else 'rows'}"
-        share = self.share_computed(learner)
-        if share == 1.0:
-            return found
+        unit = "pair" if self.group == 2 else "row"
+        found = f"{steps} of {self.rows} {unit}s"
         tokens = self.rows * self.tokens_per_group
-        return f"{found}, at most {tokens:,} tokens, {round(tokens * share):,} computed"
+        if self.distinct_share < 1.0 and unshared is None:
+            computed = round(tokens * self.distinct_share)
+            found += f", at most {tokens:,} tokens, {computed:,} computed"
+        elif self.distinct_share < 1.0:
+            found += f", at most {tokens:,} tokens, shared prefixes computed again: {unshared}"
+        if self.tokens_per_group > learner.micro_batch_tokens:
+            found += (
+                f"; a {unit} of {self.tokens_per_group:,} tokens gets its own pass, above "
+                f"learner.micro_batch_tokens={learner.micro_batch_tokens}"
+            )
+        return found
 
     def count_micro_batch_groups(self, learner: LearnerSection) -> int:
         """Number of groups in one micro-batch."""

@@ -31,8 +31,10 @@ from lockstep.judge.asking import JudgeModel
 from lockstep.judge.options import AskedSection
 from lockstep.learners.backend import find_backend as find_training_backend
 from lockstep.learners.base import Learner
+from lockstep.models.device import resolve_device
 from lockstep.models.folder import build_skeleton, read_config, require_classifier
 from lockstep.models.heads import scores_sequences
+from lockstep.models.open_kernels import explain_unshared
 from lockstep.models.source import ModelSource, own_folder, reward_folder
 from lockstep.plan.estimate import MemoryEstimate
 from lockstep.plan.sizes import ModelSizes
@@ -206,6 +208,15 @@ def require_lengths(algorithm: Algorithm, source: ModelSource) -> None:
     """Raises InputError if an algorithm's sequences can be longer than the model's context."""
     for option, tokens in algorithm.lengths.items():
         source.require_room(option, tokens)
+
+
+def describe_step(algorithm: Algorithm, source: ModelSource, inexact: str | None) -> str:
+    """Describes a step of a run; `inexact` is as in `decide_exact`."""
+    learner = algorithm.learner
+    unshared = explain_unshared(
+        read_config(source.folder), learner, resolve_device(learner.device), inexact is None
+    )
+    return algorithm.largest_step.describe_step(learner, unshared)
 
 
 def self_checked_sampling(algorithm: Algorithm, source: ModelSource) -> SamplingParams | None:

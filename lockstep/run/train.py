@@ -43,7 +43,7 @@ from lockstep.run.folder.files import (
 from lockstep.run.folder.identity import collect_identity
 from lockstep.run.folder.logs import RunLogs
 from lockstep.run.folder.opening import open_run
-from lockstep.run.live_setup import LiveSetup, require_lengths
+from lockstep.run.live_setup import LiveSetup, describe_step, require_lengths
 from lockstep.run.session import TrainingSession, require_same_files
 from lockstep.run.stop import StoppedRun, StopRequests
 from lockstep.run.trackers.follow import build_views, track_run
@@ -139,7 +139,7 @@ def _run_recipe(
             adopt_folder(loaded, changed)
             note_run_here(loaded.dump_options())
             progress.set_total(
-                job.run_length.steps, f"{job.data}; {recipe.largest_step.describe(recipe.learner)}"
+                job.run_length.steps, f"{job.data}; {describe_step(recipe, source, inexact)}"
             )
             rest = job.run_length.describe_rest()
             if rest is not None:

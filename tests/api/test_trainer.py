@@ -250,6 +250,10 @@ def test_reward_functions_are_summed_with_weights_under_their_names(
 def test_trainer_dry_run_and_describe_create_no_run_folder(assets: Path, in_tmp: Path) -> None:
     trainer = grpo(assets)
     assert "1 optimizer step of 16 rows" in trainer.dry_run()
+    plain = {"share_prefixes": False, "micro_batch_tokens": 8}
+    found = grpo(assets, learner=plain).dry_run()
+    assert "shared prefixes computed again: learner.share_prefixes=false" in found
+    assert "gets its own pass, above learner.micro_batch_tokens=8" in found
     assert "num_prompts_per_step: 4" in trainer.describe()
     assert not Path("runs").joinpath(trainer.folder.name).exists()
     assert repr(trainer) == f"<lockstep.GRPO → {trainer.folder}>"

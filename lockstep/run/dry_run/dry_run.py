@@ -40,7 +40,12 @@ from lockstep.rewards.build import build_reward
 from lockstep.run.dry_run.remarks import list_remarks
 from lockstep.run.dry_run.setup import DryRunFindings, DrySetup
 from lockstep.run.folder.files import FRAME, find_changed_options, find_standing, require_writable
-from lockstep.run.live_setup import require_lengths, role_folder, self_checked_sampling
+from lockstep.run.live_setup import (
+    describe_step,
+    require_lengths,
+    role_folder,
+    self_checked_sampling,
+)
 from lockstep.run.trackers.follow import build_views
 from lockstep.run.trackers.view import RunFacts
 from lockstep.system import machine_memory
@@ -150,7 +155,7 @@ def _check_algorithm(setup: DrySetup) -> None:
         job = recipe.open(setup)
         held_out = job.held_out or "none"
         findings.add_line("data", f"{job.data} for training, {held_out} for validation")
-        findings.add_line("step", recipe.largest_step.describe(recipe.learner))
+        findings.add_line("step", describe_step(recipe, setup.source, setup.inexact))
         steps = job.run_length.steps
         validated = set[int]()
         if job.validate is not None:
