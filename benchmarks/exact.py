@@ -1,5 +1,4 @@
-"""What `agreement.exact` keeps and costs: tokens whose log-probabilities differ, and time beside an
-inexact run.
+"""What `agreement.exact` keeps: the number of tokens whose log-probabilities differ.
 
     python -m benchmarks.exact [--save]
 
@@ -8,27 +7,19 @@ temperature, by top-k and by top-p (on more threads than one, by one of them eac
 scores each token packed in other company, and again as it trains. A token counts once, and as a
 mismatch if either log-probability has another bit than the sampler's. Threads are those of the
 sampler and of the learner. The last column is the share of mismatches without exact kernels.
-
-Price, on one thread: CPU seconds of a PPO step and tokens per CPU second of the sampler, exact and
-not, in turn; models have random weights and the sizes of `ppo_arithmetic`, of `benchmarks.generate`
-and of about 100 M parameters.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.families import FAMILIES
-from benchmarks.harness import Row, environment, measure_interleaved, parser_of, save, table
-from benchmarks.lockstep_ppo import arguments, step_of
-from benchmarks.small_llama import causal_lm, llama_config, random_prompts
+from benchmarks.harness import environment, parser_of, save
+from benchmarks.small_llama import random_prompts
 from lockstep.config import DType
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
@@ -44,29 +35,12 @@ TYPES: tuple[DType, ...] = ("fp32", "bf16")
 THREADS = ((1, 1), (1, 2), (2, 1), (4, 4))
 ROWS = 576
 """Prompts of a cell on one thread; on more an eighth of them."""
-REPEATS = 5
-"""Interleaved pairs; of the largest model two."""
 SAMPLINGS = (
     SamplingParams(96, temperature=1.0, stop_token_ids=(3,)),
     SamplingParams(96, temperature=0.7, stop_token_ids=(3,)),
     SamplingParams(96, temperature=1.2, top_k=20, stop_token_ids=(3,)),
     SamplingParams(96, temperature=1.0, top_p=0.9, stop_token_ids=(3,)),
 )
-STEPS = {
-    "ppo_arithmetic": (
-        "--prompts 256 --prompt-tokens 24 --new-tokens 16 --minibatches 2 --hidden 64 --vocab 256"
-    ),
-    "0.6 M": "--prompts 32 --prompt-tokens 32 --new-tokens 64",
-    "100 M": (
-        "--prompts 8 --prompt-tokens 16 --new-tokens 16 --hidden 768 --layers 12 --vocab 16384"
-    ),
-}
-SAMPLED = {
-    "ppo_arithmetic": (256, 16, {"hidden": 64, "vocab": 256}),
-    "0.6 M": (32, 128, {}),
-    "100 M": (8, 16, {"hidden": 768, "layers": 12, "vocab": 16384}),
-}
-"""Rows, new tokens, and the sizes of a model."""
 
 
 @dataclass(frozen=True)
@@ -158,40 +132,6 @@ def score(head: LogitsHead, batch: Batch, dtype: DType, gradient: bool) -> torch
     return logprob.detach()[batch.mask]
 
 
-def time_steps(name: str, dtype: DType, repeats: int) -> Row:
-    """CPU seconds of a PPO step, inexact and exact."""
-    options = [*STEPS[name].split(), "--dtype", dtype, "--epochs", "1"]
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        kinds = ((first, []), (second, ["--exact"]))
-        sides = [
-            step_of(Path(place), arguments(None).parse_args([*options, *more]))[0]
-            for place, more in kinds
-        ]
-        numbers = iter(range(10**6))
-        usual, exact = measure_interleaved(
-            [lambda side=side: side(next(numbers)) for side in sides], repeats
-        )
-    ratio = median(b / a for a, b in zip(usual, exact, strict=True))
-    return Row(f"{name}, {dtype}", median(usual), median(exact), ratio)
-
-
-def time_sampling(name: str, dtype: DType, repeats: int) -> Row:
-    """Tokens per CPU second of the sampler, inexact and exact."""
-    rows, most, sizes = SAMPLED[name]
-    requests = [
-        Request(tuple(t % 256 for t in prompt), keyed.hash_key("exact", i))
-        for i, prompt in enumerate(random_prompts([8 + i * 56 // rows for i in range(rows)]))
-    ]
-    usual_lm, exact_lm = (causal_lm(llama_config(**sizes)).eval() for _ in range(2))
-    usual_lm.set_attn_implementation(attention.NAME)
-    make_exact(exact_lm)
-    sides = [TorchSampler(lm, 256, dtype) for lm in (usual_lm, exact_lm)]
-    calls = [lambda side=side: side.generate(requests, SamplingParams(most)) for side in sides]
-    usual, exact = measure_interleaved(calls, repeats)
-    ratio = median(a / b for a, b in zip(usual, exact, strict=True))
-    return Row(f"{name}, {dtype}", rows * most / median(usual), rows * most / median(exact), ratio)
-
-
 def share(cell: Cell) -> str:
     """The share of mismatches without exact kernels."""
     return "" if cell.inexact is None else f"{cell.inexact:.0%}"
@@ -221,23 +161,8 @@ def main() -> int:
         cells += compare(family)
         print(family, flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
-    torch.set_num_threads(1)
-    cases: list[tuple[str, DType, int]] = [
-        (name, dtype, 2 if name == "100 M" else REPEATS) for name in STEPS for dtype in TYPES
-    ]
-    steps = [time_steps(*case) for case in cases]
-    print("", environment(), table(steps, "inexact", "CPU s per PPO step"), sep="\n", flush=True)
-    sampling = [time_sampling(*case) for case in cases]
-    print("", table(sampling, "inexact", "tokens per CPU second"), sep="\n")
     if args.save:
-        print(
-            save(
-                "exact",
-                environment(),
-                [*steps, *sampling],
-                {"mismatches": [vars(cell) for cell in cells]},
-            )
-        )
+        print(save("exact", environment(), [], {"mismatches": [vars(cell) for cell in cells]}))
     return int(any(cell.mismatches for cell in cells))
 
 

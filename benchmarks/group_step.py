@@ -1,13 +1,16 @@
-"""CPU seconds of a step of GRPO and of RLOO beside TRL 1.16.0's trainers of them.
+"""CPU seconds of a step of GRPO, RLOO, DPO or SFT beside TRL 1.16.0's trainers of them.
 
     python3 -m venv benchmarks/.venv-trl-preference
     benchmarks/.venv-trl-preference/bin/pip install torch==2.13.0 trl==1.16.0 \\
         transformers==5.19.0 --extra-index-url https://download.pytorch.org/whl/cpu
     python -m benchmarks.group_step [--size toy default 512x8] [--save]
+    python -m benchmarks.group_step --algorithm dpo sft --prompts 8 --prompt-tokens 256
 
 All sides train the same Llama, of the sizes asked for, on 16 responses of 32 new tokens at
 temperature 1, to prompts of 16 tokens, in one micro-batch and one update, by AdamW in fp32, on one
-thread, on 2 prompts with 8 responses each, RLOO with a reference. The clock is CPU time from one
+thread, on 2 prompts with 8 responses each, RLOO with a reference; options change the numbers. DPO
+and SFT train the real model that `make real-model` makes, on pairs of random words and on GSM8K's
+rows. The clock is CPU time from one
 step to the next, and the median step counts. These trainers of TRL do not call the garbage
 collector, so that the second table, in which all collecting is taken off TRL's figures, is the
 first one but for what Python collects by itself.
@@ -17,6 +20,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.real_model import folder
+from benchmarks.small_llama import SIZES
 from benchmarks.step_table import parse, parser_for, run_rounds, show
 
 TRL_PYTHON = Path(__file__).resolve().parent / ".venv-trl-preference" / "bin" / "python"
@@ -26,17 +31,17 @@ def main() -> None:
     """Entry point."""
     parser = parser_for(__doc__, "1.16.0", TRL_PYTHON)
     parser.add_argument("--algorithm", nargs="+", default=["grpo", "rloo"])
-    for name, usual in (("prompts", 16), ("prompt-tokens", 16), ("new-tokens", 32), ("steps", 15)):
-        parser.add_argument(f"--{name}", type=int, default=usual)
     args = parse(parser)
-    lengths = ("--prompts", args.prompts, "--prompt-tokens", args.prompt_tokens)
-    counts = ("--new-tokens", args.new_tokens, "--steps", args.steps)
-    sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_group"
     measured = {}
-    for size in args.size:
-        for algorithm in args.algorithm:
-            words = map(str, ("--algorithm", algorithm, *lengths, *counts))
-            measured[f"{algorithm}, {size}"] = run_rounds(args, size, *sides, *words)
+    for algorithm in args.algorithm:
+        own = ("--algorithm", algorithm)
+        if algorithm in ("dpo", "sft"):
+            sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_trained"
+            measured[algorithm] = run_rounds(args, *sides, *own, "--model", str(folder()))
+            continue
+        sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_group"
+        for size in args.size:
+            measured[f"{algorithm}, {size}"] = run_rounds(args, *sides, *own, *SIZES[size].options)
     show("group_step", "1.16.0", measured, args)
 
 

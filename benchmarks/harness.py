@@ -79,12 +79,16 @@ def cpu_clock(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
 
 
-def side(python: Path, module: str, *options: str) -> dict[str, Any]:
-    """Runs one side of a comparison, on one thread in its own process.
+def side(python: Path, module: str, *options: str, threads: int = 1) -> dict[str, Any]:
+    """Runs one side of a comparison in its own process.
 
     Returns the JSON object of its last line.
     """
-    alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    alone = {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
     command = [str(python), "-m", module, *options]
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.lockstep_ppo import agreement_of, arguments, experience_of, measured
 from benchmarks.small_llama import causal_lm, llama_config
 from lockstep.algorithms.grpo import step as grpo
@@ -71,7 +69,7 @@ def step_of(
             "grpo": {
                 "num_prompts_per_step": args.prompts // args.generations,
                 "num_generations": args.generations,
-                "global_batch_size": args.prompts,
+                "global_batch_size": args.prompts // args.minibatches,
                 **GROUPED[args.algorithm],
             },
         }
@@ -99,7 +97,6 @@ def main() -> None:
     parser.add_argument(
         "--generations", type=int, default=8, help="responses to a prompt; all are --prompts"
     )
-    torch.set_num_threads(1)
     keep_freed_memory()
     print(json.dumps(measured(parser.parse_args(), step_of)), flush=True)
 

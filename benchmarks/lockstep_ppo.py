@@ -204,7 +204,6 @@ def measured(args: argparse.Namespace, step_of: Step) -> dict[str, Any]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     keep_freed_memory()
     print(json.dumps(measured(arguments(__doc__).parse_args(), step_of)), flush=True)
 

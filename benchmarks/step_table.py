@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from benchmarks.small_llama import SIZES
 
 Round = list[dict[str, Any]]
 """What the sides of a round printed."""
-ROUNDS = 3
-"""Processes per side and setting; the median counts."""
 
 
 def parser_for(doc: str | None, release: str, python: Path) -> argparse.ArgumentParser:
@@ -39,6 +38,11 @@ def parser_for(doc: str | None, release: str, python: Path) -> argparse.Argument
     parser.add_argument(
         "--size", nargs="+", default=["default"], choices=SIZES, help="sizes of the model"
     )
+    counts = {"prompts": 16, "prompt-tokens": 16, "new-tokens": 32, "minibatches": 1, "steps": 15}
+    for name, usual in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3, help="processes per side; medians count")
     parser.add_argument("--save", action="store_true", help="write the table to benchmarks/results")
     return parser
 
@@ -54,18 +58,18 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def run_rounds(
-    args: argparse.Namespace, size: str, theirs: str, ours: str, *options: str
-) -> list[Round]:
+def run_rounds(args: argparse.Namespace, theirs: str, ours: str, *options: str) -> list[Round]:
     """Runs the modules of both programs, with the same options."""
-    options = (*options, *SIZES[size].options)
+    names = ("prompts", "prompt_tokens", "new_tokens", "minibatches", "steps")
+    counts = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+    run = partial(side, threads=args.threads)
     return [
         [
-            side(args.trl_python, theirs, *options),
-            side(Path(sys.executable), ours, *options, "--exact"),
-            side(Path(sys.executable), ours, *options),
+            run(args.trl_python, theirs, *options, *counts),
+            run(Path(sys.executable), ours, *options, *counts, "--exact"),
+            run(Path(sys.executable), ours, *options, *counts),
         ]
-        for _ in range(ROUNDS)
+        for _ in range(args.rounds)
     ]
 
 
@@ -85,7 +89,7 @@ def show(
     """Prints two tables, with TRL as it ships and without its garbage collections, and saves them
     if asked to.
     """
-    where = environment(threads=1)
+    where = environment(threads=args.threads)
     baseline = f"TRL {release}"
     shipped, without = (
         [row for setting, rounds in measured.items() for row in step_rows(setting, rounds, clock)]

@@ -1,8 +1,10 @@
-"""The other side of `benchmarks.group_step`: TRL's GRPO and RLOO trainers. Prints one JSON line.
+"""The other side of `benchmarks.group_step`: TRL's GRPO, RLOO, DPO and SFT trainers.
+
+Prints one JSON line.
 
 The settings are those that cost it least on a CPU: fp32 without autocast, no gradient
 checkpointing, the whole batch in one micro-batch, nothing logged or saved, no progress bar, and a
-reward that costs nothing.
+reward that costs nothing. DPO and SFT train a real model, given as a folder.
 """
 
 from __future__ import annotations
@@ -20,17 +22,24 @@ from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from benchmarks.baselines.trl_parts import StepClock, add_sizes, tokenizer
 from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
+from benchmarks.training_rows import training_rows
+
+TRAINED = {"dpo": (trl.DPOConfig, trl.DPOTrainer), "sft": (trl.SFTConfig, trl.SFTTrainer)}
 
 
 def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
-    """TRL's trainer on the small Llama."""
+    """TRL's trainer."""
     common: dict[str, Any] = {
-        "output_dir": folder, "per_device_train_batch_size": args.prompts, "gradient_accumulation_steps": 1,
-        "max_steps": WARMUP + args.steps, "max_completion_length": args.new_tokens, "temperature": 1.0,
+        "output_dir": folder, "per_device_train_batch_size": args.prompts // args.minibatches,
+        "gradient_accumulation_steps": 1, "max_steps": (WARMUP + args.steps) * args.minibatches,
         "learning_rate": 1e-6, "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False,
         "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True, "logging_steps": 1000,
         "save_strategy": "no", "seed": 0,
     }  # fmt: skip
+    if args.algorithm in TRAINED:
+        config, of_trl = TRAINED[args.algorithm]
+        rows = Dataset.from_list(training_rows(args))
+        return of_trl(args.model, args=config(**common), train_dataset=rows, callbacks=[clock])
     prompts = random_prompts([args.prompt_tokens] * args.prompts * 4, vocab=args.vocab)
     rows = [{"prompt": " ".join(f"t{token}" for token in row)} for row in prompts]
     size = llama_config(hidden=args.hidden, layers=args.layers, vocab=args.vocab)
@@ -42,7 +51,10 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
     def last_token(completion_ids: list[list[int]], **_: object) -> list[float]:
         return [ids[-1] / args.vocab for ids in completion_ids]
 
-    grouped = {**common, "num_generations": args.generations}
+    grouped = {
+        **common, "num_generations": args.generations, "temperature": 1.0,
+        "max_completion_length": args.new_tokens, "steps_per_generation": args.minibatches,
+    }  # fmt: skip
     if args.algorithm == "rloo":  # it reads its reference from a folder
         causal_lm(size).save_pretrained(f"{folder}/model")
         shared["model"] = f"{folder}/model"
@@ -52,16 +64,12 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algorithm", choices=("grpo", "rloo"), required=True)
-    parser.add_argument("--prompts", type=int, default=16, help="responses of a step")
+    parser.add_argument("--algorithm", choices=("grpo", "rloo", *TRAINED), required=True)
     parser.add_argument("--generations", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--model", help="folder of the model of DPO and SFT")
     add_sizes(parser)
-    parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    clock = StepClock()
+    clock = StepClock(args.minibatches)
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, folder, clock).train()
     result = {

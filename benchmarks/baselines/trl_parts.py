@@ -1,4 +1,4 @@
-"""Common parts of TRL's sides: a clock, a tokenizer, and the options of a model's size."""
+"""Common parts of TRL's sides: a clock, a tokenizer, and options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from benchmarks.small_llama import SIZES
 class StepClock(TrainerCallback):
     """Notes the CPU clock at the end of each step, and the time that garbage collection took until
     then.
+
+    Args:
+        updates: Optimizer steps that make a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, updates: int = 1) -> None:
+        self._updates = updates
         self.ticks: list[float] = []
         self._gc_ticks: list[float] = []
         self._gc_s = 0.0
@@ -36,7 +40,7 @@ class StepClock(TrainerCallback):
         collection.
         """
         steps, collecting = (
-            [b - a for a, b in pairwise(ticks)][WARMUP - 1 :]
+            [b - a for a, b in pairwise(ticks[self._updates - 1 :: self._updates])][WARMUP - 1 :]
             for ticks in (self.ticks, self._gc_ticks)
         )
         return {
@@ -67,7 +71,9 @@ def tokenizer(vocab: int) -> PreTrainedTokenizerFast:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Adds options for the size of the model."""
+    """Adds options for the numbers of a step and the size of the model."""
+    for name in ("prompts", "prompt-tokens", "new-tokens", "minibatches", "steps"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     usual = SIZES["default"]
     parser.add_argument("--hidden", type=int, default=usual.hidden)
     parser.add_argument("--layers", type=int, default=usual.layers)

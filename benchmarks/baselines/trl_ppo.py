@@ -60,9 +60,9 @@ def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock)
     """TRL's trainer on the small Llama; value and reward model are of the same size."""
     config = PPOConfig(
         output_dir=folder,
-        per_device_train_batch_size=args.prompts,
+        per_device_train_batch_size=args.prompts // args.minibatches,
         gradient_accumulation_steps=1,
-        num_mini_batches=1,
+        num_mini_batches=args.minibatches,
         num_ppo_epochs=args.epochs,
         total_episodes=steps * args.prompts,
         response_length=args.new_tokens,
@@ -97,18 +97,13 @@ def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock)
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--prompt-tokens", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=4, help="TRL's default is 4")
     add_sizes(parser)
-    parser.add_argument("--steps", type=int, default=15)
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(1)
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, WARMUP + args.steps, folder, clock).train()
