@@ -127,9 +127,7 @@ class LogitsHead(nn.Module):
             # logits_to_keep picks the same columns of every row; 0: all
             kept = state_m if cut.rows == 1 else 0
             logits_mV = self.lm(**cut.model_inputs, logits_to_keep=kept).logits.flatten(0, 1)
-            if cut.rows == 1:
-                logits_mV = logits_mV
-            else:
+            if cut.rows > 1:
                 logits_mV = logits_mV.index_select(0, state_m)
             return HeadLogits(logits_mV, WHOLE, is_exact(self.lm))
         head = self.lm.get_output_embeddings()

@@ -73,7 +73,10 @@ def test_fused_token_logprob_has_same_bits_sampled_and_trained(
         found = logprob.float()[batch.mask.to(DEVICE)]
         return found.detach().cpu(), list(torch.autograd.grad(found.sum(), list(lm.parameters())))
 
-    requests = [Request(tuple(range(3, 3 + n)), keyed.hash_key("fused", n)) for n in (1, 7)]
+    requests = [
+        Request(tuple(range(3, 3 + length)), keyed.hash_key("fused", number))
+        for number, length in enumerate((1, 19, 19))
+    ]
     sampling = SamplingParams(max_tokens=4, **SAMPLINGS.get(kind, {}))
     probe = TorchSampler(lm, 2, "bf16" if bf16 else "fp32").generate(requests, sampling)
     before = score(plain, probe)
@@ -84,6 +87,9 @@ def test_fused_token_logprob_has_same_bits_sampled_and_trained(
     assert torch.equal(found, batch["sampler_logprob"][batch.mask])
     one = batch.select([1])
     assert torch.equal(score(exact, one)[0], one["sampler_logprob"][one.mask])
+    shared = exact.lay_out(batch, share_prefixes=True)
+    assert shared.cut.tokens.numel() < batch.tokens.numel()
+    assert torch.equal(score(exact, shared)[0], found)
     again = score(exact, probe)
     atol = 0.1 if bf16 else 1e-4
     torch.testing.assert_close(again[0], before[0], atol=atol, rtol=0.0)
