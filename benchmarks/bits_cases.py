@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from benchmarks import real_model
-from benchmarks.bits_names import COMMANDS, put, rename_recipe
+from benchmarks.bits_names import put, rename_recipe
 
 CASES = Path(__file__).with_name("bits_cases.yaml")
 RUN = "run"
@@ -59,14 +59,11 @@ class Case:
             return f"{real_model.NAME} is not on this machine; `make real-model` makes it"
         return None
 
-    def list_arguments(self, todays_names: bool) -> list[str]:
-        """Arguments of `python -m lockstep`, with the names of today or with those of the
-        baseline.
-        """
+    def list_arguments(self) -> list[str]:
+        """Arguments of `python -m lockstep`."""
         if self.command == "train":
             return ["train", "recipe.yaml"]
-        command = COMMANDS.get(self.command, self.command) if todays_names else self.command
-        return [command, *self.asked, "--recipe", "recipe.yaml", "--out", RUN]
+        return [self.command, *self.asked, "--recipe", "recipe.yaml", "--out", RUN]
 
     def write(self, folder: Path, todays_names: bool) -> None:
         """Writes recipes and files, with the names of today or with those of the baseline."""
@@ -85,7 +82,7 @@ class Case:
         whole = [
             self.recipe,
             self.files,
-            self.list_arguments(todays_names=False),
+            self.list_arguments(),
             self.warm_start,
             needed,
         ]

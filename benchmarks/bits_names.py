@@ -15,12 +15,6 @@ RECIPE_KEYS: dict[str, str] = {}
 own.
 """
 
-RECIPE_VALUES: dict[str, object] = {}
-"""Values of recipes that are words, such as `lockstep.environments.calculator:Calculator`."""
-
-COMMANDS: dict[str, str] = {}
-"""Commands of Lockstep."""
-
 METRICS: dict[str, str] = {}
 """Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
 
@@ -35,9 +29,6 @@ wherever they stand in a row.
 GONE_COLUMNS = ()
 """Keys of rows of the baseline that are written no more."""
 
-GONE_FILES = ()
-"""Files of rows of the baseline that are written no more."""
-
 TENSORS: dict[str, str] = {}
 """Tensors, as `make bits` tells them (`checkpoint/critic/model.safetensors:name`); likewise with /
 at the end.
@@ -47,14 +38,10 @@ Value = TypeVar("Value")
 
 
 def rename_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The same recipe with the keys and values of today."""
+    """The same recipe with the keys of today."""
     renamed: dict[str, Any] = {}
     for key, value in _leaves(recipe):
-        put(
-            renamed,
-            _rename_key(key),
-            RECIPE_VALUES.get(value, value) if isinstance(value, str) else value,
-        )
+        put(renamed, _rename_key(key), value)
     return renamed
 
 

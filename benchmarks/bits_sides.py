@@ -147,7 +147,7 @@ def run_case(
         case.write(folder, todays_names)
         baseline.link_inputs(case, folder)
         start = time.monotonic()
-        command = [sys.executable, "-m", "lockstep", *case.list_arguments(todays_names)]
+        command = [sys.executable, "-m", "lockstep", *case.list_arguments()]
         code, printed = baseline.processes.run(
             command, folder, _environment(tree) | {"LOCKSTEP_CACHE": f"{name}/.cache"}
         )

@@ -10,17 +10,14 @@ reward that costs nothing. DPO and SFT train a real model, given as a folder.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from typing import Any
 
-import torch
-import transformers
 import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
-from benchmarks.baselines.trl_parts import StepClock, add_sizes, tokenizer
-from benchmarks.harness import WARMUP, peak_rss_mb
+from benchmarks.baselines.trl_parts import CHEAPEST, StepClock, add_sizes, tokenizer
+from benchmarks.harness import WARMUP
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 from benchmarks.training_rows import training_rows
 
@@ -31,10 +28,8 @@ def trainer(args: argparse.Namespace, folder: str, clock: StepClock) -> Any:
     """TRL's trainer."""
     common: dict[str, Any] = {
         "output_dir": folder, "per_device_train_batch_size": args.prompts // args.minibatches,
-        "gradient_accumulation_steps": 1, "max_steps": (WARMUP + args.steps) * args.minibatches,
-        "learning_rate": 1e-6, "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False,
-        "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True, "logging_steps": 1000,
-        "save_strategy": "no", "seed": 0,
+        "max_steps": (WARMUP + args.steps) * args.minibatches, "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant", **CHEAPEST,
     }  # fmt: skip
     if args.algorithm in TRAINED:
         config, of_trl = TRAINED[args.algorithm]
@@ -72,15 +67,7 @@ def main() -> None:
     clock = StepClock(args.minibatches)
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, folder, clock).train()
-    result = {
-        "program": (
-            f"trl {trl.__version__}, transformers {transformers.__version__}, torch "
-            f"{torch.__version__}"
-        ),
-        **clock.seconds(),
-        "peak_rss_mb": round(peak_rss_mb(), 1),
-    }
-    print(json.dumps(result), flush=True)
+    clock.print_result()
 
 
 if __name__ == "__main__":

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import time
 from itertools import pairwise
+from typing import Any
 
+import torch
+import transformers
+import trl  # pyright: ignore[reportMissingImports]
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
-from benchmarks.harness import WARMUP
+from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.small_llama import SIZES
+
+CHEAPEST: dict[str, Any] = {
+    "gradient_accumulation_steps": 1, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+    "report_to": "none", "disable_tqdm": True, "logging_steps": 1000, "save_strategy": "no", "seed": 0,
+}  # fmt: skip
+"""The settings that cost TRL least on a CPU."""
 
 
 class StepClock(TrainerCallback):
@@ -56,6 +67,12 @@ class StepClock(TrainerCallback):
             self._gc_start = now
         else:
             self._gc_s += now - self._gc_start
+
+    def print_result(self) -> None:
+        """Prints the versions, the seconds and the peak memory as one JSON line."""
+        versions = {part.__name__: part.__version__ for part in (trl, transformers, torch)}
+        result = {"program": versions, **self.seconds(), "peak_rss_mb": round(peak_rss_mb(), 1)}
+        print(json.dumps(result), flush=True)
 
 
 def tokenizer(vocab: int) -> PreTrainedTokenizerFast:

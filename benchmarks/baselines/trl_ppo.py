@@ -15,20 +15,16 @@ imported, not with the model), and on a model as small as this it is half of the
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from types import SimpleNamespace
 
-import torch
-import transformers
-import trl  # pyright: ignore[reportMissingImports]
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from torch import Tensor, nn
 from transformers import LlamaForSequenceClassification
 from trl.experimental.ppo import PPOConfig, PPOTrainer  # pyright: ignore[reportMissingImports]
 
-from benchmarks.baselines.trl_parts import StepClock, add_sizes, tokenizer
-from benchmarks.harness import WARMUP, peak_rss_mb
+from benchmarks.baselines.trl_parts import CHEAPEST, StepClock, add_sizes, tokenizer
+from benchmarks.harness import WARMUP
 from benchmarks.small_llama import causal_lm, llama_config, random_prompts
 
 
@@ -61,7 +57,6 @@ def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock)
     config = PPOConfig(
         output_dir=folder,
         per_device_train_batch_size=args.prompts // args.minibatches,
-        gradient_accumulation_steps=1,
         num_mini_batches=args.minibatches,
         num_ppo_epochs=args.epochs,
         total_episodes=steps * args.prompts,
@@ -70,14 +65,7 @@ def trainer(args: argparse.Namespace, steps: int, folder: str, clock: StepClock)
         temperature=1.0,
         kl_coef=0.05,
         num_sample_generations=0,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        disable_tqdm=True,
-        logging_steps=1000,
-        save_strategy="no",
-        seed=0,
+        **CHEAPEST,
     )
     prompts = random_prompts([args.prompt_tokens] * args.prompts * 4, vocab=args.vocab)
     size = {"hidden": args.hidden, "layers": args.layers, "vocab": args.vocab}
@@ -107,15 +95,7 @@ def main() -> None:
     clock = StepClock()
     with tempfile.TemporaryDirectory() as folder:
         trainer(args, WARMUP + args.steps, folder, clock).train()
-    result = {
-        "program": (
-            f"trl {trl.__version__}, transformers {transformers.__version__}, torch "
-            f"{torch.__version__}"
-        ),
-        **clock.seconds(),
-        "peak_rss_mb": round(peak_rss_mb(), 1),
-    }
-    print(json.dumps(result), flush=True)
+    clock.print_result()
 
 
 if __name__ == "__main__":
