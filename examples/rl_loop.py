@@ -26,15 +26,16 @@ def count_e(prompt, response, answer, row):
 
 
 prompts = [f"Once upon a time there was a {name}" for name in ("dog", "cat", "boy", "girl")]
-learner = lockstep.open_learner(sys.argv[1], optimizer={"lr": 1e-3})
-sampler = lockstep.open_sampler(sys.argv[1], learner)
+model = sys.argv[1] if len(sys.argv) == 2 else sys.exit("usage: python rl_loop.py MODEL")
+learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+sampler = lockstep.open_sampler(model, learner)
 for step in range(10):
     proof = lockstep.sync(learner, sampler)  # compares each tensor that the sampler computes with
     drawn = lockstep.rollout(sampler, prompts, count_e, max_tokens=24, num_generations=8, seed=step)
     score = drawn.batch["score"].view(-1, 8)
     advantage = (score - score.mean(1, keepdim=True)).flatten()  # of each response
     batch = drawn.batch.with_columns({"advantage": advantage[drawn.batch.row]})  # of each token
-    gap = (learner.logprobs(batch) - batch["sampler_logprob"]).abs().max()  # of one token, nats
     learner.forward_backward(batch, Reinforce())
+    gap = (learner.last_logprobs() - batch["sampler_logprob"]).abs().max()  # of one token, nats
     learner.optim_step()
     print(f"step {step}: reward {score.mean():.2f}, {proof.tensors} tensors proven, gap {gap:.1e}")

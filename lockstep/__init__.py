@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         open_learner,
         open_sampler,
         rollout,
+        sample,
         save,
         sync,
     )
@@ -92,6 +93,7 @@ __all__ = [
     "open_learner",
     "open_sampler",
     "rollout",
+    "sample",
     "save",
     "sweep",
     "sync",

@@ -147,6 +147,8 @@ def _read_words(words: list[str], config: ForeignConfig) -> None:
             config.lay_over(yaml12.nest_value(override[1], yaml12.parse_or_text(override[2])))
         elif flag is not None:
             values.append(yaml12.parse_or_text(word))
+        elif Path(word).is_dir():
+            raise InputError(f"{word} is a folder; name the config file in it")
         elif word not in ("--", "$@"):
             raise InputError(f"{word} is neither key=value nor the value of a --flag")
 

@@ -1,7 +1,7 @@
-"""Parts for custom training loops: `open_learner`, `open_sampler`, `sync`, `rollout`.
+"""Parts for custom training loops: `open_learner`, `open_sampler`, `sync`, `sample`, `rollout`.
 
-A learner's methods are `forward_backward`, `optim_step`, `logprobs`, `values`, `save` and `load`; a
-loss is a frozen dataclass (`lockstep.losses`). Recipes run the same parts.
+A learner's methods are `forward_backward`, `last_logprobs`, `optim_step`, `logprobs`, `values`,
+`save` and `load`; a loss is a frozen dataclass (`lockstep.losses`). Recipes run the same parts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
+from lockstep.api.short_errors import shorten_traceback
 from lockstep.api.values import read_arguments
 from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import open_nearest_sampler
@@ -29,13 +30,14 @@ from lockstep.config import (
 )
 from lockstep.config.hub import fetch_model
 from lockstep.config.loading import load_section
+from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
-from lockstep.core.types import HeadKind, Prompt
+from lockstep.core.types import HeadKind, Prompt, SamplingParams
 from lockstep.learners.base import Learner
 from lockstep.models.heads import scores_tokens
 from lockstep.models.source import ModelSource, open_source
 from lockstep.report.progress import show_notes
-from lockstep.rollouts.rollout import RolloutCollector, Rollouts
+from lockstep.rollouts.rollout import RolloutCollector, Rollouts, build_requests
 from lockstep.rollouts.sampler_session import SamplerSession
 from lockstep.samplers.base import Sampler
 from lockstep.system.paths import HUB
@@ -64,6 +66,7 @@ def close_all() -> None:
 atexit.register(close_all)
 
 
+@shorten_traceback
 def open_learner(
     model: str | Path,
     *,
@@ -114,6 +117,7 @@ def _find_model(model: str | Path) -> Path:
     return Path(model)
 
 
+@shorten_traceback
 def save(learner: Learner, folder: str | Path) -> None:
     """Writes a learner's weights, optimizer moments and counters; returns when done.
 
@@ -131,6 +135,7 @@ def save(learner: Learner, folder: str | Path) -> None:
     learner.poll_save(wait=True)
 
 
+@shorten_traceback
 def load(learner: Learner, folder: str | Path) -> None:
     """Restores the state that `save` wrote, bit for bit.
 
@@ -160,6 +165,7 @@ class TextSampler:
     version: int = 0
 
 
+@shorten_traceback
 def open_sampler(
     model: str | Path, learner: Learner | None = None, **options: Unpack[SamplerSectionKeys]
 ) -> TextSampler:
@@ -210,6 +216,7 @@ class SyncProof:
     exact: bool
 
 
+@shorten_traceback
 def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     """Syncs the learner's weights to the sampler; returns the proof that they arrived.
 
@@ -228,6 +235,7 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     return SyncProof(sampler.version, int(found["refit/attested"]), found["refit/probe_gap"], exact)
 
 
+@shorten_traceback
 def rollout(
     sampler: TextSampler,
     prompts: Sequence[str | Mapping[str, Any]],
@@ -258,9 +266,7 @@ def rollout(
         RecipeError: A sampling option is invalid.
     """
     rows = _TextPrompts(sampler.source, _read_rows(prompts))
-    drawn = sampler.source.sampling(
-        load_section(Sampling, read_arguments("lockstep.rollout", sampling))
-    )
+    drawn = _read_sampling(sampler, "lockstep.rollout", sampling)
     session = SamplerSession(sampler.sampler)
     collector = RolloutCollector(
         session, rows, _FunctionReward(reward), sampler.source.decode, seed
@@ -269,14 +275,78 @@ def rollout(
         return collector.collect(0, len(rows.rows), drawn, num_generations)
 
 
+@shorten_traceback
+def sample(
+    sampler: TextSampler,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    num_generations: int = 1,
+    seed: int = 0,
+    **sampling: Unpack[SamplingKeys],
+) -> Batch:
+    """Samples responses without scoring them; equal arguments draw the responses of `rollout`.
+
+    Args:
+        sampler: The sampler, with the weights of its latest `sync`.
+        prompts: Texts, or lists of token ids, which the model reads as they are.
+        num_generations: Responses per prompt; they are neighbors in the batch.
+        seed: Seed of the random numbers; pass a new one for each step.
+        **sampling: Options of a recipe's section `sampling`, as for `rollout`.
+
+    Returns:
+        A batch of prompts with their responses, with `mask` (True on response tokens) and
+        `sampler_logprob` per token, and `truncated` per sequence.
+
+    Raises:
+        InputError: A token id is unknown to the model, or a prompt is empty or too long.
+        RecipeError: A sampling option is invalid.
+    """
+    drawn = _read_sampling(sampler, "lockstep.sample", sampling)
+    read = _read_tokens(sampler.source, prompts)
+    requests = build_requests(read, 0, num_generations, seed, "train")
+    session = SamplerSession(sampler.sampler)
+    with session.at(sampler.version):
+        return session.generate(requests, drawn)
+
+
+def _read_tokens(source: ModelSource, prompts: Sequence[str | Sequence[int]]) -> list[Prompt]:
+    """Returns texts and lists of token ids as prompts.
+
+    Raises:
+        InputError: There are no prompts, or one is neither, or has a token that the model lacks.
+    """
+    _require_prompts("sample", prompts)
+    known = range(source.vocabulary)
+    read: list[Prompt] = []
+    for number, prompt in enumerate(prompts):
+        tokens = source.prompt_ids(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(tokens, Sequence) or any(token not in known for token in tokens):
+            raise InputError(
+                f"sample: prompt {number} is {user_code.describe_object(prompt)}; pass a string, "
+                f"or a list of token ids from 0 to {known[-1]}"
+            )
+        read.append(Prompt(str(number), "", tuple(tokens), {}))
+    return read
+
+
+def _require_prompts(caller: str, prompts: Sequence[Any]) -> None:
+    if isinstance(prompts, str):
+        raise InputError(f"{caller}: prompts is a single string; pass a list")
+    if not prompts:
+        raise InputError(f"{caller}: prompts is empty; pass at least one")
+
+
+def _read_sampling(sampler: TextSampler, caller: str, options: Mapping[str, Any]) -> SamplingParams:
+    return sampler.source.sampling(load_section(Sampling, read_arguments(caller, options)))
+
+
 def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns prompts as rows with a `question`.
 
     Raises:
         InputError: There are no prompts, or one is neither text nor a row with `question`.
     """
-    if isinstance(prompts, str):
-        raise InputError("rollout: prompts is a single string; pass a list of strings or rows")
+    _require_prompts("rollout", prompts)
     rows: list[Mapping[str, Any]] = [
         {"question": one} if isinstance(one, str) else one for one in prompts
     ]
@@ -287,8 +357,6 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
                 "a row with "
                 "`question`"
             )
-    if not rows:
-        raise InputError("rollout: prompts is empty; pass at least one")
     return rows
 
 

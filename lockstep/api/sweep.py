@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.run import Run
+from lockstep.api.short_errors import shorten_traceback
 from lockstep.api.trainer import Trainer
 from lockstep.api.values import build_tree
 from lockstep.config.loading import LoadedRecipe, load_options
@@ -58,6 +59,7 @@ class Sweep:
         return list_spreads(read_sweep(self.folder))
 
 
+@shorten_traceback
 def sweep(
     recipe: str | Path | Trainer,
     values: Mapping[str, Iterable[Any]],

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from lockstep.algorithms.base import Algorithm
 from lockstep.api.run import Run
+from lockstep.api.short_errors import shorten_traceback
 from lockstep.api.values import build_tree
 from lockstep.config import user_code
 from lockstep.config.loading import LoadedRecipe, describe_recipe, load_options
@@ -44,6 +45,7 @@ class Trainer:
     _resolve: Callable[..., LoadedRecipe]
     """Resolves the recipe again with additional layers of options, which override it."""
 
+    @shorten_traceback
     def __init__(
         self,
         algorithm: str | type[Algorithm] | None = None,
@@ -79,6 +81,7 @@ class Trainer:
         """The resolved recipe as YAML, each option with its origin."""
         return describe_recipe(self._loaded, origins=True)
 
+    @shorten_traceback
     def dry_run(self) -> str:
         """Checks everything that can be checked before the first step.
 
@@ -89,6 +92,7 @@ class Trainer:
 
         return dry_run(self._loaded)
 
+    @shorten_traceback
     def train(
         self,
         *,
@@ -133,6 +137,7 @@ def train_loaded(loaded: LoadedRecipe, on_step: OnStep | None, allow_changes: bo
     return Run(loaded.run_folder)
 
 
+@shorten_traceback
 def train(
     recipe: str | Path,
     *,

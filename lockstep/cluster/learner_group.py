@@ -253,12 +253,18 @@ class MeshLearner:
         )
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
-        return merge_metrics(self._call_on_shares("forward_backward", batch, loss)[1])
+        order_B, metrics = self._call_on_shares("forward_backward", batch, loss)
+        self._trained = order_B, batch.lengths
+        return merge_metrics(metrics)
 
-    def optim_step(self) -> Metrics:
+    def last_logprobs(self) -> Tensor:
+        parts = self.call_all("last_logprobs")[self._ranks_with_results]
+        return restore_order(torch.cat(parts), *self._trained)
+
+    def optim_step(self, lr: float | None = None) -> Metrics:
         """Steps every rank; all return the same metrics: gradients are summed before the norm."""
         self._begin_work()
-        return self.call_all("optim_step")[0]
+        return self.call_all("optim_step", lr)[0]
 
     def reset_optimizer(self) -> None:
         self._begin_work()
@@ -336,12 +342,11 @@ class MeshLearner:
             Row indices in the order of the shares, int64 [B], and each share's result.
         """
         self._begin_work()
-        parallel = self.section.parallel
         budget = self.section.micro_batch_tokens
         families = find_families(batch, budget, self.section.share_prefixes)
-        shares = deal_to_ranks(families, budget, parallel.row_shares)
+        shares = deal_to_ranks(families, budget, self.section.parallel.row_shares)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
-        each = parallel.pp * parallel.cp * parallel.tp  # ranks of a share
+        each = self._ranks_with_results.step
         calls = [
             rank.submit(
                 verb,
@@ -351,9 +356,15 @@ class MeshLearner:
             )
             for number, rank in enumerate(self.ranks)
         ]
-        first_of_last_stage = (parallel.pp - 1) * parallel.cp * parallel.tp
-        results = self.wait_for_ranks(calls)[first_of_last_stage::each]
+        results = self.wait_for_ranks(calls)[self._ranks_with_results]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
+
+    @property
+    def _ranks_with_results(self) -> slice:
+        """The first rank of the last pipeline stage of each share of the rows."""
+        parallel = self.section.parallel
+        ranks_of_stage = parallel.cp * parallel.tp
+        return slice((parallel.pp - 1) * ranks_of_stage, None, parallel.pp * ranks_of_stage)
 
     def wait_for_ranks(self, calls: Iterable[PendingCall]) -> list[Any]:
         """Waits for all ranks; if one is lost, the process group is broken, so ends the rest."""

@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from lockstep.commands.arguments import SubParsers, add_out
-from lockstep.core.errors import InputError
 from lockstep.system.paths import path_argument
 from lockstep.system.printable import print_text
 
@@ -33,24 +32,15 @@ def run_command(options: argparse.Namespace) -> int:
     """Runs the command. Returns the exit code."""
     from pathlib import Path
 
-    from lockstep.report.html import write_report, write_sweep_report
+    from lockstep.report.html import write_report
     from lockstep.report.summary import PAGE
-    from lockstep.report.sweeps import is_sweep
     from lockstep.system.sums import find_altered
 
     folders = [Path(run) for run in options.runs]
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise InputError("duplicate run; give each run once")
-    sweeps = [folder for folder in folders if is_sweep(folder)]
-    if sweeps and len(folders) > 1:
-        raise InputError(f"{sweeps[0]} is a sweep, which has its own page; give it alone")
-    if sweeps:
-        write_sweep_report(sweeps[0], out)
-    else:
-        for folder in folders:
-            for sentence in find_altered(folder, ""):
-                print(f"note: {sentence}", file=sys.stderr)
-        write_report(folders, out)
+    for folder in folders:
+        for sentence in find_altered(folder, ""):
+            print(f"note: {sentence}", file=sys.stderr)
+    write_report(folders, out)
     print_text(f"{out}  {out.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -16,7 +16,7 @@ def add_command(parsers: SubParsers) -> None:
         nargs="+",
         metavar="RUN",
         type=path_argument,
-        help="run folders, overlaid in one report",
+        help="run folders, overlaid in one report; or one sweep folder",
     )
     watch.add_argument(
         "--port", type=int, default=0, metavar="PORT", help="port (default: a free port)"

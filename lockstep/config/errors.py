@@ -235,11 +235,22 @@ def suggest_option(recipe: RecipeShape, path: KeyPath) -> str:
         parents = []
         siblings = recipe.option_fields
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
-    meant = meant or [key for key in everywhere if key.rsplit(".", 1)[-1] == wrong]
+    meant = meant or [".".join([*parents, name]) for name in siblings if name.startswith(wrong)]
+    meant = meant or _find_elsewhere(recipe, wrong)
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
     if meant:
         return f"did you mean {' or '.join(meant)}?"
     return f"{'.'.join(parents) or 'this recipe'} has: {', '.join(siblings)}"
+
+
+def _find_elsewhere(recipe: RecipeShape, word: str) -> list[str]:
+    """The outermost options of this name; else those whose names end with it, and what they are."""
+    found = dict[tuple[int, bool], list[str]]()
+    for keys, section, _ in recipe.walk_options():
+        about = "" if keys[-1] == word else f" ({section.model_fields[keys[-1]].description})"
+        if f"_{keys[-1]}".endswith(f"_{word}"):
+            found.setdefault((len(keys), bool(about)), []).append(".".join(keys) + about)
+    return found[min(found)] if found else []
 
 
 def _find_fields(shape: RecipeShape | None, path: KeyPath) -> dict[str, FieldInfo]:

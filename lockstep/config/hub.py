@@ -80,11 +80,37 @@ def fetch_model(model: str) -> Path:
 
 @cache  # so that learner and sampler get the same commit for a name
 def _fetch_once(model: str) -> Path:
+    return _fetch_name(parse_model(model), None, weights=True)[1]
+
+
+def push_folder(folder: Path, name: HubName) -> str:
+    """Uploads a model's folder to the Hub; returns the page of the model.
+
+    A new repository is private; an existing one stays as it is, and gets one more commit.
+
+    Raises:
+        InputError: The Hub did not take the files.
+    """
     try:
-        name = parse_name_of_kind(model, "model")
+        with _open_hub() as api:
+            api.create_repo(name.repo, private=True, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=name.repo, folder_path=folder, revision=name.revision
+            )
+    except Exception as error:  # its text may contain a token
+        raise InputError(
+            f"{name.text} was not uploaded ({type(error).__name__}); run hf auth login with a "
+            "token that may write there, and unset HF_HUB_OFFLINE"
+        ) from None
+    return commit.repo_url.url
+
+
+def parse_model(text: str) -> HubName:
+    """Parses the name of a model; raises InputError for any other text."""
+    try:
+        return parse_name_of_kind(text, "model")
     except ValueError as error:
         raise InputError(str(error)) from None
-    return _fetch_name(name, None, weights=True)[1]
 
 
 def require_pinned(loaded: LoadedRecipe, what: str) -> None:

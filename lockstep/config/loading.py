@@ -38,6 +38,7 @@ from lockstep.config.errors import (
 from lockstep.config.hub_name import read_pins
 from lockstep.config.overlay import TASK_NAME, add_reward_type, overlay_options
 from lockstep.config.recipe_files import RecipeLayer, find_recipe, read_layers
+from lockstep.config.run_name import find_run_folder
 from lockstep.config.trust import list_references, require_known
 from lockstep.config.validation import FaultyTree, drop_conflicting_options, validate_tree
 from lockstep.core.errors import shorten_text
@@ -127,7 +128,8 @@ class LoadedRecipe:
         if name is None:
             return None
         passed_on = self.training_recipe.hand_down(load_recipe(name).training_recipe)
-        return load_recipe(name, [f"{key}={value}" for key, value in passed_on.items()])
+        first = load_recipe(name, [f"{key}={value}" for key, value in passed_on.items()])
+        return replace(first, origins={})  # nobody set them for this run, so its name omits them
 
     def build_identity(self) -> dict[str, Any]:
         """The options that identify the run: those that change results, and the warm start."""
@@ -153,17 +155,21 @@ class LoadedRecipe:
 
     @cached_property
     def digest(self) -> str:
-        """Ten hexadecimal digits of the identity's SHA-256; part of the run's name."""
+        """Ten hexadecimal digits of the identity's SHA-256; the run's name has the first."""
         canonical = json.dumps(self.build_identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
-    @property
+    @cached_property
     def run_folder(self) -> Path:
-        """The run's folder: `run.folder`, or `runs/<name>-<digest>`."""
-        folder = self.recipe.folder
-        if folder is None:
-            return Path("runs") / f"{self.name}-{self.digest}"
-        return Path(folder)
+        """The run's folder: `run.folder`, or a name in `runs/`, see `find_run_folder`."""
+        if self.recipe.folder is not None:
+            return Path(self.recipe.folder)
+        named = dict[OptionKeys, Any]()
+        for keys, value in yaml12.flatten_tree(self.build_identity()):
+            if self.find_origin(keys).startswith(("override", "lockstep.")):
+                named[keys] = value
+        named.pop(("algorithm",), None)
+        return find_run_folder(self.name, named, self.digest)
 
 
 def load_recipe(

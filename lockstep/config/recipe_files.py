@@ -53,7 +53,7 @@ def find_recipe(recipe: str, folder: Path | str = "", prefix: str = "") -> Path:
     path = Path(folder, expand_path(recipe))
     if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
-    close = get_close_matches(recipe, shipped, 1)
+    close = get_close_matches(recipe.lower(), shipped, 1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise RecipeError(
         f"{prefix}recipe {recipe} not found; {hint}use a name that `lockstep config` lists, or a "

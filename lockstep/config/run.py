@@ -50,7 +50,7 @@ class RunSection(Section):
         default=8, description="responses per step written to samples.jsonl"
     )
     folder: LocalPath | None = Field(
-        default=None, description="run folder; null: runs/<recipe>-<hash of the resolved recipe>"
+        default=None, description="run folder; null: runs/<recipe>-<changed options>-<hash>"
     )
 
     @rule

@@ -6,7 +6,14 @@ import itertools
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from lockstep.config.section import Section, rule
 from lockstep.core.types import SamplingParams
@@ -29,7 +36,9 @@ class TokenFilters(Section):
     """A temperature, and filters of unlikely tokens."""
 
     temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
-    top_k: NonNegativeInt = Field(default=0, description="0: all")
+    top_k: Annotated[NonNegativeInt, BeforeValidator(lambda given: 0 if given == -1 else given)] = (
+        Field(default=0, description="0 or -1: all")
+    )
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=1.0,
         description=(

@@ -5,7 +5,7 @@ URLs and keys come from each tool's environment.
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import Literal
 
 from pydantic import Field
 
@@ -23,21 +23,13 @@ class WandB(Section):
     name: str | None = Field(
         default=None, min_length=1, description="W&B run name; null: the folder's name"
     )
-    mode: Literal["offline", "online"] = Field(
-        default="offline",
-        description="offline: files in the run's `wandb/`, which `wandb sync` uploads",
+    mode: Literal["auto", "offline", "online"] = Field(
+        default="auto",
+        description=(
+            "auto: online if you are logged in to W&B; offline: files in the run's `wandb/`, which "
+            "`wandb sync` uploads"
+        ),
     )
-
-    @property
-    def is_online(self) -> bool:
-        """True if the run is uploaded while it is running."""
-        match self.mode:
-            case "offline":
-                return False
-            case "online":
-                return True
-            case _:
-                assert_never(self.mode)
 
 
 class Trackers(Section):

@@ -49,7 +49,11 @@ class Learner(Protocol):
         """Adds the gradient of the summed loss to the gradient since the last `optim_step`."""
         ...
 
-    def optim_step(self) -> Metrics:
+    def last_logprobs(self) -> Tensor:
+        """`logprobs` of the batch of the last `forward_backward`, as that pass computed them."""
+        ...
+
+    def optim_step(self, lr: float | None = None) -> Metrics:
         """Normalizes the accumulated gradient, clips it, and updates the weights.
 
         The gradient is divided by the loss's denominator. The denominator is summed over all ranks.
@@ -57,8 +61,12 @@ class Learner(Protocol):
         gradient overflows in fp16, nothing is updated, the loss's scale is halved, and
         `updates_overflowed` is reported.
 
+        Args:
+            lr: The learning rate of this update; None: the optimizer's, by its schedule.
+
         Raises:
-            InputError: If `forward_backward` was not called since the last `optim_step`.
+            InputError: If `forward_backward` was not called since the last `optim_step`, or `lr`
+                is negative or not finite.
             FloatingPointError: If the gradient's norm is not finite; weights are unchanged, the
                 gradient is dropped.
         """

@@ -7,6 +7,7 @@ collectives; the driver that sends the rows decides which rank reads which.
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -109,6 +110,8 @@ class RankLearner(SendsWeights):
         self._host = HostMemory(self.device)
         self._count, self._loss = torch.zeros(()), torch.zeros(())
         self._has_gathered = False
+        # of the newest trained batch: lengths of its sequences; rows and outputs of its passes
+        self._trained: tuple[Tensor, list[int], list[Tensor]] | None = None
         self._updates = 0
         self._writer = StateWriter(ranks)
 
@@ -135,12 +138,20 @@ class RankLearner(SendsWeights):
             self._scale.set_factor(self._sum_count(self._count + count))
         self._count += count
         self._has_gathered = True
+        self._trained = batch.lengths, [], []
         batch = replace(batch, entropy=reads_entropy(loss), values=reads_values(loss))
         return merge_metrics(self._accumulate_gradients(self._micro_batches(batch, passes), loss))
 
-    def optim_step(self) -> Metrics:
+    def last_logprobs(self) -> Tensor:
+        if self._trained is None:
+            raise InputError("last_logprobs: call forward_backward(batch, loss) of a policy first")
+        return join_passes(*self._trained)
+
+    def optim_step(self, lr: float | None = None) -> Metrics:
         assert self._optimizer is not None, "this learner has no optimizer"
         assert self._settings is not None, "an optimizer comes with its settings"
+        if lr is not None and not 0 <= lr < math.inf:
+            raise InputError(f"optim_step: lr is {lr}; use a finite number of at least 0")
         if not self._has_gathered:
             raise InputError(
                 "optim_step: no gradient since the last step; call forward_backward(batch, loss) "
@@ -149,7 +160,8 @@ class RankLearner(SendsWeights):
         self._has_gathered = False
         self._host.reload_tensors()
         count = self._sum_count(self._count)
-        lr = learning_rate(self._settings, self._updates)
+        if lr is None:
+            lr = learning_rate(self._settings, self._updates)
         loss = self._loss
         self._loss = torch.zeros(())
         self._count.zero_()
@@ -197,6 +209,12 @@ class RankLearner(SendsWeights):
             call_loss(loss, outputs, micro) if rows else (build_zero_loss(outputs), Metrics())
         )
         self._loss = self._loss + total.detach()
+        if outputs.logprob is None:
+            self._trained = None
+        elif rows and self._trained is not None:
+            _, order, passes = self._trained
+            order.extend(rows)
+            passes.append(outputs.logprob.detach())
         return total, metrics
 
     def _describe_break(self, length: float, loss: float) -> str:
@@ -274,6 +292,7 @@ class RankLearner(SendsWeights):
                 self._optimizer.restore_moments(saved)
         self._count.zero_()
         self._loss = torch.zeros(())
+        self._trained = None
         self._has_gathered = False
         counters = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
         self._updates = int(counters["updates"])
@@ -346,13 +365,8 @@ class RankLearner(SendsWeights):
                 value = column(outputs)
                 assert value is not None, "this learner's head does not give that column"
                 part.extend([value] if rows else [])
-        if not order:
-            return tuple(_NOTHING for _ in parts)
-        order_B = torch.tensor(order, dtype=torch.int64)
-        found = tuple(
-            restore_order(torch.cat(part).cpu(), order_B, batch.lengths) for part in parts
-        )
-        if self._scale is not None:
+        found = tuple(join_passes(batch.lengths, order, part) for part in parts)
+        if order and self._scale is not None:
             require_finite("the model's outputs", batch, *found, cure=OVERFLOW)
         return found
 
@@ -372,6 +386,13 @@ def build_zero_loss(outputs: Outputs) -> Tensor:
         outputs.top_logprob,
     )
     return torch.stack([column.sum() for column in columns if column is not None]).sum() * 0.0
+
+
+def join_passes(lengths: Tensor, order: Sequence[int], passes: Sequence[Tensor]) -> Tensor:
+    """A column of all passes in the order of `lengths`, on the CPU; empty if on another rank."""
+    if not order:
+        return _NOTHING
+    return restore_order(torch.cat(tuple(passes)).cpu(), torch.tensor(order), lengths)
 
 
 def restore_order(column: Tensor, order_B: Tensor, lengths: Tensor) -> Tensor:

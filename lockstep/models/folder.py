@@ -106,11 +106,9 @@ def read_config(folder: str | os.PathLike[str], headless: bool = False) -> PreTr
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """The fields of a folder's config.json; raises as `read_json`."""
-    return read_json(
-        folder,
-        "config.json",
-        "not a Hugging Face model folder; use the folder of a downloaded model",
-    )
+    final = folder / "final"  # of a run
+    model = final if final.is_dir() else "the folder of a downloaded model"
+    return read_json(folder, "config.json", f"not a Hugging Face model folder; use {model}")
 
 
 def refuse_own_code(folder: str, option: str, instead: str) -> None:

@@ -17,19 +17,42 @@ from lockstep.report.log import to_json_value
 from lockstep.report.metric_sentences import describe_metric
 from lockstep.report.overview import read_overview
 from lockstep.report.samples import pack_samples
-from lockstep.report.sweeps import describe_sweep, read_sweep
+from lockstep.report.sweeps import describe_sweep, is_sweep, read_sweep
 from lockstep.system.disk import name_temporary_copy
-from lockstep.system.records import refuse_other
+from lockstep.system.records import is_file, refuse_other
 from lockstep.system.whole_files import open_aside
 
 
-def write_report(folders: Sequence[Path], out: Path) -> None:
-    """Writes a page about runs; a run may be in progress, and needs only its recipe.
+def find_runs(folders: Sequence[Path]) -> Sequence[Path]:
+    """The runs that a page shows: the given ones, or the started runs of one sweep.
 
     Raises:
-        ValueError: A folder holds no run, or one of its logs is unreadable.
+        InputError: A run is given twice, a sweep is not given alone, or none of its runs started.
     """
-    _write_file(folders, describe_runs(folders), out)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise InputError("duplicate run; give each run once")
+    sweeps = [folder for folder in folders if is_sweep(folder)]
+    if not sweeps:
+        return folders
+    if len(folders) > 1:
+        raise InputError(f"{sweeps[0]} is a sweep, which has its own page; give it alone")
+    started = [run.folder for run in read_sweep(sweeps[0]) if is_file(run.folder / "recipe.yaml")]
+    if not started:
+        raise InputError(f"no run of {sweeps[0]} has started; start it with lockstep sweep")
+    return started
+
+
+def write_report(folders: Sequence[Path], out: Path) -> None:
+    """Writes a page about runs, or about a sweep with a band over the seeds of each group.
+
+    A run may be in progress, and needs only its recipe.
+
+    Raises:
+        ValueError: See `find_runs`; or a folder holds no run, or one of its logs is unreadable.
+    """
+    refuse_other(out)
+    with open_aside(out, name_temporary_copy(out)) as file:  # readers never see a partial file
+        _write_page(folders, file)
 
 
 def write_live_report(folders: Sequence[Path], file: BinaryIO) -> None:
@@ -38,34 +61,18 @@ def write_live_report(folders: Sequence[Path], file: BinaryIO) -> None:
     Raises:
         ValueError: See `write_report`.
     """
-    _write_page(folders, describe_runs(folders), file, live=True)
+    _write_page(folders, file, live=True)
 
 
-def write_sweep_report(sweep: Path, out: Path) -> None:
-    """Writes a page about a sweep's started runs, with a band over the seeds of each group.
-
-    Raises:
-        ValueError: See `write_report`; or no run has started.
-    """
-    runs = [run for run in read_sweep(sweep) if (run.folder / "recipe.yaml").is_file()]
-    if not runs:
-        raise InputError(f"no run of {sweep} has started; start it with lockstep sweep")
-    folders = [run.folder for run in runs]
-    _write_file(folders, describe_runs(folders) | {"sweep": describe_sweep(runs)}, out)
-
-
-def _write_file(folders: Sequence[Path], report: dict[str, Any], out: Path) -> None:
-    refuse_other(out)
-    with open_aside(out, name_temporary_copy(out)) as file:  # readers never see a partial file
-        _write_page(folders, report, file)
-
-
-def _write_page(
-    folders: Sequence[Path], report: dict[str, Any], file: BinaryIO, live: bool = False
-) -> None:
+def _write_page(folders: Sequence[Path], file: BinaryIO, live: bool = False) -> None:
+    runs = find_runs(folders)
+    report = describe_runs(runs)
+    if runs is not folders:
+        noted = read_sweep(folders[0])
+        report["sweep"] = describe_sweep([run for run in noted if run.folder in runs])
     blocks = {"report": json.dumps(to_json_value(report), allow_nan=False).encode()}
     with TemporaryFile() as aside:
-        for run, folder in enumerate(folders):
+        for run, folder in enumerate(runs):
             blocks[f"samples-{run}"] = pack_samples(folder, partial(_write_tokens, aside, run))
         aside.seek(0)
         write_document(file, blocks, live)

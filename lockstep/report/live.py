@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import io
 import secrets
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from lockstep.core.errors import InputError
-from lockstep.report.html import write_live_report
+from lockstep.report.html import find_runs, write_live_report
 from lockstep.report.log import LOGS, require_run
 from lockstep.report.run_state import read_state
 
@@ -28,17 +30,17 @@ class LiveServer(ThreadingHTTPServer):
     """The server of a page about some runs.
 
     Attributes:
-        folders: The runs.
+        folders: The runs, or one sweep.
         key: The path that is answered.
 
     Raises:
-        InputError: An existing folder holds no run.
+        InputError: An existing folder holds no run; see also `find_runs`.
         OSError: The port is taken.
         OverflowError: The port number is too large.
     """
 
     def __init__(self, folders: Sequence[Path], port: int) -> None:
-        for folder in folders:
+        for folder in find_runs(folders):
             require_run(folder)
         super().__init__((_HOST, port), _PageHandler)
         self.folders = folders
@@ -51,10 +53,15 @@ class LiveServer(ThreadingHTTPServer):
         """The URL of the page."""
         return f"http://{_HOST}:{self.server_port}/{self.key}/"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Reports a crash while answering; a reader that closed the tab is none."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def compute_tag(self) -> str:
         """A text that changes when a run logs something or changes its state."""
         tag = ""
-        for folder in self.folders:
+        for folder in find_runs(self.folders):
             logs = [folder / name for name in LOGS]
             sizes = [log.stat().st_size if log.is_file() else 0 for log in logs]
             tag += f"{read_state(folder).word}{sizes}"
@@ -75,7 +82,7 @@ def serve_runs(folders: Sequence[Path], port: int) -> None:
     """Serves the page until Ctrl-C.
 
     Args:
-        folders: The runs.
+        folders: The runs, or one sweep.
         port: The port; 0 means a free one.
 
     Raises:
@@ -137,6 +144,5 @@ class _PageHandler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("ETag", f'"{tag}"')
-        with suppress(ConnectionError):  # the reader has closed the tab
-            self.end_headers()
-            self.wfile.write(content if self.command == "GET" else b"")
+        self.end_headers()
+        self.wfile.write(content if self.command == "GET" else b"")

@@ -33,10 +33,12 @@ def summarize_run(folder: Path) -> str:
         report = f"{page} (opens in a browser)"
     else:
         report = f"not written; run {format_command('report', folder)}"
-    paths = (
-        f"run: {folder}\nreport: {report}\nmodel: {folder / 'final'} (loads with transformers; "
-        "see its README.md)"
-    )
+    final = folder / "final"
+    if final.is_dir():
+        model = f"{final} (loads with transformers; see its README.md)"
+    else:
+        model = f"not finished; to write the model so far: {format_command('export', folder)} MODEL"
+    paths = f"run: {folder}\nreport: {report}\nmodel: {model}"
     parts = [_describe_headline(folder, rows), alarms, paths]
     return "\n\n".join(part for part in parts if part)
 

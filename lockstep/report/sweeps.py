@@ -60,11 +60,11 @@ class SweepRun:
 
     @cached_property
     def state(self) -> StateWord | Literal["failed"]:
-        """The state of its folder; `failed` if it broke a promise or learned nothing."""
+        """The state of its folder; `failed` if it died, broke a promise or learned nothing."""
         state = read_state(self.folder).word
         if state == "finished" and find_exit_code(self.folder) != exit_codes.OK:
             return "failed"
-        return state
+        return "failed" if state == "died" else state
 
     @cached_property
     def final_values(self) -> Mapping[str, float]:

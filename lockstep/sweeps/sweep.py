@@ -17,7 +17,7 @@ from threading import Lock
 from lockstep.config.loading import describe_recipe
 from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
-from lockstep.report.html import write_sweep_report
+from lockstep.report.html import write_report
 from lockstep.report.summary import PAGE
 from lockstep.report.sweeps import summarize_sweep
 from lockstep.run.folder.files import lock_folder
@@ -182,7 +182,7 @@ def run_sweep(plan: SweepPlan, jobs: int = 1) -> int:
         with stop_on_signals(stop, print_note):
             codes = SweepRunner(plan, jobs, stop).run_all()
         if any((run.folder / "recipe.yaml").is_file() for run in plan.runs):
-            write_sweep_report(plan.folder, plan.folder / PAGE)
+            write_report([plan.folder], plan.folder / PAGE)
     print_text(summarize_sweep(plan.folder))
     asked = stop.check_after_step()
     if asked is not None and any(code is None or code in _STOPPED for code in codes):

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def model(assets: Path) -> str:
 
 def test_readme_contains_the_rl_loop_example() -> None:
     assert CODE.rstrip() in (ROOT / "README.md").read_text()
-    assert len([line for line in CODE.splitlines() if line.strip()]) <= 26
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 27
 
 
 def test_rl_loop_example_more_than_doubles_its_reward(model: str, in_tmp: Path) -> None:
@@ -171,6 +172,38 @@ def test_optim_step_without_gradient_is_rejected_and_without_rows_is_skipped(mod
     assert learner.optim_step().floats()["grad_norm"] > 0
     with pytest.raises(InputError, match="optim_step: no gradient"):
         learner.optim_step()
+
+
+def test_rl_loop_example_without_a_model_prints_its_usage() -> None:
+    command = [sys.executable, str(ROOT / "examples/rl_loop.py")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert (ended.returncode, ended.stderr) == (1, "usage: python rl_loop.py MODEL\n")
+
+
+def test_sample_draws_the_responses_of_rollout_from_texts_or_tokens(model: str) -> None:
+    sampler = lockstep.open_sampler(model)
+    drawn = lockstep.rollout(sampler, ["Once", "A dog"], score, max_tokens=8, num_generations=2)
+    for prompts in (["Once", "A dog"], [sampler.source.prompt_ids("Once"), "A dog"]):
+        batch = lockstep.sample(sampler, prompts, max_tokens=8, num_generations=2)
+        assert torch.equal(batch.tokens, drawn.batch.tokens)
+        assert torch.equal(batch["sampler_logprob"], drawn.batch["sampler_logprob"])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("Once", "prompts is a single string; pass a list"),
+        ([], "prompts is empty; pass at least one"),
+        ([1, 2], "prompt 0 is 1.*; pass a string, or a list of token ids from 0 to 511"),
+        ([[1, 512]], "pass a string, or a list of token ids from 0 to 511"),
+        ([[]], "request 0 has 0 prompt tokens"),
+    ],
+)
+def test_sample_rejects_what_is_no_list_of_prompts(model: str, prompts: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        lockstep.sample(lockstep.open_sampler(model), prompts, max_tokens=4)
+    assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3
 
 
 def test_logprob_gap_appears_after_update_and_vanishes_after_weight_sync(model: str) -> None:

@@ -30,7 +30,7 @@ def test_lockstep_all_lists_exactly_the_public_names() -> None:
         "Learner", "Loss", "Metrics", "OnlineDPO", "PolicyGradient", "RewardModel", "Rollouts",
         "Run", "Sampler", "SamplingParams", "SelfRewarding", "SimPO", "Sweep", "SyncProof",
         "TextSampler", "Trainer", "close_all", "load", "losses", "objectives", "open_learner",
-        "open_sampler", "rollout", "save", "sweep", "sync", "train", "trust",
+        "open_sampler", "rollout", "sample", "save", "sweep", "sync", "train", "trust",
     ]  # fmt: skip
     assert set(lockstep.__all__) <= set(dir(lockstep))
 

@@ -18,6 +18,7 @@ ODD_BATCH = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo dat
 """
 CONVERTED = {
     "convert: no such file": BadInput("convert absent.yaml"),
+    "convert: a folder": BadInput("convert model"),
     "convert: too large": theirs("yaml", "#" * (1 << 20) + "\n"),
     "convert: not UTF-8": theirs("yaml", b"x: \xfc\n"),
     "convert: no YAML": theirs("yaml", "x: [1\n"),

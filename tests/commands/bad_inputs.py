@@ -140,6 +140,7 @@ run: {}
 
 RECIPES = {
     "recipe: name with a typo": BadInput("train ppo_arithmetc"),
+    "recipe: name in capitals": BadInput("train GRPO"),
     "recipe: no such file": BadInput("train absent.yaml"),
     "recipe: no YAML": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\nppo: {clip: 0.1\n")),
     "recipe: a list of rows": BadInput("train bad.yaml", write("bad.yaml", "- question: a\n")),
@@ -161,6 +162,8 @@ RECIPES = {
     "recipe: an alias": BadInput("train bad.yaml", write("bad.yaml", "a: &a [1, 1]\nb: *a\n")),
     "override: a typo": said("ppo.clop=0.1"),
     "override: no section": said("lr=0.1"),
+    "override: end of a name": said("batch_size=8"),
+    "override: peft's rank": said("learner.lora.r=8"),
     "override: dashes": said("--ppo.clip=0.1"),
     "override: a space": said("'ppo.clip = 0.1'"),
     "override: no space in a mapping": said("policy.schedule={decay:linear}"),
@@ -223,6 +226,10 @@ MODELS = {
     "model: no such folder": own(overrides="model.path=absent"),
     "model: a name of the hub": own(overrides="model.path=Qwen/Qwen2.5-1.5B"),
     "model: no config.json": own(remove("model/config.json")),
+    "model: a run": own(
+        lambda folder: [a_run(folder), (folder / "run/final").mkdir()],
+        "model.path=run run.folder=next",
+    ),
     "model: config.json torn": own(write("model/config.json", '{"model_type": "lla')),
     "model: unknown architecture": own(change("model/config.json", model_type="abacus")),
     "model: an encoder": own(

@@ -189,7 +189,37 @@ def test_recipe_digest_changes_only_with_options_that_may_change_results(recipe:
         for change in ("ppo.clip=0.1", "seed=1", "run.max_steps=4")
     ]
     assert len({loaded.digest, *others}) == 4
-    assert loaded.run_folder == Path("runs") / f"small-{loaded.digest}"
+
+
+def test_run_is_named_after_recipe_changed_options_and_short_hash(
+    recipe: str, in_tmp: Path
+) -> None:
+    def name_of(*overrides: str) -> str:
+        loaded = load_recipe(recipe, overrides)
+        name, _, short = loaded.run_folder.name.rpartition("-")
+        assert loaded.digest.startswith(short)
+        return name
+
+    assert name_of() == name_of("trackers.wandb={}") == "small"
+    named = "small-seed=1_model=a-b_clip=0.1"
+    assert name_of("seed=1", "ppo.clip=0.1", "model.path='x/a b'") == named
+    assert len(name_of(*(f"data.prompt='{'é/' * 90}{{question}}'", f"data.answer={'a' * 90}"))) < 80
+    assert name_of("model.path=runs/first/final") == "small"
+
+
+def test_options_written_differently_find_the_run_of_the_same_identity(
+    recipe: str, in_tmp: Path
+) -> None:
+    first = load_recipe(recipe, ["seed=1", "ppo.clip=0.1"]).run_folder
+    first.mkdir(parents=True)
+    assert load_recipe(recipe, ["ppo={clip: 0.1, clip_high: null}", "seed=1"]).run_folder == first
+    assert load_recipe(recipe, ["ppo.clip=0.1", "seed=2"]).run_folder != first
+
+
+def test_warm_start_is_not_named_after_the_options_it_takes_over() -> None:
+    first = load_recipe("ppo_arithmetic").warm_start
+    assert first is not None
+    assert first.run_folder.name == f"{first.name}-{first.digest[:6]}"
 
 
 def test_described_recipe_loads_as_equal_recipe_with_same_digest(

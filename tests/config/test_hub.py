@@ -14,6 +14,7 @@ import yaml
 from hub_server import HubServer, environment_of, read_files, serve_hub
 from tiny_recipe import RECIPE, REWARDS
 
+from lockstep.cli import main
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import PINS, parse_name_of_kind
 from lockstep.config.loading import LoadedRecipe, load_recipe, load_run
@@ -193,6 +194,26 @@ def test_gated_model_error_does_not_contain_hub_token(
     with pytest.raises(InputError, match="is gated; accept the terms") as caught:
         fetch_names(tiny())
     assert SECRET not in str(caught.value)
+
+
+def test_export_uploads_a_private_model_only_to_the_named_repository(
+    hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(train_recipe(tiny()))
+    assert not [asked for asked in hub.asked if asked.startswith("POST")]
+    assert main(["export", run, "hf:ada/mine"]) == 0
+    assert f"{hub.url}/ada/mine" in capsys.readouterr().out
+    [made] = hub.created
+    assert (made["organization"], made["name"], made["visibility"]) == ("ada", "mine", "private")
+    [sent] = hub.repositories["models/ada/mine"]
+    assert sent == read_files(Path(run) / "final")
+    hub.code = 403
+    assert main(["export", run, "hf:ada/mine"]) == 2
+    error = capsys.readouterr().err
+    assert "hf:ada/mine was not uploaded (HfHubHTTPError); run hf auth login" in error
+    assert SECRET not in error
+    assert main(["export", run, "hf:mine"]) == 2
+    assert "hf:mine is not a hub model; write hf:owner/name" in capsys.readouterr().err
 
 
 def test_hub_name_parser_reads_revision_and_file_and_rejects_parent_path() -> None:

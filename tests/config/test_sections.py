@@ -43,6 +43,7 @@ def test_example_prompt_sections_cover_every_option() -> None:
 
 def test_sampling_section_passes_every_option_to_sampler() -> None:
     section = Sampling(max_tokens=3, temperature=0.5, top_k=4, top_p=0.9)
+    assert Sampling(max_tokens=3, top_k=-1) == Sampling(max_tokens=3)
     assert asdict(section.params((1, 2))) == {**section.model_dump(), "stop_token_ids": (1, 2)}
 
 

@@ -204,8 +204,8 @@ class Telling(TabularLearner):
         super().__init__(3.0)
         self._learned = learned
 
-    def optim_step(self) -> Metrics:
-        metrics = super().optim_step()
+    def optim_step(self, lr: float | None = None) -> Metrics:
+        metrics = super().optim_step(lr)
         self._learned.set()
         return metrics
 

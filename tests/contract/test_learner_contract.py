@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from transformers import AutoModelForCausalLM
 from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.core.batch import Batch, concat_batches
+from lockstep.core.errors import InputError
 from lockstep.core.types import SamplingParams
 from lockstep.learners.base import Learner, train
 
@@ -249,6 +251,28 @@ def test_accumulated_gradients_match_concatenated_batch(pair: Pair) -> None:
     pair.policy.forward_backward(two, WeightedLogprob())
     pair.policy.optim_step()
     assert_close(snapshot(pair.policy), together, 1e-6)
+
+
+def test_last_logprobs_are_those_of_the_newest_pass_in_batch_order(pair: Pair) -> None:
+    with pytest.raises(InputError, match=r"last_logprobs: call forward_backward\(batch, loss\)"):
+        pair.policy.last_logprobs()
+    for batch in (ragged((3, 28, 5), 2), ragged(LENGTHS)):
+        expected = pair.policy.logprobs(batch)
+        pair.policy.forward_backward(batch, WeightedLogprob())
+        torch.testing.assert_close(pair.policy.last_logprobs(), expected, atol=2e-6, rtol=0.0)
+    pair.critic.forward_backward(ragged(LENGTHS), SquaredError())
+    with pytest.raises(InputError, match="of a policy first"):
+        pair.critic.last_logprobs()
+
+
+def test_given_learning_rate_replaces_the_schedule_for_one_update(pair: Pair) -> None:
+    pair.policy.forward_backward(ragged(LENGTHS), WeightedLogprob())
+    before = snapshot(pair.policy)
+    with pytest.raises(InputError, match="optim_step: lr is nan; use a finite number of at least"):
+        pair.policy.optim_step(lr=math.nan)
+    assert pair.policy.optim_step(lr=0.0).floats()["lr"] == 0.0
+    assert_same(snapshot(pair.policy), before)
+    assert train(pair.policy, ragged(LENGTHS), WeightedLogprob()).floats()["lr"] == OPTIMIZER.lr
 
 
 def test_loss_denominator_rows_divides_by_number_of_rows(pair: Pair) -> None:

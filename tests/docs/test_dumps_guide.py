@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +130,16 @@ def check(path: Path, facts: dict[str, list[float]]) -> None:
     assert columns.ids.tolist() == [1, 5, 6, 7, 1, 5, 6, 7, 8, 9]
     assert columns.train[columns.mask].tolist() == [0, -1, -2, -4, -5, -6, -7]
     assert {name: value.tolist() for name, value in columns.facts.items()} == facts
+
+
+def test_doctor_module_compares_a_dump_with_its_model(here: Path) -> None:
+    row = {"ids": IDS.tolist(), "mask": [0, 0, 1, 1, 1, 1]}
+    row |= {"train_logprobs": score(), "infer_logprobs": score()}
+    Path("mine.jsonl").write_text(json.dumps(row) + "\n")
+    command = [sys.executable, "-m", "lockstep_doctor", "locate", "mine.jsonl", "--model"]
+    said = subprocess.run([*command, "my_model"], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert "compared with my_model in float32" in said.stdout
 
 
 def test_dumps_guide_custom_loop_exporter_writes_readable_dump(here: Path) -> None:

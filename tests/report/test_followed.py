@@ -4,8 +4,12 @@ by a stranger.
 
 from __future__ import annotations
 
+import base64
+import gzip
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,6 +95,34 @@ def test_watch_page_and_etag_change_after_new_metrics(tmp_path: Path) -> None:
         _, second, newer = ask(url)
         assert second != first
         assert newer != page
+
+
+def test_watch_shows_the_started_runs_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text('{"seed=0": {"seed": 0}, "seed=1": {"seed": 1}}')
+    begin(tmp_path / "seed=0")
+    with watched(tmp_path) as url:
+        _, first, page = ask(url)
+        begin(tmp_path / "seed=1")
+        _, second, newer = ask(url)
+    assert first != second
+    assert [b'id="samples-1"' in shown for shown in (page, newer)] == [False, True]
+    block = re.findall(rb'id="report">(.*?)<', newer)[0]
+    assert b'"sweep"' in gzip.decompress(base64.b64decode(block))
+
+
+def test_closed_browser_tab_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path)
+    with watched(tmp_path) as url:
+        at = urlsplit(url)
+        for request in (b"", f"GET {at.path} HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode()):
+            tab = socket.create_connection((at.hostname, at.port))
+            tab.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            tab.sendall(request)
+            tab.close()  # resets the connection
+        assert ask(url)[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

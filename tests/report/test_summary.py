@@ -53,7 +53,13 @@ def test_summary_ends_with_verdict_metrics_and_paths_in_order(tmp_path: Path) ->
         "1.000000, bound 1.001"
     )
     assert end[0].endswith(verdict)
-    assert end[-1] == f"model: {folder / 'final'} (loads with transformers; see its README.md)"
+    assert end[-1] == (
+        f"model: not finished; to write the model so far: lockstep export {folder} MODEL"
+    )
+    (folder / "final").mkdir()
+    assert summarize_run(folder).endswith(
+        f"model: {folder / 'final'} (loads with transformers; see its README.md)"
+    )
 
 
 def test_summary_lists_reward_components_below_total_reward(tmp_path: Path) -> None:

@@ -27,7 +27,12 @@ from lockstep.report.log import METRICS, SAMPLES, TIMINGS, read_lines
 
 Run = Callable[..., list[dict[str, Any]]]
 
-ALL = ("trackers.tensorboard={}", "trackers.wandb={}", "run.max_steps=4", "run.save_every=2")
+ALL = (
+    "trackers.tensorboard={}",
+    "trackers.wandb.mode=offline",
+    "run.max_steps=4",
+    "run.save_every=2",
+)
 DEADLY = '''
 import os, signal, time
 from pathlib import Path

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from read_trackers import (
     tensorboard_series,
     tensorboard_texts,
@@ -72,7 +73,7 @@ def test_tensorboard_shows_metrics_timings_recipe_and_samples(facts: RunFacts) -
 
 
 def test_wandb_shows_metrics_config_sample_tables_and_exit_code(facts: RunFacts) -> None:
-    process(facts, Trackers(wandb=WandB(project="words", name="first")), -1, 2)
+    process(facts, Trackers(wandb=WandB(project="words", name="first", mode="offline")), -1, 2)
     assert wandb_series(facts.folder) == {
         "train/reward": [(0, 0.0), (1, 1.0)],
         "timings/generate": [(0, 0.5), (1, 0.5)],
@@ -99,6 +100,23 @@ def test_wandb_online_without_api_key_is_rejected(
     monkeypatch.setenv("NETRC", str(facts.folder / "netrc"))
     with pytest.raises(ValueError, match="you are not logged in to W&B; run `wandb login`"):
         build_views(Trackers(wandb=WandB(mode="online")), facts)
+
+
+@pytest.mark.parametrize(("key", "place"), [("", "offline"), ("k" * 40, "online")])
+def test_wandb_is_online_exactly_if_the_user_is_logged_in(
+    facts: RunFacts, monkeypatch: pytest.MonkeyPatch, key: str, place: str
+) -> None:
+    monkeypatch.setenv("NETRC", str(facts.folder / "netrc"))
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    started = dict[str, str]()
+    monkeypatch.setattr(wandb, "init", started.update)
+    try:
+        [view] = build_views(Trackers(wandb=WandB()), facts).values()
+        with pytest.raises(AttributeError):  # there is no run of W&B
+            view.open_view(-1)
+    finally:
+        wandb.teardown()
+    assert started["mode"] == place
 
 
 @dataclass

@@ -57,8 +57,8 @@ class MegatronLearner(RankLearner):
             dist.all_gather_object(self._announced, announced, group=ranks.group("pp"))
         self._copy_embedding()
 
-    def optim_step(self) -> Metrics:
-        metrics = super().optim_step()
+    def optim_step(self, lr: float | None = None) -> Metrics:
+        metrics = super().optim_step(lr)
         self._copy_embedding()
         return metrics
 

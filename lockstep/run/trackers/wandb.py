@@ -41,26 +41,21 @@ class WandBView(TrackerView):
         self._section = section
         self._facts = facts
         self._folder = facts.folder / "wandb"
-        if section.is_online:
-            try:
-                has_login = wandb.login(prompt=False, verify=False)
-            except UsageError:
-                has_login = False
-            if not has_login:
-                raise InputError(
-                    "trackers.wandb.mode is online, but you are not logged in to W&B; run `wandb "
-                    "login`"
-                )
+        self._is_online = section.mode != "offline" and _is_logged_in()
+        if section.mode == "online" and not self._is_online:
+            raise InputError(
+                "trackers.wandb.mode is online, but you are not logged in to W&B; run `wandb login`"
+            )
 
     @property
     def run_location(self) -> str:
-        if self._section.is_online:
+        if self._is_online:
             return str(self._run.url)
         return f"wandb sync {self._run.settings.sync_dir}"
 
     def open_view(self, step: int) -> int:
         resume: Literal["allow"] | None = "allow"
-        if not self._section.is_online:
+        if not self._is_online:
             # removes this run's offline files, and keeps W&B's data in the run's folder
             data = self._folder / f"data-{self._read_run_id()}"
             pattern = f"offline-run-*-{self._read_run_id()}"
@@ -75,7 +70,7 @@ class WandBView(TrackerView):
             name=self._section.name or self._facts.name,
             # W&B's process may have a different working directory
             dir=self._facts.folder.resolve(),
-            mode=self._section.mode,
+            mode="online" if self._is_online else "offline",
             resume=resume,
             reinit="create_new",
             config={"recipe": self._facts.recipe, "environment": self._facts.environment},
@@ -103,3 +98,10 @@ class WandBView(TrackerView):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(uuid.uuid4().hex, encoding="utf-8")
         return path.read_text(encoding="utf-8")
+
+
+def _is_logged_in() -> bool:
+    try:
+        return wandb.login(prompt=False, verify=False)
+    except UsageError:
+        return False
