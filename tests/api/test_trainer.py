@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,19 @@ def test_interrupted_trainer_saves_and_same_call_resumes_with_same_metrics(
     assert len(stopped.metrics) == 2  # the step that was under way is finished
     whole = grpo(assets, run={"max_steps": 3, "folder": "whole"}).train()
     assert grpo(assets, run={"max_steps": 3}).train().metrics == whole.metrics
+
+
+def test_input_error_has_few_frames_and_a_crash_keeps_its_own(assets: Path, in_tmp: Path) -> None:
+    def crash(step: int, metrics: Mapping[str, float]) -> None:
+        raise KeyError(step)
+
+    with pytest.raises(InputError) as caught:
+        grpo(assets, train=[{"text": "Once"}]).train()
+    with pytest.raises(KeyError) as crashed:
+        grpo(assets).train(on_step=crash)
+    assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3
+    assert caught.value.__suppress_context__
+    assert traceback.extract_tb(crashed.value.__traceback__)[-1].name == "crash"
 
 
 def test_changed_reward_function_changes_the_run_folder(assets: Path, in_tmp: Path) -> None:
