@@ -9,7 +9,7 @@ from pathlib import Path
 
 _RUNS = Path("runs")
 _LONGEST_VALUE = 24
-_LONGEST_NAME = 80
+_LONGEST_NAME = 60
 _HASH_LENGTH = 6
 
 
@@ -32,7 +32,8 @@ def find_run_folder(recipe: str, options: Mapping[tuple[str, ...], object], dige
         label = above[-1] if last == "path" else last
         safe = re.sub(r"[^\w.+-]+", "-", Path(str(value)).name, flags=re.ASCII).strip("-")
         more = f"_{label}={safe[:_LONGEST_VALUE]}"
-        generated = str(value).startswith("runs/")  # rows or a model of another run
-        if not generated and len(recipe + name + more) <= _LONGEST_NAME:
+        # null, or the rows or the model of another run
+        is_plain = value is None or str(value).startswith("runs/")
+        if not is_plain and len(recipe + name + more) <= _LONGEST_NAME:
             name += more
     return _RUNS / "-".join(filter(None, (recipe, name[1:], short)))
