@@ -28,10 +28,10 @@ def find_run_folder(recipe: str, options: Mapping[tuple[str, ...], object], dige
     for found in _RUNS.glob(f"{escape(recipe)}-*{short}"):
         return found
     name = ""
-    for (*above, last), value in options.items():
-        label = above[-1] if last == "path" else last
-        safe = re.sub(r"[^\w.+-]+", "-", Path(str(value)).name, flags=re.ASCII).strip("-")
-        more = f"_{label}={safe[:_LONGEST_VALUE]}"
+    for keys, value in options.items():
+        label = keys[-2:][0] if keys[-1] == "path" else keys[-1]
+        text = f"_{label}={Path(str(value)).name[:_LONGEST_VALUE]}"
+        more = re.sub(r"[^\w.+=-]+", "-", text, flags=re.ASCII).strip("-")
         # null, or the rows or the model of another run
         is_plain = value is None or str(value).startswith("runs/")
         if not is_plain and len(recipe + name + more) <= _LONGEST_NAME:

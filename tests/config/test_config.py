@@ -204,7 +204,10 @@ def test_run_is_named_after_recipe_changed_options_and_short_hash(
     named = "small-seed=1_model=a-b_clip=0.1"
     assert name_of("seed=1", "ppo.clip=0.1", "model.path='x/a b'") == named
     assert len(name_of(*(f"data.prompt='{'é/' * 90}{{question}}'", f"data.answer={'a' * 90}"))) < 80
-    assert name_of("model.path=runs/first/final") == "small"
+    assert (
+        name_of("model.path=runs/first/final", "data={chat: true, template_args: {a/b: 1}}")
+        == "small-chat=True_a-b=1"
+    )
 
 
 def test_options_written_differently_find_the_run_of_the_same_identity(
