@@ -2,8 +2,13 @@
 
 import sys
 
-from lockstep.cli import main
-from lockstep.system.process_defaults import end_with_parent
 
-end_with_parent()
-sys.exit(main(["doctor", *sys.argv[1:]]))
+def run_doctor() -> int:
+    """Runs the command line; its commands import Lockstep, which the modules here do not."""
+    from lockstep.cli import main
+
+    return main(["doctor", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(run_doctor())

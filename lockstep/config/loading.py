@@ -129,7 +129,7 @@ class LoadedRecipe:
             return None
         passed_on = self.training_recipe.hand_down(load_recipe(name).training_recipe)
         first = load_recipe(name, [f"{key}={value}" for key, value in passed_on.items()])
-        return replace(first, origins={})  # nobody set them for this run, so its name omits them
+        return replace(first, origins={})  # its name omits what it takes over
 
     def build_identity(self) -> dict[str, Any]:
         """The options that identify the run: those that change results, and the warm start."""

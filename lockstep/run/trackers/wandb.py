@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, assert_never
 
 import wandb
 from wandb.errors import UsageError
@@ -41,11 +41,20 @@ class WandBView(TrackerView):
         self._section = section
         self._facts = facts
         self._folder = facts.folder / "wandb"
-        self._is_online = section.mode != "offline" and _is_logged_in()
-        if section.mode == "online" and not self._is_online:
-            raise InputError(
-                "trackers.wandb.mode is online, but you are not logged in to W&B; run `wandb login`"
-            )
+        match section.mode:
+            case "offline":
+                self._is_online = False
+            case "auto":
+                self._is_online = _is_logged_in()
+            case "online":
+                self._is_online = True
+                if not _is_logged_in():
+                    raise InputError(
+                        "trackers.wandb.mode is online, but you are not logged in to W&B; run "
+                        "`wandb login`"
+                    )
+            case _:
+                assert_never(section.mode)
 
     @property
     def run_location(self) -> str:
