@@ -26,6 +26,7 @@ class ModelRole:
         path: Folder of the initial weights; None: the run's initial model.
         follows: True if the run copies a learner's weights into this model, which then needs the
             learner's LoRA adapters.
+        idle_steps: Number of steps at the beginning of a run that do not train it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelRole:
     optimizer: Optimizer | None = None
     path: str | None = None
     follows: bool = False
+    idle_steps: int = 0
 
     @property
     def is_saved(self) -> bool:

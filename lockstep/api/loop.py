@@ -100,6 +100,11 @@ def open_learner(
         chosen = None
     else:
         chosen = load_section(Optimizer, read_arguments("optimizer", optimizer))
+        if chosen.depends_on_run:
+            raise InputError(
+                "open_learner: a loop of your own has no number of optimizer steps; set "
+                "schedule.decay_steps, and warmup_steps and cooldown_steps to whole numbers"
+            )
     spec = LearnerSpec(str(_find_model(model)), head, section, chosen, seed)
     spec = spec if chosen is not None else spec.frozen
     progress = show_notes()

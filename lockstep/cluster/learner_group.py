@@ -270,6 +270,9 @@ class MeshLearner:
         self._begin_work()
         self.call_all("reset_optimizer")
 
+    def plan_updates(self, updates: int) -> None:
+        self.call_all("plan_updates", updates)
+
     def offload(self, keep_weights: bool = False) -> None:
         """See `RankLearner.offload`; skipped if the learner has not worked since the last."""
         assert not keep_weights, "no sampler can share weights with ranks"

@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -43,18 +44,32 @@ CLASSES: Mapping[OptimizerName, TorchClass] = {
 }
 
 
-class Schedule(Section):
-    """Learning rate over optimizer steps: linear warmup, then constant, linear or cosine."""
+RunShare = Annotated[float, Field(gt=0.0, lt=1.0)]
+"""A share of the run's optimizer steps."""
 
-    warmup_steps: NonNegativeInt = Field(
-        default=0, description="optimizer steps over which the learning rate rises to lr"
+
+class Schedule(Section):
+    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine."""
+
+    warmup_steps: NonNegativeInt | RunShare = Field(
+        default=0,
+        description="optimizer steps, or share of the run, over which the learning rate rises to lr",
     )
     decay: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="decay after the warm-up"
     )
     decay_steps: PositiveInt | None = Field(
         default=None,
-        description=("optimizer steps until the end of the decay, including the warm-up"),
+        description=(
+            "optimizer steps until the end of the decay, including the warm-up; null: the whole run"
+        ),
+    )
+    cooldown_steps: PositiveInt | RunShare | None = Field(
+        default=None,
+        description=(
+            "decay only over this many last steps, or this share of the run (WSD); null: from the "
+            "end of the warm-up"
+        ),
     )
     final_fraction: Probability = Field(
         default=0.0, description=("final learning rate as a fraction of lr")
@@ -62,19 +77,29 @@ class Schedule(Section):
 
     @rule
     def _decay_has_an_end(self) -> None:
-        if (self.decay == "constant") != (self.decay_steps is None):
+        for name in ("decay_steps", "cooldown_steps", "final_fraction"):
+            if self.decay == "constant" and getattr(self, name):
+                raise ValueError(
+                    f"{name} requires decay: linear or decay: cosine; set both or neither"
+                )
+        if self.decay_steps is None:
+            return
+        first = math.floor(self.warmup_steps) + math.floor(self.cooldown_steps or 0)
+        if self.decay_steps < first:
             raise ValueError(
-                "decay_steps requires decay: linear or decay: cosine; set both or neither"
+                "decay_steps includes warm-up and cooldown, so it must be at least warmup_steps + "
+                f"cooldown_steps = {first}"
             )
-        if self.decay == "constant" and self.final_fraction:
-            raise ValueError(
-                "final_fraction requires decay: linear or decay: cosine; set both or neither"
-            )
-        if self.decay_steps is not None and self.decay_steps < self.warmup_steps:
-            raise ValueError(
-                "decay_steps includes the warm-up, so it must be at least warmup_steps = "
-                f"{self.warmup_steps}"
-            )
+
+    def fit_to_run(self, updates: int) -> Schedule:
+        """The same schedule in numbers of steps, for a run of `updates` optimizer steps."""
+        fitted: dict[str, int | None] = {}
+        for name in ("warmup_steps", "cooldown_steps"):
+            steps = getattr(self, name)
+            fitted[name] = math.ceil(steps * updates) if isinstance(steps, float) else steps
+        if self.decay != "constant":
+            fitted["decay_steps"] = self.decay_steps or updates
+        return self.model_copy(update=fitted)
 
 
 _DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -108,6 +133,15 @@ class Optimizer(Section):
     def torch_class(self) -> TorchClass:
         """The facts about its class."""
         return CLASSES[self.name]
+
+    @property
+    def depends_on_run(self) -> bool:
+        """True if the learning rate depends on the number of optimizer steps of the run."""
+        return self.fit_to_run(0) != self
+
+    def fit_to_run(self, updates: int) -> Optimizer:
+        """The same options with `Schedule.fit_to_run`."""
+        return self.model_copy(update={"schedule": self.schedule.fit_to_run(updates)})
 
     @property
     def torch_arguments(self) -> dict[str, float | tuple[float, float]]:

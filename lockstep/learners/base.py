@@ -76,6 +76,10 @@ class Learner(Protocol):
         """Resets the optimizer's moments; the learning rate schedule continues."""
         ...
 
+    def plan_updates(self, updates: int) -> None:
+        """Fits a learning rate schedule that depends on the run to its number of updates."""
+        ...
+
     @property
     def sender(self) -> WeightSender | None:
         """Sends weights to engines from the processes that hold them; None if this one does."""

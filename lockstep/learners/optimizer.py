@@ -23,16 +23,18 @@ _STEPS = "step"
 
 def learning_rate(optimizer: Optimizer, update: int) -> float:
     """The learning rate of update number `update`, counted from 0."""
+    assert not optimizer.depends_on_run, "a learner that trains has numbers of steps"
     schedule = optimizer.schedule
     if update < schedule.warmup_steps:
         return optimizer.lr * ((update + 1) / schedule.warmup_steps)
+    progress = _decay_progress(schedule, update)
     match schedule.decay:
         case "constant":
             return optimizer.lr
         case "linear":
-            left = 1.0 - _decay_progress(schedule, update)
+            left = 1.0 - progress
         case "cosine":
-            left = 0.5 * (1.0 + math.cos(math.pi * _decay_progress(schedule, update)))
+            left = 0.5 * (1.0 + math.cos(math.pi * progress))
         case _:
             assert_never(schedule.decay)
     return optimizer.lr * (schedule.final_fraction + (1.0 - schedule.final_fraction) * left)
@@ -40,10 +42,11 @@ def learning_rate(optimizer: Optimizer, update: int) -> float:
 
 def _decay_progress(schedule: Schedule, update: int) -> float:
     """Finished share of the decay."""
-    assert schedule.decay_steps is not None, "a decay needs its number of steps"
-    return min(
-        1.0, (update - schedule.warmup_steps) / max(1, schedule.decay_steps - schedule.warmup_steps)
-    )
+    end = schedule.decay_steps or 0
+    begin = schedule.warmup_steps
+    if schedule.cooldown_steps is not None:
+        begin = max(begin, end - schedule.cooldown_steps)
+    return min(1.0, max(0, update - begin) / max(1, end - begin))
 
 
 class TorchOptimizer:

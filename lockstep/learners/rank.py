@@ -229,6 +229,10 @@ class RankLearner(SendsWeights):
         self._host.reload_and_reset()
         self._optimizer.reset_state()
 
+    def plan_updates(self, updates: int) -> None:
+        assert self._settings is not None, "this learner has no optimizer"
+        self._settings = self._settings.fit_to_run(updates)
+
     def offload(self, keep_weights: bool = False) -> None:
         """Offloads weights and moments to host memory.
 

@@ -74,6 +74,7 @@ class LiveSetup:
     turns: DeviceTurns = field(default_factory=DeviceTurns)
     # one engine serves the weights of all learners
     _separate_sampler: Sampler | None = field(default=None, init=False)
+    _trained: list[tuple[ModelRole, Learner]] = field(default_factory=list, init=False)
 
     @property
     def dtype(self) -> DType:
@@ -106,7 +107,15 @@ class LiveSetup:
             learner.require_shared(self.folder)
         if turns is not None and not works_in_engines_turn(role):
             turns.add_learner(learner)
+        if role.optimizer is not None:
+            self._trained.append((role, learner))
         return learner
+
+    def plan_updates(self, steps: int) -> None:
+        """Gives each learner the number of its optimizer steps in a run of `steps` steps."""
+        for role, learner in self._trained:
+            trained = max(0, steps - role.idle_steps)
+            learner.plan_updates(trained * self.algorithm.largest_step.updates)
 
     def sampler(self, learner: Learner) -> Sampler:
         """A sampler; shares the weights of a learner without adapters in the same process."""

@@ -133,7 +133,9 @@ def _run_recipe(
 
         def open_session(workers: WorkerPool) -> TrainingSession:
             require_lengths(recipe, source)
-            job = recipe.open(LiveSetup(recipe, folder, files, source, inexact, progress, workers))
+            setup = LiveSetup(recipe, folder, files, source, inexact, progress, workers)
+            job = recipe.open(setup)
+            setup.plan_updates(job.run_length.steps)
             started()
             (folder / SUMS).unlink(missing_ok=True)
             adopt_folder(loaded, changed)

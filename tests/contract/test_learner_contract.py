@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM
 
 from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
+from lockstep.config import Schedule
 from lockstep.core.batch import Batch, concat_batches
 from lockstep.core.errors import InputError
 from lockstep.core.types import SamplingParams
@@ -70,11 +71,14 @@ def started(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     model, first = models("qwen2"), tmp_path_factory.mktemp("first")
+    half = OPTIMIZER.model_copy(update={"schedule": Schedule(warmup_steps=0.5)})
     with ExitStack() as stack:
         policy, critic = (
-            start(request.param, LearnerSpec(str(model), head, SECTION, OPTIMIZER, seed=3), stack)
+            start(request.param, LearnerSpec(str(model), head, SECTION, half, seed=3), stack)
             for head in ("logits", "value")
         )
+        policy.plan_updates(4)
+        critic.plan_updates(4)
         policy.save(first / "policy")
         critic.save(first / "critic")
         assert policy.poll_save(wait=True)

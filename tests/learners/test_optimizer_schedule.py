@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import get_scheduler
 
 from lockstep.api.values import read_arguments
 from lockstep.config import Optimizer, Schedule
@@ -39,6 +40,42 @@ def test_cosine_decay_follows_half_cosine_to_zero() -> None:
     expected = [2.0 * 0.5 * (1 + math.cos(math.pi * update / 8)) for update in range(9)]
     assert rates(Schedule(decay="cosine", decay_steps=8), 9) == pytest.approx(expected)
     assert rates(Schedule(decay="cosine", decay_steps=8), 20)[-1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "theirs"),
+    [
+        ("linear", Schedule(decay="linear", warmup_steps=0.1), {}),
+        ("cosine", Schedule(decay="cosine", warmup_steps=3), {}),
+        ("constant_with_warmup", Schedule(warmup_steps=0.1), {}),
+        (
+            "cosine_with_min_lr",
+            Schedule(decay="cosine", warmup_steps=3, final_fraction=0.2),
+            {"min_lr_rate": 0.2},
+        ),
+        (
+            "warmup_stable_decay",
+            Schedule(decay="linear", warmup_steps=3, cooldown_steps=0.2),
+            {"num_decay_steps": 6, "decay_type": "linear"},
+        ),
+    ],
+)
+def test_schedule_that_ends_with_the_run_matches_transformers(
+    name: str, schedule: Schedule, theirs: dict[str, Any]
+) -> None:
+    """From the end of the warm-up; theirs begins at 0, which trains nothing, ours one step on."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=2.0)
+    scheduler = get_scheduler(
+        name, optimizer, num_warmup_steps=3, num_training_steps=30, scheduler_specific_kwargs=theirs
+    )
+    expected = list[float]()
+    for _ in range(31):
+        expected.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    fitted = schedule.fit_to_run(30)
+    assert rates(fitted, 31)[3:] == pytest.approx(expected[3:])
+    assert rates(fitted, 3) == pytest.approx(expected[1:4])
 
 
 def pieces(model: nn.Module) -> list[ParameterPiece]:

@@ -70,8 +70,17 @@ def test_run_killed_repeatedly_leaves_bit_identical_run_folder(
 def test_resume_gives_same_metrics_and_drops_later_and_torn_log_lines(
     run: Run, in_tmp: Path
 ) -> None:
-    options = ("run.max_steps=4", "run.save_every=2")
+    """With schedules that end with the run: of 6 updates of the policy, and 8 of the critic."""
+    options = ("run.max_steps=4", "run.save_every=2", "ppo.critic_warmup_steps=1")
+    options += ("policy.schedule={decay: linear, warmup_steps: 0.3}",)
+    options += ("critic.schedule={decay: linear, cooldown_steps: 0.5}",)
     whole = run("run.folder=whole", *options)
+    assert [row["policy/lr"] for row in whole if "policy/lr" in row] == pytest.approx(
+        [1e-3, 3e-3 / 4, 1e-3 / 4]
+    )
+    assert [row["critic/lr"] for row in whole if "critic/lr" in row] == pytest.approx(
+        [1e-3, 1e-3, 3e-3 / 4, 1e-3 / 4]
+    )
     copy_unfinished(4)
     with Path("stopped/metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "train/reward": 9.0}\n{"step": 5, "torn')

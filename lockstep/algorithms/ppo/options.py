@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -95,6 +96,10 @@ class PPORecipe(PolicyGradientRecipe):
                 f"reward.cut_off={self.reward.cut_off:g} and ppo.bootstrap_truncated both set the "
                 "reward of a truncated response; set only one"
             )
+
+    @property
+    def policy_role(self) -> ModelRole:
+        return replace(super().policy_role, idle_steps=self.ppo.critic_warmup_steps)
 
     @property
     def critic_role(self) -> ModelRole:
