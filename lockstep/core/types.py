@@ -29,6 +29,9 @@ ScaleRewards = Literal["group", "others", "batch", "none"]
 LossMean = Literal["tokens", "responses", "constant"]
 """Mean of a loss: over all tokens; over responses, of token means; or of sums / fixed length."""
 
+KLEstimator = Literal["k2", "k3"]
+"""Formula of the KL in a policy's loss, see `objectives.divergence`."""
+
 DivergenceKind = Literal["forward", "reverse", "mixed", "jsd"]
 """Divergence between a student and its teacher."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
+from lockstep.core.types import KLEstimator
 from lockstep.losses.base import (
     Denominator,
     Loss,
@@ -51,9 +52,11 @@ class KLPenalizedLoss(ExtendedLoss):
 
     Attributes:
         coef: β.
+        estimator: Formula of the KL.
     """
 
     coef: float
+    estimator: KLEstimator = "k2"
 
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]:
         total, metrics = call_loss(self.loss, outputs, batch)
@@ -61,7 +64,8 @@ class KLPenalizedLoss(ExtendedLoss):
         logprob_N = zero_outside_mask(outputs.logprob, batch.mask)
         old_N = zero_outside_mask(batch["old_logprob"], batch.mask)
         ref_N = zero_outside_mask(batch["ref_logprob"], batch.mask)
-        term_N = kl_loss(logprob_N, old_N, ref_N) * zero_outside_mask(batch["weight"], batch.mask)
+        kl_N = kl_loss(logprob_N, old_N, ref_N, self.estimator)
+        term_N = kl_N * zero_outside_mask(batch["weight"], batch.mask)
         match self.denominator:
             case "tokens":
                 pass

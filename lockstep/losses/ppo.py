@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import ExplainedVariance, Max, Mean, Metrics, Min
-from lockstep.core.types import LossMean, ValuePositions
+from lockstep.core.types import KLEstimator, LossMean, ValuePositions
 from lockstep.losses.base import Denominator, Outputs, count_active
 from lockstep.objectives.divergence import k3, kl_loss
 from lockstep.objectives.masks import zero_outside_mask
@@ -35,6 +35,7 @@ class ClippedSurrogate:
         dual_clip: Bound on the ratio for negative advantages; None: no bound.
         kl_coef: β, the coefficient of KL(π ‖ π_ref); the term is `objectives.divergence.kl_loss`,
             weighted like the surrogate.
+        kl_estimator: Formula of that term.
         entropy_coef: c, the coefficient of the entropy bonus (Schulman et al. 2017, eq. 9).
         mean: Mean over tokens, over responses of their token means, or "constant": over responses
             of sums divided by `max_tokens` (Dr. GRPO, Liu et al. 2025).
@@ -51,6 +52,7 @@ class ClippedSurrogate:
     clip_high: float
     dual_clip: float | None = None
     kl_coef: float = 0.0
+    kl_estimator: KLEstimator = "k2"
     entropy_coef: float = 0.0
     mean: LossMean = "tokens"
     max_tokens: int = 1
@@ -92,7 +94,8 @@ class ClippedSurrogate:
         )
         if self.kl_coef:
             ref_N = zero_outside_mask(batch["ref_logprob"], mask_N)
-            surrogate_N = surrogate_N + self.kl_coef * kl_loss(logprob_N, old_N, ref_N)
+            kl_N = kl_loss(logprob_N, old_N, ref_N, self.kl_estimator)
+            surrogate_N = surrogate_N + self.kl_coef * kl_N
             metrics["kl"] = Mean(estimate_divergence(now_N, old_N, ref_N).sum(), count)
         term_N = surrogate_N * zero_outside_mask(batch["weight"], mask_N)
         if outputs.entropy is not None:

@@ -10,8 +10,8 @@ the expected *gradient*, which depends on where the estimate is used:
 - In the reward, the gradient is E[k·∇log π]: k1 gives ∇KL(π ‖ π_ref); k2 and k3 do not, and may
   even point away from the reference. So the reward takes `k1`.
 - In the loss, the estimate itself is differentiated: k1's gradient has mean 0, k3's is the gradient
-  of KL(π_ref ‖ π), and k2's is right if π itself sampled. So the loss takes `kl_loss`, which is k2
-  weighted by π/π_old.
+  of KL(π_ref ‖ π), and k2's is right if π itself sampled. So by default the loss takes k2 weighted
+  by π/π_old; k3 is GRPO's published formula, see `kl_loss`.
 
 `tests/conformance/test_kl_gradients.py` enumerates a small vocabulary and compares with autograd.
 Training never clamps Δ, because that would bias the gradient.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lockstep.core.types import KLEstimator
 from lockstep.objectives.policy import probability_ratio
 
 
@@ -47,21 +48,30 @@ def k3(logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
     return torch.expm1(-delta_N) + delta_N
 
 
-def kl_loss(logprob_N: Tensor, old_logprob_N: Tensor, ref_logprob_N: Tensor) -> Tensor:
-    """The KL term of a loss, with the expected gradient of KL(π ‖ π_ref) at the sampled states.
+def kl_loss(
+    logprob_N: Tensor,
+    old_logprob_N: Tensor,
+    ref_logprob_N: Tensor,
+    estimator: KLEstimator = "k2",
+) -> Tensor:
+    """The KL term of a loss, by default with the gradient of KL(π ‖ π_ref) at the sampled states.
 
-    sg(ρ)·Δ²/2 with ρ = π/π_old, which is 1 on-policy. Its gradient is ρ·Δ·∇log π: token by token
-    that of ρ·k3 (DeepSeek-AI 2025, DeepSeek-V3.2), without the exponential of a log-ratio that must
-    cancel.
+    `k2` is sg(ρ)·Δ²/2 with ρ = π/π_old, which is 1 on-policy. Its gradient is ρ·Δ·∇log π: token by
+    token that of ρ·k3 (DeepSeek-AI 2025, DeepSeek-V3.2), without the exponential of a log-ratio
+    that must cancel. `k3` is GRPO's formula (Shao et al. 2024, eq. 4): it estimates KL(π ‖ π_ref),
+    but its expected gradient is that of KL(π_ref ‖ π).
 
     Args:
         logprob_N: log π of the sampled tokens, nats, fp32 [N].
         old_logprob_N: log π_old of the same; π_old sampled them.
         ref_logprob_N: log π_ref of the same.
+        estimator: The formula.
 
     Returns:
-        [N], differentiable with respect to log π alone. Its value does not estimate the divergence
-        if ρ ≠ 1.
+        [N], differentiable with respect to log π alone. The value of `k2` does not estimate the
+        divergence if ρ ≠ 1.
     """
+    if estimator == "k3":
+        return k3(logprob_N, ref_logprob_N)
     ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
     return ratio_N * k2(logprob_N, ref_logprob_N)

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from lockstep.config.loading import load_recipe
 from lockstep.config.user_code import import_file
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
+from lockstep.core.types import KLEstimator
 from lockstep.losses.base import Loss, Outputs
 from lockstep.losses.policy import ComparedLoss, KLPenalizedLoss
 from lockstep.losses.ppo import ClippedSurrogate
@@ -97,9 +98,12 @@ def test_kl_penalized_loss_has_gradient_of_built_in_kl(mean: str) -> None:
         total, _ = loss(Outputs(logprob=logprob_N), batch)
         return torch.autograd.grad(total, logprob_N)[0]
 
-    inside = gradient(replace(plain, kl_coef=0.3))
-    torch.testing.assert_close(gradient(KLPenalizedLoss(plain, 0.3)), inside)
-    assert not torch.allclose(gradient(plain), inside)
+    outside = gradient(plain)
+    for estimator in get_args(KLEstimator):
+        inside = gradient(replace(plain, kl_coef=0.3, kl_estimator=estimator))
+        torch.testing.assert_close(gradient(KLPenalizedLoss(plain, 0.3, estimator)), inside)
+        assert not torch.allclose(outside, inside)
+        outside = inside
 
 
 @pytest.mark.parametrize("added", [lambda loss: KLPenalizedLoss(loss, 0.3), ComparedLoss])

@@ -197,6 +197,24 @@ def test_kl_in_loss_gives_gradient_of_token_kl_at_sampled_states(
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_k3_in_loss_gives_gradient_of_the_reverse_kl(seed: int) -> None:
+    """As GRPO's paper has it: of KL(π_ref ‖ π), at states that π itself comes to."""
+    now, ref = table(2 * seed), table(2 * seed + 1)
+
+    def reverse(logits: Tensor) -> Tensor:
+        return divergence_at_sampled_states(ref, now, logits)
+
+    batch = batch_of(now, ref, k1, RESPONSES, token_logprobs(now).sum(1).exp())
+    batch = batch.with_columns(
+        {"advantage": torch.zeros(batch.tokens.numel(), dtype=torch.float64)}
+    )
+    loss = ClippedSurrogate(0.2, 0.2, kl_coef=1.0, kl_estimator="k3")
+    torch.testing.assert_close(
+        gradient(now, batch, loss), exact(reverse, now), rtol=1e-9, atol=1e-12
+    )
+
+
 def test_importance_weights_correct_kl_loss_for_stale_sampler() -> None:
     """Importance weights from sampler to learner weigh the divergence as they weigh the
     surrogate.

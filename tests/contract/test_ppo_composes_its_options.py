@@ -141,10 +141,12 @@ def test_kl_placed_in_reward_is_subtracted_per_token_and_absent_from_loss() -> N
 
 
 def test_kl_placed_in_loss_is_absent_from_token_rewards() -> None:
-    policy, _, _ = steps(1, reference=tilted(), kl={"coef": 0.5, "placement": "loss"})
+    policy, _, _ = steps(
+        1, reference=tilted(), kl={"coef": 0.5, "placement": "loss", "estimator": "k3"}
+    )
     batch, loss = policy.batches[0], policy.losses[0]
     assert isinstance(loss, ClippedSurrogate)
-    assert loss.kl_coef == 0.5
+    assert (loss.kl_coef, loss.kl_estimator) == (0.5, "k3")
     assert torch.equal(
         batch["reward"][batch.position < 4], torch.zeros(int((batch.position < 4).sum()))
     )

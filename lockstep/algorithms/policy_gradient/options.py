@@ -10,6 +10,7 @@ from lockstep.algorithms.rewarded import RewardedRecipe
 from lockstep.algorithms.roles import Inference, Load, ModelRole
 from lockstep.config.optimizer import Optimizer
 from lockstep.config.section import Section, rule
+from lockstep.core.types import KLEstimator
 from lockstep.environments.options import EnvironmentSection
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ class KL(Section):
             "for it; loss: add it to the loss of each token"
         ),
     )
+    estimator: KLEstimator = Field(
+        default="k2",
+        description=(
+            "formula in the loss: k2, with the gradient of KL(π ‖ π_ref), or k3 (GRPO's paper, "
+            "verl's low_var_kl), which estimates that KL but has the gradient of KL(π_ref ‖ π)"
+        ),
+    )
     adaptive: AdaptiveKL | None = Field(
         default=None, description="adapt the coefficient to a target, starting from coef"
     )
@@ -60,9 +68,11 @@ class KL(Section):
 
     @property
     def idle_options(self) -> dict[str, str]:
-        if self.coef:
+        if not self.coef:
+            return dict.fromkeys(("placement", "estimator", "adaptive"), "if coef is 0")
+        if self.in_loss:
             return {}
-        return dict.fromkeys(("placement", "adaptive"), "if coef is 0")
+        return {"estimator": "with placement: reward, where k1 is subtracted"}
 
 
 class RewardScaling(Section):

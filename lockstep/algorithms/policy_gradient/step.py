@@ -358,10 +358,11 @@ def policy_loss(settings: AnyPolicySettings) -> Loss:
     """The policy's loss in the current step."""
     if settings.kl is None or not settings.kl.section.in_loss:
         return settings.policy_loss
+    estimator = settings.kl.section.estimator
     # which weighs and corrects both terms as one
     if isinstance(settings.policy_loss, ClippedSurrogate):
-        return replace(settings.policy_loss, kl_coef=settings.kl.value)
-    return KLPenalizedLoss(settings.policy_loss, settings.kl.value)
+        return replace(settings.policy_loss, kl_coef=settings.kl.value, kl_estimator=estimator)
+    return KLPenalizedLoss(settings.policy_loss, settings.kl.value, estimator)
 
 
 def adapt_kl(batch: Batch, settings: AnyPolicySettings) -> None:
