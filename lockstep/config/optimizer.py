@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import (
     Field,
@@ -78,7 +78,7 @@ class Schedule(Section):
     @rule
     def _decay_has_an_end(self) -> None:
         for name in ("decay_steps", "cooldown_steps", "final_fraction"):
-            if self.decay == "constant" and getattr(self, name):
+            if not self.decays and getattr(self, name):
                 raise ValueError(
                     f"{name} requires decay: linear or decay: cosine; set both or neither"
                 )
@@ -91,13 +91,24 @@ class Schedule(Section):
                 f"cooldown_steps = {first}"
             )
 
+    @property
+    def decays(self) -> bool:
+        """True if the learning rate falls after the warm-up."""
+        match self.decay:
+            case "constant":
+                return False
+            case "linear" | "cosine":
+                return True
+            case _:
+                assert_never(self.decay)
+
     def fit_to_run(self, updates: int) -> Schedule:
         """The same schedule in numbers of steps, for a run of `updates` optimizer steps."""
         fitted: dict[str, int | None] = {}
         for name in ("warmup_steps", "cooldown_steps"):
             steps = getattr(self, name)
             fitted[name] = math.ceil(steps * updates) if isinstance(steps, float) else steps
-        if self.decay != "constant":
+        if self.decays:
             fitted["decay_steps"] = self.decay_steps or updates
         return self.model_copy(update=fitted)
 

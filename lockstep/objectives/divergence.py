@@ -19,6 +19,8 @@ Training never clamps Δ, because that would bias the gradient.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
@@ -71,7 +73,11 @@ def kl_loss(
         [N], differentiable with respect to log π alone. The value of `k2` does not estimate the
         divergence if ρ ≠ 1.
     """
-    if estimator == "k3":
-        return k3(logprob_N, ref_logprob_N)
-    ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
-    return ratio_N * k2(logprob_N, ref_logprob_N)
+    match estimator:
+        case "k2":
+            ratio_N = probability_ratio(logprob_N.detach(), old_logprob_N)
+            return ratio_N * k2(logprob_N, ref_logprob_N)
+        case "k3":
+            return k3(logprob_N, ref_logprob_N)
+        case _:
+            assert_never(estimator)
