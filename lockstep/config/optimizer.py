@@ -53,7 +53,7 @@ class Schedule(Section):
 
     warmup_steps: NonNegativeInt | RunShare = Field(
         default=0,
-        description="optimizer steps, or share of the run, over which the learning rate rises to lr",
+        description="optimizer steps, or share of the run, until the learning rate reaches lr",
     )
     decay: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="decay after the warm-up"

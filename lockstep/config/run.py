@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, assert_never
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -21,6 +23,45 @@ class BestCheckpoints(Section):
         default="max", description="whether higher or lower is better"
     )
     count: PositiveInt = Field(default=1, description="number of best checkpoints to keep")
+    patience: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "finish the run early if the metric has not improved for this many validations; null: "
+            "never"
+        ),
+    )
+
+    @property
+    def is_validated(self) -> bool:
+        """True if validations log the metric."""
+        return self.metric.startswith(("validation/", "val/"))
+
+    @rule
+    def _patience_counts_validations(self) -> None:
+        if self.patience is not None and not self.is_validated:
+            raise ValueError(
+                f"patience counts validations, but {self.metric} is logged at every step; set "
+                "best.metric to a metric of validation, such as validation/accuracy"
+            )
+
+    def score(self, value: float) -> float:
+        """The metric's value as a score, where higher is better; NaN is worst."""
+        if math.isnan(value):
+            return -math.inf
+        match self.mode:
+            case "max":
+                return value
+            case "min":
+                return -value
+            case _:
+                assert_never(self.mode)
+
+    def has_stalled(self, values: Sequence[float]) -> bool:
+        """True if the last `patience` of the metric's values are not better than all before."""
+        if self.patience is None or len(values) <= self.patience:
+            return False
+        scores = [self.score(value) for value in values]
+        return max(scores[-self.patience :]) <= max(scores[: -self.patience])
 
 
 class RunSection(Section):
@@ -55,7 +96,7 @@ class RunSection(Section):
 
     @rule
     def _best_is_known_when_saving(self) -> None:
-        if self.best is None or not self.best.metric.startswith(("validation/", "val/")):
+        if self.best is None or not self.best.is_validated:
             return
         every = self.validate_every
         if not every or self.save_every % every:

@@ -24,11 +24,13 @@ def run_steps(
     start: StartPoint,
     run_length: RunLength,
     progress: RunProgress,
-    end_step: Callable[[StepEvent], None],
+    end_step: Callable[[StepEvent], bool],
     stop: StopRequests,
     guard: Callable[[int, int], AbstractContextManager[None]],
 ) -> None:
     """Runs steps from `start` up to `run_length`, each within `guard(step, position)`.
+
+    `end_step` returns True if the run is finished.
 
     Raises:
         StoppedRun: `stop` ended the run early.
@@ -48,9 +50,11 @@ def run_steps(
             values = result.metrics.floats()
         event = StepEvent(number, result, finished, finished or why is not None, values)
         with progress.phase("log"):
-            end_step(event)
+            finished = end_step(event)
             progress.end_step(number, event.values, result.tokens)
-        if why is not None and not finished:
+        if finished:
+            return
+        if why is not None:
             reason, code = why
             raise StoppedRun(
                 f"stopped after step {number}: {reason}; rerun the command to resume",

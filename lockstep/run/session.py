@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
@@ -36,6 +37,7 @@ from lockstep.run.folder.identity import ChangedError, RunIdentity, collect_inpu
 from lockstep.run.loop import StartPoint, run_steps
 from lockstep.run.stop import StopRequests, stop_on_signals
 from lockstep.run.trackers.follow import LogTracker
+from lockstep.system.command_line import format_command
 from lockstep.system.records import describe_first_error
 from lockstep.system.sums import find_altered_beginnings
 
@@ -103,6 +105,7 @@ class TrainingSession:
             folder / "checkpoints", options.keep, best, progress.show_note
         )
         self._saver = CheckpointSaver(self._checkpoints, job.state)
+        self._validated = list[float]()
 
     def run_to_end(self, stop: StopRequests) -> None:
         """Runs the job to its end.
@@ -115,11 +118,15 @@ class TrainingSession:
         progress = self._progress
         start = self._restore_newest()
         self._tracker.rewind_to(start.step if start.step else -1)
+        for row in read_metrics(self._folder):
+            self._note_validation(row)
         with self._saver:
             if job.validate is not None and start.step == 0:
                 self._call_user_function(0, self._validate_policy(0))
             if job.run_length.is_over(0, 0):
                 self._saver.begin_checkpoint(0, self._build_checkpoint_state(0))
+            if self._explain_early_end() is not None:  # killed after its last checkpoint
+                return
             with stop_on_signals(stop, progress.show_note):
                 run_steps(
                     job.step,
@@ -131,22 +138,41 @@ class TrainingSession:
                     self._guard_step,
                 )
 
-    def _end_step(self, event: StepEvent) -> None:
-        """Logs a step, and validates and saves if due."""
+    def _note_validation(self, values: Mapping[str, float]) -> None:
+        """Notes the value of `run.best.metric`, if it is among the values."""
+        best = self._options.best
+        if best is not None and best.metric in values:
+            self._validated.append(values[best.metric])
+
+    def _explain_early_end(self) -> str | None:
+        """Returns the reason to finish the run early, by `run.best.patience`; None: continue."""
+        best = self._options.best
+        if best is None or not best.has_stalled(self._validated):
+            return None
+        return f"{best.metric} has not improved in {best.patience} validations"
+
+    def _end_step(self, event: StepEvent) -> bool:
+        """Logs a step, and validates and saves if due; returns True if the run is finished."""
         step = event.step
         every = self._options.validate_every
         is_due = event.leaving or step % self._options.save_every == 0
-        # before the run is saved, so that a kill in between leaves no old one
-        if is_due and self._job.agreement is not None:
-            write_certificate(
-                self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step}
-            )
+        if is_due:
+            self._write_certificate(step)
         self._logs.add_metrics(step, event.values)
         self._logs.add_samples(step, event.result.samples)
         self._alarms.add_step(step, event.values)
         if self._job.validate is not None and (event.finished or (every and step % every == 0)):
             with self._save_if_lost(step, event.result.position):
                 event.values.update(self._validate_policy(step))
+            stalled = self._explain_early_end()
+            if stalled is not None and not event.finished:
+                is_due = True
+                event = replace(event, finished=True, leaving=True)
+                self._write_certificate(step)
+                export = format_command("export", self._folder, "FOLDER", "--checkpoint", "best")
+                self._progress.show_note(
+                    f"finished after step {step}: {stalled}; for the best checkpoint: `{export}`"
+                )
         with self._progress.phase("save"):
             if is_due:
                 self._logs.sync_to_disk()
@@ -159,6 +185,14 @@ class TrainingSession:
         self._call_user_function(step, event.values)
         self._logs.add_timings(step, self._progress.take_timings())
         self._tracker.catch_up()
+        return event.finished
+
+    def _write_certificate(self, step: int) -> None:
+        """Writes it before the run is saved, so that a kill in between leaves no old one."""
+        if self._job.agreement is not None:
+            write_certificate(
+                self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step}
+            )
 
     def _call_user_function(self, step: int, values: Mapping[str, float]) -> None:
         """Calls the user's function."""
@@ -173,6 +207,7 @@ class TrainingSession:
             values = validation.metrics.floats()
         if values:
             self._logs.add_metrics(step, values)
+            self._note_validation(values)
         if validation.samples:
             self._logs.add_samples(step, validation.samples)
         text = describe_validation(step, values)
@@ -240,15 +275,7 @@ class TrainingSession:
             return None
         value = event.values.get(best.metric)
         if value is not None:
-            if math.isnan(value):
-                return None
-            match best.mode:
-                case "max":
-                    return value
-                case "min":
-                    return -value
-                case _:
-                    assert_never(best.mode)
+            return None if math.isnan(value) else best.score(value)
         message = f"run.best.metric: this run does not log {best.metric} at checkpoints; "
         message += suggest_metric(best.metric, event.values)
         if not event.leaving:

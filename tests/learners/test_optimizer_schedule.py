@@ -70,7 +70,7 @@ def test_schedule_that_ends_with_the_run_matches_transformers(
     )
     expected = list[float]()
     for _ in range(31):
-        expected.append(scheduler.get_last_lr()[0])
+        expected.append(float(scheduler.get_last_lr()[0]))
         optimizer.step()
         scheduler.step()
     fitted = schedule.fit_to_run(30)

@@ -114,6 +114,24 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     assert [path.name for path in Path("run/checkpoints").iterdir()] == [f"step_{last:06d}"]
 
 
+def test_run_that_no_longer_improves_ends_early_wherever_it_is_killed(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Greedy answers of a policy that stands still: validations 1 and 2 are as good as the first."""
+    options = ("run.max_steps=9", "run.validate_every=1", "policy.lr=1e-12")
+    options += ("run.best={metric: validation/reward, patience: 2}",)
+    whole = run("run.folder=whole", *options)
+    assert whole[-1]["step"] == 2
+    assert (
+        "finished after step 2: validation/reward has not improved in 2" in capsys.readouterr().err
+    )
+    copy_unfinished(2)
+    assert run("run.folder=stopped", *options) == whole
+    assert_same_run("whole", "stopped")
+    shutil.rmtree("stopped/final")
+    assert run("run.folder=stopped", *options) == whole
+
+
 SLOW = """
 import pathlib
 import time
