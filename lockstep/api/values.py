@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,15 +14,15 @@ import numpy as np
 from lockstep.config import user_code
 from lockstep.config.recipe_files import RecipeLayer
 from lockstep.core.errors import InputError
-from lockstep.rewards.options import VERIFIERS, RewardSection
+from lockstep.rewards.options import RewardSection
 from lockstep.system.whole_files import write_changed
 
 RowsValue: TypeAlias = str | Path | Iterable[Mapping[str, Any]]
 """A file of rows, or the rows: a list of dicts, a `datasets.Dataset`, any iterable of mappings."""
-RewardFunction: TypeAlias = Callable[
-    [str, str, str, dict[str, Any]], float | Awaitable[float | None] | None
-]
-"""A function `f(prompt, response, answer, row)`, or an `async def` with these parameters."""
+RewardFunction: TypeAlias = Callable[..., Any]
+"""A function `f(prompt, response, answer, row)`, or one with TRL's or verl's parameters; may be an
+`async def`.
+"""
 RewardValue: TypeAlias = (
     str
     | RewardFunction
@@ -41,7 +41,7 @@ ROWS = Path("runs") / "rows"
 """Folder for rows passed as Python objects: they are written there, and runs read the files."""
 
 _ROW_KEYS = ("train", "validation")
-_REWARDS = ("reward", "validation_reward", "verifier")
+_REWARDS = ("reward", "validation_reward")
 
 
 def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,9 +62,7 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("model"), str | Path):
         tree["model"] = {"path": str(tree["model"])}
     for key in _REWARDS:
-        if isinstance(tree.get(key), str):
-            tree[key] = _name_reward(tree[key], key)
-        elif callable(tree.get(key)):
+        if callable(tree.get(key)):
             tree[key] = {"type": "python", "function": tree[key]}
         elif isinstance(tree.get(key), list | tuple):
             tree[key] = _sum_rewards(_name_functions(tree[key], key))
@@ -108,18 +106,6 @@ def read_arguments(source: str, options: Mapping[str, Any]) -> RecipeLayer:
         InputError: A value cannot be part of a recipe.
     """
     return RecipeLayer(source, {key: _make_plain(value, key) for key, value in options.items()})
-
-
-def _name_reward(name: str, key: str) -> dict[str, Any]:
-    """Returns the reward section for a verifier's name or a function `file.py:name`."""
-    if name in VERIFIERS:
-        return {"type": name}
-    if ":" in name:
-        return {"type": "python", "function": name}
-    raise InputError(
-        f"{key} is {name!r}; choose one of {', '.join(VERIFIERS)}, or pass a function or its "
-        "location, file.py:name"
-    )
 
 
 def _name_functions(functions: Sequence[Any], key: str) -> dict[str, Any]:

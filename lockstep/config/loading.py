@@ -6,8 +6,9 @@ included, is replaced. Overrides `key=value` come last; their values are YAML.
 
 Two shorthands work the same in files and overrides:
 
-- A scalar in place of a section sets its backend, or the run's folder: `sampler=torch` means
-  `sampler.backend=torch`, and `run=FOLDER` means `run.folder=FOLDER`.
+- A scalar in place of a section sets its backend, the run's folder, or a reward's type or function:
+  `sampler=torch` means `sampler.backend=torch`, `run=FOLDER` means `run.folder=FOLDER`, and
+  `reward=file.py:name` means `reward.function=file.py:name`.
 - If exactly one source can be given (`model`: path, from_recipe, scratch; `data`: train, task, and
   prompt, messages; `reward`: marker, function, parts; `run`: max_steps, max_epochs), setting one
   clears another that an underlying recipe set: `model.path=FOLDER` is enough. Similarly, naming a
@@ -56,7 +57,14 @@ _NO_RESULT = {
     "code": ("url",),
 }
 """Section options that do not change results, such as a server's URL."""
-SHORT_FORMS = {"learner": "backend", "sampler": "backend", "cluster": "backend", "run": "folder"}
+SHORT_FORMS = {
+    "learner": "backend",
+    "sampler": "backend",
+    "cluster": "backend",
+    "run": "folder",
+    "reward": "type",
+    "validation_reward": "type",
+}
 """Sections that a scalar can stand for, each with the option that the scalar sets."""
 _OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*)", re.DOTALL)
 
@@ -375,9 +383,16 @@ def _expand_scalars(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
         tree = dict(layer.tree)
         for section in tree.keys() & SHORT_FORMS.keys():
             if not isinstance(tree[section], dict | list | None):
-                tree[section] = {SHORT_FORMS[section]: tree[section]}
+                tree[section] = _expand_scalar(SHORT_FORMS[section], tree[section])
         expanded.append(replace(layer, tree=tree))
     return expanded
+
+
+def _expand_scalar(option: str, value: Any) -> dict[str, Any]:
+    """The section in which a scalar sets this option; `file.py:name` is a reward's function."""
+    if option == "type" and ":" in str(value):
+        return {"type": "python", "function": value}
+    return {option: value}
 
 
 def _find_sections(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:

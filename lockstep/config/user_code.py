@@ -56,7 +56,10 @@ def load_object(reference: str, option: str, kind: str) -> Callable[..., Any]:
         SystemExit,
     ) as error:  # importing a user's module may raise anything
         what = f"{type(error).__name__}: {describe_object(error, str)}"
-        raise InputError(f"{option} {reference}: {place} cannot be imported ({what})") from error
+        hint = f"; did you mean {place}.py:{name}?" if Path(f"{place}.py").is_file() else ""
+        raise InputError(
+            f"{option} {reference}: {place} cannot be imported ({what}){hint}"
+        ) from error
     found = vars(module).get(name)
     if not callable(found):
         names = [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -113,7 +113,6 @@ class RewardJudge(JudgeSection):
 
 
 VerifierName = Literal["math", "instructions", "code", "python", "server", "judge"]
-VERIFIERS: tuple[VerifierName, ...] = get_args(VerifierName)
 _SET_UP: dict[VerifierName, str] = {
     "instructions": "instructions",
     "code": "code",

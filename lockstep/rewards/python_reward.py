@@ -21,7 +21,8 @@ class PythonReward:
     """Rewards by a user-defined function.
 
     It is called as `f(prompt, response, answer, row)` for each response and returns a number, or
-    None for no verdict; a batch function is called once with lists and returns a list. An `async
+    None for no verdict; a batch function is called once with lists and returns a list. Functions
+    with TRL's or verl's arguments get those. An `async
     def` is called for several responses concurrently. It runs in one separate process for the whole
     run: its module's state persists, and the run can report hangs and crashes.
 
@@ -39,6 +40,7 @@ class PythonReward:
     batch: bool = False
     option: str = "reward"
     _child: HelperProcess = field(init=False, repr=False, compare=False)
+    _has_scored: bool = field(init=False, default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         batch = ("batch",) if self.batch else ()
@@ -76,7 +78,8 @@ class PythonReward:
         """
         judged = zip(prompts, responses, answers, strict=True)
         questions = [
-            (prompt.text, response, answer, dict(prompt.row)) for prompt, response, answer in judged
+            (prompt.text, response, answer, dict(prompt.row), prompt.messages)
+            for prompt, response, answer in judged
         ]
         found: dict[int, float | None] = {}
         attempts = {
@@ -84,17 +87,23 @@ class PythonReward:
             "helper": RetryCounter("helper", self.note),
         }
         while missing := [index for index in range(len(questions)) if index not in found]:
-            if self.batch:  # a single call, which may compare responses, has all of them or none
-                found = {}
-                missing = list(range(len(questions)))
             try:
                 self._ask_function(prompts, questions, missing, found)
             except _LostReward as lost:
+                if lost.source == "helper":  # a call of all responses may have lost some replies
+                    found = {}
                 used = attempts[lost.source]
                 if not used.wait_for_retry(str(lost)):
                     raise RewardLost(
                         f"{lost}, {used.used + 1} times in a row; the same command resumes the run"
                     ) from None
+        if found and not self._has_scored:
+            object.__setattr__(self, "_has_scored", True)
+            if set(found.values()) == {None}:
+                self.note(
+                    f"{self._function_key} returned None, which is no verdict, for all "
+                    f"{len(found)} responses of its first call; does it end without return?"
+                )
         return [found[index] for index in range(len(questions))]
 
     def _ask_function(

@@ -9,8 +9,9 @@ import asyncio
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from lockstep.config import user_code
@@ -32,25 +33,21 @@ _PATH_ERRORS = (
 )
 
 RewardQuestion = Sequence[Sequence[Any]]
-"""Prompt, response, answer and row of each response."""
+"""Prompt, response, answer, row and conversation (or None) of each response."""
 
 _ONE = ("prompt", "response", "answer", "row")
 _MANY = ("prompts", "responses", "answers", "rows")
-_FOREIGN_ARGUMENTS = {
-    "data_source",
-    "data_sources",
-    "solution_str",
-    "solution_strs",
-    "completion_ids",
-    "queries",
-}
-"""Argument names that identify reward functions of verl, TRL and OpenRLHF."""
-_FOREIGN_FIRST = {"completion", "completions", "response", "responses"}
+_UNSUPPORTED = {"data_sources", "solution_strs", "queries", "completion_ids"}
+"""Argument names that identify functions of other libraries that cannot be called as they are."""
+_UNSUPPORTED_FIRST = {"completion", "response", "responses"}
 """First arguments of such functions, which have no prompt in that position."""
+_SAMPLED = ("prompt", "completion")
+"""Columns that TRL's functions do not get, since they get prompts and completions."""
 
 
 def answers(function: str, option: str, batch: str = "") -> AnswerFunction:
-    """Runs in the child: answers each [prompt, response, answer, row] with a reward or an error.
+    """Runs in the child: answers each [prompt, response, answer, row, conversation] with a reward
+    or an error.
 
     Args:
         function: `file.py:name` or `package.module:name`.
@@ -61,33 +58,39 @@ def answers(function: str, option: str, batch: str = "") -> AnswerFunction:
         ValueError: If the function cannot be found or takes different arguments.
     """
     found = load_function(function, option, bool(batch))
-    if not inspect.iscoroutinefunction(found):
-        return partial(_score_batch if batch else _score_each, found)
-    loop = asyncio.new_event_loop()  # shared by all calls, so that the module can keep a client
-    # the program's own thread may have an event loop
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    if batch:
-        return partial(
-            _score_batch,
-            lambda *given: asyncio.run_coroutine_threadsafe(found(*given), loop).result(),
-        )
-    return partial(_score_concurrently, found, loop)
+    names = _list_arguments(found)
+    loop = None
+    if inspect.iscoroutinefunction(found):
+        # shared by all calls, so that the module can keep a client
+        loop = asyncio.new_event_loop()
+        # the program's own thread may have an event loop
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+    if "completions" in names:
+        call = partial(_call_with_columns, found)
+    elif "solution_str" in names:
+        call = partial(_call_with_ground_truth, found)
+    else:
+        call = partial(_call_by_position, found)
+    if batch or "completions" in names:
+        return partial(_score_batch, call, loop)
+    if loop is not None:
+        return partial(_score_concurrently, call, loop)
+    return partial(_score_each, call)
 
 
 def load_function(function: str, option: str, batch: bool = False) -> Callable[..., Any]:
     """Finds `file.py:name` or `package.module:name`; raises as in `answers`."""
     named = f"{option}.function {function}"
     found = user_code.load_object(function, f"{option}.function", "function")
+    given = _list_arguments(found)
+    if "completions" in given or ("solution_str" in given and not batch):
+        return found
     names = _MANY if batch else _ONE
     try:
         signature = inspect.signature(found)
     except ValueError:  # some C functions have no signature
         return found
-    given = tuple(signature.parameters)
-    is_foreign = not _FOREIGN_ARGUMENTS.isdisjoint(given[:4]) or not _FOREIGN_FIRST.isdisjoint(
-        given[:1]
-    )
-    if is_foreign or (given[1:2] == ("completions",) and not batch):
+    if not _UNSUPPORTED.isdisjoint(given[:4]) or not _UNSUPPORTED_FIRST.isdisjoint(given[:1]):
         raise InputError(
             f"{named} takes {signature} , a signature of a different library, but is called with "
             f"({', '.join(names)}); wrap it: docs/guides/rewards.md"
@@ -102,6 +105,73 @@ def load_function(function: str, option: str, batch: bool = False) -> Callable[.
     return found
 
 
+def _list_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of a function's arguments; empty if they are unknown."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except ValueError:  # some C functions have no signature
+        return ()
+
+
+def _call_by_position(
+    function: Callable[..., Any], prompt: Any, response: Any, answer: Any, row: Any, talk: Any
+) -> Any:
+    """Calls a function with Lockstep's arguments, of one response or of all."""
+    return function(prompt, response, answer, row)
+
+
+def _call_with_ground_truth(
+    function: Callable[..., Any],
+    prompt: str,
+    response: str,
+    answer: str,
+    row: Mapping[str, Any],
+    talk: Any,
+) -> Any:
+    """Calls a function with verl's arguments; the answer counts if the row has no ground truth."""
+    kept = row.get("reward_model")
+    truth = kept.get("ground_truth", answer) if isinstance(kept, dict) else answer
+    given = {"solution_str": response, "ground_truth": truth}
+    return _call_by_name(
+        function, given | {name: row.get(name) for name in ("data_source", "extra_info")}
+    )
+
+
+def _call_with_columns(
+    function: Callable[..., Any],
+    prompts: list[Any],
+    responses: list[str],
+    answers: list[str],
+    rows: list[Mapping[str, Any]],
+    talks: list[Any],
+) -> Any:
+    """Calls a function with TRL's arguments: prompts, completions, and the columns of the rows."""
+    names = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in _SAMPLED]
+    given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+    given |= {"prompts": prompts, "completions": responses}
+    if talks[0] is not None:
+        given["prompts"] = talks
+        given["completions"] = [
+            [{"role": "assistant", "content": response}] for response in responses
+        ]
+    return _call_by_name(function, given)
+
+
+def _call_by_name(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Calls a function with those of the given arguments that it takes."""
+    signature = inspect.signature(function)
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    taken = {name: given[name] for name in given if takes_all or name in signature.parameters}
+    try:
+        signature.bind(**taken)
+    except TypeError:
+        raise _InvalidRewards(
+            f"takes {signature}, but its rows give {', '.join(sorted(given))}; add the missing "
+            "columns, or give the arguments defaults"
+        ) from None
+    return function(**taken)
+
+
 def _score_each(function: Callable[..., Any], question: RewardQuestion) -> Iterator[dict[str, Any]]:
     """Calls a function for each response."""
     for given in question:
@@ -112,11 +182,14 @@ def _score_each(function: Callable[..., Any], question: RewardQuestion) -> Itera
 
 
 def _score_batch(
-    function: Callable[..., Any], question: RewardQuestion
+    function: Callable[..., Any], loop: asyncio.AbstractEventLoop | None, question: RewardQuestion
 ) -> Iterator[dict[str, Any]]:
     """Calls a function once for all responses; an error is the reply for each response."""
     try:
-        rewards = _read_list(function(*map(list, zip(*question, strict=True))), len(question))
+        returned = function(*map(list, zip(*question, strict=True)))
+        if loop is not None:
+            returned = asyncio.run_coroutine_threadsafe(returned, loop).result()
+        rewards = _read_list(returned, len(question))
     except Exception as error:  # any error of the user's code
         yield from [{**_describe_error(error), "of_all": True}] * len(question)
     else:
@@ -159,6 +232,8 @@ def _read_list(returned: Any, count: int) -> list[Any]:
 
 
 def _read_reward(reward: object) -> dict[str, Any]:
+    if isinstance(reward, dict) and "score" in reward:  # as functions of verl return it
+        reward = reward["score"]
     try:
         return {"reward": user_code.read_reward(reward)}
     except ValueError as error:

@@ -87,8 +87,12 @@ OPTIONS = {
         write("talks.jsonl", '{"question": [{"role": "user", "content": "Hi"}], "answer": "1"}\n'),
         "data.train=talks.jsonl",
     ),
-    "reward: one of TRL": own(
-        write("theirs.py", "def short(prompts, completions, **kwargs):\n    return [0.0]\n"),
+    "reward: a file without its ending": own(
+        write("brief.py", "def f(prompt, response, answer, row):\n    return 0.0\n"),
+        "reward=brief:f",
+    ),
+    "reward: one of OpenRLHF": own(
+        write("theirs.py", "def short(queries, prompts, labels):\n    return [0.0]\n"),
         "reward.type=python reward.function=theirs.py:short reward.marker=null",
     ),
     "rule: another optimizer": BadInput("train sft_arithmetic optimizer.name=Muon"),

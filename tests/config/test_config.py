@@ -137,6 +137,10 @@ def test_data_messages_and_data_prompt_replace_each_other(recipe: str, tmp_path:
 def test_a_scalar_for_a_section_sets_its_backend_or_the_runs_folder(recipe: str) -> None:
     assert ppo(recipe, "learner=torch", "learner.dtype=bf16").learner.dtype == "bf16"
     assert load_recipe(recipe, ["run=here"]).run_folder == Path("here")
+    reward = ppo(recipe, "reward=mine.py:f").reward
+    assert reward is not None
+    assert (reward.type, reward.function, reward.marker) == ("python", "mine.py:f", None)
+    assert "is \"maths\", but should be 'math'" in refusal(recipe, "reward=maths")
 
 
 @pytest.mark.parametrize(
