@@ -157,13 +157,18 @@ def _find_end(source: ModelSource, values: messages.TemplateValues) -> tuple[int
 
 
 def _find_stop_token(text: str, source: ModelSource) -> int:
-    tokens = source.token_ids(text)
-    if len(tokens) == 1 and tokens[0] != source.tokenizer.unk_token_id:
-        return tokens[0]
+    before = source.token_ids("a")
+    inside = source.token_ids(f"a{text}")
+    if inside[: len(before)] == before:
+        inside = inside[len(before) :]
+    # SentencePiece encodes "\n" as two tokens at the beginning of a text, and as one inside it
+    for tokens in (source.token_ids(text), inside):
+        if len(tokens) == 1 and tokens[0] != source.tokenizer.unk_token_id:
+            return tokens[0]
     known = source.tokenizer.get_vocab()
     if text not in known:
         raise InputError(
             f"environment.stop has {text!r}, which is not a single token of the model in "
-            f"{source.folder}; use one that is"
+            f"{source.folder}; use one that is, or end responses at this text by sampling.stop"
         )
     return known[text]

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -113,63 +113,44 @@ def _list_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
         return ()
 
 
-def _call_by_position(
-    function: Callable[..., Any], prompt: Any, response: Any, answer: Any, row: Any, talk: Any
-) -> Any:
+def _call_by_position(function: Callable[..., Any], *question: Any) -> Any:
     """Calls a function with Lockstep's arguments, of one response or of all."""
-    return function(prompt, response, answer, row)
+    return function(*question[:4])
 
 
-def _call_with_ground_truth(
-    function: Callable[..., Any],
-    prompt: str,
-    response: str,
-    answer: str,
-    row: Mapping[str, Any],
-    talk: Any,
-) -> Any:
+def _call_with_ground_truth(function: Callable[..., Any], *question: Any) -> Any:
     """Calls a function with verl's arguments; the answer counts if the row has no ground truth."""
-    kept = row.get("reward_model")
-    truth = kept.get("ground_truth", answer) if isinstance(kept, dict) else answer
-    given = {"solution_str": response, "ground_truth": truth}
-    return _call_by_name(
-        function, given | {name: row.get(name) for name in ("data_source", "extra_info")}
-    )
-
-
-def _call_with_columns(
-    function: Callable[..., Any],
-    prompts: list[Any],
-    responses: list[str],
-    answers: list[str],
-    rows: list[Mapping[str, Any]],
-    talks: list[Any],
-) -> Any:
-    """Calls a function with TRL's arguments: prompts, completions, and the columns of the rows."""
-    names = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in _SAMPLED]
-    given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
-    given |= {"prompts": prompts, "completions": responses}
-    if talks[0] is not None:
-        given["prompts"] = talks
-        given["completions"] = [
-            [{"role": "assistant", "content": response}] for response in responses
-        ]
+    _, response, answer, row, _ = question
+    given = {name: row.get(name) for name in ("data_source", "extra_info")}
+    given["solution_str"] = response
+    given["ground_truth"] = (row.get("reward_model") or {}).get("ground_truth", answer)
     return _call_by_name(function, given)
 
 
-def _call_by_name(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+def _call_with_columns(function: Callable[..., Any], *question: Any) -> Any:
+    """Calls a function with TRL's arguments: prompts, completions, and the columns of the rows."""
+    prompts, responses, _, rows, talks = question
+    names = dict.fromkeys(chain.from_iterable(rows))
+    given = {name: [row.get(name) for row in rows] for name in names if name not in _SAMPLED}
+    given |= {"prompts": prompts, "completions": responses}
+    if talks[0] is not None:
+        given["prompts"] = talks
+        given["completions"] = [[{"role": "assistant", "content": text}] for text in responses]
+    return _call_by_name(function, given)
+
+
+def _call_by_name(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Calls a function with those of the given arguments that it takes."""
     signature = inspect.signature(function)
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    taken = {name: given[name] for name in given if takes_all or name in signature.parameters}
+    if not any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+        given = {name: given[name] for name in given if name in signature.parameters}
     try:
-        signature.bind(**taken)
-    except TypeError:
+        signature.bind(**given)
+    except TypeError as error:
         raise _InvalidRewards(
-            f"takes {signature}, but its rows give {', '.join(sorted(given))}; add the missing "
-            "columns, or give the arguments defaults"
+            f"takes {signature}, but its rows lack a column ({error}); add it to the rows"
         ) from None
-    return function(**taken)
+    return function(**given)
 
 
 def _score_each(function: Callable[..., Any], question: RewardQuestion) -> Iterator[dict[str, Any]]:

@@ -99,6 +99,7 @@ OPTIONS = {
     "rule: nothing to learn of labels": BadInput(
         "train kto_arithmetic kto.desirable_weight=0 kto.undesirable_weight=0"
     ),
+    "rule: groups of equal answers": BadInput("train grpo_arithmetic sampling.temperature=0"),
     "rule: pairs of equal answers": BadInput("train online_dpo_arithmetic sampling.temperature=0"),
     "rule: a deviation of others beside a mean of all": BadInput(
         "train grpo_arithmetic grpo.scale_rewards=others"

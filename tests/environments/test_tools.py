@@ -15,11 +15,12 @@ import pytest
 from tool_worlds import HALF, OTHER, QWEN, SUM, WORLDS, hermes
 from transformers.utils.chat_template_utils import get_json_schema
 
-from lockstep.algorithms.episodes import build_observation_encoder
+from lockstep.algorithms.episodes import build_observation_encoder, start_episode_runner
 from lockstep.config import DataSection
 from lockstep.core.errors import InputError
 from lockstep.data.messages import render_prompt
 from lockstep.environments import environment
+from lockstep.environments.options import EnvironmentSection
 from lockstep.environments.tools import (
     MalformedCall,
     ToolCall,
@@ -28,6 +29,7 @@ from lockstep.environments.tools import (
     parse_calls,
 )
 from lockstep.models.source import ModelSource, open_source
+from lockstep.rollouts.episodes import EpisodeRunner
 
 
 def test_tool_calls_are_parsed_in_order_and_malformed_calls_give_reason() -> None:
@@ -260,6 +262,27 @@ CHAT = (
 )
 DATA = DataSection(train="rows.jsonl", prompt="{q}", chat=True, max_prompt_tokens=9)
 SCHEMAS = [get_json_schema(add)]
+
+
+def test_stop_text_may_be_one_token_only_inside_a_text(
+    talker: Callable[[str], ModelSource],
+) -> None:
+    """As a newline is in SentencePiece, which begins a text with a space."""
+    source = talker(CHAT)
+
+    def start(stop: str) -> EpisodeRunner | None:
+        section = {
+            "class_name": "lockstep.environments.calculator:Calculator",
+            "stop": [stop],
+            "max_tokens": 9,
+        }
+        return start_episode_runner(
+            EnvironmentSection.model_validate(section), DATA, source, pytest.fail
+        )
+
+    assert source.tokenizer.convert_ids_to_tokens(list(vars(start("\n"))["_stops"])) == ["<0x0A>"]
+    with pytest.raises(InputError, match=r"'a\\nb'.* end responses at this text by sampling.stop"):
+        start("a\nb")
 
 
 def test_tool_results_are_tokenized_as_chat_template_renders_them(

@@ -64,7 +64,7 @@ def test_trl_function_gets_conversations_as_messages(functions: str) -> None:
 
 def test_trl_function_without_its_column_is_told_which_columns_there_are(functions: str) -> None:
     [first, _] = score(f"{functions}trl_of_a_column")
-    assert first.startswith("takes (completions, solution), but its rows give answer, completions,")
+    assert first.startswith("takes (completions, solution), but its rows lack a column (missing a")
 
 
 def test_verl_function_gets_ground_truth_and_returns_a_score(functions: str) -> None:

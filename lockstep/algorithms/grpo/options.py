@@ -183,6 +183,14 @@ class PolicyGradient(PolicyGradientRecipe):
         )
 
     @rule
+    def _responses_differ(self) -> None:
+        if not self.sampling.temperature and self.grpo.baseline != "none" and not self.environment:
+            raise ValueError(
+                "sampling.temperature 0 gives identical responses to a prompt, whose advantages "
+                "are 0; raise it"
+            )
+
+    @rule
     def _require_kl_in_advantages(self) -> None:
         kl = self.grpo.kl
         compute = type(self).advantages

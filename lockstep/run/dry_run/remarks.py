@@ -6,6 +6,8 @@ from lockstep.algorithms.rows import DataFiles
 from lockstep.config import Common
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.templates import list_fields
+from lockstep.models.device import resolve_device
+from lockstep.system.process_defaults import count_cores
 
 
 def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
@@ -21,6 +23,13 @@ def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
         remarks.append(
             f"data.validation holds {overlap} of data.train, so it measures memorization; validate "
             "on held-out rows"
+        )
+    ranks = recipe.learner.parallel.ranks
+    cores = count_cores()
+    if resolve_device(recipe.learner.device).type == "cpu" and ranks > cores:
+        remarks.append(
+            f"{recipe.learner.layout_key} asks for {ranks} ranks on {cores} cores, where they wait "
+            "for each other; fewer ranks are faster"
         )
     data = recipe.data
     if data.prompt_templates and not list_fields(data.prompt):
