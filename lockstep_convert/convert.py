@@ -295,8 +295,10 @@ class _ConfigConversion:
                 name: fill_references(new, value, self._find_value) for name, new in several.items()
             }
         if isinstance(value, dict) and row.convert != "mapping":
+            section = row.to[0] if row.convert == "schedules" else ""
             return {
-                name: fill_references(new, value, self._find_value) for name, new in value.items()
+                f"{section}{name}": fill_references(new, value, self._find_value)
+                for name, new in value.items()
             }
         option = next((name for name in row.to if self._spell_option(name) is not None), row.to[0])
         return {option: value}
@@ -317,7 +319,7 @@ class _ConfigConversion:
             default = self._default_of(row)
             if default is None or key in self.given:
                 continue
-            if any(name in self.given for name in (*row.times, *row.per)):
+            if row.adopt or any(name in self.given for name in (*row.times, *row.per)):
                 yield replace(self._convert_key(key, default), is_default=True)
                 continue
             entry = self._judge_key(row, key, default)

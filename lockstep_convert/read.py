@@ -5,6 +5,7 @@ words.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +23,7 @@ _LARGEST_BYTES = 1 << 18
 _OVERRIDE = re.compile(r"\+{0,2}([\w.@/]+)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([\w.-]+)(?:=(.*))?", re.DOTALL)
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+_PRODUCT = re.compile(r"\$\{mul:(.+),\s*(.+)\}")
 _SHELL = re.compile(r"`|\$\(|;|\||&|<|>")
 _MOST_STEPS = 20
 
@@ -65,7 +67,13 @@ def read_config(words: Collection[str]) -> ForeignConfig:
             rest.append(word)
     _read_words(rest, config)
     if not config.tree:
-        raise InputError(f"no keys with values in {' '.join(words)}")
+        hint = ""
+        if any(word.endswith(".py") for word in words):
+            hint = (
+                ": a Python program is not run; save its training command, such as the one in its "
+                "docstring, as command.sh, and convert that"
+            )
+        raise InputError(f"no keys with values in {' '.join(words)}{hint}")
     return config
 
 
@@ -184,6 +192,13 @@ def resolve_interpolations(given: Mapping[str, Any]) -> DottedOptions:
 
 
 def _follow_references(key: str, value: Any, given: Mapping[str, Any]) -> Any:
+    product = _PRODUCT.fullmatch(str(value))
+    if product is not None:
+        factors = [
+            _follow_references(key, yaml12.parse_or_text(text), given) for text in product.groups()
+        ]
+        if all(isinstance(factor, int) for factor in factors):
+            return math.prod(factors)
     for _ in range(_MOST_STEPS):
         if isinstance(value, str):
             matched = _INTERPOLATION.fullmatch(value)

@@ -47,6 +47,7 @@ class KeyEntry:
         per: Keys that the value is divided by.
         off: Values that change nothing, in addition to null.
         default: The library's default; a mapping has one for each algorithm.
+        adopt: True if the recipe takes over the default.
         note: A remark for the report.
         look: What to look at after the conversion.
         verdict: Fixed verdict of a key that is not converted.
@@ -65,6 +66,7 @@ class KeyEntry:
     per: tuple[str, ...] = ()
     off: tuple[Any, ...] = ()
     default: Any = None
+    adopt: bool = False
     note: str = ""
     look: str = ""
     verdict: KeyVerdict = KeyVerdict.CONVERTED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lockstep_convert.table import DottedOptions
@@ -13,6 +14,7 @@ _ROWS = (".parquet", ".json", ".jsonl")
 _TRACKERS = ("wandb", "tensorboard")
 _SECRETS = ("key", "token", "secret", "password")
 _LONGEST_SHOWN = 60
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
 _REFERENCE = re.compile(r"<([\w.]+)>")
 
 
@@ -42,13 +44,15 @@ def shorten_value(key: str, value: Any) -> str:
 
 def convert_model(value: Any) -> Any:
     """Keeps a path, and prefixes a hub name with `hf:`."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*/[\w.-]+", value):
+    if isinstance(value, str) and _HUB_NAME.fullmatch(value):
         return f"hf:{value}"
     return value
 
 
 def convert_rows(value: Any) -> Any:
-    """Keeps paths of row files; raises `DoubtfulValue` for names of data sets."""
+    """Keeps paths of row files, and prefixes a data set's hub name with `hf:datasets/`."""
+    if isinstance(value, str) and _HUB_NAME.fullmatch(value) and not value.endswith(_ROWS):
+        return f"hf:datasets/{value}"
     if isinstance(value, list):
         names = value
     else:
@@ -61,6 +65,23 @@ def convert_rows(value: Any) -> Any:
     if len(names) > 1:
         return names
     return names[0]
+
+
+def convert_test_rows(value: Any) -> Any:
+    """Converts a data set's hub name to its test split."""
+    return f"{convert_rows(value)}/test"
+
+
+def convert_function(value: Any) -> str:
+    """Converts a function `module.name` to `module:name`."""
+    names = convert_list(value)
+    module, _, name = str(names[0]).rpartition(".")
+    if not module or len(names) > 1:
+        raise DoubtfulValue(
+            "set reward.function, or reward.parts with weights for several functions; see "
+            "docs/guides/rewards.md"
+        )
+    return f"{module}:{name}"
 
 
 def convert_field(value: Any) -> str:
@@ -113,6 +134,47 @@ def convert_count(value: Any) -> Any:
     return int(value)
 
 
+def convert_steps(value: Any) -> Any:
+    """Checks a whole number above 0, or a share of the run between 0 and 1."""
+    if isinstance(value, float) and 0 < value < 1:
+        return value
+    return convert_count(value)
+
+
+def convert_schedules(value: Any) -> DottedOptions:
+    """Converts a list of torch's schedules, a linear warm-up and then a constant or a half cosine,
+    to options of a schedule.
+    """
+    found: DottedOptions = {}
+    for part in value:
+        given = part.get("kwargs", {})
+        match str(part.get("name")).rpartition(".")[2]:
+            case "LinearLR" if given.get("end_factor", 1) == 1 and not found:
+                found[".warmup_steps"] = given["total_iters"]
+            case "ConstantLR" if given.get("factor") == 1:
+                pass
+            case "CosineAnnealingLR" if not given.get("eta_min"):
+                steps = given["T_max"] + found.get(".warmup_steps", 0)
+                found |= {".decay": "cosine", ".decay_steps": steps}
+            case "None":
+                pass
+            case name:
+                raise DoubtfulValue(
+                    f"{name} with these arguments is not supported; set warmup_steps, decay and "
+                    "decay_steps of policy.schedule, critic.schedule or optimizer.schedule"
+                )
+    return found
+
+
+def read_prompt(value: Any) -> DottedOptions:
+    """Reads a prompt file, in which `{}` stands for the problem."""
+    try:
+        text = Path(value).read_text(encoding="utf-8")
+    except OSError:
+        raise DoubtfulValue("run convert in the folder of this path, or copy its text") from None
+    return {"data.prompt": re.sub(r"(?<!{){}(?!})", "{<data.train.input_key>}", text)}
+
+
 def convert_number(value: Any) -> Any:
     """Checks that a value is a number and not text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -130,6 +192,8 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "mapping": keep_value,
     "model": convert_model,
     "rows": convert_rows,
+    "test_rows": convert_test_rows,
+    "function": convert_function,
     "field": convert_field,
     "list": convert_list,
     "numbers": convert_range,
@@ -137,6 +201,9 @@ CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "bound": convert_bound,
     "count": convert_count,
     "number": convert_number,
+    "steps": convert_steps,
+    "schedules": convert_schedules,
+    "prompt": read_prompt,
 }
 TAKES_NULL = ("bound",)
 """Conversions for which null is a value, not a missing one."""

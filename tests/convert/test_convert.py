@@ -157,22 +157,80 @@ def test_openrlhf_nemo_rl_and_trl_configs_are_converted_to_expected_options(tmp_
     )
     options = recipe(converted(tmp_path, *CONFIGS["trl"]))
     assert options["dpo.global_batch_size"] == 32
-    assert (options["optimizer.schedule.decay"], options["optimizer.schedule.decay_steps"]) == (
-        "cosine",
-        500,
+
+
+ACTOR = "actor_rollout_ref.actor"
+SCHEDULES = {
+    "trl": ("", {"decay": "cosine", "warmup_steps": 0.1, "decay_steps": None}),
+    "trl: its default": ("lr_scheduler_type: cosine", {"decay": "linear"}),
+    "trl: WSD": (
+        "lr_scheduler_type=warmup_stable_decay lr_scheduler_kwargs.num_decay_steps=50",
+        {"decay": "cosine", "cooldown_steps": 50},
+    ),
+    "verl": (
+        f"{ACTOR}.optim.lr_warmup_steps_ratio=0.05 {ACTOR}.optim.lr_scheduler_type=cosine "
+        f"{ACTOR}.optim.min_lr_ratio=0.2",
+        {"decay": "cosine", "warmup_steps": 0.05, "final_fraction": 0.2},
+    ),
+    "openrlhf: its default": (
+        "",
+        {"decay": "cosine", "warmup_steps": 0.03, "final_fraction": 0.1},
+    ),
+    "nemo-rl": ("", {"decay": "constant", "warmup_steps": 50}),
+    "nemo-aligner": ("", {"decay": "cosine", "warmup_steps": 10}),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_schedule_of_other_library_is_converted(case: str, tmp_path: Path) -> None:
+    words, expected = SCHEDULES[case]
+    name, text, usual = CONFIGS[case.partition(":")[0]]
+    given = words.split() if "=" in words else []
+    text = text if given else text.replace(words, "")
+    options = recipe(converted(tmp_path, name, text, usual, *given))
+    [section] = [key.removesuffix(".lr") for key in options if key.endswith(".lr")]
+    assert expected == {key: options[f"{section}.schedule.{key}"] for key in expected}
+
+
+def test_command_of_a_trl_script_names_hub_data_and_functions(tmp_path: Path) -> None:
+    command = (
+        "python grpo.py --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/tldr "
+        "--eval_strategy steps --eval_steps 10 --reward_funcs my_lib.rewards.brief "
+        "--per_device_train_batch_size 8 --max_completion_length 64 --beta 0.04\n"
+    )
+    options = recipe(converted(tmp_path, "run.sh", command, "grpo"))
+    assert options["data.train"] == "hf:datasets/trl-lib/tldr"
+    assert options["data.validation"] == "hf:datasets/trl-lib/tldr/test"
+    assert (options["reward.type"], options["reward.function"]) == (
+        "python",
+        "my_lib.rewards:brief",
+    )
+    assert options["grpo.kl.estimator"] == "k3"
+
+
+@pytest.mark.parametrize("word", [f"{ACTOR}.kl_loss_type=low_var_kl", ""])
+def test_low_var_kl_of_verl_is_k3_whether_set_or_its_default(word: str, tmp_path: Path) -> None:
+    name, text, _ = CONFIGS["verl"]
+    text = text.replace(f"{ACTOR}.kl_loss_type=k3+", word)
+    assert recipe(converted(tmp_path, name, text))["grpo.kl.estimator"] == "k3"
+
+
+def test_prompt_file_of_nemo_rl_is_read_if_it_is_there(in_tmp: Path) -> None:
+    name, text, _ = CONFIGS["nemo-rl"]
+    word = "data.default.prompt_file=cot.txt"
+    missing = converted(in_tmp, name, text, "", word)
+    assert [entry.theirs for entry in missing.select_entries(KeyVerdict.LOOK)] == [
+        "data.default.prompt_file"
+    ]
+    Path("cot.txt").write_text("In \\boxed{{}}:\n{}")
+    assert recipe(converted(in_tmp, name, text, "", word))["data.prompt"] == (
+        "In \\boxed{{}}:\n{problem}"
     )
 
 
 LOOK = {
-    "a decay whose steps are unknown": ("trl", "", "max_steps=-1", "lr_scheduler_type"),
-    "a warm-up by share": ("trl", "", "", "warmup_ratio"),
     "a loss that is not here": ("trl", "", "loss_type=sapo", "loss_type"),
-    "a KL of another gradient": (
-        "verl",
-        "",
-        "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
-        "actor.kl_loss_type",
-    ),
+    "a KL of another gradient": ("verl", "", f"{ACTOR}.kl_loss_type=k1", "actor.kl_loss_type"),
     "an estimator that is not here": (
         "verl",
         "grpo",
@@ -186,7 +244,12 @@ LOOK = {
         "actor_rollout_ref.rollout.name=sglang",
         "rollout.name",
     ),
-    "schedules of torch": ("nemo-rl", "", "", "policy.scheduler"),
+    "another schedule of torch": (
+        "nemo-rl",
+        "",
+        "policy.scheduler=[{name: torch.optim.lr_scheduler.StepLR, kwargs: {step_size: 9}}]",
+        "policy.scheduler",
+    ),
     "experts": ("openrlhf", "", "actor.aux_loss_coef=0.01", "actor.aux_loss_coef"),
 }
 
@@ -240,9 +303,7 @@ def test_differing_defaults_of_other_library_are_reported(tmp_path: Path) -> Non
         "dpo.max_tokens: theirs is 1024 (max_length), ours has no default: the recipe has theirs"
         in lines
     )
-    assert (
-        "optimizer.schedule.decay: theirs is linear (lr_scheduler_type), ours is constant" in lines
-    )
+    assert "lr_scheduler_type (their default) = linear → optimizer.schedule.decay: linear" in lines
 
 
 def test_unknown_keys_and_two_keys_of_one_option_are_listed(tmp_path: Path) -> None:
@@ -282,6 +343,11 @@ REFUSED = {
     "not YAML": ("x: [1\n", "a.yaml", "a.yaml: line"),
     "no keys": ("[1]", "a.json", "has no keys"),
     "keys of nobody": ("x: 1\n", "a.yaml", "no library knows its keys"),
+    "a program": (
+        "import trl\n",
+        "sft.py",
+        "save its training command, such as the one in its doc",
+    ),
     "no algorithm": ("model_name_or_path: m\nlearning_rate: 1e-6\n", "a.yaml", "set --algorithm"),
 }
 
