@@ -154,13 +154,11 @@ def score_as_openrlhf(
 def test_rewards_guide_functions_give_expected_scores(
     run_block: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, of_verl, of_trl, of_openrlhf, batch, slow, several = python_of("rewards")
+    one, of_trl, of_openrlhf, batch, slow, several = python_of("rewards")
     score = run_block(one)["short_and_right"]
     assert score("2 + 2 =", "", "4", {}) is None
     assert score("2 + 2 =", " 4", "4", {}) == pytest.approx(0.998)
-    verl_row = {"data_source": "sums", "reward_model": {"ground_truth": "4"}, "extra_info": {}}
-    assert run_block(of_verl)["from_verl"]("2 + 2 =", " 4", "", verl_row) == 1.0
-    assert run_block(of_trl)["short"]("2 + 2 =", " 4", "4", {"prompt": []}) == pytest.approx(-0.002)
+    assert run_block(of_trl)["brief"]([[{"content": " 4"}]], solution=["4"]) == [-0.002]
     monkeypatch.setitem(sys.modules, "reward_func", SimpleNamespace(reward_func=score_as_openrlhf))
     wrapped = run_block(of_openrlhf)["from_openrlhf"]
     assert [wrapped("2 + 2 =", said, " 4", {}) for said in (" 4", " 5")] == [1.0, 0.0]
