@@ -38,7 +38,7 @@ STYLE = """
   .criticfill { fill: #8250df }
   .gap { stroke: #1a7f37; fill: none; stroke-width: 1.8 }
   .gapfill { fill: #1a7f37 }
-  .bound { stroke: #cf222e; stroke-width: 1.5; stroke-dasharray: 6 4 }
+  .bound { stroke: #cf222e; fill: none; stroke-width: 1.5; stroke-dasharray: 6 4 }
   .boundfill { fill: #cf222e }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d }

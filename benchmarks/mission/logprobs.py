@@ -347,7 +347,7 @@ def draw(found: dict[str, Any]) -> str:
     }
     most = max(ratio for own in ratios.values() for ratio in own.values())
     place: Callable[[float], float] = lambda ratio: left + (right - left) * ratio / most  # noqa: E731
-    bottom = top + 26 * len(kernels)
+    bottom = top + 30 * len(kernels)
     parts = [
         (
             '<text class="title" x="20" y="20">CPU time of a function, as a multiple of '
@@ -363,9 +363,9 @@ def draw(found: dict[str, Any]) -> str:
         "= 1</text>"
     )
     for number, (name, own) in enumerate(ratios.items()):
-        y = top + 26 * number
+        y = top + 30 * number
         parts.append(
-            f'<text class="small" x="{left - 8}" y="{y + 10}" '
+            f'<text class="small" x="{left - 8}" y="{y + 15}" '
             f'text-anchor="end">{escape(name)}</text>'
         )
         sides = {
@@ -375,10 +375,10 @@ def draw(found: dict[str, Any]) -> str:
         for row, (style, ratio) in enumerate(sides.items()):
             if ratio is not None:
                 parts.append(
-                    f'<rect class="{style}" x="{left}" y="{y + 9 * row}" '
-                    f'width="{place(ratio) - left:.1f}" height="8"/>'
+                    f'<rect class="{style}" x="{left}" y="{y + 12 * row}" '
+                    f'width="{place(ratio) - left:.1f}" height="11"/>'
                     f'<text class="small" x="{place(ratio) + 4:.1f}" '
-                    f'y="{y + 9 * row + 8}">{ratio:.1f}</text>'
+                    f'y="{y + 12 * row + 10}">{ratio:.1f}</text>'
                 )
     parts.append(f'<text class="sampledfill" x="20" y="{bottom + 36}">plain autograd</text>')
     if peer:

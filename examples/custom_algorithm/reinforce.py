@@ -79,7 +79,7 @@ class Reinforce(rl.Algorithm):
             step=Step(self, setup, policy, critic, collector, agreement),
             run_length=rl.measure_run_length(self, len(prompts), self.num_prompts_per_step),
             state={"policy": policy, "critic": critic},
-            validate=rl.validate_figures(validate),
+            validate=validate,
             data=rl.describe(prompts, "prompts"),
             held_out=None if held_out is None else rl.describe(held_out, "prompts"),
             agreement=agreement,

@@ -42,18 +42,11 @@ def describe(rows: PromptRows | DemonstrationRows | PairRows, plural: str) -> st
     return f"{len(rows)} {noun} ({rows.selection.skipped_summary})"
 
 
-def validate_figures(
-    measure: Callable[[int], Metrics] | None, version: Callable[[int], int] = int
-) -> ValidationFunction | None:
-    """Converts a measurement to a validation without samples; None stays None.
-
-    Args:
-        measure: Measures the weights of a version.
-        version: The version after a number of steps.
-    """
+def validate_figures(measure: Callable[[int], Metrics] | None) -> ValidationFunction | None:
+    """Converts a measurement to a validation without samples; None stays None."""
     if measure is None:
         return None
-    return lambda step: Validation(measure(version(step)))
+    return lambda step: Validation(measure(step))
 
 
 def measure_run_length(
@@ -148,11 +141,13 @@ def measure_answers(
     reward: RewardSection | None,
     environment: EnvironmentSection | None = None,
     own: RewardSection | None = None,
-) -> Callable[[int], Metrics] | None:
+) -> ValidationFunction | None:
     """Builds a validation that samples answers to held-out prompts and grades them.
 
+    It logs the answers to the first prompts, the same ones each time.
+
     Args:
-        recipe: Recipe with the number of prompts.
+        recipe: Recipe with the number of prompts and of logged samples.
         setup: Setup with the model.
         prompts: Held-out prompts; None: no validation.
         collector: Samples with the current policy, and scores.
@@ -170,10 +165,12 @@ def measure_answers(
     sampling = setup.source.sampling(asked)
     graded.require_passes(asked, "validation_sampling")
 
-    def validate_answers(version: int) -> Metrics:
+    def validate_answers(version: int) -> Validation:
         with collector.engine.at(version):
             samples, judging = sample_answers(collector, rows, 0, sampling, asked.num_samples)
-        return (graded.compute_metrics(samples, asked.ks) + judging).with_prefix("validation")
+        metrics = graded.compute_metrics(samples, asked.ks) + judging
+        logged = [sample.to_row() for sample in samples[: recipe.run.num_logged_samples]]
+        return Validation(metrics.with_prefix("validation"), logged)
 
     return validate_answers
 
@@ -187,14 +184,14 @@ class SampledAnswers:
         held_out: The held-out prompts; None: no validation.
         collector: Samples with the current policy, and scores.
         agreement: Compares learner and sampler.
-        measure: Validates the weights of a version; None: no validation.
+        validate: Validates the weights of a version; None: no validation.
     """
 
     rows: PromptRows
     held_out: PromptRows | None
     collector: RolloutCollector
     agreement: Agreement
-    measure: Callable[[int], Metrics] | None
+    validate: ValidationFunction | None
 
 
 def open_sampling(
@@ -233,7 +230,7 @@ def open_sampling(
         engine, rows, reward, setup.source.decode, recipe.seed, episodes, best_reward
     )
     agreement = build_agreement(recipe, setup, policy, engine, cure)
-    measure = measure_answers(
+    validate = measure_answers(
         recipe,
         setup,
         held_out,
@@ -243,7 +240,7 @@ def open_sampling(
         grades,
         own,
     )
-    return SampledAnswers(rows, held_out, collector, agreement, measure)
+    return SampledAnswers(rows, held_out, collector, agreement, validate)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class RunSection(Section):
         description="save and stop before this many seconds; rerun the command to resume",
     )
     num_logged_samples: NonNegativeInt = Field(
-        default=8, description="responses per step written to samples.jsonl"
+        default=8, description="responses per step and validation written to samples.jsonl"
     )
     folder: LocalPath | None = Field(
         default=None, description="run folder; null: runs/<recipe>-<changed options>-<hash>"

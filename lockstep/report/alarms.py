@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 MetricRow = Mapping[str, float]
@@ -19,7 +19,7 @@ _CLAMPED = 0.25
 _WINDOW = 20
 """Maximum number of steps that a rule reads, such as to compare truncated responses."""
 _LEAST = 10
-"""Steps that a comparison needs; also the number of healthy steps that end its alarm."""
+"""Steps that a comparison needs; also the healthy steps after which an alarm is noted again."""
 _RISE = 0.1
 """Significant rise of the share of truncated responses between a window's halves."""
 _ERRORS = 4.0
@@ -36,27 +36,30 @@ _LEFT_OUT = {
 
 @dataclass(frozen=True)
 class RunAlarm:
-    """A range of steps in which something was wrong.
+    """The steps in which one thing was wrong.
 
     Attributes:
         metric: The metric that shows it, whose chart is marked.
-        first: First step.
-        last: Last step.
-        text: A sentence about it.
+        steps: The steps, in order.
+        text: A sentence about the last of them.
     """
 
     metric: str
-    first: int
-    last: int
+    steps: tuple[int, ...]
     text: str
 
     @property
     def sentence(self) -> str:
-        """The steps and the problem, for a terminal."""
-        if self.first == self.last:
-            when = f"step {self.first}"
+        """The steps and the problem."""
+        first = self.steps[0]
+        last = self.steps[-1]
+        count = len(self.steps)
+        if count == 1:
+            when = f"step {first}"
+        elif count > last - first:
+            when = f"steps {first} to {last}"
         else:
-            when = f"steps {self.first} to {self.last}"
+            when = f"{count} steps between {first} and {last}"
         return f"{when}: {self.text}"
 
 
@@ -67,16 +70,14 @@ class _AlarmRule:
     Attributes:
         metric: The metric to read; lines without it are ignored.
         describe: Describes the problem in the last of some lines; empty if there is none.
-        quiet: Number of healthy steps that end an alarm.
     """
 
     metric: str
     describe: Callable[[Sequence[MetricRow]], str]
-    quiet: int = 1
 
 
 def find_alarms(rows: Sequence[MetricRow]) -> list[RunAlarm]:
-    """Finds alarms in lines of metrics, ordered by first step."""
+    """Finds alarms in lines of metrics, one per rule, ordered by first step."""
     rules = list(_RULES)
     for name in dict.fromkeys(chain.from_iterable(rows)):
         if name.rsplit("/", 1)[-1] in _LEARNED:
@@ -89,8 +90,15 @@ def find_alarms(rows: Sequence[MetricRow]) -> list[RunAlarm]:
             )
     found: list[RunAlarm] = []
     for rule in rules:
-        found += _find_stretches(rows, rule)
-    return sorted(found, key=lambda alarm: alarm.first)
+        own = [row for row in rows if rule.metric in row]
+        texts: dict[int, str] = {}
+        for end, row in enumerate(own, 1):
+            text = rule.describe(own[max(0, end - _WINDOW) : end])
+            if text:
+                texts[int(row["step"])] = text
+        if texts:
+            found.append(RunAlarm(rule.metric, tuple(texts), text=list(texts.values())[-1]))
+    return sorted(found, key=lambda alarm: alarm.steps)
 
 
 class LiveAlarms:
@@ -109,28 +117,10 @@ class LiveAlarms:
         """Adds the metrics of a step."""
         self._rows.append({**values, "step": step})
         for alarm in find_alarms(list(self._rows)):
-            if alarm.last == step and not alarm.metric.startswith(_NOTED):
+            if alarm.steps[-1] == step and not alarm.metric.startswith(_NOTED):
                 if step - self._heard.get(alarm.metric, -_LEAST) >= _LEAST:
                     self._note(f"ALARM, step {step}: {alarm.text}")
                 self._heard[alarm.metric] = step
-
-
-def _find_stretches(rows: Sequence[MetricRow], rule: _AlarmRule) -> Iterator[RunAlarm]:
-    own = [row for row in rows if rule.metric in row]
-    found: RunAlarm | None = None
-    for end, row in enumerate(own, 1):
-        step = int(row["step"])
-        text = rule.describe(own[max(0, end - _WINDOW) : end])
-        if text:
-            if found is None:
-                found = RunAlarm(rule.metric, step, step, text)
-            else:
-                found = replace(found, last=step)
-        elif found is not None and step - found.last >= rule.quiet:
-            yield found
-            found = None
-    if found is not None:
-        yield found
 
 
 def _describe_equal(window: Sequence[MetricRow]) -> str:
@@ -211,8 +201,8 @@ def _build_line_rule(
 
 _RULES = (
     _AlarmRule("train/reward", _describe_equal),
-    _AlarmRule("train/reward", _describe_excess, _LEAST),
-    _AlarmRule("train/truncated", _describe_quitting, _LEAST),
+    _AlarmRule("train/reward", _describe_excess),
+    _AlarmRule("train/truncated", _describe_quitting),
     _build_line_rule(
         "train/truncated",
         lambda row: row["train/truncated"] >= 1 and not row.get("train/cut_off_as_is"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,10 @@ def read_overview(folder: Path) -> dict[str, Any]:
         else {"level": certificate.level, "sentence": certificate.sentence},
         "headlines": [f"{label.strip()} {text}" for label, text in list_headlines(rows)],
         "best": best,
-        "alarms": [asdict(alarm) for alarm in find_alarms(rows)],
+        "alarms": [
+            {"metric": alarm.metric, "steps": alarm.steps, "sentence": alarm.sentence}
+            for alarm in find_alarms(rows)
+        ],
         "state": state.word,
         "about_state": state.text,
         "step": step,

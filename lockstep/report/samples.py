@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ _PAIR = (
 )
 _PART = "reward/"  # prefix of the parts of a sum of rewards
 _BEGINNING = 96  # characters of each response in the index
+_NO_GAP = -10
 _TOKENS_PER_BLOCK = 16384
 _ROWS_PER_BLOCK = 1024
 
@@ -36,8 +39,8 @@ def pack_samples(folder: Path, store: StoreFunction) -> bytes:
     The index has a row per sample, in the order of the log, with the columns `step`, `score`,
     `shaped_score`, `tokens`, `truncated`, `held_out` (1 for a held-out prompt), `prompt` (a
     number), `block` and `place` (its row in the block); and in its header the `prompts` (`id` and
-    beginning of each) and the `responses`' beginnings, one per line. Values that a row of the log
-    lacks are null.
+    beginning of each), the `responses`' beginnings, one per line, and the `gaps`: how many trained
+    tokens have a |Δ| of each power of ten. Values that a row of the log lacks are null.
 
     Raises:
         InputError: A column of a response's tokens has a different length.
@@ -47,6 +50,7 @@ def pack_samples(folder: Path, store: StoreFunction) -> bytes:
     }
     prompts: dict[str, tuple[int, str]] = {}
     responses: list[str] = []
+    gaps: Counter[int] = Counter()
     number = 0
     block = _SampleBlock()
     for row, _ in read_lines(folder / SAMPLES):
@@ -60,13 +64,20 @@ def pack_samples(folder: Path, store: StoreFunction) -> bytes:
         for name, value in {**own, "block": number, "place": len(block.rows)}.items():
             index[name].append(value)
         responses.append(_shorten_text(_find_response(row)))
+        gaps.update(_list_gaps(row.get("token") or {}))
         block.add_row(row)
     if block.rows:
         store(number, block.pack_block())
     named = [[name, _shorten_text(prompt)] for name, (_, prompt) in prompts.items()]
-    return _pack_table(
-        {"count": len(responses), "prompts": named, "responses": "\n".join(responses)}, index
-    )
+    header = {"count": len(responses), "prompts": named, "responses": "\n".join(responses)}
+    return _pack_table({**header, "gaps": sorted(gaps.items())}, index)
+
+
+def _list_gaps(token: Mapping[str, Any]) -> Iterator[int]:
+    """The power of ten of each trained token's |Δ|; for 0, `_NO_GAP`."""
+    for gap, trained in zip(token.get("gap", ()), token.get("mask", ()), strict=False):
+        if trained and isinstance(gap, float) and math.isfinite(gap):
+            yield max(_NO_GAP + 1, math.floor(math.log10(abs(gap)))) if gap else _NO_GAP
 
 
 _SampleNumber = Literal["Infinity", "-Infinity"] | float | bool | None

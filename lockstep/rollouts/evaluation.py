@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter, itemgetter
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -67,6 +67,20 @@ class GradedSample:
     tokens: int
     truncated: bool
     parts: Mapping[str, float | None] = field(default_factory=dict)
+
+    def to_row(self) -> dict[str, Any]:
+        """A row of the sample log, of a held-out prompt."""
+        return {
+            "held_out": True,
+            "id": self.id,
+            "prompt": self.prompt,
+            "response": self.response,
+            "answer": self.answer,
+            "score": self.score,
+            **{f"{PART}{name}": score for name, score in self.parts.items()},
+            "tokens": self.tokens,
+            "truncated": self.truncated,
+        }
 
 
 def sample_answers(
@@ -210,12 +224,12 @@ class GradingRule:
             questions.append([sample for sample in own if sample.score is not None])
         if self.graded:
             rewards = _question_means((sample.question, sample.score) for sample in samples)
-            figures["reward"] = mean(rewards)
+            figures["reward"] = _estimate_reward(rewards)
         for name in dict.fromkeys(chain.from_iterable(sample.parts for sample in samples)):
             rewards = _question_means(
                 (sample.question, sample.parts.get(name)) for sample in samples
             )
-            figures[f"{PART}{name}"] = mean(rewards)
+            figures[f"{PART}{name}"] = _estimate_reward(rewards)
         for k in ks if self.pass_score is not None else ():
             enough = [own for own in questions if len(own) >= k]
             figures[f"pass@{k}"] = share(
@@ -301,6 +315,13 @@ def length_metrics(samples: Sequence[GradedSample]) -> Metrics:
         response_length_max=Max(max(tokens)),
         truncated=Mean(sum(sample.truncated for sample in samples), len(samples)),
     )
+
+
+def _estimate_reward(rewards: Sequence[float]) -> MeanEstimate:
+    """The mean reward of a question; its interval stays in [0, 1] if all rewards are there."""
+    if all(0.0 <= reward <= 1.0 for reward in rewards):
+        return share(rewards)
+    return mean(rewards)
 
 
 def _question_means(rewards: Iterable[tuple[int, float | None]]) -> list[float]:

@@ -268,6 +268,15 @@ def test_held_out_view_lists_validations_newest_first(written: Written, opened: 
     assert rows(page, 1) == ["", "held out", "", "held out", "held out"]
 
 
+def test_held_out_view_lists_responses_with_scores_and_answers(
+    written: Written, opened: Opened
+) -> None:
+    held_out = sample("4", 0.5, held_out=True, truncated=True)
+    page = opened(page_of(written(samples=[[sample("9")], [held_out]])), "heldout")
+    cells = page.locator("#heldout td").all_inner_texts()
+    assert cells == ["What is 4 and 5?", "4", "0.5, cut off", "#### 9"]
+
+
 def test_report_command_writes_single_html_file(
     written: Written, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

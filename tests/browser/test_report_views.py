@@ -5,12 +5,13 @@ differs.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
-from report_pages import METRICS, page_of, rows, sample, traces
+from report_pages import METRICS, page_of, rows, sample, token_columns, traces
 
 from lockstep.cli import main
 from lockstep.monitor.agreement import ExactnessCertificate
@@ -64,6 +65,7 @@ def test_agreement_view_shows_certificate_level_and_compared_tokens(
     page = opened(page_of(*runs), "agreement")
     first, second = page.locator(".certificate").all()
     assert first.locator(".badge.pass").inner_text() == "E2"
+    assert page.locator(".run .badge").all_inner_texts() == ["AGREE", "E2", "AGREE", "E1"]
     assert "exact: exact: 20 tokens compared, 0 not bitwise equal" in first.inner_text()
     assert second.locator(".badge.open").inner_text() == "E1"
     assert "bounded, not exact: 20 tokens compared, 3 not bitwise equal" in second.inner_text()
@@ -95,9 +97,40 @@ def test_agreement_breach_is_marked_in_chart_and_listed_in_alarms(
     assert (mark["x"], mark["y"]) == ([2, 3], [1.2, 1.1])
     assert page.locator(f"[data-metric='{metric}'] .badge").first.inner_text() == "DISAGREE"
     assert (
-        "steps 2 to 3: sampler and learner disagree: mean e^|Δ| 1.2"
+        "steps 2 to 3: sampler and learner disagree: mean e^|Δ| 1.1"
         in page.locator("#alarms").inner_text()
     )
+
+
+def test_agreement_view_counts_trained_tokens_by_size_of_gap(
+    written: Written, opened: Opened
+) -> None:
+    gaps = [0.0, 2e-7, -3e-7, 4e-6, math.nan, 0.5]
+    token = token_columns(["t"] * 6, gap=gaps) | {"mask": [1, 1, 1, 1, 1, 0]}
+    page = opened(
+        page_of(written(metrics=agreeing(1.0), samples=[[sample(token=token)] * 2], agreement={})),
+        "agreement",
+    )
+    table = page.locator("#agreement table").nth(1)
+    counted = [line for line in table.locator("td").all_inner_texts() if line]
+    sizes = ["0", "2", "below 1e−8", "0", "1e−8 to 1e−7", "0"]
+    assert counted == [*sizes, "1e−7 to 1e−6", "4", "1e−6 to 1e−5", "2"]
+
+
+def test_every_metric_has_one_card_and_all_cards_are_printed(
+    written: Written, opened: Opened
+) -> None:
+    metrics = [{"train/reward": 0.1 * step, f"train/extra_{step}": 1.0} for step in range(30)]
+    page = opened(page_of(written(metrics=metrics)))
+    traces(page, "train/reward")
+    assert page.locator("[data-metric='train/reward']").count() == 1
+    empty = (
+        "() => [...document.querySelectorAll('.cards .chart')]"
+        ".filter((chart) => !chart.querySelector('canvas')).length"
+    )
+    assert page.evaluate(empty) > 0
+    page.pdf()
+    assert page.evaluate(empty) == 0
 
 
 def test_samples_are_grouped_by_prompt_and_first_is_open(written: Written, opened: Opened) -> None:

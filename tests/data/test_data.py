@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 from killing import copy_unfinished
 from pyarrow import parquet
-from row_files import read_rows
+from row_files import read_trained
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -47,8 +47,7 @@ def files(in_tmp: Path) -> None:
 
 def drawn(folder: str) -> list[str]:
     """The ids of the prompts of a run that logs all samples; each is answered twice."""
-    rows = read_rows(Path(folder, "samples.jsonl"))
-    return [row["id"] for row in rows if row["step"]][::2]
+    return [row["id"] for row in read_trained(Path(folder, "samples.jsonl"))][::2]
 
 
 @pytest.mark.usefixtures("files")

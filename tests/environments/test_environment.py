@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from killing import started, wait_for
-from row_files import read_rows
+from row_files import read_trained
 from tiny_recipe import RECIPE, REWARDS
 from training import train_rows
 
@@ -93,7 +93,7 @@ def test_ppo_and_grpo_raise_environment_reward(run: Run, recipe: str) -> None:
 
 def test_observation_tokens_are_logged_but_masked_from_training(run: Run) -> None:
     run("grpo", "run.max_steps=1")
-    shown = read_rows("run/samples.jsonl")
+    shown = read_trained("run/samples.jsonl")
     played = [sample for sample in shown if 0 in sample["token"]["mask"]]
     assert played
     for sample in played:

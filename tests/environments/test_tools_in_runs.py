@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from row_files import read_rows, write_rows
+from row_files import read_trained, write_rows
 from tiny_recipe import GRPO, RECIPE
 from tool_worlds import CALLS, QWEN, WORLDS
 from training import train_rows
@@ -75,7 +75,7 @@ def test_policy_learns_tool_calls_and_python_trainer_gives_same_first_step(
     )
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in rows)
     assert rows[0]["train/tool_calls"] > 0 < rows[0]["train/malformed_calls"] < 1
-    samples = read_rows("run/samples.jsonl")
+    samples = read_trained("run/samples.jsonl")
     assert all(
         sample["prompt"].startswith("<|im_start|>system\nadd\nhalve\n<|im_end|>\n")
         for sample in samples

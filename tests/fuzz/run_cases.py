@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from row_files import read_rows
 from safetensors.torch import load_file, save_file
 from workspace import Spoil, write
 
@@ -70,8 +71,9 @@ def token(**columns: Any) -> Spoil:
     """Changes columns of the tokens of the first sample."""
 
     def spoil(folder: Path) -> None:
-        row = json.loads((folder / "run/samples.jsonl").read_text().splitlines()[0])
-        line("run/samples.jsonl", 0, {"token": row["token"] | columns})(folder)
+        rows = read_rows(folder / "run/samples.jsonl")
+        number = next(number for number, row in enumerate(rows) if "token" in row)
+        line("run/samples.jsonl", number, {"token": rows[number]["token"] | columns})(folder)
 
     return spoil
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ def rows(**columns: list[float]) -> list[dict[str, float]]:
     ]
 
 
-def test_consecutive_agreement_breaches_give_one_alarm() -> None:
+def test_agreement_breaches_give_one_alarm_with_a_count() -> None:
     found = find_alarms(
         rows(
             agreement__token_mult_prob_error=[1.0, 1.2, 1.3, 1.0, 1.4],
@@ -29,16 +30,19 @@ def test_consecutive_agreement_breaches_give_one_alarm() -> None:
             agreement__breach=[0, 1, 1, 0, 1],
         )
     )
-    assert [(alarm.first, alarm.last) for alarm in found] == [(2, 3), (5, 5)]
-    assert found[0].text == "sampler and learner disagree: mean e^|Δ| 1.2, bound 1.001"
-    assert {alarm.metric for alarm in found} == {"agreement/token_mult_prob_error"}
+    (alarm,) = found
+    assert alarm.metric == "agreement/token_mult_prob_error"
+    disagree = "sampler and learner disagree: mean e^|Δ| 1.4, bound 1.001"
+    assert alarm.sentence == f"3 steps between 2 and 5: {disagree}"
+    assert replace(alarm, steps=(2, 3)).sentence == f"steps 2 to 3: {disagree}"
+    assert replace(alarm, steps=(5,)).sentence == f"step 5: {disagree}"
 
 
 def test_watch_alarm_and_non_finite_metrics_give_alarms() -> None:
     found = find_alarms(
         rows(watch__alarm=[0, 1], policy__loss=[0.1, math.nan], critic__grad_norm=[math.inf, 1.0])
     )
-    assert [(alarm.metric, alarm.first) for alarm in found] == [
+    assert [(alarm.metric, alarm.steps[0]) for alarm in found] == [
         ("critic/grad_norm", 1),
         ("watch/alarm", 2),
         ("policy/loss", 2),
@@ -99,7 +103,7 @@ def excess(reward: list[float], error: float) -> list[tuple[int, int]]:
             train__reward_error=[error] * count,
         )
     )
-    return [(alarm.first, alarm.last) for alarm in found]
+    return [(alarm.steps[0], alarm.steps[-1]) for alarm in found]
 
 
 def test_reward_above_declared_best_gives_alarm() -> None:

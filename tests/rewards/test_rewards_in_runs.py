@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from judge_server import JudgeServer, serve_judge
-from row_files import read_rows
+from row_files import read_trained
 from tiny_recipe import GRPO, RECIPE, REWARDS, SELF_REWARDING
 from training import step_rows, train_rows
 
@@ -43,7 +43,7 @@ def test_sum_reward_logs_each_part_and_excludes_responses_without_verdict() -> N
         GRPO, {"type": "sum", "parts": parts}, "run.max_steps=1", "run.num_logged_samples=16"
     )
     [row] = step_rows(rows)
-    samples = read_rows("run/samples.jsonl")
+    samples = read_trained("run/samples.jsonl")
     scored = [sample for sample in samples if sample["score"] is not None]
     assert len(samples) == 16
     assert 0 < row["train/no_verdict"] == row["reward_no_verdict/rare"] == 16 - len(scored)
@@ -112,7 +112,7 @@ def test_initial_model_as_judge_gives_equal_rewards_to_equal_responses() -> None
         RECIPE, reward, "run.max_steps=1", "sampling.max_tokens=1", "run.num_logged_samples=16"
     )
     [row] = [row for row in rows if "reward/judge" in row]
-    samples = read_rows("run/samples.jsonl")
+    samples = read_trained("run/samples.jsonl")
     alike: dict[tuple[str, str], set[float | None]] = {}
     for sample in samples:
         alike.setdefault((sample["prompt"], sample["response"]), set()).add(sample["reward/judge"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from row_files import read_rows, write_rows
+from row_files import read_trained, write_rows
 from training import step_rows
 
 from lockstep.inference.eval_recipe import eval_recipe
@@ -58,7 +58,7 @@ def test_ppo_scores_each_row_with_its_verifier_and_counts_missing_verdicts(run: 
     trained = step_rows(rows)
     # 2 prompts of 8 have none, answered twice
     assert [row["train/no_verdict"] for row in trained] == [4, 4]
-    samples = read_rows("run/samples.jsonl")
+    samples = read_trained("run/samples.jsonl")
     assert {
         sample["score"] for sample in samples if sample["id"] in ("rows.jsonl:2", "rows.jsonl:6")
     } == {0.5}

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.objectives.estimates import MeanEstimate
 from lockstep.rewards.math_reward import MathReward
 from lockstep.rewards.options import RewardSection
 from lockstep.rollouts.evaluation import GradedSample, GradingRule, grading, name_votes
@@ -75,6 +76,16 @@ def test_graded_rewards_have_mean_and_pass_at_k_only_with_pass_score() -> None:
         "pass@2": 1.0,
     }
     assert passing["pass@2"].questions == 1
+
+
+def test_interval_of_rewards_in_unit_range_stays_in_it() -> None:
+    def measure(*scores: float) -> MeanEstimate:
+        samples = [one for i, score in enumerate(scores) for one in question(i, (score, None))]
+        return GradingRule(None, majority=False, graded=True).compute_figures(samples, ())["reward"]
+
+    nearly = measure(*[1.0] * 20, 0.9)
+    assert 0.9 < nearly.low < nearly.value < nearly.high <= 1.0
+    assert measure(*[1.0] * 20, 1.1).high > 1.0
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_resumed_exact_run_keeps_earlier_mismatches_and_logs_no_drift_metrics(
     assert [bool(mismatches) for mismatches in counted] == [False, False, True, False]
     assert (found["level"], found["mismatches"]) == ("E1", sum(counted))
     assert [
-        alarm.first for alarm in find_alarms(rows) if alarm.metric == "agreement/mismatches"
+        alarm.steps[0] for alarm in find_alarms(rows) if alarm.metric == "agreement/mismatches"
     ] == [3]
 
 

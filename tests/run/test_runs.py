@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from row_files import read_rows
+from row_files import read_trained
 from safetensors.torch import load_file
 from training import assert_alike, step_rows, train_rows
 
@@ -68,7 +68,7 @@ def test_ppo_gsm8k_recipe_trains_real_model_with_sampler_learner_agreement(
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in steps)
     assert all(row["agreement/token_mult_prob_error"] < 1 + 1e-5 for row in steps)
     assert all(row["critic/grad_norm"] > 0 for row in steps)
-    samples = read_rows("gsm8k/samples.jsonl")
+    samples = read_trained("gsm8k/samples.jsonl")
     assert len(samples) == 24
     assert all(sample["tokens"] <= 64 for sample in samples)
 

@@ -20,7 +20,6 @@ from lockstep.algorithms.opening import (
     measure_answers,
     measure_run_length,
     open_held_out,
-    validate_figures,
 )
 from lockstep.algorithms.policy_gradient.step import split_minibatches
 from lockstep.algorithms.rows import open_demonstrations, open_prompts
@@ -123,12 +122,12 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
     run_length = measure_run_length(
         recipe, len(rows), options.num_prompts_per_step, trains_rest=True
     )
-    measure = None
+    validate = None
     if engine is not None and held_out is not None:
         collector = RolloutCollector(engine, held_out, NoReward(), setup.source.decode, recipe.seed)
         reward = recipe.validation_reward
         section = recipe.validation_sampling
-        measure = measure_answers(recipe, setup, held_out, collector, section, None, own=reward)
+        validate = measure_answers(recipe, setup, held_out, collector, section, None, own=reward)
     agreement = None
     if isinstance(rows, DemonstrationRows):
         source = rows
@@ -148,7 +147,7 @@ def open_distill(recipe: DistillRecipe, setup: Setup) -> Job:
         ),
         run_length=run_length,
         state={"policy": policy},
-        validate=validate_figures(measure),
+        validate=validate,
         data=describe(rows, "rows" if isinstance(rows, DemonstrationRows) else "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         agreement=agreement,

@@ -17,7 +17,6 @@ from lockstep.algorithms.opening import (
     describe,
     measure_run_length,
     open_sampling,
-    validate_figures,
     with_reference,
 )
 from lockstep.algorithms.setup import Setup
@@ -99,7 +98,7 @@ def open_online_dpo(recipe: OnlineDPORecipe, setup: Setup) -> Job:
         step=OnlineDPOStep(sample, reference, run_length, loss, recipe.run.num_logged_samples),
         run_length=run_length,
         state={"policy": policy},
-        validate=validate_figures(parts.measure),
+        validate=parts.validate,
         data=describe(parts.rows, "prompts"),
         held_out=None if parts.held_out is None else describe(parts.held_out, "prompts"),
         agreement=parts.agreement,

@@ -10,7 +10,6 @@ from lockstep.algorithms.opening import (
     describe,
     measure_run_length,
     open_sampling,
-    validate_figures,
 )
 from lockstep.algorithms.policy_gradient.ahead import OneStepAhead
 from lockstep.algorithms.policy_gradient.options import PolicyGradientRecipe
@@ -80,6 +79,8 @@ def open_policy_gradient(
     )
     parts = build_parts(workers)
     held_out = sampled.held_out
+    measure = sampled.validate
+    validate = None if measure is None else lambda step: measure(parts.version(step))
 
     def run_step(step: int, position: int) -> StepResult:
         # y ~ π_old(·|x), r
@@ -91,7 +92,7 @@ def open_policy_gradient(
         step=run_step,
         run_length=measure_run_length(recipe, len(sampled.rows), size),
         state={"policy": policy, **parts.state},
-        validate=validate_figures(sampled.measure, parts.version),
+        validate=validate,
         data=describe(sampled.rows, "prompts"),
         held_out=None if held_out is None else describe(held_out, "prompts"),
         agreement=sampled.agreement,

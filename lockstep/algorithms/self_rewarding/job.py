@@ -171,10 +171,8 @@ def _build_reward_validation(
     """Builds the validation of held-out answers by a reward instead of the policy's judgment."""
     reward = recipe.validation_reward
     rows = None if reward is None else open_held_out(recipe, setup, reward)
-    return validate_figures(
-        measure_answers(
-            recipe, setup, rows, collector, recipe.validation_sampling, None, own=reward
-        )
+    return measure_answers(
+        recipe, setup, rows, collector, recipe.validation_sampling, None, own=reward
     )
 
 

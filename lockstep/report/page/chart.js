@@ -52,8 +52,16 @@ class Chart {
     this.isStale = false;
     await plotting();
     await new Promise((resolve) => setTimeout(resolve)); // so that charts appear one by one
+    this.drawNow();
+  }
+
+  drawNow() {
+    this.isStale = false;
     this.draw(this.traces(), merged(Chart.common(), this.layout()));
   }
+
+  /** Draws the charts on paper that were never in sight; the library is there when any was. */
+  static drawAll = () => window.uPlot && Chart.all.filter((chart) => chart.isStale && chart.place.clientWidth).forEach((chart) => chart.drawNow());
 
   draw(traces, layout) {
     hideChartTip();

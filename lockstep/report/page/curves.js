@@ -65,8 +65,8 @@ function bestMark(run, metric) {
 /** A red dot at each step of an alarm. */
 function alarmMarks(run, metric) {
   const { step, value } = run.metrics[metric];
-  const isAlarm = (at) => run.alarms?.some((alarm) => alarm.metric === metric && alarm.first <= at && at <= alarm.last);
-  const places = step.map((_, i) => i).filter((i) => isAlarm(step[i]) && value[i] !== null);
+  const alarmed = new Set(run.alarms.filter((alarm) => alarm.metric === metric).flatMap((alarm) => alarm.steps));
+  const places = step.map((_, i) => i).filter((i) => alarmed.has(step[i]) && value[i] !== null);
   if (!places.length) return [];
   return [{ x: places.map((i) => step[i]), y: places.map((i) => value[i]), name: `${run.name}, alarm`, mode: "markers", silent: true, marker: { size: 8, color: themeColour("--fail") } }];
 }
@@ -121,12 +121,14 @@ function verdicts(metric) {
 
 const agreementBadge = (word) => element(`span.badge.${{ AGREE: "pass", DISAGREE: "fail" }[word] ?? "open"}`, {}, word);
 
+const certificateBadge = (level) => element(`span.badge.${/^E[23]/.test(level) ? "pass" : "open"}`, {}, level);
+
 /** The level of a run's certificate, and what it rests on. */
 function certificateOf(run) {
   const { level, sentence } = run.certificate;
   const name = state.runs.length > 1 ? `${run.name}: ` : "";
   const told = visible(sentence.slice(sentence.indexOf(", ") + 2));
-  return element("p.lead.certificate", {}, element(`span.badge.${level === "E2" ? "pass" : "open"}`, {}, level), ` ${name}${told}`);
+  return element("p.lead.certificate", {}, certificateBadge(level), ` ${name}${told}`);
 }
 
 const shownGaps = (metric) =>
@@ -157,7 +159,7 @@ function metricGroups() {
   const prefixes = [...new Set([...GROUPS, ...names.map(prefix)])];
   return [
     ["headlines", HEADLINES.filter((name) => names.includes(name))],
-    ...prefixes.map((group) => [group, names.filter((name) => prefix(name) === group)]),
+    ...prefixes.map((group) => [group, names.filter((name) => prefix(name) === group && !HEADLINES.includes(name))]),
   ].filter(([, members]) => members.length);
 }
 
@@ -224,20 +226,37 @@ const AGREEMENT = {
 };
 
 /** The metrics of agreement: how far each run ever was from the ideal, and all curves. */
-function agreementView() {
+async function agreementView() {
   const present = Object.keys(AGREEMENT).filter((name) => metricNames().includes(`agreement/${name}`));
   if (!present.length) return [element("p.empty", {}, "This run has no sampler that its learner could disagree with.")];
   const isAlive = (name) => name === "token_mult_prob_error" || constantValue(`agreement/${name}`) === undefined;
+  const indexes = await Promise.all(state.runs.map((_, run) => inflated(`samples-${run}`)));
   const worst = present.flatMap((name) => state.runs.map((run) => worstRow(run, name)).filter(Boolean));
   return [
     element("p.lead", {}, "Δ is the learner's log-probability of a sampled token less the sampler's. Both should be the same policy."),
     ...state.runs.filter((run) => run.agreement).map((run) => element("p.lead.verdict", {}, agreementBadge(run.agreed), ` ${state.runs.length > 1 ? `${run.name}: ` : ""}${run.agreement.replace(`${run.agreed}: `, "")}`)),
     ...state.runs.filter((run) => run.certificate).map(certificateOf),
-    plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
-    ...depthTable(),
+    element(
+      "div.sides",
+      {},
+      plainTable(["measure", ...(state.runs.length > 1 ? ["run"] : []), "ideal", "farthest from it", "at step", "last"], worst),
+      ...indexes.flatMap((index, run) => gapHistogram(state.runs[run], unpack(index).header.gaps)),
+      ...depthTable(),
+    ),
     element("div.cards", {}, ...present.filter(isAlive).map((name) => metricCard(`agreement/${name}`, `ideal ${AGREEMENT[name]}`))),
     ...(present.every(isAlive) ? [] : [constantLine(present.filter((name) => !isAlive(name)).map((name) => `agreement/${name}`))]),
   ];
+}
+
+/** How many trained tokens of the logged responses have a |Δ| of each power of ten; `gaps` are pairs of the power, −10 for 0, and the count. */
+function gapHistogram(run, gaps) {
+  if (!gaps.length) return [];
+  const counts = new Map(gaps);
+  const most = Math.max(...counts.values());
+  const powers = Array.from({ length: gaps.at(-1)[0] - gaps[0][0] + 1 }, (_, i) => gaps[0][0] + i);
+  const name = (power) => (power === -10 ? "0" : power === -9 ? "below 1e−8" : `1e${power} to 1e${power + 1}`.replaceAll("-", "−"));
+  const rows = powers.map((power) => [name(power), (counts.get(power) ?? 0).toLocaleString("en"), shareBar((counts.get(power) ?? 0) / most)]);
+  return [plainTable([`${state.runs.length > 1 ? `${run.name}: ` : ""}|Δ|, nats`, "trained tokens logged", ""], rows)];
 }
 
 /** The gap by position in the sequence: its mean over the steps, and the largest of a step. */
@@ -257,9 +276,9 @@ function gapsOf(series) {
 
 /** All alarms, each with its run where there are several. */
 function alarmList(runs) {
-  const told = runs.flatMap((run) => run.alarms.map(({ first, last, text }) => [first, `${runs.length > 1 ? `${run.name}, ` : ""}${first === last ? `step ${first}` : `steps ${first} to ${last}`}: ${text}`]));
+  const told = runs.flatMap((run) => run.alarms.map(({ sentence }) => `${runs.length > 1 ? `${run.name}, ` : ""}${sentence}`));
   if (!told.length) return [];
-  return [element("ul.alarms", {}, ...told.map(([, text]) => element("li", {}, visible(text))))];
+  return [element("ul.alarms", {}, ...told.map((text) => element("li", {}, visible(text))))];
 }
 
 function worstRow(run, name) {

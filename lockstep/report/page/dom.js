@@ -45,4 +45,11 @@ function plainTable(head, rows) {
   return element("div.wide", {}, element("table.plain", {}, element("thead", {}, element("tr", {}, ...cells("th", head))), body));
 }
 
+/** A bar that fills a share of its track. */
+function shareBar(share, background = "") {
+  const bar = element("span.bar");
+  Object.assign(bar.style, { width: `${100 * share}%`, background });
+  return element("span.track", {}, bar);
+}
+
 const section = (title, ...children) => element("section", {}, element("h2", {}, title), ...children);

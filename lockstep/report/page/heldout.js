@@ -1,5 +1,5 @@
 "use strict";
-/* The table of each validation: held-out prompts with the answer that was chosen and the one that was rejected. */
+/* The table of each validation: held-out prompts with their responses, or with the answer that was chosen and the one that was rejected. */
 
 /** Rows of the index that are of held-out prompts, by run and step: [{run, step, rows}], the newest first. */
 function heldOutTables(samples) {
@@ -18,10 +18,10 @@ async function heldOutView() {
   const indexes = await Promise.all(state.runs.map((_, run) => inflated(`samples-${run}`)));
   const samples = joined(indexes.map(unpack));
   const tables = heldOutTables(samples);
-  if (!tables.length) return [element("p.empty", {}, "No table of held-out prompts has been logged: a run of self-rewarding writes one at each validation. What any run measures on held-out rows is under Curves, as validation/… or val/….")];
+  if (!tables.length) return [element("p.empty", {}, "No response to a held-out prompt has been logged. What a run measures on held-out rows is under Curves, as validation/… or val/….")];
   const place = element("div.table");
   const name = ({ run, step }) => (state.runs.length > 1 ? `${state.runs[run].name}, step ${step}` : `step ${step}`);
-  const show = async (number) => place.replaceChildren(await heldOutTable(samples, tables[number]));
+  const show = async (number) => place.replaceChildren(...(await heldOutTable(samples, tables[number])));
   const options = tables.map((table, number) => element("option", { value: number }, name(table)));
   const chooser = element("select", { id: "validation", onchange: (event) => show(Number(event.target.value)) }, ...options);
   await show(0);
@@ -30,16 +30,20 @@ async function heldOutView() {
 
 /** One validation's rows with their texts, which lie in blocks. */
 async function heldOutTable(samples, { rows }) {
-  const { run, block, place, score } = samples.columns;
+  const { run, block, place, score, truncated } = samples.columns;
   const blocks = new Map();
   for (const row of rows) {
     const name = `tokens-${run[row]}-${block[row]}`;
     if (!blocks.has(name)) blocks.set(name, unpack(await inflated(name)));
   }
-  const cells = rows.map((row) => {
+  const pairs = [];
+  const answers = [];
+  for (const row of rows) {
     const own = blocks.get(`tokens-${run[row]}-${block[row]}`).header.rows[place[row]];
-    const texts = [own.prompt, own.response, own.rejected].map((text) => visible(text ?? ""));
-    return [own.status, texts[0], texts[1], shown(score[row]), texts[2], shown(own.rejected_score)];
-  });
-  return plainTable(["pair", "prompt", "chosen", "score", "rejected", "score"], cells);
+    const [prompt, response, rejected, answer] = [own.prompt, own.response, own.rejected, own.answer].map((text) => visible(text ?? ""));
+    if ("status" in own || "rejected" in own) pairs.push([own.status, prompt, response, shown(score[row]), rejected, shown(own.rejected_score)]);
+    else answers.push([prompt, response, shown(score[row]) + (truncated[row] ? ", cut off" : ""), answer]);
+  }
+  const tables = [[["pair", "prompt", "chosen", "score", "rejected", "score"], pairs], [["prompt", "response", "score", "answer of its row"], answers]];
+  return tables.filter(([, cells]) => cells.length).map(([head, cells]) => plainTable(head, cells));
 }

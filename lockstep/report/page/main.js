@@ -30,6 +30,8 @@ function runLine(run, number) {
     ...(run.environment.recipe ? [run.environment.recipe] : []),
     run.planned === null ? `step ${run.step}` : `step ${run.step} of ${run.planned}`,
     element(`span.state.${STATE_BADGES[run.state]}`, {}, run.state),
+    ...(run.agreed ? [agreementBadge(run.agreed)] : []),
+    ...(run.certificate ? [certificateBadge(run.certificate.level)] : []),
     ...(run.about_state ? [visible(run.about_state)] : []),
     ...run.headlines.map(kept),
   ];
@@ -88,6 +90,7 @@ async function start() {
   showHead(report);
   onChange(() => byId("alarms").replaceChildren(...alarmList(shownRuns())));
   onChange(oncePerFrame(Chart.refreshAll));
+  window.addEventListener("beforeprint", Chart.drawAll);
   darkMode.addEventListener("change", () => location.reload());
   window.addEventListener("hashchange", () => openView(wanted()));
   document.querySelector("nav").addEventListener("click", tabClicked);

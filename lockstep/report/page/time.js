@@ -118,9 +118,7 @@ function shareTable(run) {
   const rows = phases(run).map(([name, phase]) => {
     const seconds = total(phase.value);
     const share = (100 * seconds) / all;
-    const bar = element("span.bar");
-    Object.assign(bar.style, { width: `${share}%`, background: colours.get(name) });
-    return [visible(name), shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, element("span.track", {}, bar), element("span.prose", {}, PHASES[name] ?? "")];
+    return [visible(name), shown(seconds), shown(seconds / phase.value.length), `${share.toFixed(1)} %`, shareBar(share / 100, colours.get(name)), element("span.prose", {}, PHASES[name] ?? "")];
   });
   const beside = sorted(run).filter(isBeside).map(([name, { value }]) => [visible(name), shown(total(value)), shown(total(value) / value.length), "", "", `${PHASES[name.replace(BESIDE, "")] ?? ""}, while the phases above went on`.replace(/^, /, "")]);
   return plainTable(["phase", "seconds", "per step that had it", "share", "", "work done"], [...rows, ["all", shown(all), "", "", "", ""], ...beside]);

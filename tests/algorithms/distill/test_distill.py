@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from killing import assert_same, final
+from row_files import read_trained
 from tiers import full
 from tiny_recipe import RECIPE as PPO
 from training import train_rows
@@ -93,7 +94,7 @@ def test_on_policy_distillation_lowers_divergence_to_teacher(
     assert max(of(rows, "agreement/max_abs_logprob_diff")) < 1e-4
     assert summarize_agreement(rows).word == "AGREE"
     assert 0.0 <= of(rows, "validation/reward")[-1] <= 1.0
-    shown = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])
+    shown = read_trained("run/samples.jsonl")[0]
     assert {"prompt", "response", "token"} <= shown.keys()
 
 

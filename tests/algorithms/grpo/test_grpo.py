@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from row_files import read_rows
+from row_files import read_trained
 from tiers import every
 from tiny_recipe import GRPO
 from training import step_rows
@@ -93,5 +93,5 @@ def test_responses_without_verdict_are_excluded_from_grpo_baseline(run: Run) -> 
     assert all(row["train/advantage_squared"] == 0.0 for row in rows), (
         "all verdicts are 1, so none is above its group"
     )
-    samples = read_rows("run/samples.jsonl")
+    samples = read_trained("run/samples.jsonl")
     assert {sample["score"] for sample in samples} == {None, 1.0}

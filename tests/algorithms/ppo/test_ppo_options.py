@@ -36,7 +36,11 @@ def test_plain_ppo_trains_policy_and_critic_and_logs_steps_and_samples(
     initial, trained = load_file("run/initial/model.safetensors"), final("run")
     assert any(not torch.equal(initial[name], trained[name]) for name in trained)
     samples = read_rows("run/samples.jsonl")
-    assert {"prompt", "response", "score", "step"} <= samples[0].keys()
+    assert {"prompt", "response", "score", "step", "answer"} <= samples[0].keys()
+    held_out = [row for row in samples if "held_out" in row]
+    assert [row["step"] for row in held_out[::8]] == [0, 2]
+    assert [row["id"] for row in held_out[:8]] == [row["id"] for row in held_out[8:]]
+    assert {row["id"].partition(":")[0] for row in held_out} == {"validation.jsonl"}
 
 
 @pytest.mark.parametrize(
