@@ -47,6 +47,9 @@ What the algorithms that ship log in `metrics.jsonl`, and what the report says o
 algorithm and its options decide.
 
 """
+ARGUMENTS = """Arguments are the recipe's options, by name: `model` also as a folder, `train` and `validation` as
+files or rows, `reward` as a function or a verifier's name; see [Trainer](#lockstep.Trainer).
+"""
 PACKAGES = {
     "lockstep": "The names of `import lockstep`, which semantic versioning covers.",
     "lockstep.algorithms": (
@@ -184,7 +187,13 @@ def list_names(package: str, about: str) -> Iterator[str]:
         algorithm = getattr(vars(algorithms).get(name), "algorithm", None)
         kind = registry.find_algorithm(algorithm) if package == "lockstep" and algorithm else None
         if kind is not None:
+            yield ARGUMENTS
             yield from describe_section(kind, {}, "options.md")
+            field = kind.model_fields.get(algorithm)
+            own = None if field is None else find_section_class(field.annotation)
+            if own is not None:
+                yield f"`{algorithm}` is a mapping of:\n"
+                yield from describe_section(own, {}, "options.md")
 
 
 def row(*cells: str) -> str:

@@ -88,9 +88,14 @@ def read_notebook(path: Path) -> Iterator[str]:
                 f"([This page as a notebook]({path.name}), with what it printed when it was "
                 "last run.)"
             )
-        printed = "".join("".join(output.get("text", ())) for output in cell.get("outputs", ()))
+        outputs = cell.get("outputs", ())
+        printed = "".join("".join(output.get("text", ())) for output in outputs)
         if printed:
             yield f"```text\n{printed.rstrip()}\n```"
+        for output in outputs:
+            shown = "".join(output.get("data", {}).get("text/html", ()))
+            if shown:
+                yield f'<div class="output">{shown}</div>'
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -14,8 +14,8 @@ from lockstep.api.trainer import Trainer
 class SFT(Trainer):
     """Supervised fine-tuning on prompts and completions, or on conversations.
 
-    Example:
-        lockstep.SFT(model="folder", train="rows.jsonl", data={"messages": "messages"}).train()
+    Examples:
+        >>> lockstep.SFT(model="folder", train="rows.jsonl", data={"messages": "messages"}).train()
     """
 
     algorithm = "sft"
@@ -25,8 +25,10 @@ class SFT(Trainer):
 class DPO(Trainer):
     """Direct preference optimization on pairs of answers (Rafailov et al. 2023).
 
-    Example:
-        lockstep.DPO(model="folder", train="rows.jsonl", dpo={"ref_policy_kl_penalty": 0.1}).train()
+    Examples:
+        >>> lockstep.DPO(
+        ...     model="folder", train="rows.jsonl", dpo={"ref_policy_kl_penalty": 0.1}
+        ... ).train()
     """
 
     algorithm = "dpo"
@@ -36,8 +38,8 @@ class DPO(Trainer):
 class KTO(Trainer):
     """KTO on answers labeled good or bad (Ethayarajh et al. 2024).
 
-    Example:
-        lockstep.KTO(model="folder", train="labeled.jsonl").train()
+    Examples:
+        >>> lockstep.KTO(model="folder", train="labeled.jsonl").train()
     """
 
     algorithm = "kto"
@@ -47,8 +49,8 @@ class KTO(Trainer):
 class ORPO(Trainer):
     """ORPO on pairs of answers, without a reference policy (Hong et al. 2024).
 
-    Example:
-        lockstep.ORPO(model="folder", train="pairs.jsonl").train()
+    Examples:
+        >>> lockstep.ORPO(model="folder", train="pairs.jsonl").train()
     """
 
     algorithm = "orpo"
@@ -58,8 +60,8 @@ class ORPO(Trainer):
 class SimPO(Trainer):
     """SimPO on pairs of answers, without a reference policy (Meng et al. 2024).
 
-    Example:
-        lockstep.SimPO(model="folder", train="pairs.jsonl").train()
+    Examples:
+        >>> lockstep.SimPO(model="folder", train="pairs.jsonl").train()
     """
 
     algorithm = "simpo"
@@ -69,8 +71,8 @@ class SimPO(Trainer):
 class OnlineDPO(Trainer):
     """DPO on pairs of the policy's own answers (Guo et al. 2024).
 
-    Example:
-        lockstep.OnlineDPO(model="folder", train="rows.jsonl", reward="math").train()
+    Examples:
+        >>> lockstep.OnlineDPO(model="folder", train="rows.jsonl", reward="math").train()
     """
 
     algorithm = "online_dpo"
@@ -80,8 +82,8 @@ class OnlineDPO(Trainer):
 class RewardModel(Trainer):
     """A reward model, trained on pairs of answers.
 
-    Example:
-        lockstep.RewardModel(model="folder", train="pairs.jsonl").train()
+    Examples:
+        >>> lockstep.RewardModel(model="folder", train="pairs.jsonl").train()
     """
 
     algorithm = "reward_model"
@@ -91,8 +93,10 @@ class RewardModel(Trainer):
 class PPO(Trainer):
     """PPO with a critic (Schulman et al. 2017).
 
-    Example:
-        lockstep.PPO(model="folder", train="rows.jsonl", reward="math", critic={"lr": 1e-5}).train()
+    Examples:
+        >>> lockstep.PPO(
+        ...     model="folder", train="rows.jsonl", reward="math", critic={"lr": 1e-5}
+        ... ).train()
     """
 
     algorithm = "ppo"
@@ -102,8 +106,10 @@ class PPO(Trainer):
 class GRPO(Trainer):
     """GRPO (Shao et al. 2024) and its variants, without a critic.
 
-    Example:
-        lockstep.GRPO(model="folder", train="rows.jsonl", reward="math", grpo={"clip": 0.1}).train()
+    Examples:
+        >>> lockstep.GRPO(
+        ...     model="folder", train="rows.jsonl", reward="math", grpo={"clip": 0.1}
+        ... ).train()
     """
 
     algorithm = "grpo"
@@ -113,8 +119,10 @@ class GRPO(Trainer):
 class Distill(Trainer):
     """Distillation from a teacher, on-policy or on rows.
 
-    Example:
-        lockstep.Distill(model="folder", train="prompts.jsonl", teacher={"path": "larger"}).train()
+    Examples:
+        >>> lockstep.Distill(
+        ...     model="folder", train="prompts.jsonl", teacher={"path": "larger"}
+        ... ).train()
     """
 
     algorithm = "distill"
@@ -124,8 +132,8 @@ class Distill(Trainer):
 class SelfRewarding(Trainer):
     """Self-Rewarding and Meta-Rewarding training, with the policy as its own judge.
 
-    Example:
-        lockstep.SelfRewarding(model="folder", train="prompts.jsonl").train()
+    Examples:
+        >>> lockstep.SelfRewarding(model="folder", train="prompts.jsonl").train()
     """
 
     algorithm = "self_rewarding"

@@ -101,5 +101,7 @@ class Run:
         return out
 
     def _repr_html_(self) -> str:
-        """The summary, for notebooks."""
-        return f"<pre>{html.escape(self.summary)}</pre>"
+        """The headline curve and the summary, for notebooks."""
+        from lockstep.report.picture import draw_headline
+
+        return f"{draw_headline(self.metrics)}<pre>{html.escape(self.summary)}</pre>"

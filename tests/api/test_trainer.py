@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_python_trainer_gives_same_metrics_as_command_line_recipe(
     assert {row["step"] for row in run.samples} == {1, 2}
     assert run.report().read_bytes().startswith(b"<!")
     assert "sampled reward" in run.summary
-    assert "sampled reward" in run._repr_html_()
+    assert re.search(r"<svg.*reward over steps.*<pre>.*sampled reward", run._repr_html_(), re.S)
 
 
 def test_on_step_callback_receives_validation_before_first_step(assets: Path, in_tmp: Path) -> None:

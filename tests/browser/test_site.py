@@ -4,6 +4,7 @@ its search finds.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,11 @@ pytestmark = [pytest.mark.full, pytest.mark.needs("browser")]
 def site() -> Path:
     subprocess.run(["make", "docs"], cwd=ROOT, check=True, capture_output=True)
     return ROOT / "build/site"
+
+
+def test_notebook_page_shows_pictures_that_cells_returned(site: Path) -> None:
+    page = (site / "notebooks/first_run.html").read_text(encoding="utf-8")
+    assert re.search(r'<div class="output"><svg .*<polyline .*</svg><pre>.*AGREE', page, re.DOTALL)
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,12 @@ from transformers import AutoConfig, PreTrainedConfig
 from lockstep.cluster import self_check
 from lockstep.cluster.self_check import compute_proof, require_proof
 from lockstep.config import Computation, DType
-from lockstep.core.batch import Batch
 from lockstep.core.types import SamplingParams
-from lockstep.models import cut, heads
-from lockstep.models.attention import PackedLayout, SideBySide
+from lockstep.models import heads
+from lockstep.models.attention import SideBySide
 from lockstep.models.folder import ModelError
 from lockstep.models.heads import PLAIN
 from lockstep.models.miniature import build_miniature
-from lockstep.models.prefixes import PathTree
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
@@ -104,30 +102,6 @@ def test_self_check_detects_state_leaking_between_packed_sequences(
     monkeypatch.setattr(heads, "carries_state", lambda _: False)
     with pytest.raises(ModelError, match="differs from transformers"):
         proof(fields, sampling=None)
-
-
-def test_self_check_detects_attention_between_packed_sequences(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def merged(batch: Batch, multiple: int, _: PathTree) -> PackedLayout:
-        first, second = int(batch.lengths[0]), int(batch.lengths[1:].sum())
-        lengths = batch.lengths if second == 0 else torch.tensor([first, second])
-        return original(Batch(batch.tokens, lengths), multiple)
-
-    original = PackedLayout.from_batch
-    monkeypatch.setattr(cut.PackedLayout, "from_batch", merged)
-    with pytest.raises(ModelError, match="differs from transformers"):
-        proof({"model_type": "llama"}, sampling=None)
-
-
-def test_self_check_detects_ignored_sliding_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blind(self: PackedLayout, *arguments: Any) -> Tensor:
-        return original(self, *arguments[:-1], None)
-
-    original: Any = PackedLayout.attend
-    monkeypatch.setattr(PackedLayout, "attend", blind)
-    with pytest.raises(ModelError, match="mistral differs from transformers"):
-        proof({"model_type": "mistral", "sliding_window": 16}, sampling=None)
 
 
 def test_self_check_rejects_wrong_decode_only_for_sampling(

@@ -32,6 +32,9 @@ def test_the_reference_of_the_site_has_every_option_metric_and_name(tmp_path: Pa
         }
         assert keys - {"algorithm"} <= rows["options.md"]
     assert rows["metrics.md"] > {*BY_NAME, *BY_LAST_WORD}
+    page = (tmp_path / "lockstep.md").read_text()
+    arguments = page.partition("::: lockstep.GRPO\n")[2].partition("\n::: ")[0]
+    assert {"policy", "clip"} <= set(re.findall(r"^\| `(.+?)` \|", arguments, re.MULTILINE))
     for package in ("lockstep", "lockstep.algorithms", "lockstep_logprobs"):
         listed = re.findall(
             r"^::: (.*)$", (tmp_path / f"{package.replace('.', '_')}.md").read_text(), re.MULTILINE
