@@ -11,7 +11,7 @@ import subprocess
 import textwrap
 import time
 from pathlib import Path
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 SPEED = 10
 HOLD_S = 8.0
@@ -71,7 +71,7 @@ def draw(lines: list[tuple[float, str]], duration: float, rows: int = ROWS) -> s
     height = LINE * rows + 16
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(lines[0][1])}, recorded">\n<style>{STYLE}'
+        f"aria-label={quoteattr(lines[0][1])}>\n<style>{STYLE}"
         f"  @keyframes print {{ {' '.join(frames)} 100% {{ transform: {end} }} }}\n"
         f"  .lines {{ transform: {end}; {animation} }}\n"
         "</style>\n"

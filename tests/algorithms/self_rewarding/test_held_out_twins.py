@@ -33,12 +33,11 @@ def validated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tables(folder: str = "run") -> dict[int, list[dict[str, Any]]]:
-    """Rows of held-out prompts by step."""
+    """Rows of held-out prompts with their pairs, by step."""
     rows = read_rows(Path(folder, "samples.jsonl"))
-    steps = dict.fromkeys(row["step"] for row in rows if row.get("held_out"))
-    return {
-        step: [row for row in rows if row["step"] == step and row.get("held_out")] for step in steps
-    }
+    pairs = [row for row in rows if row.get("held_out") and "status" in row]
+    steps = dict.fromkeys(row["step"] for row in pairs)
+    return {step: [row for row in pairs if row["step"] == step] for step in steps}
 
 
 def test_held_out_metrics_equal_training_metrics_on_the_same_rows(learn: Run) -> None:
