@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from replayed import FAULTS, RECIPE, REWARDS, write_rows_of_sums
+from scoring_server import serving
 
 from lockstep.cli import main
 
@@ -45,8 +46,9 @@ def test_injected_fault_stops_run_with_sentence_of_page(
     train = ["train", "tiny.yaml"]
     if fault.earlier:
         assert main([*train, *shlex.split(fault.earlier)]) == 0, "without the fault nothing stops"
-    with fault.inject() as address:
-        options = fault.options.replace("ADDRESS", str(address))
+    fault.inject(monkeypatch)
+    with serving(lambda path, body: 500) as address:
+        options = fault.options.replace("ADDRESS", address)
         assert main([*train, *shlex.split(options)]) != 0
     sentence = ROWS[report].replace("\\|", "|")
     pattern = ".*".join(map(re.escape, sentence.split("…")))
