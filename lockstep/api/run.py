@@ -101,7 +101,9 @@ class Run:
         return out
 
     def _repr_html_(self) -> str:
-        """The headline curve and the summary, for notebooks."""
+        """The headline curve, and the summary in a fold, for notebooks."""
         from lockstep.report.picture import draw_headline
 
-        return f"{draw_headline(self.metrics)}<pre>{html.escape(self.summary)}</pre>"
+        folder = html.escape(str(self.folder))
+        summary = f"<summary>{folder}</summary><pre>{html.escape(self.summary)}</pre>"
+        return f"{draw_headline(self.metrics)}<details>{summary}</details>"

@@ -23,7 +23,9 @@ def site() -> Path:
 
 def test_notebook_page_shows_pictures_that_cells_returned(site: Path) -> None:
     page = (site / "notebooks/first_run.html").read_text(encoding="utf-8")
-    assert re.search(r'<div class="output"><svg .*<polyline .*</svg><pre>.*AGREE', page, re.DOTALL)
+    assert re.search(
+        r'<div class="output"><svg .*<polyline .*</svg><details>.*AGREE', page, re.DOTALL
+    )
 
 
 @pytest.mark.parametrize(
