@@ -35,11 +35,16 @@ def sft_step(
 
 
 def open_answers(
-    setup: Setup, files: FileGroup, data: DataSection, longest: int, option: str
+    setup: Setup,
+    files: FileGroup,
+    data: DataSection,
+    longest: int,
+    option: str,
+    kind: type[DemonstrationRows] = DemonstrationRows,
 ) -> DemonstrationRows:
     """Opens rows with answers, at most `longest` tokens long as set by `option`."""
     answered = RowRule(
         lambda row: "has an empty answer" if is_empty(answer_of(row, "row", data)) else None,
         "answered",
     )
-    return open_demonstrations(files, data, setup.source, longest, option, answered)
+    return open_demonstrations(files, data, setup.source, longest, option, answered, kind)

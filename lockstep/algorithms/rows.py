@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +14,7 @@ from lockstep.core.errors import InputError, LockstepError
 from lockstep.data.demonstrations import DemonstrationRows
 from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.pair_options import PairSection
-from lockstep.data.pairs import PairRows
+from lockstep.data.pairs import PairRows, SplitPairs
 from lockstep.data.prompts import PromptRows
 from lockstep.data.selection import ANY_ROW, RowRule
 from lockstep.models.source import ModelSource
@@ -53,9 +53,13 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
     if section.task is None:
         assert section.train is not None, "a recipe names data or makes it"
         train = group_files(section.train, section.weights)
-        return DataFiles(
-            train, train, None if section.validation is None else group_files(section.validation)
-        )
+        validation = None
+        if isinstance(section.validation, str | tuple):
+            validation = group_files(section.validation)
+        elif section.validation is not None:
+            validation = replace(train, weights=None, share=(0.0, section.validation))
+            train = replace(train, share=(section.validation, 1.0))
+        return DataFiles(train, train, validation)
     made = _write_task_files(section.task, folder / "data")
     judgements, comparisons = (
         None if file is None else FileGroup((file,)) for file in (made.judgements, made.comparisons)
@@ -107,17 +111,22 @@ def open_demonstrations(
     longest: int,
     limit: str,
     rule: RowRule = ANY_ROW,
+    kind: type[DemonstrationRows] = DemonstrationRows,
 ) -> DemonstrationRows:
     """Opens files as demonstrations of at most `longest` tokens, set by the option `limit`."""
     rows = open_rows(files, data.bad_rows)
-    return DemonstrationRows(
-        rows, source.tokenizer, data, longest, source.stop_token_ids, rule, limit
-    )
+    return kind(rows, source.tokenizer, data, longest, source.stop_token_ids, rule, limit)
 
 
 def open_pairs(
     files: FileGroup, data: PairSection, source: ModelSource, longest: int, limit: str
 ) -> PairRows:
-    """Opens files as pairs of at most `longest` tokens, set by the option `limit`."""
+    """Opens files as pairs of at most `longest` tokens, set by the option `limit`.
+
+    Without a prompt, both answers begin with it.
+    """
     rows = open_rows(files, data.bad_rows)
+    if data.messages is None and not data.prompt:
+        rows = SplitPairs([rows], None)
+        data = data.model_copy(update={"prompt": "{prompt}"})
     return PairRows(rows, source.tokenizer, data, longest, source.stop_token_ids, limit=limit)

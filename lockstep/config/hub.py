@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.config.hub_name import (
     PINS,
+    ROW_FILES,
     HubName,
     is_commit,
     parse_name,
@@ -46,6 +47,8 @@ _ALONE = "model.safetensors"
 """The index of sharded weights, and the file name of unsharded weights."""
 _NAMED = 8
 """Maximum number of a data set's files that a message lists."""
+_PARQUET = "refs/convert/parquet"
+"""The branch on which the Hub keeps data sets as `config/split/0000.parquet`."""
 
 
 def fetch_names(loaded: LoadedRecipe, weights: bool = True) -> LoadedRecipe:
@@ -141,28 +144,62 @@ def _list_names(loaded: LoadedRecipe) -> list[HubName]:
 
 
 def _fetch_name(name: HubName, pin: str | None, weights: bool) -> tuple[str, Path]:
-    """Fetches a model or a data file, at commit `pin` if given; returns its commit and path.
+    """Fetches a model or rows, at commit `pin` if given; returns its commit and path.
 
     If the commit is fully cached, the Hub is not contacted. Error texts of huggingface_hub and its
     HTTP client are not shown: they may contain a token.
     """
+    if name.kind == "model":
+        patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
+        folder, files = _download_files(name, pin or name.revision, patterns, "*/*")
+        _require_model(name, files)
+        chosen = ""
+    elif name.is_split:
+        folder, files = _download_files(name, pin or name.revision or _PARQUET, [])
+        chosen = _choose_split(name, files)
+        _download_files(name, folder.name, [f"{escape(chosen)}/*.parquet"])
+    else:
+        chosen = name.file or ""
+        folder, files = _download_files(name, pin or name.revision, [escape(chosen)])
+        if chosen not in files:
+            rows = [file for file in files if file.endswith(ROW_FILES)]
+            raise InputError(
+                f"{name.text} is not a data file; files of that data set: "
+                f"{', '.join(rows[:_NAMED]) or 'none'}"
+            )
+    if pin is None and not is_commit(name.revision):
+        print_text(f"note: {name.text} is commit {folder.name}", file=sys.stderr)
+    return folder.name, folder / chosen
+
+
+def _choose_split(name: HubName, files: Sequence[str]) -> str:
+    """Returns the folder of a data set's split, `config/split`."""
+    wanted = name.file or "train"
+    splits = sorted({file.rpartition("/")[0] for file in files if file.endswith(".parquet")})
+    found = [split for split in splits if f"/{split}".endswith(f"/{wanted}")]
+    if len(found) != 1:
+        raise InputError(
+            f"{name.text} is not a data file or a split; write hf:datasets/{name.repo}/SPLIT with "
+            f"one of: {', '.join(splits[:_NAMED]) or 'none'}"
+        )
+    return found[0]
+
+
+def _download_files(
+    name: HubName, revision: str | None, patterns: Sequence[str], ignored: str | None = None
+) -> tuple[Path, list[str]]:
+    """Downloads the files of a repository that match; returns their folder, and all its files."""
     from huggingface_hub import get_cached_repo_tree
 
-    if name.kind == "dataset":
-        patterns = [escape(name.file or "")]
-        ignored = None
-    else:
-        patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
-        ignored = "*/*"
     try:
         with _open_hub() as api:
             folder = Path(
                 api.snapshot_download(
                     name.repo,
                     repo_type=name.kind,
-                    revision=pin or name.revision,
+                    revision=revision,
                     cache_dir=_find_cache(),
-                    allow_patterns=patterns,
+                    allow_patterns=list(patterns),
                     ignore_patterns=ignored,
                 )
             )
@@ -171,21 +208,7 @@ def _fetch_name(name: HubName, pin: str | None, weights: bool) -> tuple[str, Pat
             )
     except Exception as error:
         raise InputError(f"{name.text} {_explain_failure(error)}") from None
-    if pin is None and not is_commit(name.revision):
-        print_text(f"note: {name.text} is commit {folder.name}", file=sys.stderr)
-    files = [file.path for file in tree]
-    if name.kind == "model":
-        _require_model(name, files)
-        return folder.name, folder
-    if name.file not in files:
-        rows = [
-            file for file in files if file.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet"))
-        ]
-        raise InputError(
-            f"{name.text} is not a data file; files of that data set: "
-            f"{', '.join(rows[:_NAMED]) or 'none'}"
-        )
-    return folder.name, folder / name.file
+    return folder, [file.path for file in tree]
 
 
 @contextmanager
@@ -242,7 +265,10 @@ def _explain_failure(error: Exception) -> str:
                 "does not exist on the hub, or is private; correct the name, or run hf auth login"
             )
         case errors.RevisionNotFoundError():
-            return "has no such revision on the hub; use a branch, a tag or a commit"
+            return (
+                "has no such revision on the hub; use a branch, a tag or a commit, or, for a data "
+                "set without a Parquet copy, name a file"
+            )
         case errors.OfflineModeIsEnabled():
             why = "HF_HUB_OFFLINE blocks access to the hub"
         case errors.HfHubHTTPError():

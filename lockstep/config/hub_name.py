@@ -1,8 +1,8 @@
-"""Hugging Face Hub names in recipes: `hf:owner/name`, or `hf:datasets/owner/name/file` for rows.
+"""Hugging Face Hub names in recipes: `hf:owner/name`, or `hf:datasets/owner/name` for rows.
 
-`@revision` after the name is a branch, a tag or a commit. A recipe keeps the name as written; code
-that reads the recipe sees a local path after `lockstep.config.hub` has fetched the files. Imports
-no torch.
+The name of a data set may end with a split, a configuration and a split, or a file. `@revision`
+after the name is a branch, a tag or a commit. A recipe keeps the name as written; code that reads
+the recipe sees a local path after `lockstep.config.hub` has fetched the files. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ _NAME = re.compile(
     + r"(@(?P<revision>(?:refs/(?:pr|convert)/)?\w[\w.-]*))?"
     r"(/(?P<file>.+))?"
 )
+ROW_FILES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+"""Suffixes of files of rows."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMS = {
     "model": "a hub model; write hf:owner/name or hf:owner/name@revision",
     "dataset": (
-        "a file of a hub data set; write hf:datasets/owner/name/file.jsonl or "
+        "a hub data set; write hf:datasets/owner/name, hf:datasets/owner/name/config/split or "
         "hf:datasets/owner/name@revision/file.jsonl"
     ),
 }
@@ -39,14 +41,14 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class HubName:
-    """A model, or a file of a data set, on the Hub.
+    """A model, or a file or split of a data set, on the Hub.
 
     Attributes:
         text: The name as written.
         kind: The Hub's repository type: `model` or `dataset`.
         repo: `owner/name`.
         revision: Branch, tag or commit; None if not given.
-        file: Path of the file in the repository; None if not given, as for a model.
+        file: Path of the file in the repository, or a split; None if not given, as for a model.
     """
 
     text: str
@@ -54,6 +56,11 @@ class HubName:
     repo: str
     revision: str | None
     file: str | None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is a split of a data set, not a file."""
+        return self.kind == "dataset" and not (self.file or "").endswith(ROW_FILES)
 
 
 def is_commit(revision: str | None) -> bool:

@@ -45,6 +45,7 @@ from lockstep.config.validation import FaultyTree, drop_conflicting_options, val
 from lockstep.core.errors import shorten_text
 from lockstep.system import yaml12
 from lockstep.system.printable import note_once
+from lockstep.system.records import is_file, read_record
 
 OptionKeys = yaml12.YAMLKeys
 R = TypeVar("R", bound=Recipe)
@@ -66,6 +67,8 @@ SHORT_FORMS = {
     "validation_reward": "type",
 }
 """Sections that a scalar can stand for, each with the option that the scalar sets."""
+COLUMNS = "columns.json"
+"""File in a run's folder with the options of `data` told by the columns of its rows."""
 _OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*)", re.DOTALL)
 
 
@@ -80,7 +83,9 @@ class LoadedRecipe:
         arguments: The recipe and its overrides, as command-line arguments.
         pins: Commits of Hub names, by name.
         places: Local paths of the fetched Hub names, see `lockstep.config.hub`.
-        written: The options as JSON before local paths replaced Hub names; None if there were none.
+        written: The options as JSON before local paths replaced Hub names and columns were read;
+            None if they are those of the recipe.
+        told: Options of `data` told by the columns of the rows.
     """
 
     name: str
@@ -90,6 +95,7 @@ class LoadedRecipe:
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
     places: Mapping[str, str] = field(default_factory=dict[str, str])
     written: str | None = None
+    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def expect_recipe(self, kind: type[R]) -> R:
         """The recipe, for a command that takes recipes of this kind.
@@ -123,6 +129,12 @@ class LoadedRecipe:
             options = options.replace(json.dumps(name), json.dumps(path))
         recipe = type(self.recipe).model_validate_json(options, strict=True)
         return replace(self, recipe=recipe, places=places, pins=pins, written=written)
+
+    def with_told_options(self, told: Mapping[str, Any]) -> LoadedRecipe:
+        """The recipe with options of `data` told by columns; they do not identify the run."""
+        data = self.training_recipe.data.model_copy(update=dict(told))
+        recipe = self.recipe.model_copy(update={"data": data})
+        return replace(self, recipe=recipe, told=told, written=json.dumps(self.dump_options()))
 
     def find_origin(self, keys: OptionKeys) -> str:
         """The file or override that set an option; list items have their list's origin."""
@@ -253,7 +265,11 @@ def load_run(folder: Path) -> LoadedRecipe:
         for keys, reference, _ in list_references(tree):
             if keys in (("algorithm",), TASK_NAME):
                 require_known(path, ".".join(keys), reference)
-    return replace(_resolve_layers(path, layers, (), (recipe,)), pins=read_pins(folder))
+    loaded = replace(_resolve_layers(path, layers, (), (recipe,)), pins=read_pins(folder))
+    if is_file(folder / COLUMNS):
+        told = read_record(folder / COLUMNS, dict[str, Any], "restore or remove it")
+        return loaded.with_told_options(told)
+    return loaded
 
 
 def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -71,6 +73,22 @@ class ModelFolder(Section):
     )
 
 
+def _read_template(value: Any) -> Any:
+    """A template; `field`, and YAML's reading of an unquoted `{field}`, stand for `"{field}"`."""
+    if isinstance(value, dict) and list(value.values()) == [None]:
+        [value] = value
+    if isinstance(value, str) and _FIELD.fullmatch(value):
+        return f"{{{value}}}"
+    return value
+
+
+_FIELD = re.compile(r"[A-Za-z_][\w.]*")
+Template = Annotated[str, BeforeValidator(_read_template)]
+"""Text with `{field}` placeholders that a row fills, or the name of one field."""
+
+EmptyOrTemplate = Annotated[Template, BeforeValidator(lambda value: value or "")]
+"""A template; null stands for empty text."""
+
 DataPaths = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], ROWS]
 
 
@@ -84,9 +102,12 @@ class PromptSection(Section):
     `{field}` in a template stands for a field of the row.
     """
 
-    prompt: str = Field(
+    prompt: EmptyOrTemplate = Field(
         default="{question}",
-        description="template of the prompt, or of the user message if `chat` is true",
+        description=(
+            "template of the prompt, or of the user message if `chat` is true; unset: told by the "
+            "columns"
+        ),
     )
     messages: str | None = Field(
         default=None,
@@ -171,8 +192,9 @@ class PromptSection(Section):
 class QuestionSection(PromptSection):
     """Prompts with a correct answer, and the number of them to validate on."""
 
-    answer: str = Field(
-        default="{answer}", description="template of the reference answer passed to the reward"
+    answer: EmptyOrTemplate = Field(
+        default="{answer}",
+        description="template of the reference answer passed to the reward; null: empty",
     )
     max_validation_samples: PositiveInt | None = Field(
         default=None, description="maximum number of validation rows"
@@ -186,8 +208,11 @@ class DataSection(QuestionSection):
         default=None,
         description="training file, or a list of files: JSONL (also .gz), a JSON list, Parquet",
     )
-    validation: DataPaths | None = Field(
-        default=None, description="validation file, or a list of files"
+    validation: DataPaths | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description=(
+            "validation file, or a list of files, or a share of the training rows to hold out"
+        ),
     )
     weights: tuple[PositiveFloat, ...] | None = Field(
         default=None,
@@ -197,7 +222,7 @@ class DataSection(QuestionSection):
         default=None,
         description="generate rows by the task `name` instead of reading them",
     )
-    completion: str | None = Field(
+    completion: Template | None = Field(
         default=None,
         description=(
             "template of the SFT completion, or a single field with a list of one "

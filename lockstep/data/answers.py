@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -313,14 +314,17 @@ def _find_talk(template: str, row: DataRow) -> str | None:
     return None
 
 
-def build_batch(rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-    """A batch of prompts and answers; `mask` is true for answer tokens."""
-    tokens: list[int] = []
-    for given, learned in rows:
-        tokens += [*given, *learned]
-    parts = torch.tensor([[len(given), len(learned)] for given, learned in rows])
-    mask = torch.repeat_interleave(torch.tensor([False, True]).repeat(len(rows)), parts.flatten())
-    return Batch(torch.tensor(tokens), parts.sum(1), {"mask": mask})
+TokenRuns = Sequence[Sequence[int]]
+"""A sequence as runs of tokens, by turns given and learned, such as a prompt and its answer."""
+
+
+def build_batch(rows: Sequence[TokenRuns]) -> Batch:
+    """A batch of sequences; `mask` is true for learned tokens."""
+    runs = [run for row in rows for run in row]
+    lengths = torch.tensor([len(run) for run in runs])
+    mask = torch.repeat_interleave(torch.tensor([False, True]).repeat(len(runs) // 2), lengths)
+    sizes = torch.tensor([sum(map(len, row)) for row in rows])
+    return Batch(torch.tensor([*chain(*runs)]), sizes, {"mask": mask})
 
 
 @dataclass(frozen=True)
@@ -331,27 +335,36 @@ class AnsweredRow:
         prompt: The prompt, tokenized alone, exactly as a sampler receives it.
         answers: Token ids of each answer, the stop token last.
         scores: Scores of the answers; empty if rows have none.
+        turns: The sequences of a conversation that is learned as a whole; `answers` has its last.
     """
 
     prompt: Prompt
     answers: tuple[tuple[int, ...], ...]
     scores: tuple[float, ...] = ()
+    turns: Sequence[TokenRuns] = ()
+
+    def give_first_token(self) -> AnsweredRow:
+        """The row with the first token of its answer as its prompt: nothing precedes it."""
+        [answer] = self.answers
+        return replace(self, prompt=replace(self.prompt, tokens=answer[:1]), answers=(answer[1:],))
+
+    @property
+    def sequences(self) -> Sequence[TokenRuns]:
+        """The sequences to learn: one per answer, or those of a conversation."""
+        return self.turns or [(self.prompt.tokens, answer) for answer in self.answers]
 
     @property
     def longest_length(self) -> int:
-        """Tokens of the prompt and its longest answer together."""
-        return len(self.prompt.tokens) + max(map(len, self.answers))
+        """Tokens of the longest sequence."""
+        return max(sum(map(len, sequence)) for sequence in self.sequences)
 
 
 def build_answer_batch(rows: Sequence[AnsweredRow]) -> Batch:
     """A batch of rows to learn, one sequence per answer; `mask` is true for answer tokens."""
-    pairs: list[tuple[Sequence[int], Sequence[int]]] = []
-    scores: list[float] = []
-    for row in rows:
-        pairs += [(row.prompt.tokens, answer) for answer in row.answers]
-        scores += row.scores
+    scores = [score for row in rows for score in row.scores]
     sample = {"score": torch.tensor(scores)} if scores else {}
-    return replace(build_batch(pairs), sample=sample, group_size=len(rows[0].answers))
+    batch = build_batch([sequence for row in rows for sequence in row.sequences])
+    return replace(batch, sample=sample, group_size=len(rows[0].answers))
 
 
 class AnsweredRows(EncodedRows[AnsweredRow]):
@@ -398,17 +411,19 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
     def _encode_rows(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[AnsweredRow]:
-        prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data)
+        has_one = len(self._data.completion_templates) < 2
+        prompts = prompts_of(rows, numbers, contents, self._tokenizer, self._data, has_one)
         answers = [
             self._read_answers(row, rows.name_row(i))
             for i, row in zip(numbers, contents, strict=True)
         ]
         encoded = [self._answers(prompts, column) for column in zip(*answers, strict=True)]
         scores = map(self._read_scores, contents)
-        return [
+        found = [
             AnsweredRow(*parts)
             for parts in zip(prompts, zip(*encoded, strict=True), scores, strict=True)
         ]
+        return [row if row.prompt.tokens else row.give_first_token() for row in found]
 
     def _find_length_fault(self, item: AnsweredRow) -> str | None:
         if item.longest_length <= self._max_tokens:

@@ -20,12 +20,14 @@ class FileGroup:
     """Files whose rows belong together.
 
     Attributes:
-        paths: The files: JSONL (plain or gzipped), a JSON list, or Parquet.
+        paths: The files: JSONL (plain or gzipped), a JSON list, or Parquet; or folders of Parquet.
         weights: Relative frequency of each file's rows; None means that the files are concatenated.
+        share: The part of the rows to use, ordered by the digests of their prompts.
     """
 
     paths: tuple[Path, ...]
     weights: tuple[float, ...] | None = None
+    share: tuple[float, float] = (0.0, 1.0)
 
 
 def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
@@ -42,15 +44,18 @@ def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
     labels = _label_files(files.paths)
     opened: list[FileRows] = []
     for path, label in zip(files.paths, labels, strict=True):
-        if path.suffix == ".parquet":
+        shards = sorted(path.glob("*.parquet"))
+        if shards:
+            opened.append(JoinedRows([TableRows(s, f"{label}/{s.name}") for s in shards], None))
+        elif path.suffix == ".parquet":
             opened.append(TableRows(path, label))
         elif path.suffix == ".json":
             opened.append(JsonList(path, bad_rows, label))
         else:
             opened.append(JsonlIndex(path, bad_rows, label))
-    if len(opened) == 1:
-        return opened[0]
-    return JoinedRows(opened, files.weights)
+    rows = opened[0] if len(opened) == 1 else JoinedRows(opened, files.weights)
+    rows.share = files.share
+    return rows
 
 
 def _label_files(paths: Sequence[Path]) -> list[str]:

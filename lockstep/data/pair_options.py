@@ -5,20 +5,20 @@ from __future__ import annotations
 from pydantic import Field
 
 from lockstep.config.section import rule
-from lockstep.config.sources import DataSection
+from lockstep.config.sources import DataSection, Template
 
 
 class PairSection(DataSection):
     """Rows with a prompt, a chosen answer and a rejected answer."""
 
-    chosen: str = Field(
+    chosen: Template = Field(
         default="{chosen}",
         description=(
             "template of the better answer; a single field may also hold a conversation that ends "
             "with it"
         ),
     )
-    rejected: str = Field(
+    rejected: Template = Field(
         default="{rejected}", description="template of the worse answer; same forms as `chosen`"
     )
     chosen_score: str | None = Field(

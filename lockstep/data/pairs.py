@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Any
 
 from lockstep.data.answers import AnsweredRows, answer_fault, is_empty, read_answer
+from lockstep.data.files import JoinedRows
 from lockstep.data.messages import ChatMessage
 from lockstep.data.pair_options import PairSection
-from lockstep.data.rows import DataRow
-from lockstep.data.templates import find_field_fault, read_field
+from lockstep.data.rows import DataRow, RowsPart
+from lockstep.data.templates import find_field_fault, find_messages, read_field
+
+
+class SplitPairs(JoinedRows):
+    """Pairs of texts that begin with their prompt: the words that both begin with."""
+
+    @property
+    def parts(self) -> tuple[RowsPart, ...]:
+        return self._opened[0].parts
+
+    def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [_split_pair(row) for row in super().read_rows(indices)]
+
+
+def _split_pair(row: dict[str, Any]) -> dict[str, Any]:
+    chosen = row.get("chosen")
+    rejected = row.get("rejected")
+    if not isinstance(chosen, str) or not isinstance(rejected, str):
+        return row
+    prompt = commonprefix([chosen, rejected]).rpartition(" ")[0]  # noqa: RUF071
+    length = len(prompt)
+    return {**row, "prompt": prompt, "chosen": chosen[length:], "rejected": rejected[length:]}
 
 
 class PairRows(AnsweredRows):
@@ -46,6 +70,10 @@ class PairRows(AnsweredRows):
         wrong = wrong or answer_fault(data.chosen, row) or answer_fault(data.rejected, row)
         if wrong is not None:
             return wrong
+        talks = [find_messages(row, template) for template in data.completion_templates.values()]
+        before = [read_field(row, name)[:-1] for name in talks if name]
+        if len(before) > 1 and before[0] != before[1]:
+            return f"has different messages before the last in {talks[0]!r} and {talks[1]!r}"
         better, worse = self._read_answers(row, "row")
         if is_empty(better):
             return "has an empty chosen answer"

@@ -38,6 +38,7 @@ def prompts_of(
     contents: Sequence[DataRow],
     tokenizer: PreTrainedTokenizerBase,
     data: DataSection,
+    may_be_empty: bool = False,
 ) -> list[Prompt]:
     """Renders and tokenizes rows; the same rows always give the same prompts.
 
@@ -47,10 +48,16 @@ def prompts_of(
     prompts = _build_prompts(
         [(rows.row_id(i), rows.name_row(i)) for i in numbers], contents, tokenizer, data
     )
-    empty = next((i for i, prompt in zip(numbers, prompts, strict=True) if not prompt.tokens), None)
-    if empty is not None:
-        where = rows.name_row(empty)
-        raise DataError(f"{where}: its prompt is empty; correct the row, or remove it")
+    for i, prompt in zip(numbers, prompts, strict=True):
+        if prompt.text.strip() and not prompt.tokens:
+            raise DataError(
+                f"{rows.name_row(i)}: the tokenizer in {tokenizer.name_or_path} turns its prompt "
+                f"{prompt.text[:40]!r} into no tokens; copy the tokenizer's files again"
+            )
+        if not prompt.tokens and not may_be_empty:
+            raise DataError(
+                f"{rows.name_row(i)}: its prompt is empty; correct the row, or remove it"
+            )
     return prompts
 
 
@@ -383,7 +390,7 @@ class PromptRows(EncodedRows[Prompt]):
         asking = find_askers({"data.answer": self._data.answer})
         wrong = find_field_fault(row, dict.fromkeys(asking, "any"), asking)
         if wrong is not None:
-            return "; ".join(filter(None, (wrong, self._rule.unread)))
+            return wrong
         try:
             answer = fill_template(self._data.answer, row, "")
         except DataError as error:

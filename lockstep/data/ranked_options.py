@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from lockstep.config.section import Section, rule
-from lockstep.config.sources import DataPaths
+from lockstep.config.sources import DataPaths, Template
 
 ResponseFields = str | Annotated[tuple[str, ...], Field(min_length=2)]
 
@@ -18,7 +18,7 @@ class RankedSection(Section):
     ranked: DataPaths = Field(
         description="data file, or a list of files: JSONL (also .gz), a JSON list, Parquet"
     )
-    prompt: str = Field(default="{prompt}", description="template of the user's prompt")
+    prompt: Template = Field(default="{prompt}", description="template of the user's prompt")
     responses: ResponseFields = Field(
         default="responses",
         description="field with a list of texts, or a template for each response",
@@ -27,7 +27,7 @@ class RankedSection(Section):
         default=None,
         description="field with a list of numbers, one per response, lowest is best",
     )
-    best: str | None = Field(
+    best: Template | None = Field(
         default=None,
         description=(
             "instead of `ranks`: template of the number of the best response, starting at 1"

@@ -115,6 +115,7 @@ class FileRows(ABC):
         unit: The file format's word for a row.
         skipped: Invalid lines that were skipped.
         digest: Hexadecimal digest of the content; it does not depend on the file's location.
+        share: The part of the rows to use, ordered by the digests of their prompts.
 
     Raises:
         DataError: The path does not exist or is not a file.
@@ -122,6 +123,7 @@ class FileRows(ABC):
 
     unit = "row"
     digest: str
+    share = (0.0, 1.0)
 
     def __init__(self, path: Path, label: str | None) -> None:
         self.path = path

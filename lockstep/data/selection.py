@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from lockstep.config import DataSection
 from lockstep.data import cache
 from lockstep.data.cache import CachedTable
+from lockstep.data.messages import read_question
 from lockstep.data.notes import print_note
 from lockstep.data.order import mix_rows_at
 from lockstep.data.rows import (
@@ -40,7 +42,7 @@ from lockstep.data.templates import (
 
 _ROWS_AT_ONCE = 1024  # rows tokenized per call in the pass over the data
 _MANY_ROWS = 100_000  # take a minute
-_LOOKED_AT = 64  # rows that notes search for unused fields
+NUM_LOOKED_AT = 64  # rows that notes search for unused fields
 _BAD = "bad rows"
 _OVERLONG = "over-long"
 _REMEDIES = {
@@ -76,14 +78,12 @@ class RowRule:
         key: Cache key for all that `fault`, `reads_answer` and `answer_fault` depend on besides the
             row.
         reads_answer: Whether the reward of a row reads its right answer.
-        unread: Advice on a missing answer that the reward may not read; empty if there is none.
         answer_fault: Returns the error in a row's right answer, if any.
     """
 
     fault: Callable[[DataRow], str | None]
     key: object
     reads_answer: Callable[[DataRow], bool] = lambda row: True
-    unread: str = ""
     answer_fault: Callable[[DataRow, str], str | None] = lambda row, answer: None
 
 
@@ -169,7 +169,7 @@ class RowSelection:
 
     def read_first(self) -> list[DataRow]:
         """The first rows, for notes on unused fields."""
-        return list(self.rows.read_rows(self.first_numbers(_LOOKED_AT)))
+        return list(self.rows.read_rows(self.first_numbers(NUM_LOOKED_AT)))
 
     def _part_sizes(self) -> list[int]:
         """Number of usable rows in each part; raises DataError for a part without any."""
@@ -213,12 +213,15 @@ def _select_rows(
                 if is_error(policies[reason]):
                     raise DataError(f"{rows.name_row(i)}: {why}; {_REMEDIES[reason]}")
                 found[reason].append((i, why))
+        if rows.share != (0.0, 1.0):
+            kept = _select_share(rows, kept, data)
         about = {reason: [len(faults), faults[:NUM_NAMED]] for reason, faults in found.items()}
         return CachedTable(np.array(kept, np.int64), about)
 
     key = (
         rows.digest,
         len(rows),
+        rows.share,
         data.model_dump_json(exclude={"train", "validation"}),
         data.template_values,
         find_date(tokenizer),
@@ -232,6 +235,20 @@ def _select_rows(
         sentences = tuple(f"{rows.name_row(i)}: {why}" for i, why in first)
         skipped[reason] = SkippedRows(count, sentences)
     return table.numbers, skipped
+
+
+def _select_share(rows: FileRows, numbers: Sequence[int], data: DataSection) -> list[int]:
+    """The numbers of the rows in `rows.share`; rows with equal prompts stay together."""
+    digests: list[str] = []
+    for row in rows.read_rows(numbers):
+        if data.messages is None:
+            prompt = fill_template(data.prompt, row, "row")
+        else:
+            prompt = str(read_question(row, data.messages))
+        digests.append(hashlib.sha256(prompt.encode()).hexdigest())
+    ranked = ["", *sorted(digests)]
+    low, high = (ranked[math.ceil(edge * len(digests))] for edge in rows.share)
+    return [i for i, own in zip(numbers, digests, strict=True) if low < own <= high]
 
 
 def _scan_rows(

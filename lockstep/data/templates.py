@@ -91,7 +91,9 @@ def find_field_fault(
             state = "null in the field" if name in row else "no field"
             there = shorten_text(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template or the reward")
-            return f"has {state} {name!r}, which {asker} needs; its fields are {there}"
+            option, is_set, _ = asker.partition("=")
+            cure = f"; set {option}=FIELD to one of them" if is_set and there != "none" else ""
+            return f"has {state} {name!r}, which {asker} needs; its fields are {there}{cure}"
         fits = type(value) in _KINDS if kind == "any" else _json_kind(value) == kind
         if not fits:
             return (

@@ -171,9 +171,9 @@ def evaluate(loaded: LoadedRecipe) -> Path:
     loaded = fetch_names(loaded)
     recipe = loaded.expect_recipe(EvalRecipe)
     source = open_source(recipe.model.path)
-    settings = list(_build_settings(recipe, source))
     rows = {"validation": group_files(recipe.data.validation)}
     results = choose_results_folder(loaded, recipe.model.path, rows, "evals", "another evaluation")
+    settings = list(_build_settings(recipe, source))
     folder = results.folder
     with results.open_locked() as started:
         if not (folder / RESULTS).exists():

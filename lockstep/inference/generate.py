@@ -58,12 +58,12 @@ def generate(loaded: LoadedRecipe) -> Path:
     loaded = fetch_names(loaded)
     recipe = loaded.expect_recipe(GenerateRecipe)
     source = open_source(recipe.model.path)
-    longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
-    source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)
     rows = {"prompts": group_files(recipe.data.prompts)}
     results = choose_results_folder(
         loaded, recipe.model.path, rows, "generations", "other generations"
     )
+    longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
+    source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)
     with results.open_locked() as started:
         if not (results.folder / SUMMARY).exists():
             _answer_and_summarize(recipe, source, results.folder, started)

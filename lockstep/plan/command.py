@@ -9,6 +9,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.columns import read_columns
 from lockstep.algorithms.rows import data_files
 from lockstep.config.hub import fetch_names
 from lockstep.config.loading import LoadedRecipe
@@ -41,7 +42,7 @@ def plan_recipe(loaded: LoadedRecipe, gpus: int, memory: str, rates: str | None 
     Raises:
         ValueError: The recipe cannot be planned, or not for this number of GPUs.
     """
-    loaded = fetch_names(loaded, weights=False)
+    loaded = read_columns(fetch_names(loaded, weights=False))
     room = bytes_of(memory)
     recipe = loaded.expect_recipe(Algorithm)
     if not 1 <= gpus <= _MOST_GPUS:

@@ -21,7 +21,6 @@ _COMPARING = {"math", "python", "server"}
 
 NO_ANSWERS = RowRule(lambda row: None, "no reward reads an answer", lambda row: False)
 """The rule for rows that do not need a right answer."""
-_UNREAD = """set data.answer='""' if the function or server does not use answers"""
 
 
 def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowRule:
@@ -42,7 +41,6 @@ def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowR
             ),
             tuple(rule.key for rule in rules),
             lambda row: any(rule.reads_answer(row) for rule in rules),
-            next((rule.unread for rule in rules if rule.unread), ""),
             lambda row, answer: next(
                 (fault for rule in rules if (fault := rule.answer_fault(row, answer)) is not None),
                 None,
@@ -53,7 +51,6 @@ def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowR
         section.instructions and section.instructions.field,
         section.code and section.code.tests,
     )
-    unread = "" if section.function is None and section.server is None else _UNREAD
     key = (
         section.type,
         section.verifier_names,
@@ -66,7 +63,6 @@ def build_row_rule(section: SingleReward | None, option: str = "reward") -> RowR
         partial(_find_fault, section),
         key,
         partial(_reads_answer, section),
-        unread,
         partial(_explain_unread, section, option),
     )
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.columns import read_columns
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.placement import plan_placement
@@ -115,7 +116,7 @@ def _run_recipe(
                 adopt_folder(loaded, changed)
         write_missing_page(folder)
         return True
-    loaded = fetch_names(loaded)
+    loaded = read_columns(fetch_names(loaded))
     recipe = loaded.expect_recipe(Algorithm)
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it

@@ -4,21 +4,27 @@ every refusal.
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from hub_server import HubServer, environment_of, read_files, serve_hub
 from tiny_recipe import RECIPE, REWARDS
 
+from lockstep.algorithms.rows import group_files
 from lockstep.cli import main
 from lockstep.config.hub import fetch_names
 from lockstep.config.hub_name import PINS, parse_name_of_kind
 from lockstep.config.loading import LoadedRecipe, load_recipe, load_run
 from lockstep.core.errors import InputError
+from lockstep.data.files import open_rows
 from lockstep.models.load import build_causal_lm
 from lockstep.models.tokenizer import words_tokenizer
 from lockstep.run.dry_run.dry_run import dry_run
@@ -216,6 +222,40 @@ def test_export_uploads_a_private_model_only_to_the_named_repository(
     assert "hf:mine is not a hub model; write hf:owner/name" in capsys.readouterr().err
 
 
+def parquet(rows: list[dict[str, str]]) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+def rows_of(name: str) -> list[Any]:
+    """The rows of a data set by name, as a run opens them."""
+    section = fetch_names(tiny(f"data.train={name}", "data.validation=null")).training_recipe.data
+    rows = open_rows(group_files(str(section.train)))
+    return rows.read_rows(range(len(rows)))
+
+
+def test_data_set_is_named_by_configuration_and_split(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "main/train/0000.parquet": parquet(QUESTIONS[:4]),
+        "main/train/0001.parquet": parquet(QUESTIONS[4:8]),
+        "main/test/0000.parquet": parquet(QUESTIONS[8:9]),
+    }
+    hub.push("datasets/ada/sums", files, "refs/convert/parquet")
+    for name in ("", "/train", "/main/train"):
+        assert rows_of(f"hf:datasets/ada/sums{name}") == QUESTIONS[:8]
+    assert not any("test/0000" in path for path in hub.asked)
+    assert rows_of("hf:datasets/ada/sums/test") == QUESTIONS[8:9]
+    hub.push("datasets/ada/sums", {**files, "b/train/0000.parquet": b""}, "refs/convert/parquet")
+    with pytest.raises(InputError, match="with one of: b/train, main/test, main/train"):
+        rows_of("hf:datasets/ada/sums")
+    for offline in "01":
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        assert rows_of("hf:datasets/ada/sums/main/train") == QUESTIONS[:8]
+
+
 def test_hub_name_parser_reads_revision_and_file_and_rejects_parent_path() -> None:
     assert parse_name_of_kind("hf:ada/tiny@v1.2", "model").revision == "v1.2"
     assert (
@@ -225,5 +265,5 @@ def test_hub_name_parser_reads_revision_and_file_and_rejects_parent_path() -> No
     assert (
         parse_name_of_kind("hf:datasets/ada/sums@main/a/train.jsonl", "dataset").revision == "main"
     )
-    with pytest.raises(ValueError, match="is not a file of a hub data set"):
+    with pytest.raises(ValueError, match="is not a hub data set"):
         parse_name_of_kind("hf:datasets/ada/sums/a/../../b.jsonl", "dataset")

@@ -12,6 +12,7 @@ from lockstep.algorithms.sft.options import SFTRecipe
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Mean, Metrics
 from lockstep.data.answers import build_answer_batch
+from lockstep.data.demonstrations import DemonstrationRows, TurnRows
 from lockstep.learners.base import Learner, compute_logprobs
 
 
@@ -29,10 +30,11 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     files = setup.files
     policy = setup.learner(recipe.policy_role)
     longest = recipe.sft.max_tokens
+    kind = DemonstrationRows if recipe.sft.assistant_turns == "last" else TurnRows
     held_out = None
     if files.validation is not None:
-        held_out = open_answers(setup, files.validation, data, longest, "sft.max_tokens")
-    rows = open_answers(setup, files.demonstrations, data, longest, "sft.max_tokens")
+        held_out = open_answers(setup, files.validation, data, longest, "sft.max_tokens", kind)
+    rows = open_answers(setup, files.demonstrations, data, longest, "sft.max_tokens", kind)
     measure = None
     if held_out is not None:
         batch = build_answer_batch(held_out.read_first(data.max_validation_samples))

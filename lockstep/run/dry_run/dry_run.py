@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.columns import read_columns
 from lockstep.algorithms.exactness import decide_exact
 from lockstep.algorithms.rows import DataFiles, data_files
 from lockstep.cluster.learner_group import require_computable
@@ -80,7 +81,7 @@ def dry_run(loaded: LoadedRecipe, allow_changes: bool = False) -> str:
 def _check_parts(
     loaded: LoadedRecipe, allow_changes: bool, made: Path, findings: DryRunFindings
 ) -> _CheckedModel | None:
-    loaded = fetch_names(loaded, weights=False)
+    loaded = read_columns(fetch_names(loaded, weights=False))
     recipe = loaded.expect_recipe(Algorithm)
     with findings.collect_problem():
         _check_device(recipe, findings)

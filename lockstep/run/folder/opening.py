@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +13,14 @@ from threading import Event
 
 from lockstep.config.hub import write_pins
 from lockstep.config.hub_name import PINS
-from lockstep.config.loading import LoadedRecipe, describe_recipe
+from lockstep.config.loading import COLUMNS, LoadedRecipe, describe_recipe
 from lockstep.core.errors import LockstepError, RunError
 from lockstep.data.template_date import FILE, keep_date
 from lockstep.report.log import CRASH
 from lockstep.run.folder.files import FRAME, LOCK, lock_folder, write_once
 from lockstep.run.folder.machine import use_recorded_machine
 from lockstep.run.stop import StoppedRun
+from lockstep.system.whole_files import write_whole
 
 
 @contextmanager
@@ -35,11 +37,24 @@ def open_run(loaded: LoadedRecipe, folder: Path) -> Iterator[Callable[[], None]]
     with _clean_start(folder) as started, _record_crashes(folder, started):
         write_once(folder / "recipe.yaml", describe_recipe(loaded))
         write_pins(loaded, folder)
+        (folder / COLUMNS).unlink(missing_ok=True)
+        if loaded.told:
+            write_whole(folder / COLUMNS, [json.dumps(dict(loaded.told)).encode()])
         with use_recorded_machine(loaded, folder), keep_date(folder):
             yield started.set
 
 
-_MADE = ("recipe.yaml", PINS, "environment.json", "inputs.json", "data", FRAME, "judges", FILE)
+_MADE = (
+    "recipe.yaml",
+    PINS,
+    COLUMNS,
+    "environment.json",
+    "inputs.json",
+    "data",
+    FRAME,
+    "judges",
+    FILE,
+)
 """Files and folders that a run may create before its first step.
 
 A failed start removes only these.

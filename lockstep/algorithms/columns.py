@@ -1,0 +1,82 @@
+"""The options of `data` that the columns of a run's rows stand for, by TRL's dataset formats."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from lockstep.algorithms.base import Algorithm
+from lockstep.algorithms.rows import group_files
+from lockstep.config import DataSection
+from lockstep.config.loading import LoadedRecipe
+from lockstep.core.errors import shorten_text
+from lockstep.data.files import open_rows
+from lockstep.data.notes import print_note
+from lockstep.data.pair_options import PairSection
+from lockstep.data.rows import DataError, DataRow
+from lockstep.data.templates import has_fields, is_talk
+
+_ANSWERS = ("{answer}", "{solution}", "{reward_model.ground_truth}")
+"""Right answers as GSM8K, TRL and verl name them."""
+
+
+def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
+    """Returns a recipe with the options that the columns of its first training row stand for.
+
+    Options that the recipe or an override sets stay; a line names the others. Rows that cannot be
+    read are left to the code that uses them, which reports why.
+    """
+    recipe = loaded.expect_recipe(Algorithm)
+    data = recipe.data
+    if data.train is None:
+        return loaded
+    try:
+        [row] = open_rows(group_files(data.train), "skip").read_rows([0])
+    except DataError:
+        return loaded
+    written = {keys[1] for keys in loaded.origins if "data" in keys[:1] and keys[1:]}
+    told: dict[str, Any] = {}
+    if not written & {"prompt", "messages"}:
+        told = _match_columns(row, data, recipe.longest_demonstration is not None)
+    if "messages" in told:
+        written.discard("chat")  # messages always use the chat template
+    sections = [one.leaf_sections("reward") for one in recipe.rewards.values() if one]
+    types = {leaf.type for _, leaf in chain(*sections)} & {"math", "by_row", "python", "server"}
+    if types:
+        found = [template for template in _ANSWERS if has_fields(row, template)]
+        none = "" if types <= {"python", "server"} else "{answer}"
+        told["answer"] = [*found, none][0]
+    told = {k: v for k, v in told.items() if k not in written and v != getattr(data, k)}
+    if not told:
+        return loaded
+    options = [f"data.{name}={value or 'null'}" for name, value in told.items()]
+    options = " ".join(options).translate({ord("{"): None, ord("}"): None})
+    print_note(f"data: columns {shorten_text(', '.join(row))} → {options}")
+    return loaded.with_told_options(told)
+
+
+def _match_columns(row: DataRow, data: DataSection, learns: bool) -> dict[str, Any]:
+    """Returns the options of the format that a row has."""
+    talks = [name for name, value in row.items() if is_talk(value)]
+    asked = [name for name in ("prompt", "question", "messages") if name in row]
+    names = ("completion", "answer") if "prompt" in row else ("answer", "completion")
+    answers = [name for name in names if name in row and learns]
+    if isinstance(data, PairSection):
+        answers = ["chosen"]
+        if "chosen" in talks and row["chosen"][0]["role"] != "assistant":
+            asked = answers
+        elif not asked:
+            return {"prompt": ""}  # both answers begin with it
+    elif learns and (not answers or asked[:1] == ["messages"]):
+        answers = []
+        asked = [name for name in asked if name == "messages"]
+        if not asked and "text" in row and not data.chat:
+            return {"prompt": "", "completion": "{text}"}
+    if not asked:
+        return {}
+    told = {"prompt": f"{{{asked[0]}}}", "chat": any(name in talks for name in answers[:1])}
+    if asked[0] in talks and data.system_prompt is None:
+        told = {"messages": asked[0], "chat": False}
+    if answers[:1] == ["completion"] or ("messages" in told and answers[:1] == ["answer"]):
+        told["completion"] = f"{{{answers[0]}}}"
+    return told
