@@ -59,9 +59,7 @@ def convert_rows(value: Any) -> Any:
         names = str(value).split(",")
     for name in names:
         if not str(name).endswith(_ROWS) and not str(name).startswith(("/", "./", "~", "$")):
-            raise DoubtfulValue(
-                f"{name} is a data set: write a file, or hf:datasets/owner/name/file"
-            )
+            raise DoubtfulValue(f"{name} is a data set: write a file, or hf:datasets/owner/name")
     if len(names) > 1:
         return names
     return names[0]

@@ -19,6 +19,10 @@ from lockstep.data.templates import has_fields, is_talk
 _ANSWERS = ("{answer}", "{solution}", "{reward_model.ground_truth}")
 """Right answers as GSM8K, TRL and verl name them."""
 
+_READS = {"math", "by_row"}
+_MAY_READ = {"python", "server"}
+"""Rewards by whether they read the right answer."""
+
 
 def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
     """Returns a recipe with the options that the columns of its first training row stand for.
@@ -41,10 +45,10 @@ def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
     if "messages" in told:
         written.discard("chat")  # messages always use the chat template
     sections = [one.leaf_sections("reward") for one in recipe.rewards.values() if one]
-    types = {leaf.type for _, leaf in chain(*sections)} & {"math", "by_row", "python", "server"}
+    types = {leaf.type for _, leaf in chain(*sections)} & (_MAY_READ | _READS)
     if types:
         found = [template for template in _ANSWERS if has_fields(row, template)]
-        none = "" if types <= {"python", "server"} else "{answer}"
+        none = "{answer}" if types & _READS else ""
         told["answer"] = [*found, none][0]
     told = {k: v for k, v in told.items() if k not in written and v != getattr(data, k)}
     if not told:
@@ -70,7 +74,7 @@ def _match_columns(row: DataRow, data: DataSection, learns: bool) -> dict[str, A
     elif learns and (not answers or asked[:1] == ["messages"]):
         answers = []
         asked = [name for name in asked if name == "messages"]
-        if not asked and "text" in row and not data.chat:
+        if not asked and not data.chat and has_fields(row, "{text}"):
             return {"prompt": "", "completion": "{text}"}
     if not asked:
         return {}

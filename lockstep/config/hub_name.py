@@ -59,7 +59,7 @@ class HubName:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is a split of a data set, not a file."""
+        """True for a split of a data set, not a file."""
         return self.kind == "dataset" and not (self.file or "").endswith(ROW_FILES)
 
 

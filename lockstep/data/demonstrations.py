@@ -76,7 +76,7 @@ class TurnRows(DemonstrationRows):
     ) -> None:
         if data.messages is None or data.completion_templates:
             raise InputError(
-                "sft.assistant_turns=all requires whole conversations in one field; set "
+                "sft.all_turns requires whole conversations in one field; set "
                 "data.messages, without data.completion"
             )
         super().__init__(rows, tokenizer, data, *rest)

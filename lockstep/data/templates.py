@@ -92,7 +92,7 @@ def find_field_fault(
             there = shorten_text(", ".join(row)) or "none"
             asker = (asking or {}).get(name, "a template or the reward")
             option, is_set, _ = asker.partition("=")
-            cure = f"; set {option}=FIELD to one of them" if is_set and there != "none" else ""
+            cure = f"; set {option}=FIELD to one of them" if is_set and row else ""
             return f"has {state} {name!r}, which {asker} needs; its fields are {there}{cure}"
         fits = type(value) in _KINDS if kind == "any" else _json_kind(value) == kind
         if not fits:

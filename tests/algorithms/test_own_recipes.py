@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from chat_rows import CHAT
 from row_files import write_rows
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -22,10 +23,6 @@ from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.train import train_recipe
 
 Folder = Callable[[str, int], Path]
-CHAT = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 HERE = [
     "learner.device=cpu",
     "learner.dtype=fp32",

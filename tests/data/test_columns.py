@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_rows import CHAT, ask, say
 from row_files import write_rows
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -30,19 +31,7 @@ from lockstep.rewards.row_rules import NO_ANSWERS
 from lockstep.run.dry_run.dry_run import dry_run
 from lockstep.run.train import train_recipe
 
-CHAT = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 REWARD = "def brief(prompt, response, answer, row):\n    return -len(response)\n"
-
-
-def ask(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def say(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
 
 
 @pytest.fixture

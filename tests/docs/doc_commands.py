@@ -39,8 +39,8 @@ ELSEWHERE = {
 
 OTHERS = {
     "lockstep train grpo_gsm8k model.path=hf:Qwen/Qwen2.5-0.5B-Instruct "
-    "data.train=hf:datasets/openai/gsm8k@main/main/train-00000-of-00001.parquet "
-    "data.validation=hf:datasets/openai/gsm8k@main/main/test-00000-of-00001.parquet": (
+    "data.train=hf:datasets/openai/gsm8k/main/train "
+    "data.validation=hf:datasets/openai/gsm8k/main/test": (
         "downloads a model; tests/config/test_hub.py has a hub of its own"
     ),
     "python -m vllm.entrypoints.openai.api_server --model MODEL": (

@@ -30,7 +30,7 @@ def open_sft(recipe: SFTRecipe, setup: Setup) -> Job:
     files = setup.files
     policy = setup.learner(recipe.policy_role)
     longest = recipe.sft.max_tokens
-    kind = DemonstrationRows if recipe.sft.assistant_turns == "last" else TurnRows
+    kind = TurnRows if recipe.sft.all_turns else DemonstrationRows
     held_out = None
     if files.validation is not None:
         held_out = open_answers(setup, files.validation, data, longest, "sft.max_tokens", kind)

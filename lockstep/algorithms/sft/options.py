@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import final
 
 from pydantic import Field, PositiveInt
 
@@ -16,8 +16,9 @@ class SFTSection(Section):
 
     global_batch_size: PositiveInt = Field(description="rows per optimizer step")
     max_tokens: PositiveInt = Field(description="longest prompt plus completion")
-    assistant_turns: Literal["last", "all"] = Field(
-        default="last", description="assistant turns of a conversation to learn"
+    all_turns: bool = Field(
+        default=False,
+        description="learn all assistant turns of a conversation instead of the last one",
     )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_rows import CHAT, ask, say
 from row_files import write_rows
-from test_columns import CHAT, ask, say
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection
@@ -115,5 +115,5 @@ def test_one_bad_turn_refuses_its_conversation(tmp_path: Path, tokenizer: Any) -
 
 
 def test_all_turns_without_conversations_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="assistant_turns=all requires whole conversations"):
+    with pytest.raises(InputError, match="all_turns requires whole conversations"):
         learn(tmp_path, tokenizer, TALKS, messages=None, prompt="{messages}")
