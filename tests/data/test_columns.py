@@ -155,10 +155,10 @@ def test_told_columns_train_resume_and_carry_over_to_eval(
 def test_text_without_bos_is_learned_after_its_first_token(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [{"text": "Once upon a time"}])
     words = words_tokenizer(["Once upon a time"])
-    data = DataSection(train="x", prompt=None, completion="text", max_prompt_tokens=8)
+    data = DataSection(train="x", prompt="", completion="text", max_prompt_tokens=8)
     [row] = DemonstrationRows(JsonlIndex(path), words, data, 64).read_first()
-    assert words.decode(row.prompt.tokens) == "Once"
-    assert words.decode(row.answers[0]) == " upon a time<eos>"
+    assert words.decode(list(row.prompt.tokens)) == "Once"
+    assert words.decode(list(row.answers[0])) == " upon a time<eos>"
     with pytest.raises(DataError, match="line 1: its prompt is empty"):
         PromptRows(JsonlIndex(path), words, data, NO_ANSWERS).read_first()
 
@@ -166,7 +166,7 @@ def test_text_without_bos_is_learned_after_its_first_token(tmp_path: Path) -> No
 def test_prompt_of_implicit_pair_is_cut_before_a_word(assets: Path, tmp_path: Path) -> None:
     texts = {"chosen": "Human: Hi\n\nAssistant: Yellow", "rejected": "Human: Hi\n\nAssistant: Yes"}
     path = write_rows(tmp_path / "pairs.jsonl", [texts])
-    data = PairSection(train="x", prompt=None, max_prompt_tokens=64)
+    data = PairSection(train="x", prompt="", max_prompt_tokens=64)
     source = open_source(assets / "models/stories260K/hf")
     pairs = open_pairs(FileGroup((path,)), data, source, 256, "dpo.max_tokens")
     assert pairs[0].prompt.text == "Human: Hi\n\nAssistant:"
