@@ -156,3 +156,21 @@ def test_groups_of_pairs_share_prompts_across_pairs() -> None:
     batch = replace(sampled(prompts=2, responses=4).select(range(8)), group_size=2)
     families = find_families(batch, 10_000, share_prefixes=True)
     assert sum(len(family) for family in families) == 4
+
+
+def test_turns_of_growing_episodes_compute_each_token_about_once() -> None:
+    draw = torch.Generator().manual_seed(3)
+    rows = list[torch.Tensor]()
+    for _ in range(8):
+        path = torch.arange(128)
+        for _ in range(20):
+            rows.append(torch.cat([path, torch.randint(999, (24,), generator=draw)]))
+            path = torch.cat([rows[-1], torch.randint(999, (16,), generator=draw)])
+    lengths = torch.tensor([len(row) for row in rows])
+    batch = Batch(torch.cat(rows), lengths)
+    mask = batch.position >= (lengths - 24)[batch.row]
+    batch = batch.with_columns({"mask": mask}).select(torch.randperm(160, generator=draw))
+    families = find_families(batch, 16384, share_prefixes=True)
+    distinct = 128 + 8 * (20 * 24 + 19 * 16)
+    assert sum(family.computed for family in families) <= 1.1 * distinct
+    assert batch.tokens.numel() > 13 * distinct
