@@ -33,7 +33,6 @@ from lockstep.models.exact.model import make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.system.process_defaults import keep_freed_memory
 
-SECTION = LearnerSection(device="cpu")
 GROUPED: dict[str, dict[str, Any]] = {
     "grpo": {"loss_mean": "tokens"},
     "rloo": {
@@ -55,11 +54,13 @@ def step_of(
     if args.exact:
         make_exact(lm)
         make_exact(other_lm)
-    other = TorchLearner(LogitsHead(other_lm), SECTION)
+    section = LearnerSection(device="cpu", dtype=args.dtype)
+    other = TorchLearner(LogitsHead(other_lm), section)
     recipe = PolicyGradient.model_validate(
         {
             "model": {"path": "made by the benchmark"},
             "data": {"train": "made by the benchmark", "max_prompt_tokens": args.prompt_tokens},
+            "learner": section.model_dump(),
             "sampling": {"max_tokens": args.new_tokens},
             "run": {"num_logged_samples": 0},
             "algorithm": "grpo",
@@ -74,7 +75,7 @@ def step_of(
             },
         }
     )
-    policy = TorchLearner(LogitsHead(lm), SECTION, recipe.policy)
+    policy = TorchLearner(LogitsHead(lm), section, recipe.policy)
     reference = other if recipe.grpo.has_reference else None
     collector = experience_of(folder, args, recipe, policy, phase=phase)
     agreement = agreement_of(args, recipe, policy, collector)
