@@ -20,6 +20,10 @@ from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.training_rows import training_rows
 
 ALGORITHMS = {"dpo": lockstep.DPO, "sft": lockstep.SFT}
+DATA = {
+    "dpo": {"prompt": "{prompt}"},
+    "sft": {"prompt": "{prompt}", "completion": "{completion}"},
+}
 
 
 def main() -> None:
@@ -36,7 +40,7 @@ def main() -> None:
         ALGORITHMS[args.algorithm](
             model=args.model,
             train=training_rows(args),
-            data={"prompt": "{prompt}", "completion": "{completion}"},
+            data=DATA[args.algorithm],
             optimizer={"lr": 1e-6},
             run={"folder": folder, "max_steps": (WARMUP + args.steps) * args.minibatches},
             **{args.algorithm: sizes},
