@@ -22,7 +22,7 @@ WORDS = (
 
 def training_rows(args: argparse.Namespace) -> list[dict[str, str]]:
     """The rows of all steps, with `--prompts` rows a step."""
-    count = (WARMUP + args.steps) * args.prompts
+    count = (WARMUP + args.steps + 1) * args.prompts
     if args.algorithm == "sft":
         with (Path(os.environ["LOCKSTEP_ASSETS"]) / "data/gsm8k/train.jsonl").open() as file:
             rows = [json.loads(line) for line in islice(file, count)]
