@@ -158,6 +158,15 @@ def test_guide_loss_logs_loss_entropy_grad_norm_and_lr(model: str) -> None:
     assert logged["entropy"] > 0
 
 
+@pytest.mark.parametrize("schedule", [{"decay": "linear"}, {"warmup_steps": 0.1}])
+def test_schedule_that_ends_with_a_run_is_rejected_in_a_loop(
+    model: str, schedule: dict[str, Any]
+) -> None:
+    optimizer: Any = {"lr": 1e-3, "schedule": schedule}
+    with pytest.raises(InputError, match=r"set schedule\.decay_steps"):
+        lockstep.open_learner(model, optimizer=optimizer)
+
+
 def test_optim_step_without_gradient_is_rejected_and_without_rows_is_skipped(model: str) -> None:
     learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
