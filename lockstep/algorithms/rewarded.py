@@ -25,9 +25,10 @@ class SampledRecipe(BuiltInAlgorithm):
 
     @property
     def lengths(self) -> dict[str, int]:
+        asked = self.validation_sampling if self.data.has_validation else None
         return self._answer_lengths(
             sampling=self.sampling and self.sampling.max_tokens,
-            validation_sampling=self.validation_sampling and self.validation_sampling.max_tokens,
+            validation_sampling=asked and asked.max_tokens,
         )
 
     @property
@@ -66,7 +67,7 @@ class RewardedRecipe(SampledRecipe):
     @property
     def idle_options(self) -> dict[str, str]:
         idle = super().idle_options
-        if self.data.validation is None and self.data.task is None:
+        if not self.data.has_validation:
             idle["validation_reward"] = "if data has no validation rows"
         idle["data.completion"] = "if responses are sampled"
         return idle

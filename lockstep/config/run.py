@@ -217,7 +217,7 @@ class Common(Recipe):
 
     @rule
     def _validation_has_rows(self) -> None:
-        if self.data.validation is not None or self.data.task is not None:
+        if self.data.has_validation:
             return
         validated = {
             "run.validate_every": self.run.validate_every,

@@ -233,6 +233,11 @@ class DataSection(QuestionSection):
     shuffle: bool = Field(default=True, description="shuffle each epoch, keyed by the seed")
 
     @property
+    def has_validation(self) -> bool:
+        """True if rows are held out for validation."""
+        return self.validation is not None or self.task is not None
+
+    @property
     def completion_templates(self) -> dict[str, str]:
         """The templates whose fields a row needs for its completion; empty with messages."""
         if self.completion is None and self.messages is None:

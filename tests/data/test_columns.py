@@ -231,3 +231,11 @@ def test_eval_reports_a_missing_file_before_a_short_context(
 ) -> None:
     assert main(["eval", model, "missing.jsonl"]) == 2
     assert "missing.jsonl: no such file" in capsys.readouterr().err
+
+
+def test_length_of_validation_responses_is_free_without_validation(model: str) -> None:
+    write_rows("rows.jsonl", [{"prompt": "Once"}] * 64)
+    too_long = "validation_sampling.max_tokens=4096"
+    assert "can start" in dry_run(load_recipe("grpo", short("grpo", model, too_long)))
+    with pytest.raises(InputError, match="validation_sampling.max_tokens"):
+        dry_run(load_recipe("grpo", short("grpo", model, too_long, "data.validation=rows.jsonl")))
