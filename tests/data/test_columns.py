@@ -237,5 +237,5 @@ def test_length_of_validation_responses_is_free_without_validation(model: str) -
     write_rows("rows.jsonl", [{"prompt": "Once"}] * 64)
     too_long = "validation_sampling.max_tokens=4096"
     assert "can start" in dry_run(load_recipe("grpo", short("grpo", model, too_long)))
-    with pytest.raises(InputError, match="validation_sampling.max_tokens"):
+    with pytest.raises(InputError, match=r"validation_sampling\.max_tokens"):
         dry_run(load_recipe("grpo", short("grpo", model, too_long, "data.validation=rows.jsonl")))
