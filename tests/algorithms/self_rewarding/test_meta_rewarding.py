@@ -14,7 +14,7 @@ import pytest
 import torch
 from judge_server import Said, serve_judge
 from ladder_recipes import rung
-from row_files import read_rows
+from row_files import read_trained
 from safetensors.torch import load_file
 from self_rewarding_runs import steps
 from training import train_rows
@@ -96,8 +96,8 @@ def reader() -> Iterator[list[str]]:
 
 
 def judge_pairs(folder: str = "run") -> list[dict[str, Any]]:
-    samples = read_rows(Path(folder, "samples.jsonl"))
-    return [one for one in samples if one["status"] == "judge_pair" and "held_out" not in one]
+    samples = read_trained(Path(folder, "samples.jsonl"))
+    return [one for one in samples if one["status"] == "judge_pair"]
 
 
 @pytest.mark.full

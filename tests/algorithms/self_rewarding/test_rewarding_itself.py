@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import wanted_letter
 from ladder_recipes import rung
-from row_files import read_rows
+from row_files import read_trained
 
 from lockstep.config.loading import load_recipe
 from lockstep.report.log import read_metrics
@@ -80,8 +80,7 @@ def of_steps(folder: Path, metric: str) -> list[float]:
 
 
 def pairs(folder: Path) -> list[dict[str, Any]]:
-    rows = read_rows(folder / "samples.jsonl")
-    return [row for row in rows if row["status"] == "ok" and "held_out" not in row]
+    return [row for row in read_trained(folder / "samples.jsonl") if row["status"] == "ok"]
 
 
 def truly(row: dict[str, Any], which: str) -> float:
