@@ -6,11 +6,11 @@ import ast
 import builtins
 import importlib
 import inspect
-import re
 import subprocess
 import sys
 import typing
 from collections.abc import Iterator
+from doctest import DocTestParser
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +118,9 @@ def test_unknown_attribute_error_lists_available_names() -> None:
     "name", [name for name, kind in vars(algorithms).items() if getattr(kind, "algorithm", None)]
 )
 def test_algorithm_docstring_example_is_a_valid_recipe(name: str) -> None:
-    [example] = re.findall(r"lockstep\..*\)", vars(algorithms)[name].__doc__)
-    assert eval(example.removesuffix(".train()"), {"lockstep": lockstep}).describe()
+    [example] = DocTestParser().get_examples(vars(algorithms)[name].__doc__)
+    built = example.source.strip().removesuffix(".train()")
+    assert eval(built, {"lockstep": lockstep}).describe()
 
 
 def test_importing_lockstep_does_not_import_torch_or_pydantic() -> None:

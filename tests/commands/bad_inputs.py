@@ -168,7 +168,6 @@ RECIPES = {
     "override: a space": said("'ppo.clip = 0.1'"),
     "override: no space in a mapping": said("policy.schedule={decay:linear}"),
     "override: no value": said("run.keep="),
-    "override: a template without quotes": said("data.prompt={question}"),
     "override: a bare #": said("reward.marker=##"),
     "type: text for a number": said("ppo.clip=high"),
     "type: a number for text": said("data.prompt=12"),
