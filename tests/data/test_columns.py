@@ -239,3 +239,10 @@ def test_length_of_validation_responses_is_free_without_validation(model: str) -
     assert "can start" in dry_run(load_recipe("grpo", short("grpo", model, too_long)))
     with pytest.raises(InputError, match=r"validation_sampling\.max_tokens"):
         dry_run(load_recipe("grpo", short("grpo", model, too_long, "data.validation=rows.jsonl")))
+
+
+def test_share_of_training_rows_is_not_called_memorization(model: str) -> None:
+    write_rows("rows.jsonl", [{"prompt": str(n), "completion": "upon"} for n in range(64)])
+    shown = dry_run(load_recipe("sft", short("sft", model, "data.validation=0.25")))
+    assert "48 rows (none skipped) for training, 16 rows (none skipped) for validation" in shown
+    assert "memorization" not in shown

@@ -13,8 +13,11 @@ from lockstep.system.process_defaults import count_cores
 def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
     """Remarks for the log of a run and for a dry run, one sentence each."""
     remarks: list[str] = []
-    if files.validation is not None and (
-        shared := _read_digests(files.validation) & _read_digests(files.train)
+    is_share = isinstance(recipe.data.validation, float)
+    if (
+        files.validation is not None
+        and not is_share
+        and (shared := _read_digests(files.validation) & _read_digests(files.train))
     ):
         if shared == _read_digests(files.validation):
             overlap = "the rows"
