@@ -319,10 +319,11 @@ class _ConfigConversion:
             default = self._default_of(row)
             if default is None or key in self.given:
                 continue
-            if row.adopt or any(name in self.given for name in (*row.times, *row.per)):
+            entry = self._judge_key(row, key, default)
+            is_scaled = any(name in self.given for name in (*row.times, *row.per))
+            if is_scaled or (row.adopt and entry.options):
                 yield replace(self._convert_key(key, default), is_default=True)
                 continue
-            entry = self._judge_key(row, key, default)
             if entry.verdict is KeyVerdict.LOOK and not entry.options:
                 yield replace(entry, is_default=True)
             for option, value in entry.options.items():
