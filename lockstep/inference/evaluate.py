@@ -33,7 +33,7 @@ from lockstep.core.types import Prompt, SamplingParams
 from lockstep.inference.eval_recipe import EvalRecipe
 from lockstep.inference.results import choose_results_folder, cut_to_blocks, raise_if_stopped
 from lockstep.judge.asking import JudgeModel
-from lockstep.models.source import ModelSource, describe_passed_end, open_source
+from lockstep.models.source import ModelSource, describe_template, open_source
 from lockstep.report.evaluation import RESULTS, SAMPLES, results_table
 from lockstep.report.progress import RunProgress, show_progress
 from lockstep.rewards.build import OpenJudge, build_reward
@@ -223,7 +223,7 @@ def _answer_and_grade(
         )
         data = recipe.data.in_order.with_tools([] if environment is None else environment.tools)
         rows = open_prompts(files, data, source.tokenizer, build_row_rule(recipe.reward))
-        passed = describe_passed_end(source, data)
+        passed = describe_template(source, data)
         if passed is not None:
             progress.show_note(passed)
         computation = choose_kernels(

@@ -32,7 +32,7 @@ from lockstep.data.rows import DataError
 from lockstep.data.templates import as_written
 from lockstep.inference.generate_recipe import GenerateRecipe
 from lockstep.inference.results import choose_results_folder, find_missing, raise_if_stopped
-from lockstep.models.source import ModelSource, describe_passed_end, open_source
+from lockstep.models.source import ModelSource, describe_template, open_source
 from lockstep.report.progress import RunProgress, show_progress
 from lockstep.rollouts.rollout import build_requests
 from lockstep.run.folder.files import write_once
@@ -83,7 +83,7 @@ def _answer_and_summarize(
     log = folder / GENERATIONS
     size = recipe.run.save_every
     with show_progress(f"{recipe.model.path} → {folder}") as progress:
-        passed = describe_passed_end(source, recipe.data)
+        passed = describe_template(source, recipe.data)
         if passed is not None:
             progress.show_note(passed)
         prompts = open_prompts(

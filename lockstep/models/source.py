@@ -150,10 +150,15 @@ def _is_token(stop: object, vocabulary: int) -> bool:
     return isinstance(stop, int) and not isinstance(stop, bool) and 0 <= stop < vocabulary
 
 
-def describe_passed_end(source: ModelSource, data: PromptSection) -> str | None:
-    """Explains that the chat template ends turns with a non-stop token; None if it does not."""
-    if not is_chat(data) or source.tokenizer.chat_template is None:
+def describe_template(source: ModelSource, data: PromptSection) -> str | None:
+    """Explains that the chat template is not used, or ends turns with a non-stop token, if so."""
+    if source.tokenizer.chat_template is None:
         return None
+    if not is_chat(data):
+        return (
+            f"the model in {source.folder} has a chat template, but data.chat=false writes prompts "
+            "without it; if it is a chat model, set data.chat=true"
+        )
     end = find_passed_end(source.tokenizer, source.stop_token_ids, data.template_args)
     if end is None:
         return None

@@ -25,7 +25,7 @@ from lockstep.core import exit_codes
 from lockstep.core.errors import NothingTrainedError
 from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.export import copy_frame
-from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_model
+from lockstep.models.source import ModelSource, describe_template, open_source, scratch_model
 from lockstep.report.alarms import find_alarms
 from lockstep.report.log import read_metrics
 from lockstep.report.progress import RunProgress, show_progress
@@ -36,6 +36,7 @@ from lockstep.run.dry_run.remarks import list_remarks
 from lockstep.run.folder.files import (
     FRAME,
     adopt_folder,
+    describe_shorter_run,
     find_changed_options,
     is_current,
     lock_folder,
@@ -118,6 +119,7 @@ def _run_recipe(
         return True
     loaded = read_columns(fetch_names(loaded))
     recipe = loaded.expect_recipe(Algorithm)
+    shorter = None if folder.exists() else describe_shorter_run(loaded)
     with open_run(loaded, folder) as started, ExitStack() as open_:
         if (folder / "final").exists() and not changed:  # another process has just finished it
             return True
@@ -126,7 +128,7 @@ def _run_recipe(
         source = _open_initial_model(loaded, files, folder, allow_changes, deadline_s)
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
-        for remark in _list_first_remarks(recipe, source, files):
+        for remark in filter(None, [shorter, *_list_first_remarks(recipe, source, files)]):
             progress.show_note(remark)
         inexact = decide_exact(recipe, source.folder, progress.show_note)
         logs = RunLogs(folder)
@@ -168,7 +170,7 @@ def _list_first_remarks(recipe: Algorithm, source: ModelSource, files: DataFiles
     remarks = list[str]()
     if resolve_device(recipe.learner.device).type == "cuda":
         remarks.append(keep_fp32())
-    passed_end = describe_passed_end(source, recipe.data)
+    passed_end = describe_template(source, recipe.data)
     if passed_end is not None:
         remarks.append(passed_end)
     return [*remarks, *list_remarks(recipe, files)]

@@ -252,6 +252,7 @@ def test_a_step_that_trained_on_nothing_is_noted(
     [
         ("note: validation that is trained on", "train own.yaml data.validation=copy.jsonl"),
         ("note: more ranks than cores", "train own.yaml learner.parallel.dp=4096"),
+        ("note: a high learning rate", "train own.yaml policy.lr=1e6 learner.parallel.dp=4096"),
     ],
 )
 def test_recipe_that_is_probably_not_meant_is_reported_in_note(

@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from lockstep.config import DataSection
-from lockstep.models.source import describe_passed_end, open_source
+from lockstep.models.source import describe_template, open_source
 
 WORDS = ["<pad>", "<eos>", "<turn>", "<other>", "a", "<unk>"]
 CHATML = "{% for m in messages %}{{ m.content }}<turn>{% endfor %}"
@@ -65,10 +65,19 @@ def test_stop_tokens_come_from_generation_config_or_else_from_config(
 
 def test_chat_turn_end_missing_from_stop_tokens_is_reported(tmp_path: Path) -> None:
     chat = DataSection(train="rows.jsonl", chat=True, max_prompt_tokens=9)
-    said = describe_passed_end(open_source(write_model(tmp_path, {}, {"eos_token_id": 1})), chat)
+    said = describe_template(open_source(write_model(tmp_path, {}, {"eos_token_id": 1})), chat)
     assert said is not None
     assert "ends a turn with <turn>, which is not a stop token" in said
     assert "add 2 to eos_token_id in generation_config.json" in said
     stops = open_source(write_model(tmp_path, {}, {"eos_token_id": [1, 2]}))
-    assert describe_passed_end(stops, chat) is None
-    assert describe_passed_end(stops, DataSection(train="rows.jsonl", max_prompt_tokens=9)) is None
+    assert describe_template(stops, chat) is None
+
+
+def test_unused_chat_template_is_reported(tmp_path: Path) -> None:
+    source = open_source(write_model(tmp_path, {}, {"eos_token_id": [1, 2]}))
+    plain = DataSection(train="rows.jsonl", max_prompt_tokens=9)
+    said = describe_template(source, plain)
+    assert said is not None
+    assert said.endswith("if it is a chat model, set data.chat=true")
+    source.tokenizer.chat_template = None
+    assert describe_template(source, plain) is None

@@ -342,6 +342,19 @@ def test_allow_changes_extends_finished_run_with_same_rewards(run: Run, in_tmp: 
     assert rewards == [row["train/reward"] for row in whole if "train/reward" in row]
 
 
+def test_longer_run_tells_how_to_continue_a_shorter_one(
+    run: Run, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("run.folder=null", "run.max_steps=1")
+    [folder] = Path("runs").iterdir()
+    for options in (["--dry-run"], []):
+        assert main(["train", "tiny.yaml", "run.folder=null", "run.max_steps=2", *options]) == 0
+        shown = "".join(capsys.readouterr())
+        assert shown.count(f"add run.folder={folder} --allow-changes") == 1
+    main(["train", "tiny.yaml", f"run.folder={folder}", "run.max_steps=2", "--allow-changes"])
+    assert len(step_rows(read_metrics(folder))) == 2
+
+
 def test_best_mode_min_keeps_checkpoint_with_lowest_metric(run: Run, in_tmp: Path) -> None:
     logged = run("run.max_steps=5", "run.keep=1", "run.best={metric: train/reward, mode: min}")
     rewards = {int(row["step"]): row["train/reward"] for row in logged if "train/reward" in row}

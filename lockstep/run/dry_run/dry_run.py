@@ -32,7 +32,7 @@ from lockstep.models.device import keep_fp32, resolve_device
 from lockstep.models.folder import build_skeleton, read_config
 from lockstep.models.heads import scores_tokens
 from lockstep.models.load import scratch_config
-from lockstep.models.source import ModelSource, describe_passed_end, open_source, scratch_tokenizer
+from lockstep.models.source import ModelSource, describe_template, open_source, scratch_tokenizer
 from lockstep.models.weight_files import are_on_hub, check_weights, require_finite
 from lockstep.plan.estimate import MemoryEstimate, checkpoint_bytes
 from lockstep.plan.page import describe_layouts
@@ -40,7 +40,13 @@ from lockstep.plan.sizes import FP32, ModelSizes
 from lockstep.rewards.build import build_reward
 from lockstep.run.dry_run.remarks import list_remarks
 from lockstep.run.dry_run.setup import DryRunFindings, DrySetup
-from lockstep.run.folder.files import FRAME, find_changed_options, find_standing, require_writable
+from lockstep.run.folder.files import (
+    FRAME,
+    describe_shorter_run,
+    find_changed_options,
+    find_standing,
+    require_writable,
+)
 from lockstep.run.live_setup import (
     describe_step,
     require_lengths,
@@ -105,7 +111,7 @@ def _check_parts(
     if model is not None:
         source, network = model
         with findings.collect_problem():
-            findings.notes += filter(None, [describe_passed_end(source, recipe.data)])
+            findings.notes += filter(None, [describe_template(source, recipe.data)])
         sizes = ModelSizes.from_model(network, recipe.learner.lora)
         is_small = False  # before computing part of the model, which takes memory
         with findings.collect_problem():
@@ -195,6 +201,7 @@ def _run_folder(loaded: LoadedRecipe, allow_changes: bool, findings: DryRunFindi
         state = "exists; the run resumes or is already finished"
     else:
         state = "new"
+        findings.notes += filter(None, [describe_shorter_run(loaded)])
     findings.add_line("run folder", f"{folder} ({state})")
 
 

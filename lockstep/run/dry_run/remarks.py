@@ -8,6 +8,10 @@ from lockstep.data.files import FileGroup, open_rows
 from lockstep.data.templates import list_fields
 from lockstep.models.device import resolve_device
 from lockstep.system.process_defaults import count_cores
+from lockstep.system.yaml12 import flatten_tree
+
+_HIGHEST_LR = 0.02
+"""Highest learning rate without a remark."""
 
 
 def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
@@ -34,6 +38,12 @@ def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
             f"{recipe.learner.layout_key} asks for {ranks} ranks on {cores} cores, where they wait "
             "for each other; fewer ranks are faster"
         )
+    for keys, value in flatten_tree(recipe.model_dump()):
+        if keys[-1] == "lr" and isinstance(value, float) and value > _HIGHEST_LR:
+            remarks.append(
+                f"{'.'.join(keys)}={value:g} is far above usual learning rates, 1e-7 to 1e-2, so "
+                "it can destroy the model"
+            )
     data = recipe.data
     if data.prompt_templates and not list_fields(data.prompt):
         remarks.append(

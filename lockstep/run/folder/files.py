@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 from lockstep.config.loading import LoadedRecipe, describe_recipe, load_run
@@ -47,6 +49,24 @@ def adopt_folder(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if changed:
         (folder / SUMS).unlink(missing_ok=True)
+
+
+def describe_shorter_run(loaded: LoadedRecipe) -> str | None:
+    """Explains how to continue a run that differs only in its length; None if there is none."""
+    folder = loaded.run_folder
+    text = _drop_length(describe_recipe(loaded))
+    for recipe in sorted(folder.parent.glob(f"{escape(loaded.name)}-*/recipe.yaml")):
+        if recipe.parent != folder and _drop_length(recipe.read_text(encoding="utf-8")) == text:
+            return (
+                f"{recipe.parent} differs from this run only in run.max_steps or run.max_epochs; "
+                "this run starts from the beginning; to continue that one, add "
+                f"run.folder={recipe.parent} --allow-changes"
+            )
+    return None
+
+
+def _drop_length(recipe: str) -> str:
+    return re.sub(r"(?m)^  max_(steps|epochs): .*$", "", recipe)
 
 
 def is_current(loaded: LoadedRecipe) -> bool:
