@@ -145,7 +145,9 @@ class Load:
             steps = "1 optimizer step"
         else:
             steps = f"{self.updates} optimizer steps"
-        unit = "pair" if self.group == 2 else "row"
+        unit = "response" if self.generated else "row"
+        if self.group == 2:
+            unit = "pair"
         found = f"{steps} of {self.rows} {unit}s"
         tokens = self.rows * self.tokens_per_group
         if self.distinct_share < 1.0 and unshared is None:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, get_args, get_origin
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from lockstep.config import Section, other_libraries, registry
 from lockstep.core.errors import InputError
+from lockstep.system import yaml12
 from lockstep.system.yaml12 import YAMLKeys
 
 KeyPath = Sequence[int | str]
@@ -118,8 +121,14 @@ def _maps_names(annotation: Any) -> bool:
     return get_origin(annotation) is dict or any(map(_maps_names, get_args(annotation)))
 
 
-def algorithm_sentence(given: Any) -> str:
-    """Describes a missing or unknown `algorithm`."""
+def algorithm_sentence(tree: dict[str, Any]) -> str:
+    """Describes a missing or unknown `algorithm` of a recipe."""
+    given = tree.get("algorithm")
+    convert = "a config of another library is converted by `lockstep convert FILE --out RECIPE`"
+    if given is None and "defaults" in tree:
+        return f"unknown option defaults; set base to the recipe to start from; {convert}"
+    if isinstance(given, dict):
+        return f"algorithm is a mapping, but should be a name such as grpo; {convert}"
     found = "is missing" if given is None else f"is {format_value(given)}"
     return (
         f"algorithm {found}; choose one of: {', '.join(registry.list_algorithms())}, or name your "
@@ -136,7 +145,23 @@ def describe_problems(
         own = list(found)
         of_union = all(len(problem["loc"]) > len(path) for problem in own)
         for group in [own] if of_union else [[problem] for problem in own]:
+            if group[0]["type"] == "extra_forbidden":
+                yield from _describe_unknown(path, group[0]["input"], recipe)
+                continue
             yield path, _describe_problem(group, path, recipe)
+
+
+def _describe_unknown(
+    path: KeyPath, value: object, recipe: RecipeShape
+) -> Iterator[tuple[KeyPath, str]]:
+    """As `describe_problems`, for an unknown option; one per key of another library in it."""
+    known = list(list_options(recipe))
+    leaves = [keys for keys, _ in yaml12.flatten_tree(value, tuple(map(str, path)))]
+    foreign = [keys for keys in leaves if other_libraries.explain_key(keys, known)]
+    # the innermost option, if each unknown section has one option, as in an override
+    for keys in foreign or (leaves if len(leaves) == 1 else [path]):
+        name = ".".join(map(str, keys)) or repr("")
+        yield keys, f"unknown option {name}; {suggest_option(recipe, keys)}"
 
 
 def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: RecipeShape) -> str:
@@ -145,22 +170,9 @@ def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: R
     broken_rules = [problem for problem in problems if problem["type"] == "value_error"]
     first = [*broken_rules, *problems][0]
     match first["type"]:
-        case "extra_forbidden":
-            # the innermost option, if each unknown section has one option, as in an override
-            wrong = list(path)
-            section = first["input"]
-            while isinstance(section, dict) and len(section) == 1:
-                [(name, section)] = section.items()
-                wrong.append(name)
-            return (
-                f"unknown option {'.'.join(map(str, wrong)) or repr('')}; "
-                f"{suggest_option(recipe, wrong)}"
-            )
         case "missing":
-            field = _find_fields(recipe, path[:-1]).get(str(path[-1]))
-            if field is None or not field.description:
-                return f"{key} is missing"
-            return f"{key} is missing ({field.description})"
+            about = _describe_option(recipe, path)
+            return f"{key} is missing" + (f" ({about})" if about else "")
         case "value_error":
             text = first["msg"].removeprefix("Value error, ")
             if key:
@@ -170,6 +182,8 @@ def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: R
             return f"{key}: {first['msg']}"
         case _:
             pass
+    if key == "algorithm":
+        return algorithm_sentence({key: first["input"]})
     value = min(problems, key=lambda problem: len(problem["loc"]))["input"]
     depth = len(path) + 1
     expected: list[str] = []
@@ -183,9 +197,29 @@ def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: R
         f"{key} is {format_value(value)}, but should be "
         f"{' or '.join(filter(None, (', '.join(others), last)))}"
     )
+    about = _describe_option(recipe, path)
+    if about and "a list" in expected:
+        sentence += f" ({about})"
+    if "a mapping of options" in expected:
+        named = _find_option_for(_find_fields(recipe, path), value)
+        sentence += f", such as {key}.{named}={json.dumps(value)}" if named else ""
     if len(problems) == 1 and first["type"] == "string_type":
         sentence += f"""; quote text that YAML would parse as another type: {key}='"…"'"""
     return sentence
+
+
+def _describe_option(recipe: RecipeShape, path: KeyPath) -> str | None:
+    field = _find_fields(recipe, path[:-1]).get(str(path[-1]))
+    return None if field is None else field.description
+
+
+def _find_option_for(fields: dict[str, FieldInfo], value: object) -> str | None:
+    """The first of these options whose type fits a value."""
+    for name, field in fields.items():
+        with suppress(ValidationError):
+            TypeAdapter[object](field.annotation).validate_python(value, strict=True)
+            return name
+    return None
 
 
 def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
@@ -237,6 +271,9 @@ def suggest_option(recipe: RecipeShape, path: KeyPath) -> str:
     meant = [".".join([*parents, name]) for name in get_close_matches(wrong, siblings, 1)]
     meant = meant or [".".join([*parents, name]) for name in siblings if name.startswith(wrong)]
     meant = meant or _find_elsewhere(recipe, wrong)
+    absence = None if meant else other_libraries.explain_absence([*parents, wrong])
+    if absence is not None:
+        return absence
     meant = meant or get_close_matches(".".join([*parents, wrong]), everywhere, 1)
     if meant:
         return f"did you mean {' or '.join(meant)}?"

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,11 +37,11 @@ from lockstep.config.errors import (
 )
 from lockstep.config.hub_name import read_pins
 from lockstep.config.overlay import TASK_NAME, add_reward_type, overlay_options
+from lockstep.config.overrides import parse_overrides
 from lockstep.config.recipe_files import RecipeLayer, find_recipe, read_layers
 from lockstep.config.run_name import find_run_folder
 from lockstep.config.trust import list_references, require_known
 from lockstep.config.validation import FaultyTree, drop_conflicting_options, validate_tree
-from lockstep.core.errors import shorten_text
 from lockstep.system import yaml12
 from lockstep.system.printable import note_once
 from lockstep.system.records import is_file, read_record
@@ -69,7 +68,6 @@ SHORT_FORMS = {
 """Sections that a scalar can stand for, each with the option that the scalar sets."""
 COLUMNS = "columns.json"
 """File in a run's folder with the options of `data` told by the columns of its rows."""
-_OVERRIDE = re.compile(rf"(?P<key>\w+(\.\w+){{0,{yaml12.DEEPEST}}})=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -298,13 +296,14 @@ def _resolve_layers(
 
     Later layers win.
     """
-    overriding = _parse_overrides(overrides)
-    algorithm = _join_layers([*layers, *overriding]).get("algorithm")
-    kind = registry.find_algorithm(algorithm) if isinstance(algorithm, str) else None
+    overriding, misspelled = parse_overrides(overrides)
+    named = [layer.tree.get("algorithm") for layer in [*layers, *overriding]]
+    named = [algorithm for algorithm in named if isinstance(algorithm, str)]
+    kind = registry.find_algorithm(named[-1]) if named else None
     if kind is None:
         raise RecipeError(
             f"{_find_last_layer(layers, overriding, ['algorithm']).source}: "
-            f"{algorithm_sentence(algorithm)}"
+            f"{algorithm_sentence(_join_layers([*layers, *overriding]))}"
         )
     _require_kind(kind, expected, arguments[0])
     layers = _expand_scalars(layers)
@@ -317,6 +316,8 @@ def _resolve_layers(
         tree = overlay_options(tree, above, kind.steps_and_epochs)
         origins |= {keys: layer.source for keys, _ in yaml12.flatten_tree(above)}
     found, taken = _validate_tree(kind, tree, layers, overriding)
+    if misspelled:
+        raise RecipeError("\n".join(misspelled))
     standing = {
         keys: source
         for keys, source in origins.items()
@@ -353,43 +354,6 @@ def describe_recipe(loaded: LoadedRecipe, origins: bool = False) -> str:
     if origins:
         return yaml12.annotate_yaml(tree, describe_origin)
     return yaml12.dump_yaml(tree)
-
-
-def _parse_overrides(overrides: Sequence[str]) -> list[RecipeLayer]:
-    """Parses each override into a layer, so that errors can quote it; reports all invalid ones."""
-    layers: dict[str, RecipeLayer] = {}
-    wrong: list[str] = []
-    for text in overrides:
-        try:
-            key, value = _parse_override(text)
-        except ValueError as error:
-            wrong.append(f"override {shorten_text(text)}: {error}")
-        else:
-            layers.pop(key, None)  # the last one wins, so that a script can append overrides
-            layers[key] = RecipeLayer(
-                f"override {shorten_text(text)}", yaml12.nest_value(key, value)
-            )
-    if wrong:
-        raise RecipeError("\n".join(wrong))
-    return list(layers.values())
-
-
-def _parse_override(text: str) -> tuple[str, Any]:
-    """The key and the value of an override; raises ValueError if a part is missing."""
-    match = _OVERRIDE.fullmatch(text)
-    if match is None:
-        raise ValueError("write key=value with no dashes or spaces, such as seed=1")
-    key = match["key"]
-    value = match["value"]
-    quoted = f"""quote it twice, as in {key}='"text"'"""
-    if not value.strip():
-        raise ValueError(f"missing value; write null to unset the option, or {quoted}")
-    if re.search(r"(^|\s)#", value) and value.lstrip()[0] not in "\"'[{":
-        raise ValueError(f"# starts a comment in YAML; {quoted}")
-    try:
-        return key, yaml12.parse_yaml(value)
-    except ValueError as error:
-        raise ValueError(f"{error}; {quoted}") from None
 
 
 def _expand_scalars(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:

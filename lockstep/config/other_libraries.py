@@ -26,13 +26,22 @@ def explain_key(path: Sequence[str], known: Collection[str]) -> str | None:
     key = ".".join(path)
     word = path[-1]
     is_ours = any(option.rpartition(".")[2] == word for option in known)
-    for library, theirs, options in sorted(read_keys(), key=lambda row: row[1] != key):
-        meant = theirs in (key, word) or (not is_ours and theirs.endswith(f".{word}"))
+    names = (key, word, "_".join(path[-2:]))  # such as lora_r for lora.r
+    for library, theirs, options, _ in sorted(read_keys(), key=lambda row: row[1] != key):
+        meant = theirs in names or (not is_ours and theirs.endswith(f".{word}"))
         option = _find_option(options, known) if meant else None
         if option is not None:
             return (
                 f"{theirs} in {library} is {option}=… here; `lockstep convert` converts its files"
             )
+    return None
+
+
+def explain_absence(path: Sequence[str]) -> str | None:
+    """Explains why a key of another library has no counterpart, found as in `explain_key`."""
+    for library, theirs, _, note in read_keys():
+        if note and theirs in (".".join(path), path[-1]):
+            return f"{theirs} in {library} has no counterpart here: {note}"
     return None
 
 
@@ -47,8 +56,11 @@ def _find_option(options: Sequence[str], known: Collection[str]) -> str | None:
 
 
 @cache
-def read_keys() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """All keys of all tables as (library, key, options); empty without `lockstep_convert`."""
+def read_keys() -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
+    """All keys of all tables as (library, key, options, reason if there are no options).
+
+    Empty without `lockstep_convert`.
+    """
     try:
         folder = files(_TABLES) / "tables"
     except ModuleNotFoundError:
@@ -57,11 +69,15 @@ def read_keys() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
         (file for file in folder.iterdir() if file.name.endswith(".yaml")),
         key=lambda file: file.name,
     )
-    rows: list[tuple[str, str, tuple[str, ...]]] = []
+    rows: list[tuple[str, str, tuple[str, ...], str]] = []
     for file in tables:
         tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER)
         for key, cell in tree["keys"].items():
-            rows.append((tree["name"], key, tuple(_list_options(cell))))
+            rows.append((tree["name"], key, tuple(_list_options(cell)), ""))
+        for part in ("not_needed", "no_counterpart", "look"):
+            for note, keys in tree[part].items():
+                named = keys.split() if isinstance(keys, str) else keys
+                rows += [(tree["name"], key, (), note) for key in named]
     return tuple(rows)
 
 

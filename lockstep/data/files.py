@@ -49,6 +49,11 @@ def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
             opened.append(JoinedRows([TableRows(s, f"{label}/{s.name}") for s in shards], None))
         elif path.suffix == ".parquet":
             opened.append(TableRows(path, label))
+        elif path.suffix == ".csv":
+            raise DataError(
+                f"{path}: CSV is not supported; convert it with "
+                'pandas.read_csv(FILE).to_json("rows.jsonl", orient="records", lines=True)'
+            )
         elif path.suffix == ".json":
             opened.append(JsonList(path, bad_rows, label))
         else:

@@ -220,6 +220,10 @@ def parse_any(text: bytes) -> Any:
     except StrictJsonError as error:
         raise ValueError(str(error)) from error
     except json.JSONDecodeError as error:
+        if text.strip() == b"{":
+            raise ValueError(
+                "is only the start of an object; write each object on one line"
+            ) from error
         # Not `colno`, which counts from the last newline, and a list may have several.
         raise ValueError(f"is invalid JSON ({error.msg} at character {error.pos + 1})") from error
     except RecursionError as error:

@@ -18,6 +18,7 @@ from lockstep.data.rows import (
     DataRow,
     FileRows,
     SkippedRows,
+    describe_remedy,
     is_error,
     read_number,
 )
@@ -70,9 +71,7 @@ def read_ranked(
         except DataError as error:
             faults.append(f"{rows.name_row(i)}: {error}")
             if is_error(section.bad_rows):
-                raise DataError(
-                    f"{faults[-1]}; correct the row, or set data.bad_rows=skip"
-                ) from error
+                raise DataError(f"{faults[-1]}; {describe_remedy(i)}") from error
     skipped = rows.skipped + SkippedRows(len(faults), tuple(faults[:NUM_NAMED]))
     usable = [one for one in found if len(set(one.ranks)) > 1][: section.max_prompts]
     if skipped.count:

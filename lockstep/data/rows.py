@@ -187,7 +187,7 @@ class FileRows(ABC):
         """Applies the policy to bad rows, given their number and the errors of the first ones."""
         first = tuple(f"{self._name_numbered(number)}: {why}" for number, why in faults)
         if first and is_error(bad_rows):
-            raise DataError(f"{first[0]}; correct the {self.unit}, or set data.bad_rows=skip")
+            raise DataError(f"{first[0]}; {describe_remedy(faults[0][0] - 1, self.unit)}")
         self.skipped = SkippedRows(bad, first)
         if not len(self):
             raise DataError(f"{self.path}: has no valid rows ({bad} bad); use a file with rows")
@@ -197,6 +197,11 @@ class FileRows(ABC):
             raise DataError(
                 f"{self.path}: changed while in use; start over with a file that does not change"
             )
+
+
+def describe_remedy(i: int, unit: str = "row") -> str:
+    """The remedy for bad row `i`; if it is the first row, others are probably bad, too."""
+    return f"correct the {unit}" + (", or set data.bad_rows=skip" if i else "")
 
 
 def is_error(policy: BadRowPolicy) -> bool:

@@ -28,6 +28,7 @@ from lockstep.data.rows import (
     DataRow,
     FileRows,
     SkippedRows,
+    describe_remedy,
     is_error,
 )
 from lockstep.data.template_date import find_date
@@ -45,10 +46,6 @@ _MANY_ROWS = 100_000  # take a minute
 NUM_LOOKED_AT = 64  # rows that notes search for unused fields
 _BAD = "bad rows"
 _OVERLONG = "over-long"
-_REMEDIES = {
-    _BAD: "correct the row, or set data.bad_rows=skip",
-    _OVERLONG: "raise the limit, or set data.overlong_prompts=skip",
-}
 
 
 @dataclass(frozen=True)
@@ -211,7 +208,10 @@ def _select_rows(
             kept.extend(usable)
             for i, why in faults.items():
                 if is_error(policies[reason]):
-                    raise DataError(f"{rows.name_row(i)}: {why}; {_REMEDIES[reason]}")
+                    remedy = "raise the limit, or set data.overlong_prompts=skip"
+                    if reason == _BAD:
+                        remedy = describe_remedy(i)
+                    raise DataError(f"{rows.name_row(i)}: {why}; {remedy}")
                 found[reason].append((i, why))
         if rows.share != (0.0, 1.0):
             kept = _select_share(rows, kept, data)

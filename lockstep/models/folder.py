@@ -29,7 +29,7 @@ from lockstep.system import lfs
 
 _CONTEXT = "max_position_embeddings"
 _ADAPTER = "adapter_config.json"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 CONFIG_ERRORS = (OSError, ValueError, KeyError, TypeError, StrictDataclassError)
@@ -55,6 +55,8 @@ def require_folder(folder: str | os.PathLike[str]) -> Path:
         hint = ", or train that run first"
     elif _HUB_NAME.fullmatch(str(folder)):
         hint = f", or hf:{folder} for the model of that name on the hub"
+    elif not path.is_absolute():
+        hint = f"; relative paths start in {Path.cwd()}"
     raise ModelError(
         f"folder {path} does not exist; use the folder of a model on this machine{hint}"
     )
@@ -108,6 +110,10 @@ def read_fields(folder: Path) -> dict[str, Any]:
     """The fields of a folder's config.json; raises as `read_json`."""
     final = folder / "final"  # of a run
     model = final if final.is_dir() else "the folder of a downloaded model"
+    run = folder.parent.parent
+    if (run / "recipe.yaml").is_file():
+        step = folder.name.removeprefix("step_").lstrip("0")
+        model = f"what `lockstep export {run} MODEL --checkpoint {step}` writes"
     return read_json(folder, "config.json", f"not a Hugging Face model folder; use {model}")
 
 

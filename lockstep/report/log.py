@@ -72,8 +72,9 @@ def suggest_metric(metric: str, names: Collection[str]) -> str:
 def require_run(folder: Path) -> None:
     """Raises ValueError if the folder holds no run."""
     if not (folder / "recipe.yaml").is_file():
-        near = Path("runs") / folder.name
-        hint = f"; did you mean {near}?" if (near / "recipe.yaml").is_file() else ""
+        near = [Path("runs") / folder.name, *sorted(folder.glob("*"))]
+        runs = [run for run in near if (run / "recipe.yaml").is_file()]
+        hint = f"; did you mean {runs[0]}?" if runs else ""
         raise InputError(f"{folder} is not a run folder: it has no recipe.yaml{hint}")
 
 

@@ -144,7 +144,8 @@ def _run_recipe(
             adopt_folder(loaded, changed)
             note_run_here(loaded.dump_options())
             progress.set_total(
-                job.run_length.steps, f"{job.data}; {describe_step(recipe, source, inexact)}"
+                job.run_length.steps,
+                f"{job.data}; each step: {describe_step(recipe, source, inexact)}",
             )
             rest = job.run_length.describe_rest()
             if rest is not None:

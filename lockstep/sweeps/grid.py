@@ -71,8 +71,8 @@ def combine_values(grid: Mapping[str, Sequence[Any]]) -> list[GridPoint]:
     combinations = [dict(zip(grid, chosen, strict=True)) for chosen in product(*grid.values())]
     if not grid or not combinations:
         raise InputError(
-            "a sweep needs an option with several values, such as seed=0..4; for a single run use "
-            "lockstep train"
+            "a sweep needs an option with several values, such as seed=0..4 or "
+            "policy.lr=1e-6,1e-5 without brackets; for a single run use lockstep train"
         )
     points: list[GridPoint] = []
     for values in combinations:

@@ -68,7 +68,7 @@ def test_dry_run_of_custom_algorithm_reports_rows_and_creates_no_run(
 ) -> None:
     assert main(["train", "recipe.yaml", "--dry-run", "run=run"]) == 0
     told = capsys.readouterr().out
-    assert "1 optimizer step of 64 rows" in told
+    assert "1 optimizer step of 64 responses" in told
     assert not Path("run").exists()
 
 

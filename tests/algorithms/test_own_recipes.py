@@ -96,7 +96,7 @@ def test_distill_chat_recipe_trains_user_student_with_user_teacher(chat_model: F
     short = ["data.train=prompts.jsonl", "sampling.max_tokens=6"]
     loaded = load_recipe("distill_chat", [*models, *short, *HERE])
     told = dry_run(loaded)
-    assert "2 optimizer steps of 64 rows" in told
+    assert "2 optimizer steps of 64 responses" in told
     assert "teacher reads the policy's tokens" in told
     rows = read_metrics(train_recipe(loaded))
     assert [row["step"] for row in rows] == [1, 2]

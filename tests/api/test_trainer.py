@@ -264,7 +264,7 @@ def test_reward_functions_are_summed_with_weights_under_their_names(
 
 def test_trainer_dry_run_and_describe_create_no_run_folder(assets: Path, in_tmp: Path) -> None:
     trainer = grpo(assets)
-    assert "1 optimizer step of 16 rows" in trainer.dry_run()
+    assert "1 optimizer step of 16 responses" in trainer.dry_run()
     plain = {"share_prefixes": False, "micro_batch_tokens": 8}
     found = grpo(assets, learner=plain).dry_run()
     assert "shared prefixes computed again: learner.share_prefixes=false" in found

@@ -99,6 +99,11 @@ def a_run(folder: Path) -> None:
     write("run/recipe.yaml", (folder / "own.yaml").read_bytes())(folder)
 
 
+def a_checkpoint(folder: Path) -> None:
+    a_run(folder)
+    (folder / "run/checkpoints/step_000020").mkdir(parents=True)
+
+
 def reward(function: str, *overrides: str) -> BadInput:
     """Of a reward function in rewards.py."""
     kind = ["reward.type=python", f"reward.function={function}", "reward.marker=null"]
@@ -150,6 +155,12 @@ RECIPES = {
     ),
     "recipe: bases in a circle": BadInput("train bad.yaml", write("bad.yaml", "base: bad.yaml\n")),
     "recipe: no algorithm": BadInput("train bad.yaml", write("bad.yaml", "seed: 1\n")),
+    "recipe: a config of Hydra": BadInput(
+        "train bad.yaml", write("bad.yaml", "defaults: grpo\nseed: 1\n")
+    ),
+    "recipe: a config of verl": BadInput(
+        "train bad.yaml", write("bad.yaml", "algorithm: {adv_estimator: gae}\n")
+    ),
     "recipe: unknown algorithm": said("algorithm=pppo"),
     "recipe: an option missing": BadInput(
         "train bad.yaml",
@@ -166,6 +177,11 @@ RECIPES = {
     "override: peft's rank": said("learner.lora.r=8"),
     "override: dashes": said("--ppo.clip=0.1"),
     "override: a space": said("'ppo.clip = 0.1'"),
+    "override: spaces": said("ppo.clip = 0.1"),
+    "override: a flag": said("--ppo.clip 0.1"),
+    "override: Hydra's plus": said("+ppo.clop=0.1"),
+    "override: an unsupported option of peft": said("learner.lora.lora_dropout=0.1"),
+    "override: peft's name for all layers": said("learner.lora.target_modules=all-linear"),
     "override: no space in a mapping": said("policy.schedule={decay:linear}"),
     "override: no value": said("run.keep="),
     "override: a bare #": said("reward.marker=##"),
@@ -302,6 +318,8 @@ DATA = {
     "data: no such file": own(overrides="data.train=absent.jsonl"),
     "data: empty": own(write("rows.jsonl", "\n\n")),
     "data: one list": own(write("rows.jsonl", '[\n  {"question": "a", "answer": "1"}\n]\n')),
+    "data: CSV": own(write("rows.csv", "question,answer\n"), "data.train=rows.csv"),
+    "data: an object on many lines": own(add_row("{\n")),
     "data: no JSON": own(add_row('{"question": "Wh')),
     "data: a pipe": own(lambda folder: os.mkfifo(folder / "pipe.jsonl"), "data.train=pipe.jsonl"),
     "data: a score that is none": BadInput(
@@ -451,6 +469,10 @@ RUNS = {
         "doctor analyze dump.jsonl", write("dump.jsonl", PROBABILITIES)
     ),
     "check: no run": BadInput("check model"),
+    "report: a folder of runs": BadInput("report .", a_run),
+    "model: a checkpoint": BadInput(
+        "generate run/checkpoints/step_000020 rows.jsonl", a_checkpoint
+    ),
 }
 
 CATALOGUE = {**RECIPES, **MODELS, **DATA, **REWARDS, **ENVIRONMENTS, **JUDGED, **RUNS}

@@ -147,6 +147,30 @@ def test_recipe_with_section_of_other_library_gets_hint_with_lockstep_option(
     )
 
 
+def test_hydra_overrides_get_a_hint_for_each_key(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = (
+        "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+        "actor_rollout_ref.actor.optim.lr=1e-6 +trainer.n_gpus_per_node=8"
+    )
+    assert main(["train", "grpo", *overrides.split()]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    for text in (
+        "algorithm.adv_estimator=grpo: algorithm is a mapping",
+        "rollout.n=4: unknown option actor_rollout_ref.rollout.n; ",
+        "optim.lr=1e-6: unknown option actor_rollout_ref.actor.optim.lr; ",
+        "+trainer.n_gpus_per_node=8: unknown option trainer.n_gpus_per_node; ",
+    ):
+        assert sum(text in line for line in lines) == 1, text
+
+
+def test_flags_of_trl_get_a_hint_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "grpo", "--model_name_or_path", "model", "--learning_rate", "1e-6"]) == 2
+    model, rate = capsys.readouterr().err.splitlines()
+    assert "--model_name_or_path model: unknown option" in model
+    assert "model_name_or_path in TRL is model.path=… here" in model
+    assert "learning_rate in TRL is policy.lr=… here" in rate
+
+
 class Hidden:
     """A finder that knows no `lockstep_convert`, as where only `lockstep` is installed."""
 

@@ -8,6 +8,7 @@ micro-batches or ranks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -185,7 +186,7 @@ def _open_labeled_rows(files: FileGroup, recipe: KTORecipe, setup: Setup) -> Dem
             return f"lacks the field {field!r} set in data.label"
         if isinstance(label, bool):
             return None
-        return f"field {field!r} is {shorten_text(str(label))}, expected true or false"
+        return f"field {field!r} is {shorten_text(json.dumps(label))}, expected true or false"
 
     rule = RowRule(describe_label_fault, ("label", field))
     return open_demonstrations(
