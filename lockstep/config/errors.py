@@ -154,7 +154,7 @@ def describe_problems(
 def _describe_unknown(
     path: KeyPath, value: object, recipe: RecipeShape
 ) -> Iterator[tuple[KeyPath, str]]:
-    """As `describe_problems`, for an unknown option; one per key of another library in it."""
+    """Yields a problem for each key of another library in an unknown option, or one for all."""
     known = list(list_options(recipe))
     leaves = [keys for keys, _ in yaml12.flatten_tree(value, tuple(map(str, path)))]
     foreign = [keys for keys in leaves if other_libraries.explain_key(keys, known)]

@@ -46,6 +46,7 @@ _MANY_ROWS = 100_000  # take a minute
 NUM_LOOKED_AT = 64  # rows that notes search for unused fields
 _BAD = "bad rows"
 _OVERLONG = "over-long"
+_SHORTEN = "raise the limit, or set data.overlong_prompts=skip"
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,7 @@ def _select_rows(
             kept.extend(usable)
             for i, why in faults.items():
                 if is_error(policies[reason]):
-                    remedy = "raise the limit, or set data.overlong_prompts=skip"
-                    if reason == _BAD:
-                        remedy = describe_remedy(i)
+                    remedy = describe_remedy(i) if reason == _BAD else _SHORTEN
                     raise DataError(f"{rows.name_row(i)}: {why}; {remedy}")
                 found[reason].append((i, why))
         if rows.share != (0.0, 1.0):
