@@ -124,7 +124,7 @@ def _maps_names(annotation: Any) -> bool:
 def algorithm_sentence(tree: dict[str, Any]) -> str:
     """Describes a missing or unknown `algorithm` of a recipe."""
     given = tree.get("algorithm")
-    convert = "a config of another library is converted by `lockstep convert FILE --out RECIPE`"
+    convert = "`lockstep convert FILE --out RECIPE` converts a config of another library"
     if given is None and "defaults" in tree:
         return f"unknown option defaults; set base to the recipe to start from; {convert}"
     if isinstance(given, dict):
@@ -198,7 +198,7 @@ def _describe_problem(problems: Sequence[ErrorDetails], path: KeyPath, recipe: R
         f"{' or '.join(filter(None, (', '.join(others), last)))}"
     )
     about = _describe_option(recipe, path)
-    if about and "a list" in expected:
+    if about and isinstance(value, str) and "a list" in expected:
         sentence += f" ({about})"
     if "a mapping of options" in expected:
         named = _find_option_for(_find_fields(recipe, path), value)
