@@ -217,7 +217,7 @@ def _find_option_for(fields: dict[str, FieldInfo], value: object) -> str | None:
     """The first of these options whose type fits a value."""
     for name, field in fields.items():
         with suppress(ValidationError):
-            TypeAdapter[object](field.annotation).validate_python(value, strict=True)
+            TypeAdapter[object](field.annotation or object).validate_python(value, strict=True)
             return name
     return None
 
