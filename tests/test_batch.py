@@ -32,6 +32,17 @@ def test_batch_gives_row_and_position_of_each_token() -> None:
     assert batch.per_sample(torch.ones(6)).tolist() == [2.0, 3.0, 1.0]
 
 
+def test_one_value_per_sequence_for_a_token_column_is_rejected_with_the_cure() -> None:
+    batch = Batch(torch.arange(6), torch.tensor([2, 3, 1]))
+    advantage = torch.tensor([1.0, 2.0, 3.0])
+    message = (
+        r"'advantage' has one value for each of 3 sequences, .* such as advantage\[batch.row\]"
+    )
+    with pytest.raises(ValueError, match=message):
+        batch.with_columns({"advantage": advantage})
+    batch.with_columns({"advantage": advantage[batch.row]})
+
+
 def test_target_token_is_aligned_with_state_of_previous_token() -> None:
     batch = Batch(torch.arange(6), torch.tensor([2, 3, 1]))
     own = align.target_indices(batch)

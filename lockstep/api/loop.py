@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
 from lockstep.api.short_errors import shorten_traceback
-from lockstep.api.values import read_arguments
+from lockstep.api.values import read_arguments, read_folder
 from lockstep.cluster import open_models
 from lockstep.cluster.sampler_pool import open_nearest_sampler
 from lockstep.cluster.specs import LearnerSpec, SamplerSpec, require_sampler
@@ -117,9 +117,10 @@ def open_learner(
 
 def _find_model(model: str | Path) -> Path:
     """The folder of a model; a model on the Hub is fetched first."""
-    if isinstance(model, str) and model.startswith(HUB):
-        return fetch_model(model)
-    return Path(model)
+    folder = read_folder(model)
+    if folder.startswith(HUB):
+        return fetch_model(folder)
+    return Path(folder)
 
 
 @shorten_traceback
@@ -162,12 +163,31 @@ class TextSampler:
         source: Its model's folder and tokenizer.
         computation: Its device, dtype and kernels.
         version: Version of its weights: the number of syncs.
+        learner: Learner whose weights it samples with; None before the first sync of a sampler
+            that was opened without a learner.
+        updates: Optimizer steps that the learner had taken at the last sync.
+        requires_sync: Whether `rollout` and `sample` raise if the learner has trained since the
+            last sync. False if the sampler shares the learner's weights; set it to False for an
+            off-policy loop.
     """
 
     sampler: Sampler
     source: ModelSource
     computation: Computation
     version: int = 0
+    learner: Learner | None = None
+    updates: int = 0
+    requires_sync: bool = True
+
+    if not TYPE_CHECKING:  # or every attribute would exist for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """Names the functions that sample; other libraries have methods for it."""
+            text = (
+                f"a sampler has no {name}; lockstep.sample(sampler, [prompt], max_tokens=…) draws "
+                "responses, and lockstep.rollout also scores them"
+            )
+            raise AttributeError(text, name="", obj=None)  # or Python would guess a name
 
 
 @shorten_traceback
@@ -179,7 +199,8 @@ def open_sampler(
     Args:
         model: A Hugging Face folder, or `hf:owner/name` on the Hub.
         learner: A learner of that model. The sampler takes its dtype and kernels, and shares its
-            weights if both fit this process; else `sync` sends them.
+            weights if both fit this process; else `sync` sends them, and sampling with weights of
+            an earlier optimizer step raises (see `TextSampler.requires_sync`).
         options: Options of the section `sampler`, such as `backend="vllm"` or `replicas=2`.
 
     Raises:
@@ -200,7 +221,11 @@ def open_sampler(
     if learner is not None and own is not None:
         shared = open_models.share_weights(learner, own, spec, _WORKERS)
     return TextSampler(
-        shared or open_nearest_sampler(spec, progress, _WORKERS), open_source(folder), computation
+        shared or open_nearest_sampler(spec, progress, _WORKERS),
+        open_source(folder),
+        computation,
+        learner=learner,
+        requires_sync=shared is None,
     )
 
 
@@ -236,6 +261,8 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     sampler.sampler.wake()
     found = sync_weights(learner, sampler.sampler, sampler.version + 1, probe).floats()
     sampler.version += 1
+    sampler.learner = learner
+    sampler.updates = open_models.count_updates(learner)
     exact = open_models.computes_exactly(learner, sampler.computation)
     return SyncProof(sampler.version, int(found["refit/attested"]), found["refit/probe_gap"], exact)
 
@@ -266,10 +293,11 @@ def rollout(
             verdict).
 
     Raises:
-        InputError: A prompt is neither text nor a row with `question`, or the reward did not return
-            a number.
+        InputError: A prompt is neither text nor a row with `question`, the reward did not return a
+            number, or the sampler's weights are older than the learner's.
         RecipeError: A sampling option is invalid.
     """
+    _require_newest(sampler, "rollout")
     rows = _TextPrompts(sampler.source, _read_rows(prompts))
     drawn = _read_sampling(sampler, "lockstep.rollout", sampling)
     session = SamplerSession(sampler.sampler)
@@ -303,9 +331,11 @@ def sample(
         `sampler_logprob` per token, and `truncated` per sequence.
 
     Raises:
-        InputError: A token id is unknown to the model, or a prompt is empty or too long.
+        InputError: A token id is unknown to the model, a prompt is empty or too long, or the
+            sampler's weights are older than the learner's.
         RecipeError: A sampling option is invalid.
     """
+    _require_newest(sampler, "sample")
     drawn = _read_sampling(sampler, "lockstep.sample", sampling)
     read = _read_tokens(sampler.source, prompts)
     requests = build_requests(read, 0, num_generations, seed, "train")
@@ -332,6 +362,19 @@ def _read_tokens(source: ModelSource, prompts: Sequence[str | Sequence[int]]) ->
             )
         read.append(Prompt(str(number), "", tuple(tokens), {}))
     return read
+
+
+def _require_newest(sampler: TextSampler, caller: str) -> None:
+    """Raises InputError if the learner has trained since the sampler's weights were synced."""
+    if sampler.learner is None or not sampler.requires_sync:
+        return
+    updates = open_models.count_updates(sampler.learner)
+    if updates != sampler.updates:
+        raise InputError(
+            f"{caller}: the sampler has the weights of optimizer step {sampler.updates}, but the "
+            f"learner is at step {updates}; call lockstep.sync(learner, sampler) after each "
+            "update, or set sampler.requires_sync = False for an off-policy loop"
+        )
 
 
 def _require_prompts(caller: str, prompts: Sequence[Any]) -> None:

@@ -42,6 +42,15 @@ ROWS = Path("runs") / "rows"
 
 _ROW_KEYS = ("train", "validation")
 _REWARDS = ("reward", "validation_reward")
+_TRL_KEYWORDS = {
+    "train_dataset": "train=…",
+    "eval_dataset": "validation=…",
+    "reward_funcs": "reward=…",
+    "processing_class": "model=…, a folder that also has the tokenizer",
+    "peft_config": "learner={'lora': {'rank': …}}",
+    "args": "one mapping per section, such as run={'max_steps': …}",
+}
+"""Keywords of TRL's trainers, and what replaces them."""
 
 
 def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,12 +64,13 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: A value cannot be part of a recipe, or a row is not a mapping.
     """
+    _refuse_trl_keywords(options)
     tree = {key: value for key, value in options.items() if key not in _ROW_KEYS}
     data = _gather_data(options)
     if data:
         tree["data"] = data
-    if isinstance(tree.get("model"), str | Path):
-        tree["model"] = {"path": str(tree["model"])}
+    if not isinstance(tree.get("model"), Mapping | None):
+        tree["model"] = {"path": read_folder(tree["model"])}
     for key in _REWARDS:
         if callable(tree.get(key)):
             tree[key] = {"type": "python", "function": tree[key]}
@@ -71,6 +81,28 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("environment"), str | type):
         tree["environment"] = {"class_name": tree["environment"]}
     return {key: _make_plain(value, key) for key, value in tree.items()}
+
+
+def _refuse_trl_keywords(options: Mapping[str, Any]) -> None:
+    found = [key for key in options if key in _TRL_KEYWORDS]
+    if found:
+        raise InputError(
+            "\n".join(f"instead of TRL's {key}, pass {_TRL_KEYWORDS[key]}" for key in found)
+        )
+
+
+def read_folder(model: object) -> str:
+    """The folder of a model, or its name on the Hub.
+
+    Raises:
+        InputError: It is neither, such as a loaded model.
+    """
+    if not isinstance(model, str | Path):
+        raise InputError(
+            f"model is a {type(model).__name__}; pass hf:owner/name, or the folder that "
+            "model.save_pretrained and tokenizer.save_pretrained wrote"
+        )
+    return str(model)
 
 
 def _gather_data(options: Mapping[str, Any]) -> dict[str, Any]:

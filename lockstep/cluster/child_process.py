@@ -3,8 +3,8 @@
 Children are not forked from their parent, whose threads and locks they would inherit, but from a
 server (multiprocessing's forkserver) that has only imported what workers need; that takes seconds
 and is done once. A script that starts children must do so under `if __name__ == "__main__":`, since
-each child imports the script again; without that guard the child stops with Python's own
-explanation on stderr, and the parent reports that it died.
+each child imports the script again; without that guard the child exits when it would start
+children, and the parent reports that.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from lockstep.cluster.transport import (
 )
 from lockstep.system.unread import wrap_stream
 
+_UNGUARDED = 79
+"""Exit code of a child that would start children while it imports the script."""
+
 
 class ChildProcess:
     """A worker as a child process; implements `transport.WorkerTransport`.
@@ -49,6 +52,8 @@ class ChildProcess:
     def __init__(
         self, factory: WorkerFactory, name: str, threads: int, environment: Mapping[str, str]
     ) -> None:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            os._exit(_UNGUARDED)
         ours, theirs = socket.socketpair()
         args = theirs, threads, os.environ | dict(environment)
         self._process = open_fork_server().Process(
@@ -85,6 +90,12 @@ class ChildProcess:
         code = self._process.exitcode
         if code is None:
             return "it closed its connection"
+        if code == _UNGUARDED:
+            script = os.path.basename(sys.argv[0])
+            return (
+                f"each worker imports {script}, which then starts workers; put its code under "
+                'if __name__ == "__main__":'
+            )
         if code >= 0:
             return f"exit code {code}"
         return f"killed by {signal.Signals(-code).name}"

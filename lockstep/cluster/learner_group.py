@@ -32,7 +32,7 @@ from lockstep.distributed.ranks import RankMesh
 from lockstep.learners import backend
 from lockstep.learners.packing import deal_to_ranks, find_families
 from lockstep.learners.rank import RankLearner, restore_order
-from lockstep.losses.base import Loss
+from lockstep.losses.base import Loss, require_inputs
 from lockstep.models.device import resolve_device
 from lockstep.models.folder import build_skeleton, carries_state, read_config
 from lockstep.models.heads import scores_tokens
@@ -253,6 +253,7 @@ class MeshLearner:
         )
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:
+        require_inputs(batch, loss)
         order_B, metrics = self._call_on_shares("forward_backward", batch, loss)
         self._trained = order_B, batch.lengths
         return merge_metrics(metrics)
@@ -269,6 +270,9 @@ class MeshLearner:
     def reset_optimizer(self) -> None:
         self._begin_work()
         self.call_all("reset_optimizer")
+
+    def count_updates(self) -> int:
+        return self.ranks[0].call("count_updates")
 
     def plan_updates(self, updates: int) -> None:
         self.call_all("plan_updates", updates)

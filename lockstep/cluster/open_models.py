@@ -70,6 +70,13 @@ def find_dtype(learner: Learner) -> DType:
     return "bf16"
 
 
+def count_updates(learner: Learner) -> int:
+    """Number of optimizer steps that changed a learner's weights; 0 if it is not Lockstep's."""
+    if isinstance(learner, RankLearner | MeshLearner):
+        return learner.count_updates()
+    return 0
+
+
 def computes_exactly(learner: Learner, sampler: Computation) -> bool:
     """True if a learner and a sampler give each token bit-identical log-probabilities."""
     if not isinstance(learner, RankLearner | MeshLearner):

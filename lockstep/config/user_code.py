@@ -88,8 +88,8 @@ def make_reference(found: Callable[..., Any]) -> str:
     if not inspect.isfunction(found) and not inspect.isclass(found):
         kind = type(found).__name__
         raise InputError(
-            f"{found!r} is a {kind}, whose behavior its code does not determine; write a function "
-            "that calls it"
+            f"{describe_object(found)} is a {kind}, whose behavior its code does not determine; "
+            "write a function that calls it"
         )
     module = found.__module__
     name = found.__qualname__

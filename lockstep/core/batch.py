@@ -72,6 +72,12 @@ class Batch:
                 f"{len(self)} sequences are not divisible into groups of {self.group_size}"
             )
         for name, column in self.token.items():
+            if column.shape[0] == len(self) != self.tokens.numel():
+                raise ValueError(
+                    f"token column '{name}' has one value for each of {len(self)} sequences, but "
+                    f"needs one for each of {self.tokens.numel()} tokens, such as "
+                    f"{name}[batch.row]"
+                )
             if column.shape[0] != self.tokens.numel():
                 raise ValueError(
                     f"token column '{name}' has {column.shape[0]} rows for {self.tokens.numel()} "

@@ -39,6 +39,7 @@ from lockstep.losses.base import (
     find_denominator,
     reads_entropy,
     reads_values,
+    require_inputs,
 )
 from lockstep.models.device import empty_cache, resolve_device
 from lockstep.models.laid_out import LaidOut
@@ -133,6 +134,7 @@ class RankLearner(SendsWeights):
         return value, final_value
 
     def forward_backward(self, batch: Batch, loss: Loss, passes: RowPasses = None) -> Metrics:
+        require_inputs(batch, loss)
         count = count_active(batch, find_denominator(loss))
         if self._scale is not None and not self._has_gathered:
             self._scale.set_factor(self._sum_count(self._count + count))
@@ -228,6 +230,10 @@ class RankLearner(SendsWeights):
         assert self._optimizer is not None, "this learner has no optimizer"
         self._host.reload_and_reset()
         self._optimizer.reset_state()
+
+    def count_updates(self) -> int:
+        """Number of optimizer steps that changed the weights."""
+        return self._updates
 
     def plan_updates(self, updates: int) -> None:
         assert self._settings is not None, "this learner has no optimizer"

@@ -59,6 +59,21 @@ class Loss(Protocol):
     def __call__(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metrics]: ...
 
 
+def require_inputs(batch: object, loss: object) -> None:
+    """Raises InputError unless these are a batch and a loss, as `forward_backward` takes them."""
+    wrong: list[str] = []
+    if not isinstance(batch, Batch):
+        wrong.append(
+            f"the batch is a {type(batch).__name__}; pass a Batch, such as rollout(…).batch"
+        )
+    if not callable(loss):
+        wrong.append(
+            f"the loss is {loss!r}; pass a loss object, such as lockstep.losses.CrossEntropyLoss()"
+        )
+    if wrong:
+        raise InputError(f"forward_backward: {'; '.join(wrong)}")
+
+
 def find_denominator(loss: Loss) -> Denominator:
     """Returns the denominator that a loss declares.
 
@@ -72,10 +87,15 @@ def find_denominator(loss: Loss) -> Denominator:
         else:
             found = f"has the denominator {named!r}"
         raise InputError(
-            f"loss {type(loss).__name__} {found}; set the denominator, by which the learner "
-            f"divides the sum, to one of: {', '.join(get_args(Denominator))}"
+            f"{_name_loss(loss)} {found}; a loss is a frozen dataclass: its denominator, by which "
+            f"the learner divides the sum, is one of: {', '.join(get_args(Denominator))}, and "
+            "__call__(self, outputs, batch) returns the sum and lockstep.Metrics()"
         )
     return named
+
+
+def _name_loss(loss: Loss) -> str:
+    return f"loss {getattr(loss, '__name__', type(loss).__name__)}"
 
 
 def reads_entropy(loss: Loss) -> bool:
@@ -94,7 +114,7 @@ def call_loss(loss: Loss, outputs: Outputs, batch: Batch) -> tuple[Tensor, Metri
     Raises:
         InputError: The loss did not return a sum and mergeable metrics.
     """
-    name = f"loss {type(loss).__name__}"
+    name = _name_loss(loss)
     match loss(outputs, batch):
         case (Tensor() as total, Metrics() as metrics) if (
             total.numel() == 1 and total.requires_grad

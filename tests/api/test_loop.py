@@ -127,6 +127,8 @@ class Undivided:
             "has the denominator 'token'; .* one of: tokens, rows, pairs",
         ),
         (Undivided(), "loss Undivided has no denominator; .* one of: tokens, rows, pairs"),
+        (score, r"loss score has no denominator; .* returns the sum and lockstep\.Metrics\(\)"),
+        ("importance_sampling", "the loss is 'importance_sampling'; pass a loss object"),
     ],
 )
 def test_loss_with_invalid_result_or_denominator_is_rejected_with_expected_form(
@@ -136,6 +138,35 @@ def test_loss_with_invalid_result_or_denominator_is_rejected_with_expected_form(
     batch = lockstep.rollout(lockstep.open_sampler(model), ["Once"], score, max_tokens=4).batch
     with pytest.raises(InputError, match=message):
         learner.forward_backward(batch, loss)
+
+
+def test_forward_backward_rejects_a_list_as_a_batch(model: str) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+    with pytest.raises(InputError, match="the batch is a list; pass a Batch"):
+        learner.forward_backward(cast(Any, [{"tokens": [1]}]), Returning("right"))
+
+
+def test_sampler_names_the_functions_that_sample(model: str) -> None:
+    sampler = lockstep.open_sampler(model)
+    with pytest.raises(AttributeError, match=r"has no generate; lockstep\.sample\(sampler"):
+        getattr(sampler, "generate")("Once")  # noqa: B009
+    assert not hasattr(sampler, "sample")
+
+
+def test_script_without_main_guard_is_told_so_in_one_sentence(model: str, in_tmp: Path) -> None:
+    Path("loop.py").write_text(
+        f"import lockstep\nlockstep.open_sampler({model!r}, replicas=2)\nprint('unreached')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "loop.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.count("Traceback") == 1
+    sentence = 'each worker imports loop.py, which then starts workers; put its code under if __name__ == "__main__":'
+    assert sentence in ended.stderr
 
 
 def test_guide_loss_logs_loss_entropy_grad_norm_and_lr(model: str) -> None:
@@ -229,6 +260,42 @@ def test_logprob_gap_appears_after_update_and_vanishes_after_weight_sync(model: 
     ).batch
     assert (learner.logprobs(fresh) - fresh["sampler_logprob"]).abs().max() < 1e-4
     assert fresh["version"].tolist() == [1] * 4
+
+
+def train_once(learner: lockstep.Learner, sampler: TextSampler) -> None:
+    batch = lockstep.rollout(sampler, ["Once"], score, max_tokens=4).batch
+    learner.forward_backward(batch.with_columns({"advantage": batch.mask.float()}), Reinforce())
+    learner.optim_step()
+
+
+def test_sampling_requires_the_weights_of_the_last_optimizer_step(model: str) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3})
+    sampler = lockstep.open_sampler(model)
+    lockstep.sync(learner, sampler)
+    train_once(learner, sampler)
+    for draw in (
+        lambda: lockstep.rollout(sampler, ["Once"], score, max_tokens=4),
+        lambda: lockstep.sample(sampler, ["Once"], max_tokens=4),
+    ):
+        with pytest.raises(InputError, match=r"of optimizer step 0, but .* step 1; call .*sync"):
+            draw()
+    lockstep.sync(learner, sampler)
+    train_once(learner, sampler)
+    sampler.requires_sync = False
+    train_once(learner, sampler)
+    shared = lockstep.open_sampler(model, learner)
+    train_once(learner, shared)
+    lockstep.sync(learner, shared)
+    train_once(learner, shared)
+    train_once(learner, shared)
+
+
+def test_sampler_of_a_trained_learner_requires_a_first_sync(model: str) -> None:
+    learner = lockstep.open_learner(model, optimizer={"lr": 1e-3}, exact=False, dtype="bf16")
+    train_once(learner, lockstep.open_sampler(model))
+    sampler = lockstep.open_sampler(model, learner, replicas=2)
+    with pytest.raises(InputError, match=r"of optimizer step 0, but the learner is at step 1"):
+        lockstep.rollout(sampler, ["Once"], score, max_tokens=4)
 
 
 @pytest.mark.parametrize(("dtype", "shared"), [("fp32", True), ("bf16", True), full("fp32", False)])

@@ -14,9 +14,10 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 import yaml
 from training import train_rows
 
@@ -260,6 +261,22 @@ def test_reward_functions_are_summed_with_weights_under_their_names(
     for wrong in ([long, long], [long, "math"]):
         with pytest.raises(InputError, match="which has no distinct name; name each"):
             grpo(assets, reward=wrong)
+
+
+def test_keywords_and_model_objects_of_trl_are_explained(in_tmp: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        cast(Any, lockstep.GRPO)(
+            model="model", reward_funcs=[letters], train_dataset=ROWS, args={}
+        )
+    assert str(caught.value).splitlines() == [
+        "instead of TRL's reward_funcs, pass reward=…",
+        "instead of TRL's train_dataset, pass train=…",
+        "instead of TRL's args, pass one mapping per section, such as run={'max_steps': …}",
+    ]
+    model = torch.nn.Linear(2, 2)
+    for call in (lockstep.GRPO, lockstep.open_learner, lockstep.open_sampler):
+        with pytest.raises(InputError, match=r"model is a Linear; pass .*save_pretrained wrote"):
+            cast(Any, call)(model=model)
 
 
 def test_trainer_dry_run_and_describe_create_no_run_folder(assets: Path, in_tmp: Path) -> None:
