@@ -265,9 +265,7 @@ def test_reward_functions_are_summed_with_weights_under_their_names(
 
 def test_keywords_and_model_objects_of_trl_are_explained(in_tmp: Path) -> None:
     with pytest.raises(InputError) as caught:
-        cast(Any, lockstep.GRPO)(
-            model="model", reward_funcs=[letters], train_dataset=ROWS, args={}
-        )
+        cast(Any, lockstep.GRPO)(model="model", reward_funcs=[letters], train_dataset=ROWS, args={})
     assert str(caught.value).splitlines() == [
         "instead of TRL's reward_funcs, pass reward=…",
         "instead of TRL's train_dataset, pass train=…",
