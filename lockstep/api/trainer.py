@@ -125,9 +125,11 @@ def train_loaded(loaded: LoadedRecipe, on_step: OnStep | None, allow_changes: bo
             "lockstep: loading torch and transformers; this can take a minute on a cold disk",
             file=sys.stderr,
         )
+    from lockstep.cluster.child_process import exit_unguarded
     from lockstep.run.stop import StoppedRun
     from lockstep.run.train import describe_nothing_trained, train_recipe
 
+    exit_unguarded()
     try:
         ending = describe_nothing_trained(train_recipe(loaded, allow_changes, on_step=on_step))
     except StoppedRun as stopped:

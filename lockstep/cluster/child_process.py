@@ -52,8 +52,7 @@ class ChildProcess:
     def __init__(
         self, factory: WorkerFactory, name: str, threads: int, environment: Mapping[str, str]
     ) -> None:
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            os._exit(_UNGUARDED)
+        exit_unguarded()
         ours, theirs = socket.socketpair()
         args = theirs, threads, os.environ | dict(environment)
         self._process = open_fork_server().Process(
@@ -109,6 +108,12 @@ class ChildProcess:
             self._process.join(GRACE_S)
         self._process.kill()
         self._process.join()
+
+
+def exit_unguarded() -> None:
+    """Exits if this process is a child that only imports the script; its parent says why."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(_UNGUARDED)
 
 
 def open_fork_server() -> ForkServerContext:
