@@ -35,13 +35,15 @@ def main() -> None:
     measured = {}
     for algorithm in args.algorithm:
         own = ("--algorithm", algorithm)
+        theirs = "benchmarks.baselines.trl_group"
         if algorithm in ("dpo", "sft"):
-            sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_trained"
-            measured[algorithm] = run_rounds(args, *sides, *own, "--model", str(folder()))
+            ours = "benchmarks.lockstep_trained"
+            measured[algorithm] = run_rounds(args, theirs, ours, *own, "--model", str(folder()))
             continue
-        sides = "benchmarks.baselines.trl_group", "benchmarks.lockstep_group"
         for size in args.size:
-            measured[f"{algorithm}, {size}"] = run_rounds(args, *sides, *own, *SIZES[size].options)
+            measured[f"{algorithm}, {size}"] = run_rounds(
+                args, theirs, "benchmarks.lockstep_group", *own, *SIZES[size].options
+            )
     show("group_step", "1.16.0", measured, args)
 
 

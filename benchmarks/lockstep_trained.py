@@ -13,17 +13,11 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import torch
-
 import lockstep
 from benchmarks.harness import WARMUP, peak_rss_mb
 from benchmarks.training_rows import training_rows
 
 ALGORITHMS = {"dpo": lockstep.DPO, "sft": lockstep.SFT}
-DATA = {
-    "dpo": {"prompt": "{prompt}"},
-    "sft": {"prompt": "{prompt}", "completion": "{completion}"},
-}
 
 
 def main() -> None:
@@ -40,7 +34,6 @@ def main() -> None:
         ALGORITHMS[args.algorithm](
             model=args.model,
             train=training_rows(args),
-            data=DATA[args.algorithm],
             optimizer={"lr": 1e-6},
             run={"folder": folder, "max_steps": (WARMUP + args.steps) * args.minibatches + 1},
             **{args.algorithm: sizes},
@@ -48,7 +41,6 @@ def main() -> None:
     del ticks[-1]  # a step that saves the model
     steps = [b - a for a, b in pairwise(ticks[:: args.minibatches])][WARMUP - 1 :]
     result = {
-        "program": f"lockstep, torch {torch.__version__}",
         "cpu_s": statistics.median(steps),
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }

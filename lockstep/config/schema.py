@@ -31,7 +31,7 @@ def make_schema(algorithm: str) -> JsonSchemaValue:
     """
     kind = registry.find_algorithm(algorithm)
     if kind is None:
-        raise RecipeError(algorithm_sentence(algorithm))
+        raise RecipeError(algorithm_sentence({"algorithm": algorithm}))
     classes = (kind, Task)
     references, made = models_json_schema(
         [(one, "validation") for one in classes], schema_generator=_PartialSchema
