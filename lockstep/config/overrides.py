@@ -33,6 +33,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[RecipeLayer], list[s
         loose = _MISSPELLED.fullmatch(text)
         if loose is not None and _OVERRIDE.fullmatch(text) is None:
             meant = f"{loose['key']}={loose['value']}"
+        if meant != text and _OVERRIDE.fullmatch(meant) is not None:
             misspelled.append(f"override {shorten_text(text)}: write {meant}")
         try:
             key, value = _parse_override(meant)

@@ -248,6 +248,7 @@ class RankLearner(SendsWeights):
             keep_weights: A sampler shares these weights: they stay or return, and only moments are
                 offloaded.
         """
+        self._trained = None
         moments = [] if self._optimizer is None else self._optimizer.list_tensors()
         leaving = moments if keep_weights else [*self._weights, *moments]
         self._host.offload_tensors(leaving, frozen=self._optimizer is None)

@@ -189,7 +189,6 @@ def _parse_number(where: str, name: str, value: Any) -> float:
             return value
         case _:
             raise InputError(
-                f"{where} has {shorten_text(repr(value))} for {name}, which is not a number; "
-                "restore "
-                "the file or remove it"
+                f"{where} has {shorten_text(repr(value))} for {shorten_text(repr(name))}, which is "
+                "not a number; restore the file or remove it"
             )

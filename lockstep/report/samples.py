@@ -58,9 +58,9 @@ def pack_samples(folder: Path, store: StoreFunction) -> bytes:
             store(number, block.pack_block())
             number = number + 1
             block = _SampleBlock()
-        prompt = row.get("prompt", "")
+        prompt = str(row.get("prompt", ""))
         own = {name: row.get(name, row.get(f"chosen_{name}")) for name in _LOGGED}
-        own["prompt"], _ = prompts.setdefault(row.get("id", prompt), (len(prompts), prompt))
+        own["prompt"], _ = prompts.setdefault(str(row.get("id", prompt)), (len(prompts), prompt))
         for name, value in {**own, "block": number, "place": len(block.rows)}.items():
             index[name].append(value)
         responses.append(_shorten_text(_find_response(row)))
@@ -140,7 +140,7 @@ def _round_number(value: _SampleNumber) -> _SampleNumber:
 
 def _find_response(row: Mapping[str, Any]) -> str:
     """Returns the response of a row; for a pair, the preferred answer."""
-    return row.get("response", row.get("chosen", ""))
+    return str(row.get("response", row.get("chosen", "")))
 
 
 def _shorten_text(text: str) -> str:

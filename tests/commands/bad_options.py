@@ -88,8 +88,8 @@ OPTIONS = {
         "data.train=talks.jsonl",
     ),
     "reward: a file without its ending": own(
-        write("brief.py", "def f(prompt, response, answer, row):\n    return 0.0\n"),
-        "reward=brief:f",
+        write("without_ending.py", "def f(prompt, response, answer, row):\n    return 0.0\n"),
+        "reward=without_ending:f",
     ),
     "reward: one of OpenRLHF": own(
         write("theirs.py", "def short(queries, prompts, labels):\n    return [0.0]\n"),

@@ -80,7 +80,7 @@ OVERRIDES = {
     "override: a hub's address": override(
         "data.train=hf://datasets/openai/gsm8k",
         "hf://",
-        "is not a file of a hub data set",
+        "is not a hub data set",
         of="own.yaml",
     ),
     "override: a key of 5,000 parts": override("a" + ".a" * 5000 + "=1", "override", "key=value"),
@@ -96,7 +96,7 @@ OVERRIDES = {
         "data.prompt='{question.text}'", "question.text", of="own.yaml"
     ),
     "override: a template without a field": override(
-        "data.prompt=Hello", "note", "data.prompt", "uses no", of="own.yaml"
+        "data.prompt=Hello!", "note", "data.prompt", "uses no", of="own.yaml"
     ),
     "override: a folder in /proc": override("run.folder=/proc/here", "/proc/here", "run.folder"),
 }
