@@ -99,7 +99,7 @@ WORKER = """
 import sys
 from lockstep.learners.rank import RankLearner
 
-def optim_step(self):
+def optim_step(self, lr=None):
     raise IndexError("a bug of the worker")
 
 RankLearner.optim_step = optim_step  # in each process, since each child imports this script
