@@ -127,6 +127,6 @@ def open_pairs(
     """
     rows = open_rows(files, data.bad_rows)
     if data.messages is None and not data.prompt:
-        rows = SplitPairs([rows], None)
+        rows = SplitPairs(rows)
         data = data.model_copy(update={"prompt": "{prompt}"})
     return PairRows(rows, source.tokenizer, data, longest, source.stop_token_ids, limit=limit)

@@ -10,12 +10,16 @@ from lockstep.data.answers import AnsweredRows, answer_fault, is_empty, read_ans
 from lockstep.data.files import JoinedRows
 from lockstep.data.messages import ChatMessage
 from lockstep.data.pair_options import PairSection
-from lockstep.data.rows import DataRow, RowsPart
+from lockstep.data.rows import DataRow, FileRows, RowsPart
 from lockstep.data.templates import find_field_fault, find_messages, read_field
 
 
 class SplitPairs(JoinedRows):
     """Pairs of texts that begin with their prompt: the words that both begin with."""
+
+    def __init__(self, rows: FileRows) -> None:
+        super().__init__([rows], None)
+        self.share = rows.share
 
     @property
     def parts(self) -> tuple[RowsPart, ...]:

@@ -174,6 +174,20 @@ def test_prompt_of_implicit_pair_is_cut_before_a_word(assets: Path, tmp_path: Pa
     assert (shown["chosen"].strip(), shown["rejected"].strip()) == ("Yellow", "Yes")
 
 
+def test_share_of_implicit_pairs_is_held_out(assets: Path, tmp_path: Path) -> None:
+    rows = [{"chosen": f"Ask {i}: Yes", "rejected": f"Ask {i}: No"} for i in range(8)]
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
+    data = PairSection(train=str(path), validation=0.25, prompt="", max_prompt_tokens=64)
+    files = data_files(data, tmp_path)
+    source = open_source(assets / "models/stories260K/hf")
+    assert files.validation is not None
+    sizes = [
+        len(open_pairs(part, data, source, 256, "dpo.max_tokens"))
+        for part in (files.train, files.validation)
+    ]
+    assert sizes == [6, 2]
+
+
 def test_pair_of_conversations_with_different_prompts_is_refused(model: str) -> None:
     row = {"chosen": [ask("Once"), say("upon")], "rejected": [ask("Twice"), say("more")]}
     write_rows("rows.jsonl", [row] * 8)
