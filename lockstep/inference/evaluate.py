@@ -223,9 +223,9 @@ def _answer_and_grade(
         )
         data = recipe.data.in_order.with_tools([] if environment is None else environment.tools)
         rows = open_prompts(files, data, source.tokenizer, build_row_rule(recipe.reward))
-        passed = describe_template(source, data)
-        if passed is not None:
-            progress.show_note(passed)
+        remark = describe_template(source, data)
+        if remark is not None:
+            progress.show_note(remark)
         computation = choose_kernels(
             source.folder, recipe.sampler, recipe.learner, progress.show_note
         )

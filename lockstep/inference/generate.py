@@ -83,9 +83,9 @@ def _answer_and_summarize(
     log = folder / GENERATIONS
     size = recipe.run.save_every
     with show_progress(f"{recipe.model.path} → {folder}") as progress:
-        passed = describe_template(source, recipe.data)
-        if passed is not None:
-            progress.show_note(passed)
+        remark = describe_template(source, recipe.data)
+        if remark is not None:
+            progress.show_note(remark)
         prompts = open_prompts(
             group_files(recipe.data.prompts), recipe.data.in_order, source.tokenizer
         )

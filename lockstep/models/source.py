@@ -151,7 +151,7 @@ def _is_token(stop: object, vocabulary: int) -> bool:
 
 
 def describe_template(source: ModelSource, data: PromptSection) -> str | None:
-    """Explains that the chat template is not used, or ends turns with a non-stop token, if so."""
+    """A remark if the chat template is not used, or ends turns with a non-stop token; else None."""
     if source.tokenizer.chat_template is None:
         return None
     if not is_chat(data):

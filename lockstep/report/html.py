@@ -67,7 +67,7 @@ def write_live_report(folders: Sequence[Path], file: BinaryIO) -> None:
 def _write_page(folders: Sequence[Path], file: BinaryIO, live: bool = False) -> None:
     runs = find_runs(folders)
     report = describe_runs(runs)
-    if runs is not folders:
+    if is_sweep(folders[0]):
         noted = read_sweep(folders[0])
         report["sweep"] = describe_sweep([run for run in noted if run.folder in runs])
     blocks = {"report": json.dumps(to_json_value(report), allow_nan=False).encode()}

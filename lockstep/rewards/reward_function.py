@@ -58,7 +58,8 @@ def answers(function: str, option: str, batch: str = "") -> AnswerFunction:
         ValueError: If the function cannot be found or takes different arguments.
     """
     found = load_function(function, option, bool(batch))
-    names = _list_arguments(found)
+    signature = _find_signature(found)
+    names = () if signature is None else tuple(signature.parameters)
     loop = None
     if inspect.iscoroutinefunction(found):
         # shared by all calls, so that the module can keep a client
@@ -82,14 +83,13 @@ def load_function(function: str, option: str, batch: bool = False) -> Callable[.
     """Finds `file.py:name` or `package.module:name`; raises as in `answers`."""
     named = f"{option}.function {function}"
     found = user_code.load_object(function, f"{option}.function", "function")
-    given = _list_arguments(found)
+    signature = _find_signature(found)
+    if signature is None:
+        return found
+    given = tuple(signature.parameters)
     if "completions" in given or ("solution_str" in given and not batch):
         return found
     names = _MANY if batch else _ONE
-    try:
-        signature = inspect.signature(found)
-    except ValueError:  # some C functions have no signature
-        return found
     if not _UNSUPPORTED.isdisjoint(given[:4]) or not _UNSUPPORTED_FIRST.isdisjoint(given[:1]):
         raise InputError(
             f"{named} takes {signature} , a signature of a different library, but is called with "
@@ -105,12 +105,12 @@ def load_function(function: str, option: str, batch: bool = False) -> Callable[.
     return found
 
 
-def _list_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a function's arguments; empty if they are unknown."""
+def _find_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function; None if it has none, as some C functions."""
     try:
-        return tuple(inspect.signature(function).parameters)
-    except ValueError:  # some C functions have no signature
-        return ()
+        return inspect.signature(function)
+    except ValueError:
+        return None
 
 
 def _call_by_position(function: Callable[..., Any], *question: Any) -> Any:

@@ -171,9 +171,9 @@ def _list_first_remarks(recipe: Algorithm, source: ModelSource, files: DataFiles
     remarks = list[str]()
     if resolve_device(recipe.learner.device).type == "cuda":
         remarks.append(keep_fp32())
-    passed_end = describe_template(source, recipe.data)
-    if passed_end is not None:
-        remarks.append(passed_end)
+    remark = describe_template(source, recipe.data)
+    if remark is not None:
+        remarks.append(remark)
     return [*remarks, *list_remarks(recipe, files)]
 
 

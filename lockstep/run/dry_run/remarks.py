@@ -17,10 +17,9 @@ _HIGHEST_LR = 0.02
 def list_remarks(recipe: Common, files: DataFiles) -> list[str]:
     """Remarks for the log of a run and for a dry run, one sentence each."""
     remarks: list[str] = []
-    is_share = isinstance(recipe.data.validation, float)
     if (
         files.validation is not None
-        and not is_share
+        and not isinstance(recipe.data.validation, float)  # a share of the same files
         and (shared := _read_digests(files.validation) & _read_digests(files.train))
     ):
         if shared == _read_digests(files.validation):
