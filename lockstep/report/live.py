@@ -54,7 +54,7 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{_HOST}:{self.server_port}/{self.key}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Reports a crash while answering; a reader that closed the tab is none."""
+        """Reports a crash while answering, unless the reader closed the tab."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
