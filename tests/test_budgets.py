@@ -16,12 +16,12 @@ pytestmark = pytest.mark.full  # some seconds of tokenizing
 
 CEILINGS = {
     # figure: (ceiling, wanted); tokens and words in thousands
-    "lockstep": (313.8, 300),
+    "lockstep": (321.8, 300),  # with 8 for issue 54, 12 of tests
     "lockstep_doctor": (60, 60),
     "lockstep_logprobs": (27.4, 28),
     "lockstep_convert": (7.4, 9),
     "benchmarks": (90, 90),
-    "tests": (412, 400),
+    "tests": (424, 400),
     "options": (703, 540),
     "protocols": (17, 18),
     "docs": (59, 60),  # 3 of them the page of what the mission measured

@@ -9,6 +9,7 @@ from lockstep.config import Computation, LearnerSection, LoRA, SamplerSection
 from lockstep.config.backends import INFERENCE
 from lockstep.core.errors import InputError
 from lockstep.models.device import resolve_device
+from lockstep.models.exact.layouts import explain_inexact_layout
 from lockstep.models.exact.model import explain_inexact
 from lockstep.models.exact.probe import explain_no_gpu_kernels, probe_exactness
 from lockstep.models.folder import read_config
@@ -35,6 +36,7 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         return "agreement.exact is false"
     learner = algorithm.learner
     reason = inference.explain_inexact(learner)
+    reason = reason or explain_inexact_layout(read_config(folder), learner.parallel)
     reason = reason or explain_inexact_sampler(
         folder,
         inference.sampler,
@@ -87,6 +89,7 @@ def choose_learner_kernels(
     reason = learner.explain_inexact()
     if reason is None and learner.lora is not None:
         reason = "learner.lora adapters are merged for samplers that do not support adapters"
+    reason = reason or explain_inexact_layout(read_config(folder), learner.parallel)
     reason = reason or _explain_inexact_model(folder, learner)
     if reason is None:
         return learner.compute_exactly()

@@ -33,6 +33,13 @@ def add_command(parsers: SubParsers) -> None:
         default=32,
         help=("maximum tokens per response (default: 32)"),
     )
+    certify.add_argument(
+        "--layouts",
+        metavar="LAYOUT",
+        nargs="+",
+        default=[],
+        help="learners over ranks that score the samples, too, such as dp=2 or dp=2,tp=2",
+    )
     add_out(certify, "FILE", "certificate file (default: certificates/<model>.json)")
     add_trust(certify)
     certify.set_defaults(command=run_command)
@@ -50,4 +57,5 @@ def run_command(options: argparse.Namespace) -> int:
     with spare_modules():
         from lockstep.inference.certify import TrialSize, certify_model
 
-    return certify_model(options.model, TrialSize(options.count, options.max_tokens), out)
+    size = TrialSize(options.count, options.max_tokens, tuple(options.layouts))
+    return certify_model(options.model, size, out)

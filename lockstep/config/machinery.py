@@ -203,8 +203,6 @@ class LearnerSection(Computation):
         """Names the option that rules out the kernels of `models.exact`; None if there is none."""
         if not TRAINING.find_backend(self.backend).is_exact:
             return f"learner.backend={self.backend} uses different kernels"
-        if self.parallel.ranks > 1:
-            return "learner.parallel splits sums across ranks"
         if self.compile:
             return "learner.compile generates different kernels"
         return None

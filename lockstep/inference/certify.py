@@ -2,15 +2,16 @@
 
 Responses are sampled in fp32 and bf16, at temperature 1 and with temperature, top-k and top-p. The
 learner's head scores them in micro-batches of several sizes, with and without gradients, on one
-thread and on several; some are sampled again, in different batch sizes and orders. As a negative
-control, one weight is moved by one unit in the last place.
+thread and on several; some are sampled again, in different batch sizes and orders. On request,
+learners over ranks score them, too. As a negative control, one weight is moved by one unit in the
+last place.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,13 +23,14 @@ from transformers import PreTrainedModel
 
 from lockstep.algorithms.exactness import explain_inexact_sampler
 from lockstep.cluster.self_check import require_proof
-from lockstep.config import Computation, SamplerSection
+from lockstep.config import Computation, Parallel, SamplerSection
 from lockstep.config.hub import fetch_model
 from lockstep.config.machinery import DType
 from lockstep.core import exit_codes, keyed
 from lockstep.core.batch import Batch
 from lockstep.core.errors import InputError
 from lockstep.core.types import Request, SamplingParams
+from lockstep.inference.certify_layouts import LayoutFindings, compare_layout, parse_layouts
 from lockstep.learners.packing import pack_bins
 from lockstep.learners.rank import restore_order
 from lockstep.models.device import load_on_device
@@ -62,10 +64,12 @@ class TrialSize:
     Attributes:
         count: Number of prompts of random tokens.
         max_tokens: Maximum response length, tokens.
+        layouts: Layouts of learners that score the samples, too, such as dp=2,tp=2.
     """
 
     count: int
     max_tokens: int
+    layouts: tuple[str, ...] = ()
 
 
 @dataclass
@@ -74,6 +78,7 @@ class TypeFindings:
 
     Attributes:
         tally: Compares sampled log-probabilities with those of the learner's head.
+        layouts: Compares them with learners over ranks, by layout.
         again: Number of `tokens` sampled again in different batches, and number that `changed` in
             id or log-probability.
         control: The negative control: the `weight` that was changed, the number of `tokens` scored
@@ -82,6 +87,7 @@ class TypeFindings:
 
     dtype: DType
     tally: MismatchTally = field(default_factory=MismatchTally)
+    layouts: dict[str, LayoutFindings] = field(default_factory=dict)
     again: Counter[str] = field(default_factory=Counter)
     control: dict[str, Any] | None = None
 
@@ -110,6 +116,7 @@ def certify_model(model: str, size: TrialSize, out: Path | None) -> int:
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise InputError(f"{file} cannot be written: {existing} is not a writable folder")
     source = open_source(folder)
+    layouts = parse_layouts(size.layouts, folder)
     reasons = [
         explain_inexact_sampler(folder, SamplerSection(), Computation(device="cpu", dtype=d))
         for d in _DTYPES
@@ -118,7 +125,7 @@ def certify_model(model: str, size: TrialSize, out: Path | None) -> int:
     with show_progress(f"{model} → {file}") as progress:
         if reason is not None:
             progress.show_note(f"not exact: {reason}")
-        found = _run_trials(folder, source, size, reason is None, progress)
+        found = _run_trials(folder, source, size, layouts if reason is None else None, progress)
     again = {
         "tokens": sum(own.again["tokens"] for own in found),
         "changed": sum(own.again["changed"] for own in found),
@@ -133,6 +140,11 @@ def certify_model(model: str, size: TrialSize, out: Path | None) -> int:
         "controls": [
             {"dtype": own.dtype, **own.control} for own in found if own.control is not None
         ],
+        "layouts": {
+            name: [{"dtype": own.dtype, **asdict(own.layouts[name])} for own in found]
+            for name in layouts
+            if reason is None
+        },
         "types": {
             own.dtype: {"tokens": int(own.tally.tokens), "mismatches": own.tally.mismatches}
             for own in found
@@ -143,9 +155,14 @@ def certify_model(model: str, size: TrialSize, out: Path | None) -> int:
 
 
 def _run_trials(
-    folder: str, source: ModelSource, size: TrialSize, exact: bool, progress: RunProgress
+    folder: str,
+    source: ModelSource,
+    size: TrialSize,
+    layouts: Mapping[str, Parallel] | None,
+    progress: RunProgress,
 ) -> list[TypeFindings]:
-    """Runs all trials; returns the findings for each dtype."""
+    """Runs all trials, without exact kernels if `layouts` is None; returns findings by dtype."""
+    exact = layouts is not None
     usual = Computation(device="cpu")
     with progress.phase("self-check"):
         for dtype in _DTYPES:
@@ -160,14 +177,18 @@ def _run_trials(
     found = []
     for step, dtype in enumerate(_DTYPES, start=1):
         own = TypeFindings(dtype)
+        trials = list[_CertifyTrial]()
         for shape in _SHAPES:
             sampling = replace(
                 shape, max_tokens=size.max_tokens, stop_token_ids=source.stop_token_ids
             )
             trial = _CertifyTrial(lm, dtype, sampling, requests)
             trial.compare_all(own, progress)
+            trials.append(trial)
             if exact and sampling.divisor == 1.0:
                 own.control = trial.score_control(progress)
+        if layouts:
+            own.layouts = _compare_layouts(folder, dtype, layouts, trials, progress)
         found.append(own)
         tokens = int(own.tally.tokens)
         progress.show_note(f"{dtype}: {tokens:,} tokens compared, {own.tally.mismatches:,} differ")
@@ -175,8 +196,29 @@ def _run_trials(
     return found
 
 
+def _compare_layouts(
+    folder: str,
+    dtype: DType,
+    layouts: Mapping[str, Parallel],
+    trials: Sequence[_CertifyTrial],
+    progress: RunProgress,
+) -> dict[str, LayoutFindings]:
+    """Scores the samples of all trials with each layout."""
+    samples = [trial.batch for trial in trials]
+    nudged = [trial.score_nudged(progress)[0] for trial in trials]
+    found = dict[str, LayoutFindings]()
+    for name, parallel in layouts.items():
+        with progress.phase(name):
+            found[name] = compare_layout(folder, dtype, parallel, samples, nudged)
+    return found
+
+
 class _CertifyTrial:
-    """The comparisons for one dtype and distribution; the constructor samples on one thread."""
+    """The comparisons for one dtype and distribution; the constructor samples on one thread.
+
+    Attributes:
+        batch: The samples.
+    """
 
     def __init__(
         self,
@@ -189,7 +231,7 @@ class _CertifyTrial:
         self._sampling = sampling
         self._requests = requests
         self._computation = Computation(device="cpu", dtype=dtype)
-        self._batch = self._sample_rows(range(len(requests)), len(requests), 1)
+        self.batch = self._sample_rows(range(len(requests)), len(requests), 1)
 
     def compare_all(self, found: TypeFindings, progress: RunProgress) -> None:
         """Adds all comparisons to `found`: several micro-batch sizes, batch sizes and orders."""
@@ -200,7 +242,7 @@ class _CertifyTrial:
             (_ALL_TOKENS, many, False),
         ):
             with progress.phase("score"):
-                found.tally += self._score_samples(budget, threads, gradient)
+                found.tally += self._tally(self._score_samples(budget, threads, gradient))
         last = len(self._requests) - 1
         for size, count, threads in ((1, 4, many), (5, 15, 1)):
             rows = [
@@ -209,14 +251,19 @@ class _CertifyTrial:
             ]
             with progress.phase("sample again"):
                 found.again += _count_changed(
-                    self._batch.select(rows), self._sample_rows(rows, size, threads)
+                    self.batch.select(rows), self._sample_rows(rows, size, threads)
                 )
 
     def score_control(self, progress: RunProgress) -> dict[str, Any]:
         """Scores with one weight changed by one unit in the last place."""
-        with progress.phase("control"), _nudge_weight(self._lm, self._computation.dtype) as weight:
-            tally = self._score_samples(_ALL_TOKENS, 1, gradient=False)
+        scored, weight = self.score_nudged(progress)
+        tally = self._tally(scored)
         return {"weight": weight, "tokens": int(tally.tokens), "seen": tally.mismatches}
+
+    def score_nudged(self, progress: RunProgress) -> tuple[Tensor, str]:
+        """Log-probabilities with one weight changed by one unit in the last place, and its name."""
+        with progress.phase("control"), _nudge_weight(self._lm, self._computation.dtype) as weight:
+            return self._score_samples(_ALL_TOKENS, 1, gradient=False), weight
 
     def _sample_rows(self, rows: Sequence[int], size: int, threads: int) -> Batch:
         with use_threads(threads):
@@ -226,9 +273,9 @@ class _CertifyTrial:
             sampler = backend.wrap_model(self._lm, section, self._computation)
             return sampler.generate([self._requests[row] for row in rows], self._sampling)
 
-    def _score_samples(self, budget: int, threads: int, gradient: bool) -> MismatchTally:
-        """Compares samples with their scores for a micro-batch size in tokens."""
-        batch = self._batch
+    def _score_samples(self, budget: int, threads: int, gradient: bool) -> Tensor:
+        """The learner's log-probabilities of the samples, for a micro-batch size in tokens."""
+        batch = self.batch
         head = LogitsHead(self._lm)
         parts = list[Tensor]()
         order = list[int]()
@@ -242,7 +289,11 @@ class _CertifyTrial:
                 assert logprob is not None, "a head of logits scores tokens"
                 parts.append(logprob.detach())
                 order += rows
-        scored = restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
+        return restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
+
+    def _tally(self, scored: Tensor) -> MismatchTally:
+        """Compares the samples with their scores."""
+        batch = self.batch
         return MismatchTally.from_logprobs(
             scored, batch["sampler_logprob"], batch.mask, batch.lengths
         )
@@ -319,7 +370,13 @@ def _judge_exactness(
                 f"{again['changed']:,} of {again['tokens']:,} tokens change with batch composition"
             ),
         )
-    return replace(certificate, level="E3")
+    for name in found[0].layouts:
+        tokens = sum(own.layouts[name].tokens for own in found)
+        differ = sum(own.layouts[name].mismatches for own in found)
+        if differ:
+            reason = f"{differ:,} of {tokens:,} tokens differ on ranks of {name}"
+            return replace(certificate, level="E3", reason=reason)
+    return replace(certificate, level="E4" if found[0].layouts else "E3")
 
 
 def _print_verdict(file: Path, found: Sequence[TypeFindings], again: dict[str, int]) -> int:
@@ -327,6 +384,9 @@ def _print_verdict(file: Path, found: Sequence[TypeFindings], again: dict[str, i
     read = ReadCertificate.from_file(file)
     assert read is not None, "it was just written"
     counts = f"{again['tokens']:,} sampled again in other batches, {again['changed']:,} changed"
+    for name in found[0].layouts:
+        counts += f"; {sum(own.layouts[name].tokens for own in found):,} scored on ranks of {name}"
+        counts += f", {sum(own.layouts[name].mismatches for own in found):,} different"
     print_text(f"{read.sentence}; {counts} ({file})")
     unseen = [own for own in found if own.control is not None and not own.control["seen"]]
     for own in unseen:
@@ -334,8 +394,12 @@ def _print_verdict(file: Path, found: Sequence[TypeFindings], again: dict[str, i
             f"negative control failed in {own.dtype}: changing one weight by one unit in the last "
             "place changed no token; raise --count"
         )
-    if read.level not in ("E2", "E3"):
+    unseen_on = [name for own in found for name, at in own.layouts.items() if not at.seen]
+    for name in unseen_on:
+        print_text(f"negative control failed on ranks of {name}; raise --count")
+    differ = any(at.mismatches for own in found for at in own.layouts.values())
+    if differ or read.level not in ("E2", "E3", "E4"):
         return exit_codes.BROKEN
-    if unseen:
+    if unseen or unseen_on:
         return exit_codes.INCONCLUSIVE
     return exit_codes.OK

@@ -103,7 +103,7 @@ class ExactnessCertificate:
 
     Attributes:
         level: E0: monitored; E1: within the bound, or the run stops; E2: bit-identical; E3:
-            bit-identical in any batch, as checked by `lockstep certify`
+            bit-identical in any batch, E4: also on ranks, as checked by `lockstep certify`
             (docs/concepts/exactness.md); none: no token was compared.
         tokens: Number of tokens scored by both sampler and learner.
         not_recomputed: Number of tokens scored only by the sampler at the weights that sampled
@@ -114,7 +114,7 @@ class ExactnessCertificate:
         reason: Reason why the level is not higher; None: the level is E2, or E3 if tested.
     """
 
-    level: Literal["none", "E0", "E1", "E2", "E3"]
+    level: Literal["none", "E0", "E1", "E2", "E3", "E4"]
     tokens: int
     not_recomputed: int
     mismatches: int

@@ -17,6 +17,7 @@ _WORDS = {
     "E1": "bounded, not exact",
     "E2": "exact",
     "E3": "exact in any batch",
+    "E4": "exact in any batch and tested layout",
 }
 
 
@@ -25,7 +26,7 @@ class ReadCertificate:
     """A certificate as read from its file.
 
     Attributes:
-        level: E0 to E3, or none (docs/concepts/exactness.md).
+        level: E0 to E4, or none (docs/concepts/exactness.md).
         tokens: Number of compared tokens.
         mismatches: Number of compared tokens that are not bitwise equal.
         largest_gap: Largest |Δ| of a token, nats.
@@ -33,7 +34,7 @@ class ReadCertificate:
         reason: Why the level is not E2; None if it is.
     """
 
-    level: Literal["none", "E0", "E1", "E2", "E3"]
+    level: Literal["none", "E0", "E1", "E2", "E3", "E4"]
     tokens: int
     mismatches: int
     largest_gap: float

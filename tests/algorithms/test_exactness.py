@@ -58,8 +58,13 @@ def test_sampler_is_exact_or_note_gives_reason(
         ),
         (
             "llama",
-            LearnerSection(device="cpu", parallel=Parallel(dp=2)),
-            "learner.parallel splits sums across ranks",
+            LearnerSection(device="cpu", parallel=Parallel(dp=2, dp_replicate=2)),
+            None,
+        ),
+        (
+            "llama",
+            LearnerSection(device="cpu", parallel=Parallel(dp=2, tp=2)),
+            "learner.parallel.tp is 2, which splits sums across ranks",
         ),
         (
             "llama",

@@ -64,6 +64,37 @@ def test_certify_gives_level_e3_to_batch_invariant_model(
     assert f"bf16: {found['types']['bf16']['tokens']:,} tokens compared, 0 differ" in shown.err
 
 
+@pytest.mark.needs("gloo")
+def test_certify_gives_level_e4_if_ranks_have_bits_of_one_process(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["certify", "model", *FEW, "--layouts", "dp=2"]) == 0
+    found = certificate()
+    (fp32, bf16) = found["layouts"]["dp=2"]
+    assert found["level"] == "E4"
+    assert (fp32["dtype"], bf16["dtype"]) == ("fp32", "bf16")
+    for own in (fp32, bf16):
+        assert own["mismatches"] == 0 < own["seen"] <= own["tokens"]
+    shown = capsys.readouterr().out
+    assert shown.startswith("E4, exact in any batch and tested layout: ")
+    assert f"{fp32['tokens'] + bf16['tokens']:,} scored on ranks of dp=2, 0 different" in shown
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ("dp=1", "--layouts dp=1 has one rank, which is tested anyway; leave it out"),
+        ("pp=2", "--layouts pp=2: write sizes such as dp=2, cp=2 or dp=2,tp=2"),
+        ("dp=two", "--layouts dp=two: write sizes such as dp=2, cp=2 or dp=2,tp=2"),
+    ],
+)
+def test_certify_refuses_layout(
+    layout: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certify", "model", "--layouts", layout]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_certify_gives_level_e1_and_reason_to_inexact_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

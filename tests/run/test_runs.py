@@ -4,6 +4,7 @@ bad input.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -39,10 +40,17 @@ def test_run_of_zero_steps_validates_and_saves_initial_model(run: Run, in_tmp: P
 
 
 @pytest.mark.needs("gloo")
-def test_ppo_on_two_ranks_matches_one_rank_metrics(run: Run) -> None:
-    one = run("run.folder=one", "run.max_steps=3", "agreement.exact=false")
-    two = run("run.folder=two", "run.max_steps=3", "agreement.exact=false", "learner.parallel.dp=2")
+def test_ppo_on_two_ranks_matches_one_rank_metrics_and_is_exact(run: Run) -> None:
+    how = ("run.max_steps=3", "agreement.exact=require")
+    one = run("run.folder=one", *how)
+    two = run("run.folder=two", *how, "learner.parallel.dp=2")
     assert_alike(two, one)
+    certificates = [
+        json.loads(Path(name, "certificate.json").read_text()) for name in ("one", "two")
+    ]
+    assert [found["level"] for found in certificates] == ["E2", "E2"]
+    assert certificates[1]["tokens"] == certificates[0]["tokens"] > 0
+    assert certificates[1]["mismatches"] == 0
 
 
 GSM8K = (
