@@ -66,20 +66,25 @@ def convert_rows(value: Any) -> Any:
 
 
 def convert_test_rows(value: Any) -> Any:
-    """Converts a data set's hub name to its test split."""
-    return f"{convert_rows(value)}/test"
+    """Converts a data set's hub name to its test split; files have none, so a share is held out."""
+    rows = str(convert_rows(value))
+    return f"{rows}/test" if rows.startswith("hf:") else 0.05
 
 
-def convert_function(value: Any) -> str:
-    """Converts a function `module.name` to `module:name`."""
-    names = convert_list(value)
-    module, _, name = str(names[0]).rpartition(".")
-    if not module or len(names) > 1:
-        raise DoubtfulValue(
-            "set reward.function, or reward.parts with weights for several functions; see "
-            "docs/guides/rewards.md"
-        )
-    return f"{module}:{name}"
+def convert_function(value: Any) -> Any:
+    """Converts a function `module.name` to `module:name`, and several to the parts of a sum."""
+    parts: DottedOptions = {}
+    for path in convert_list(value):
+        module, _, name = str(path).rpartition(".")
+        if name.startswith("get_"):
+            raise DoubtfulValue(f"{name} returns a function; write it into a file and name that")
+        parts[name] = {"type": "python", "function": f"{module or 'trl.rewards'}:{name}"}
+        if name == "accuracy_reward":
+            parts[name] = {"type": "math"}
+    if len(parts) > 1:
+        return {"reward.type": "sum", "reward.parts": parts}
+    [part] = parts.values()
+    return part["function"]
 
 
 def convert_field(value: Any) -> str:

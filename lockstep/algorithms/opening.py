@@ -69,8 +69,8 @@ def measure_run_length(
     limit = recipe.run.max_epochs * rows
     if limit < rows_per_step:
         raise InputError(
-            f"{limit} rows are fewer than the {rows_per_step} rows of a step; lower the batch "
-            "size or raise run.max_epochs"
+            f"{limit} rows are fewer than the {rows_per_step} rows of a step; lower "
+            "num_prompts_per_step or global_batch_size, or raise run.max_epochs"
         )
     steps = -(-limit // rows_per_step) if trains_rest else limit // rows_per_step
     return RunLength(steps, limit, rows_per_step, trains_rest)

@@ -118,7 +118,7 @@ def _build_answers(
 
 def _require_room(section: AskedSection, source: ModelSource, name: str) -> None:
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
-    source.require_room(f"{name}.max_prompt_tokens + {name}.sampling.max_tokens", tokens)
+    source.require_room({f"{name}.max_prompt_tokens + {name}.sampling.max_tokens": tokens})
 
 
 def open_judge_reward(

@@ -370,7 +370,7 @@ def _expand_scalars(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
 
 def _expand_scalar(option: str, value: Any) -> dict[str, Any]:
     """The section in which a scalar sets this option; `file.py:name` is a reward's function."""
-    if option == "type" and ":" in str(value):
+    if option == "type" and set(str(value)) & {":", "."}:
         return {"type": "python", "function": value}
     return {option: value}
 

@@ -14,6 +14,12 @@ from lockstep.data.jsonl import JsonlIndex, JsonList
 from lockstep.data.rows import BadRowPolicy, DataError, FileRows, RowsPart, SkippedRows
 from lockstep.data.tables import TableRows
 
+_CONVERTED = {
+    ".csv": "csv.DictReader(sys.stdin)",
+    ".txt": '({"prompt": line.strip()} for line in sys.stdin if line.strip())',
+}
+"""Suffixes of files that are not read, with Python expressions that read their rows."""
+
 
 @dataclass(frozen=True)
 class FileGroup:
@@ -49,10 +55,11 @@ def open_rows(files: FileGroup, bad_rows: BadRowPolicy = "error") -> FileRows:
             opened.append(JoinedRows([TableRows(s, f"{label}/{s.name}") for s in shards], None))
         elif path.suffix == ".parquet":
             opened.append(TableRows(path, label))
-        elif path.suffix == ".csv":
+        elif path.suffix in _CONVERTED:
             raise DataError(
-                f"{path}: CSV is not supported; convert it with "
-                'pandas.read_csv(FILE).to_json("rows.jsonl", orient="records", lines=True)'
+                f"{path}: {path.suffix} is not supported; convert it: python3 -c 'import csv, "
+                f"json, sys; [print(json.dumps(row)) for row in {_CONVERTED[path.suffix]}]' "
+                f"< {path} > rows.jsonl"
             )
         elif path.suffix == ".json":
             opened.append(JsonList(path, bad_rows, label))

@@ -301,7 +301,7 @@ class _CertifyTrial:
 
 def _build_requests(source: ModelSource, size: TrialSize) -> list[Request]:
     """Builds random prompts of uneven lengths that leave room for a response."""
-    source.require_room("--max-tokens", size.max_tokens + 1)
+    source.require_room({"--max-tokens": size.max_tokens + 1})
     room = source.context - size.max_tokens
     lengths = [min(_LENGTHS[number % len(_LENGTHS)], room) for number in range(size.count)]
     keys = torch.tensor([keyed.hash_key("certify", _SEED, number) for number in range(size.count)])

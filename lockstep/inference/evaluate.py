@@ -193,9 +193,8 @@ def _build_settings(recipe: EvalRecipe, source: ModelSource) -> Iterator[EvalSet
         ("sampling", sampled),
     ):
         if section is not None:
-            source.require_room(
-                f"data.max_prompt_tokens + {name}.max_tokens", longest + section.max_tokens
-            )
+            option = f"data.max_prompt_tokens + {name}.max_tokens"
+            source.require_room({option: longest + section.max_tokens})
     if greedy is not None:
         yield EvalSetting("greedy", source.sampling(greedy.as_sampling), 1, (1,))
     if sampled is not None:

@@ -63,7 +63,7 @@ def generate(loaded: LoadedRecipe) -> Path:
         loaded, recipe.model.path, rows, "generations", "other generations"
     )
     longest = recipe.data.max_prompt_tokens + recipe.sampling.max_tokens
-    source.require_room("data.max_prompt_tokens + sampling.max_tokens", longest)
+    source.require_room({"data.max_prompt_tokens + sampling.max_tokens": longest})
     with results.open_locked() as started:
         if not (results.folder / SUMMARY).exists():
             _answer_and_summarize(recipe, source, results.folder, started)

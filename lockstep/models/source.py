@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,13 +67,17 @@ class ModelSource:
         """The sampling distribution of a section of the recipe, for this model."""
         return section.params(self.stop_token_ids)
 
-    def require_room(self, option: str, tokens: int) -> None:
-        """Raises ValueError if the `tokens` that `option` allows exceed the model's context."""
-        if tokens > self.context:
-            raise InputError(
-                f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} "
-                f"supports at most {self.context}; lower one of the options"
-            )
+    def require_room(self, lengths: Mapping[str, int]) -> None:
+        """Raises an InputError if tokens that options allow exceed the model's context."""
+        faults = [
+            f"{option} allows sequences of {tokens} tokens, but the model in {self.folder} "
+            f"supports at most {self.context}; lower "
+            + ("one of the options" if "+" in option else "it")
+            for option, tokens in lengths.items()
+            if tokens > self.context
+        ]
+        if faults:
+            raise InputError("\n".join(faults))
 
 
 def scratch_model(recipe: Common, files: FileGroup, folder: Path) -> Path:

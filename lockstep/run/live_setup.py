@@ -215,8 +215,7 @@ def role_folder(role: ModelRole, source: ModelSource) -> str:
 
 def require_lengths(algorithm: Algorithm, source: ModelSource) -> None:
     """Raises InputError if an algorithm's sequences can be longer than the model's context."""
-    for option, tokens in algorithm.lengths.items():
-        source.require_room(option, tokens)
+    source.require_room(algorithm.lengths)
 
 
 def describe_step(algorithm: Algorithm, source: ModelSource, inexact: str | None) -> str:

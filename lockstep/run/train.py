@@ -202,11 +202,12 @@ def describe_nothing_trained(folder: Path) -> str | None:
     if has_trained(folder) or not final.is_dir():
         return None
     first = {alarm.metric: alarm.sentence for alarm in reversed(find_alarms(read_metrics(folder)))}
-    causes = "; ".join(reversed(first.values()))
+    causes = "; ".join(reversed(first.values())) or (
+        "every gradient was 0 (such as from equal rewards) or overflowed; read samples.jsonl"
+    )
     return (
         f"{folder} is finished, but no step trained on anything: {final} learned nothing because "
-        f"{causes or 'every gradient was 0 (such as from equal rewards) or overflowed'}; read "
-        "samples.jsonl"
+        f"{causes}"
     )
 
 

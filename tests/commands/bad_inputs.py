@@ -319,6 +319,7 @@ DATA = {
     "data: empty": own(write("rows.jsonl", "\n\n")),
     "data: one list": own(write("rows.jsonl", '[\n  {"question": "a", "answer": "1"}\n]\n')),
     "data: CSV": own(write("rows.csv", "question,answer\n"), "data.train=rows.csv"),
+    "data: a text file of prompts": own(write("prompts.txt", "Once\n"), "data.train=prompts.txt"),
     "data: an object on many lines": own(add_row("{\n")),
     "data: no JSON": own(add_row('{"question": "Wh')),
     "data: a pipe": own(lambda folder: os.mkfifo(folder / "pipe.jsonl"), "data.train=pipe.jsonl"),

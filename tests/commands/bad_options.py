@@ -91,6 +91,7 @@ OPTIONS = {
         write("without_ending.py", "def f(prompt, response, answer, row):\n    return 0.0\n"),
         "reward=without_ending:f",
     ),
+    "reward: a function without its file": own(overrides="reward=my_rewards.brief"),
     "reward: one of OpenRLHF": own(
         write("theirs.py", "def short(queries, prompts, labels):\n    return [0.0]\n"),
         "reward.type=python reward.function=theirs.py:short reward.marker=null",

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from workspace import furnish
 from lockstep.cli import main
 from lockstep.core import exit_codes
 from lockstep.core.errors import InputError
+from lockstep.data.files import FileGroup, open_rows
 from lockstep.run.folder.files import lock_folder
 
 CATALOGUE = {**OWN, **OPTIONS, **HUB, **CONVERTED}
@@ -142,6 +144,30 @@ def test_dry_run_reports_all_errors_together(
         "narrow",
     ):
         assert sum(text in line for line in lines[1:]) == 1, text
+
+
+def test_all_lengths_that_exceed_the_context_are_reported_together(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "sampling.max_tokens=100 validation_sampling.max_tokens=200"
+    assert main(shlex.split(f"train tiny.yaml {options} --dry-run")) == exit_codes.INPUT
+    text = capsys.readouterr().err
+    assert "max_prompt_tokens + sampling.max_tokens allows" in text
+    assert "max_prompt_tokens + validation_sampling.max_tokens allows" in text
+
+
+def test_command_that_a_refused_file_names_converts_it(in_tmp: Path) -> None:
+    Path("rows.csv").write_text('prompt,answer\n"a, ""b""",1\n')
+    Path("prompts.txt").write_text("Once upon\n\na time\n")
+    for name, rows in (
+        ("rows.csv", [{"prompt": 'a, "b"', "answer": "1"}]),
+        ("prompts.txt", [{"prompt": "Once upon"}, {"prompt": "a time"}]),
+    ):
+        with pytest.raises(InputError) as caught:
+            open_rows(FileGroup((Path(name),)))
+        subprocess.run(str(caught.value).split("convert it: ")[1], shell=True, check=True)
+        found = open_rows(FileGroup((Path("rows.jsonl"),)))
+        assert found.read_rows(range(len(found))) == rows
 
 
 def test_dry_run_rejects_model_that_needs_more_memory_than_machine_has(

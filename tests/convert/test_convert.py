@@ -208,6 +208,23 @@ def test_command_of_a_trl_script_names_hub_data_and_functions(tmp_path: Path) ->
     assert options["grpo.kl.estimator"] == "k3"
 
 
+def test_local_file_of_a_trl_script_holds_out_rows_and_skips_over_long_ones(tmp_path: Path) -> None:
+    command = "python sft.py --dataset_name ./rows.jsonl --eval_strategy steps --max_length 512\n"
+    options = recipe(converted(tmp_path, "run.sh", command, "sft"))
+    assert (options["data.train"], options["data.validation"]) == ("./rows.jsonl", 0.05)
+    assert options["data.overlong_prompts"] == "skip"
+
+
+def test_several_reward_functions_of_trl_are_the_parts_of_a_sum(tmp_path: Path) -> None:
+    command = "python grpo.py --reward_funcs accuracy_reward think_format_reward mine.brief\n"
+    options = recipe(converted(tmp_path, "run.sh", command, "grpo"))
+    assert options["reward.type"] == "sum"
+    assert options["reward.parts.accuracy_reward.type"] == "math"
+    assert options["reward.parts.brief.function"] == "mine:brief"
+    name = "think_format_reward"
+    assert options[f"reward.parts.{name}.function"] == f"trl.rewards:{name}"
+
+
 @pytest.mark.parametrize("word", [f"{ACTOR}.kl_loss_type=low_var_kl", ""])
 def test_low_var_kl_of_verl_is_k3_whether_set_or_its_default(word: str, tmp_path: Path) -> None:
     name, text, _ = CONFIGS["verl"]
@@ -236,6 +253,12 @@ LOOK = {
         "grpo",
         "algorithm.adv_estimator=opo",
         "algorithm.adv_estimator",
+    ),
+    "a function that returns one": (
+        "trl",
+        "grpo",
+        "reward_funcs=[accuracy_reward, get_soft_overlong_punishment]",
+        "reward_funcs",
     ),
     "a variable": ("verl", "", "trainer.total_epochs=$EPOCHS", "trainer.total_epochs"),
     "an engine that is not here": (

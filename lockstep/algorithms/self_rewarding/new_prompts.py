@@ -209,7 +209,7 @@ def open_new_prompts(
     if section is None:
         return None
     tokens = section.max_prompt_tokens + section.sampling.max_tokens
-    source.require_room("new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens", tokens)
+    source.require_room({"new_prompts.max_prompt_tokens + new_prompts.sampling.max_tokens": tokens})
     text = WRITE if section.template is None else section.template
     shown = max(1, len(set(list_fields(text))))  # {example_1}, {example_2} and so on
     fields = tuple(f"example_{number}" for number in range(1, shown + 1))
