@@ -113,9 +113,8 @@ def launch_learner(
     """
     config = read_config(spec.model, headless=not scores_tokens(spec.head))
     require_computable(config, spec.section)
-    is_exact = spec.section.exact and scores_tokens(spec.head)
     device = resolve_device(spec.section.device)
-    spec = replace(spec, section=settle_sharing(config, spec.section, device, is_exact))
+    spec = replace(spec, section=settle_sharing(config, spec.section, device))
 
     def make_factory(meeting: RendezvousAddress) -> WorkerFactory:
         return RankSpec(spec, meeting).build

@@ -164,12 +164,13 @@ class ValueHead(nn.Module):
 
     def lay_out(self, batch: Batch, share_prefixes: bool = False) -> LaidOut:
         """Lays out a batch for the model."""
-        how = self._side_by_side, 1, share_prefixes
+        how = self._side_by_side, find_multiple(self.backbone), share_prefixes
         return LaidOut.from_batch(batch, self._ranks, read_values, *how)
 
     def forward(self, batch: Batch) -> Outputs:
         laid = batch if isinstance(batch, LaidOut) else self.lay_out(batch)
-        return value_outputs(laid, partial(states_at, self.backbone, laid.cut), self.value)
+        unit = partial(sum_rows, self.value) if is_exact(self.backbone) else self.value
+        return value_outputs(laid, partial(states_at, self.backbone, laid.cut), unit)
 
     def first_weights(self) -> dict[str, Tensor]:
         """Initial weights of the unit, by parameter name."""
@@ -286,7 +287,9 @@ def policy_outputs(batch: LaidOut, at: Callable[[Tensor], VocabularyLogits]) -> 
     )
 
 
-def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Module) -> Outputs:
+def value_outputs(
+    batch: LaidOut, at: Callable[[Tensor], Tensor], unit: Callable[[Tensor], Tensor]
+) -> Outputs:
     """The requested values V(x_<t) of a batch, and V after each sequence's last token, fp32.
 
     Args:
@@ -301,6 +304,14 @@ def value_outputs(batch: LaidOut, at: Callable[[Tensor], Tensor], unit: nn.Modul
         output_m = unit(hidden_mD.float()).squeeze(-1)
     values = batch.cut.spread_column(output_m, batch.read.into, count + len(batch))
     return Outputs(value=values[:count], final_value=values[count:])
+
+
+def sum_rows(unit: nn.Linear, x: Tensor) -> Tensor:
+    """A linear unit of one column whose rows do not depend on their number, as products do."""
+    total = (x * unit.weight).sum(-1, keepdim=True)
+    if unit.bias is None:
+        return total
+    return total + unit.bias
 
 
 def value_unit(size: int, head: HeadKind) -> nn.Linear:

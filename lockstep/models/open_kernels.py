@@ -51,10 +51,10 @@ def explain_unshared(
 
 
 def settle_sharing(
-    config: PreTrainedConfig, section: LearnerSection, device: torch.device, is_exact: bool
+    config: PreTrainedConfig, section: LearnerSection, device: torch.device
 ) -> LearnerSection:
     """The same section; `share_prefixes` is off if the model cannot compute prefixes once."""
-    if explain_unshared(config, section, device, is_exact) is None:
+    if explain_unshared(config, section, device, section.exact) is None:
         return section
     return section.model_copy(update={"share_prefixes": False})
 

@@ -32,6 +32,7 @@ from lockstep.judge.options import AskedSection
 from lockstep.learners.backend import find_backend as find_training_backend
 from lockstep.learners.base import Learner
 from lockstep.models.device import resolve_device
+from lockstep.models.exact.layouts import explain_inexact_layout
 from lockstep.models.folder import build_skeleton, read_config, require_classifier
 from lockstep.models.heads import scores_sequences
 from lockstep.models.open_kernels import explain_unshared
@@ -93,8 +94,13 @@ class LiveSetup:
         """Builds a learner: in this process if it has one rank and no cluster, else in new ones."""
         folder = role_folder(role, self.source)
         code = find_own_file(type(self.algorithm))
-        is_exact = self.inexact is None and role.path is None
-        section = role.learner.compute_exactly() if is_exact else role.learner
+        section = role.learner
+        if (
+            self.inexact is None
+            and role.path is None
+            and not explain_inexact_layout(read_config(folder), section.parallel)
+        ):
+            section = section.compute_exactly()
         spec = LearnerSpec(folder, role.head, section, role.optimizer, self.algorithm.seed, code)
         spec = spec if role.is_saved else spec.frozen
         sampling = self_checked_sampling(self.algorithm, self.source)

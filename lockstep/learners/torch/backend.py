@@ -48,10 +48,9 @@ class TorchTraining(TrainingBackend):
         device = resolve_device(section.device)
         model = build_model(folder, head, seed, section, ranks, device)
         network = model.lm if isinstance(model, LogitsHead) else model.backbone
-        is_exact = section.exact and isinstance(model, LogitsHead)
-        if is_exact:
+        if section.exact:
             make_exact(network)
         else:
             open_kernels(network, device, section.dtype)
-        section = settle_sharing(network.config, section, device, is_exact)
+        section = settle_sharing(network.config, section, device)
         return TorchLearner(model, section, optimizer, ranks)
