@@ -150,15 +150,16 @@ def save_for_gradient(
     The scores are saved without a copy: return clones of them, which a caller may change in place.
     """
     ctx.scoring = scoring
-    numbers = (
+    ctx.save_for_backward(
         scores.logprob,
         scores.entropy,
         scores.maximum,
         scores.log_total,
         scores.token,
         scores.outside,
+        floor_M,
+        *inputs,
     )
-    ctx.save_for_backward(*numbers, floor_M, *inputs)
 
 
 def load_gradient(

@@ -24,6 +24,7 @@ from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_grad
 from lockstep_logprobs.kernel import load_fused, register_kernel, runs_fused
 from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import (
+    FEW_COLUMNS,
     PLAIN,
     RowScores,
     RowSums,
@@ -33,6 +34,7 @@ from lockstep_logprobs.softmax import (
     reduce_over_ranks,
     sum_block,
 )
+from lockstep_logprobs.tiles import sum_shared_tiles
 
 ROWS = 8
 """Row multiple at which a CPU's matrix products sum all rows in the same order, unless small."""
@@ -112,14 +114,24 @@ def score_hidden(
     hidden_MD: Tensor, weight_vD: Tensor, token_MK: Tensor, scoring: Scoring
 ) -> RowScores:
     """The forward pass of `hidden_logprobs`."""
-    how = (
-        scoring.shard.start,
-        scoring.temperature,
-        scoring.entropy,
-        scoring.max_rows,
-        scoring.row_invariant,
-    )
-    sums_RM, picked_MK = _hidden_row_sums(hidden_MD, weight_vD, token_MK, *how)
+    if scoring.row_invariant and scoring.shard.group is not None:
+        sums_RM, picked_MK = sum_shared_tiles(
+            lambda *at: _multiply_exactly(hidden_MD, weight_vD, *at),
+            len(weight_vD),
+            token_MK,
+            scoring,
+        )
+    else:
+        sums_RM, picked_MK = _hidden_row_sums(
+            hidden_MD,
+            weight_vD,
+            token_MK,
+            scoring.shard.start,
+            scoring.temperature,
+            scoring.entropy,
+            scoring.max_rows,
+            scoring.row_invariant,
+        )
     return reduce_over_ranks(
         RowSums.from_rows(sums_RM), picked_MK, token_MK, len(weight_vD), scoring, None
     )
@@ -134,9 +146,15 @@ def score_gradient(
     of_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of hidden states (this rank's share of the sum) and of this rank's head rows."""
-    how = row.temperature, scoring.shard.start, scoring.max_rows, of_hidden, of_weight
     hidden_gradient, weight_gradient = _hidden_gradients(
-        hidden_MD, weight_vD, *row.schema_tensors, *how
+        hidden_MD,
+        weight_vD,
+        *row.schema_tensors,
+        row.temperature,
+        scoring.shard.start,
+        scoring.max_rows,
+        of_hidden,
+        of_weight,
     )
     return hidden_gradient if of_hidden else None, weight_gradient if of_weight else None
 
@@ -162,13 +180,14 @@ def _hidden_row_sums(
 ) -> tuple[Tensor, Tensor]:
     """`vocab._row_sums` for logits that are multiplied out tile by tile."""
     sums = RowSums.build_empty(len(hidden), entropy, hidden.device)
+    tiles_RM = [sums.stack_rows()]
     picked_MK = torch.zeros_like(token, dtype=torch.float32)
     for columns, head_cD in _split_head(weight, hidden.dtype, row_invariant):
         for rows, z, work in _compute_tiles(hidden, head_cD, max_rows, row_invariant):
             picked_MK[rows] += pick_logits(z, token[rows], start + columns.start)
-            sums[rows] = sums[rows].merge_columns(
-                sum_block(z, work, None, temperature, entropy, row_invariant), temperature
-            )
+            sums[rows] = sum_block(z, work, None, temperature, entropy, row_invariant)
+        tiles_RM.append(sums.stack_rows())
+    sums = RowSums.from_rows(torch.stack(tiles_RM, -1)).merge_tiles(temperature)
     return sums.stack_rows(), picked_MK
 
 
@@ -251,6 +270,16 @@ def _compute_tiles(
             memory = hidden.new_empty(len(hidden), len(head_cD))
         z = torch.mm(hidden, head_cD.t(), out=memory[: len(hidden)])[: rows.stop - rows.start]
         yield rows, z, z if z.dtype == torch.float32 else torch.empty_like(z, dtype=torch.float32)
+
+
+def _multiply_exactly(hidden: Tensor, weight: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Logits with the bits that they have in any batch and in any piece of the head."""
+    x, head_cD = hidden[rows], weight[columns].to(hidden.dtype)
+    count = len(head_cD)
+    if count < FEW_COLUMNS:
+        head_cD = F.pad(head_cD, (0, 0, 0, FEW_COLUMNS - count))
+    padded = F.pad(x, (0, 0, 0, count_missing_rows(len(x), head_cD)))
+    return torch.mm(padded, head_cD.t())[: len(x), :count]
 
 
 def _gradient_tiles(

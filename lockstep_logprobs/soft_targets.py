@@ -38,11 +38,9 @@ def cross_entropy(
 ) -> CrossEntropy:
     """H(softmax(target), softmax(logits)) of each row; log p does not matter if q is 0."""
     max_p, sum_p, max_q, sum_q, cross_M = _cross_entropy_sums(logits_Mv, target_Mv).unbind()
-    of_p = RowSums(max_p, sum_p, None)
-    of_q = RowSums(max_q, sum_q, None)
     maxima = all_reduce(torch.stack([max_p, max_q]), group, dist.ReduceOp.MAX)
-    share_p = of_p.rebase_maximum(maxima[0], 1.0)
-    share_q = of_q.rebase_maximum(maxima[1], 1.0)
+    share_p = RowSums(max_p, sum_p, None).rebase_maximum(maxima[0], 1.0)
+    share_q = RowSums(max_q, sum_q, None).rebase_maximum(maxima[1], 1.0)
     scale_M = (max_q - finite_maximum(maxima[1])).exp()
     moved_M = scale_M * cross_M + share_q.total * (max_p - finite_maximum(maxima[0]))
     shares = torch.stack([share_p.total, share_q.total, torch.where(scale_M > 0, moved_M, 0.0)])

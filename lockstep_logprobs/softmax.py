@@ -46,7 +46,7 @@ _SPARSE = 8
 If one in `_SPARSE` groups or more may hold a token of it, all columns are computed.
 """
 
-_FEW_COLUMNS = 16
+FEW_COLUMNS = 16
 """A product with fewer columns than this may sum in a different order."""
 
 _NOT_WHOLE = (
@@ -70,8 +70,8 @@ class Scoring:
         overwrite: Backward writes the gradient over the logits, which saves a copy; PyTorch refuses
             to use them in backward again. Ignored in compiled code, and for logits whose rows
             overlap or are not contiguous.
-        row_invariant: On a CPU, a row has the same bits in any batch, from hidden states and from
-            logits; slower.
+        row_invariant: On a CPU, a row has the same bits in any batch, over any shards, from hidden
+            states and from logits; slower.
     """
 
     shard: Shard = WHOLE
@@ -126,13 +126,6 @@ class RowSums:
             torch.full_like(zeros, -torch.inf), zeros, torch.zeros_like(zeros) if entropy else None
         )
 
-    def __getitem__(self, rows: slice) -> RowSums:
-        return RowSums(
-            self.maximum[rows],
-            self.total[rows],
-            None if self.weighted is None else self.weighted[rows],
-        )
-
     def __setitem__(self, rows: slice, sums: RowSums) -> None:
         self.maximum[rows] = sums.maximum
         self.total[rows] = sums.total
@@ -149,21 +142,8 @@ class RowSums:
             weighted_M = scale_M * (self.weighted + down_M * self.total)
         return RowSums(maximum_M, scale_M * self.total, weighted_M)
 
-    def merge_columns(self, other: RowSums, temperature: float) -> RowSums:
-        """The sums over the columns of both."""
-        highest_M = torch.maximum(self.maximum, other.maximum)
-        a = self.rebase_maximum(highest_M, temperature)
-        b = other.rebase_maximum(highest_M, temperature)
-        if a.weighted is None or b.weighted is None:
-            both = None
-        else:
-            both = a.weighted + b.weighted
-        return RowSums(highest_M, a.total + b.total, both)
-
     def merge_tiles(self, temperature: float) -> RowSums:
-        """Merges the sums of all tiles; bit-identical to `merge_columns` tile after tile, but
-        faster.
-        """
+        """The sums over the columns of all tiles, added to the first one after the other."""
         highest_TM = self.maximum.t().contiguous().cummax(0).values
         down_TM = _compute_drop(
             F.pad(highest_TM[:-1], (0, 0, 1, 0), value=-torch.inf), highest_TM, temperature
@@ -172,11 +152,8 @@ class RowSums:
         tile = RowSums.from_rows(self.stack_rows().mT.contiguous()).rebase_maximum(
             highest_TM, temperature
         )
-        sums = RowSums.build_empty(
-            len(self.maximum), self.weighted is not None, self.maximum.device
-        )
-        total_M = sums.total
-        weighted_M = sums.weighted
+        total_M = torch.zeros_like(highest_TM[0])
+        weighted_M = None if tile.weighted is None else total_M
         for t, scale_M in enumerate(scale_TM):
             if weighted_M is not None and tile.weighted is not None:
                 weighted_M = scale_M * (weighted_M + down_TM[t] * total_M) + tile.weighted[t]
@@ -249,7 +226,7 @@ def write_log2_probability(
 def column_tiles(columns: int, row_invariant: bool = False) -> Iterator[slice]:
     """Splits the columns of a vocabulary into tiles, whose sums are merged in turn."""
     start = 0
-    least = _FEW_COLUMNS if row_invariant else 1
+    least = FEW_COLUMNS if row_invariant else 1
     while start < columns:
         stop = start + TILE_COLUMNS
         stop = stop if columns - stop >= least else columns
@@ -399,24 +376,19 @@ def reduce_over_ranks(
         floor_M: Floor of the sums.
     """
     group = scoring.shard.group
-    rows = len(token_MK)
     # Only the last rank knows where the vocabulary ends; it sends that along with the maxima, in
     # fp32 exact up to 2²⁴ tokens.
     end = local.maximum.new_full((1,), scoring.shard.start + columns)
     highest = all_reduce(torch.cat([local.maximum, end]), group, dist.ReduceOp.MAX)
     token_MK = token_MK.masked_fill((token_MK < 0) | (token_MK >= highest[-1]), -1)
-    share = local.rebase_maximum(highest[:-1], scoring.temperature)
-    if share.weighted is None:
-        shares = [share.total]
-    else:
-        shares = [share.total, share.weighted]
-    message = torch.cat([*shares, picked_MK.flatten(), end.new_full((1,), columns)])
-    *sums, logits, held = all_reduce(message, group).split(
-        [rows] * len(shares) + [picked_MK.numel(), 1]
+    row_RM = local.rebase_maximum(highest[:-1], scoring.temperature).stack_rows()
+    message = torch.cat([row_RM[1:].flatten(), picked_MK.flatten(), end.new_full((1,), columns)])
+    sums, logits, held = all_reduce(message, group).split(
+        [row_RM[1:].numel(), picked_MK.numel(), 1]
     )
     if picked_MK.shape[1]:  # without wanted tokens, it does not matter which columns a rank holds
         check_on_device(held == highest[-1:], _NOT_WHOLE)
-    whole = RowSums(finite_maximum(highest[:-1]), sums[0], sums[1] if len(sums) == 2 else None)
+    whole = RowSums.from_rows(torch.cat([finite_maximum(row_RM[:1]), sums.view_as(row_RM[1:])]))
     return _finish_scores(whole, logits.view(picked_MK.shape), token_MK, scoring, floor_M)
 
 
@@ -435,9 +407,7 @@ def _finish_scores(
     elif outside_MK is not None:
         extra_M = torch.where(outside_MK, d_MK.exp(), 0.0)[:, 0]
         total_M = total_M + extra_M
-        if weighted_M is None:
-            weighted_M = None
-        else:
+        if weighted_M is not None:
             weighted_M = weighted_M + extra_M * d_MK[:, 0].clamp(min=NOTHING)
     total_M = total_M.masked_fill(total_M == 0, 1.0)  # an empty support: log total 0, entropy 0
     log_total_M = total_M.log()

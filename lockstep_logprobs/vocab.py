@@ -27,6 +27,7 @@ from lockstep_logprobs.softmax import (
     sum_block,
     sum_tiles,
 )
+from lockstep_logprobs.tiles import sum_shared_tiles
 
 
 def vocab_logprobs(
@@ -80,16 +81,24 @@ def score_vocab(
     logits_Mv: Tensor, token_MK: Tensor, scoring: Scoring, floor_M: Tensor | None = None
 ) -> RowScores:
     """The forward pass of `vocab_logprobs`."""
-    how = (
-        scoring.shard.start,
-        scoring.temperature,
-        scoring.entropy,
-        scoring.max_rows,
-        scoring.row_invariant,
-    )
-    sums_RM, picked_MK = _row_sums(logits_Mv, token_MK, floor_M, *how)
+    columns = logits_Mv.shape[1]
+    if scoring.row_invariant and scoring.shard.group is not None:
+        sums_RM, picked_MK = sum_shared_tiles(
+            lambda *at: logits_Mv[at], columns, token_MK, scoring, floor_M
+        )
+    else:
+        sums_RM, picked_MK = _row_sums(
+            logits_Mv,
+            token_MK,
+            floor_M,
+            scoring.shard.start,
+            scoring.temperature,
+            scoring.entropy,
+            scoring.max_rows,
+            scoring.row_invariant,
+        )
     return reduce_over_ranks(
-        RowSums.from_rows(sums_RM), picked_MK, token_MK, logits_Mv.shape[1], scoring, floor_M
+        RowSums.from_rows(sums_RM), picked_MK, token_MK, columns, scoring, floor_M
     )
 
 

@@ -57,7 +57,8 @@ def token_scores(
     Returns:
         log π, nats, fp32 in the shape of the tokens; the entropy, nats, fp32 [M], or None.
     """
-    if shard.group is None and token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]:
+    every = token.dim() == 2 and token.shape[1] >= logits_MV.shape[1]
+    if every and shard.group is None and not row_invariant:
         return _score_all(logits_MV, token, sampling, entropy)
     floor_M = _find_threshold(logits_MV, sampling, shard)
     scoring = _build_scoring(sampling, entropy, shard, row_invariant)
@@ -97,20 +98,28 @@ def _score_all(
     return logprob_MV.gather(1, token_MK), entropy_M
 
 
-def find_likeliest(logits_Mv: Tensor, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
+def find_likeliest(
+    logits_Mv: Tensor, k: int, shard: Shard = WHOLE, row_invariant: bool = False
+) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens of each row, and their log-probabilities, nats (differentiable).
+
+    `row_invariant`: see `lockstep_logprobs.softmax.Scoring`.
 
     Returns:
         int64 and fp32 [M, k], likeliest first; if k is the size of the vocabulary or more, all
         tokens in the order of their ids.
     """
     if shard.group is None and k >= logits_Mv.shape[1]:
-        everything = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
-        return everything.expand(len(logits_Mv), -1), logits_Mv.float().log_softmax(-1)
-    _, token_Mk = vocab_topk(logits_Mv, k, shard, max_rows=_ROWS)
+        token_Mk = torch.arange(logits_Mv.shape[1], device=logits_Mv.device)
+        token_Mk = token_Mk.expand(len(logits_Mv), -1)
+        if not row_invariant:
+            return token_Mk, logits_Mv.float().log_softmax(-1)
+    else:
+        _, token_Mk = vocab_topk(logits_Mv, k, shard, max_rows=_ROWS)
     if _is_full_vocabulary(token_Mk, logits_Mv.shape[1], shard):
         token_Mk = token_Mk.sort(-1).values
-    logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, Scoring(shard=shard))
+    scoring = Scoring(shard=shard, row_invariant=row_invariant)
+    logprob_Mk, _ = vocab_logprobs(logits_Mv, token_Mk, scoring)
     return token_Mk, logprob_Mk
 
 

@@ -202,7 +202,7 @@ class HeadLogits:
         """Tokens and their log-probabilities, [m, k] each, in the order of
         `sampling.find_likeliest`.
         """
-        return find_likeliest(self.logits_mv, k, self.shard)
+        return find_likeliest(self.logits_mv, k, self.shard, self.exact)
 
     def find_greedy_token(self) -> Tensor:
         """The likeliest token of the full vocabulary, int64 [m]; no gradient."""

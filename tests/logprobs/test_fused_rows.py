@@ -18,6 +18,7 @@ from torch import Tensor
 from lockstep_logprobs import Scoring, gradient, vocab, vocab_logprobs
 from lockstep_logprobs.fused import rows as fused
 from lockstep_logprobs.kernel import runs_fused
+from lockstep_logprobs.shard import Shard
 from lockstep_logprobs.softmax import RowSums
 
 pytestmark = MARKS
@@ -97,18 +98,28 @@ def test_fused_row_logprobs_and_gradients_match_float64(example: Any) -> None:
 )
 def test_fused_row_sums_of_shards_merge_to_full_row_sums(bounds: tuple[int, ...]) -> None:
     logits, token = random(3, 9001).to(DEVICE), random_tokens(3, 2, vocabulary=9001).to(DEVICE)
-    merged, picked = RowSums.build_empty(3, True, logits.device), torch.zeros(3, 2, device=DEVICE)
+    parts, picked = list[Tensor](), torch.zeros(3, 2, device=DEVICE)
     for start, end in itertools.pairwise(bounds):
         sums, own = fused.row_sums(
             logits[:, start:end], token, None, start, TEMPERATURE, True, None, False
         )
-        merged, picked = merged.merge_columns(RowSums.from_rows(sums), TEMPERATURE), picked + own
+        parts, picked = [*parts, sums], picked + own
+    merged = RowSums.from_rows(torch.stack(parts, -1)).merge_tiles(TEMPERATURE)
     assert merged.weighted is not None
     d = (logits - logits.amax(1, keepdim=True)).double() / TEMPERATURE
     close(merged.total, d.exp().sum(1), rtol=2e-6, atol=0.0)
     close(merged.weighted, (d.exp() * d).sum(1), rtol=2e-6, atol=0.0)
     assert torch.equal(merged.maximum, logits.amax(1))
     assert torch.equal(picked, logits.gather(1, token))
+
+
+def test_row_invariant_sums_over_a_group_are_refused_by_name() -> None:
+    group: Any = object()  # refused before it is asked for anything
+    scoring = Scoring(shard=Shard(0, group), row_invariant=True)
+    with pytest.raises(ValueError, match="works only on CPUs"):
+        vocab_logprobs(
+            random(3, 9).to(DEVICE), torch.zeros(3, 1, dtype=torch.long).to(DEVICE), scoring
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
