@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SEEDS = {"grpo": 5, "ppo": 3, "reward": 1, "dpo": 1, "sft": 1, "distill": 1}
+SEEDS = {"grpo": 5, "ppo": 2, "reward": 1, "dpo": 1, "sft": 1, "distill": 1}
 NAMES = [f"{recipe}_{seed}" for recipe, seeds in SEEDS.items() for seed in range(1, seeds + 1)]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -88,7 +88,7 @@ def score_answers(folder: Path, tokenizer: Path, work: Path) -> list[tuple[Any, 
         talk = json.loads(line)["messages"]
         start = len(template(talk[:-1], add_generation_prompt=True, return_dict=False))
         ids = torch.tensor(template(talk, return_dict=False)[:-1])  # without the last newline
-        if len(ids) > 384:
+        if len(ids) > 320:
             continue
         with torch.no_grad():
             logits = model(ids[None]).logits[0, start - 1 : -1]
