@@ -30,7 +30,7 @@ from lockstep.core.metrics import Metrics, merge_metrics
 from lockstep.distributed.meeting import RendezvousAddress, RendezvousHost
 from lockstep.distributed.ranks import RankMesh
 from lockstep.learners import backend
-from lockstep.learners.packing import deal_to_ranks, find_families
+from lockstep.learners.packing import deal_in_order, deal_to_ranks, find_families
 from lockstep.learners.rank import RankLearner, restore_order
 from lockstep.losses.base import Loss, require_inputs
 from lockstep.models.device import resolve_device
@@ -349,8 +349,12 @@ class MeshLearner:
         """
         self._begin_work()
         budget = self.section.micro_batch_tokens
-        families = find_families(batch, budget, self.section.share_prefixes)
-        shares = deal_to_ranks(families, budget, self.section.parallel.row_shares)
+        ranks = self.section.parallel.row_shares
+        if self.section.rows_per_pass is not None:
+            shares = deal_in_order(len(batch.group_lengths), self.section.rows_per_pass, ranks)
+        else:
+            families = find_families(batch, budget, self.section.share_prefixes)
+            shares = deal_to_ranks(families, budget, ranks)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
         each = self._ranks_with_results.step
         calls = [

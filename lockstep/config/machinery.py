@@ -112,8 +112,8 @@ class LearnerSection(Computation):
     rows_per_pass: PositiveInt | None = Field(
         default=None,
         description=(
-            "rows per pass, in batch order, so that the weights of one process do not "
-            "depend on micro_batch_tokens; null: as many as fit in micro_batch_tokens"
+            "rows per pass, in batch order, and a fixed order of sums, so that weights do not "
+            "depend on micro_batch_tokens or dp; null: as many as fit in micro_batch_tokens"
         ),
     )
     share_prefixes: bool = Field(
@@ -250,12 +250,14 @@ class LearnerSection(Computation):
             )
 
     @rule
-    def _passes_are_of_one_process(self) -> None:
-        if self.rows_per_pass is not None and self.parallel.ranks > 1:
-            raise ValueError(
-                "rows_per_pass fixes the order in which one process sums gradients, which ranks "
-                "change; remove it, or parallel"
-            )
+    def _sums_have_an_order(self) -> None:
+        dp = self.parallel.dp
+        if self.rows_per_pass is None or (self.parallel.ranks == dp and dp & (dp - 1) == 0):
+            return
+        raise ValueError(
+            "rows_per_pass fixes the order in which gradients are summed, which is possible on "
+            "parallel.dp=2, 4, 8, … ranks, without tp, cp, pp and dp_replicate; remove one of them"
+        )
 
 
 class VLLM(Section):

@@ -54,6 +54,14 @@ def cut_in_order(count: int, rows: int) -> list[list[int]]:
     return [list(range(start, min(start + rows, count))) for start in range(0, count, rows)]
 
 
+def deal_in_order(count: int, rows: int, ranks: int) -> list[list[list[int]]]:
+    """Deals the passes of `cut_in_order` to ranks in turn; the last may be empty."""
+    passes = cut_in_order(count, rows)
+    most = -(-len(passes) // ranks)
+    passes += [[] for _ in range(most * ranks - len(passes))]
+    return [passes[rank::ranks] for rank in range(ranks)]
+
+
 @dataclass(frozen=True)
 class GroupFamily:
     """Groups of a batch that one pass reads together, since their prompts are computed once.

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from lockstep.learners.packing import cut_in_order, find_families, list_groups, 
 from lockstep.learners.pieces import ParameterPiece, compute_norm, find_local
 from lockstep.learners.saving import COUNTERS, StateWriter
 from lockstep.learners.sending import SendsWeights
+from lockstep.learners.summing import compute_ordered_norm
 from lockstep.losses.base import (
     Loss,
     Outputs,
@@ -173,12 +175,7 @@ class RankLearner(SendsWeights):
             return Metrics(updates_skipped=Sum(1.0))
         for gradient in gradients:
             gradient.div_(count * self._loss_factor)
-        own = [
-            one
-            for piece, one in zip(self.pieces, gradients, strict=True)
-            if self._is_writer_of(piece)
-        ]
-        length = compute_norm(own, gradients[0].device, self._ranks.joint_group(*DIMENSIONS))
+        length = self._compute_norm(gradients)
         if not torch.isfinite(length):
             loss = loss.cpu()
             # another rank's may be NaN
@@ -190,6 +187,15 @@ class RankLearner(SendsWeights):
         self._updates += 1
         scaled = Metrics() if self._scale is None else self._scale.count_update()
         return scaled + Metrics(grad_norm=Mean(length), lr=LastValue(lr))
+
+    def _compute_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """L2 norm of the gradients of all ranks' pieces; each counts once."""
+        written = [self._is_writer_of(piece) for piece in self.pieces]
+        group = self._ranks.joint_group(*DIMENSIONS)
+        if self.section.rows_per_pass is not None:
+            return compute_ordered_norm(self.pieces, gradients, written, group)
+        own = list(compress(gradients, written))
+        return compute_norm(own, gradients[0].device, group)
 
     @property
     def _loss_factor(self) -> float:

@@ -162,6 +162,36 @@ def abandon_pass(model: nn.Module) -> None:
                 held._unsharded_param.grad = None
 
 
+def take_whole_gradients(
+    model: nn.Module, parameters: Iterable[nn.Parameter]
+) -> list[torch.Tensor]:
+    """Takes the gradients of this rank's last pass, of whole parameters, before FSDP sums them.
+
+    FSDP has no method for it. Parameters that no output depends on have zeros.
+    """
+    held = dict[nn.Parameter, torch.Tensor | None]()
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        group = module._get_fsdp_state()._fsdp_param_group
+        for one in () if group is None else group.fsdp_params:
+            gradient = one.unsharded_accumulated_grad
+            if gradient is None and "_unsharded_param" in vars(one):
+                gradient = one._unsharded_param.grad
+            one.unsharded_accumulated_grad = None
+            if "_unsharded_param" in vars(one):
+                one._unsharded_param.grad = None
+            held[one.sharded_param] = gradient
+    found = list[torch.Tensor]()
+    for parameter in parameters:
+        gradient = held.get(parameter, parameter.grad)
+        parameter.grad = None
+        if gradient is None:
+            gradient = torch.zeros(parameter.shape, device=parameter.device)
+        found.append(gradient)
+    return found
+
+
 def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """The mesh over which FSDP shards; with replicas (HSDP), their dimension comes first."""
     cut = mesh["dp", "cp"]._flatten(CUT)

@@ -456,7 +456,7 @@ RUNS = {
     "run: adapters on Megatron": said("learner.lora.rank=8 learner.backend=megatron"),
     "run: offload without ranks": said("learner.cpu_offload=true"),
     "run: fixed passes too small": said("learner.rows_per_pass=200"),
-    "run: fixed passes over ranks": said("learner.rows_per_pass=2 learner.parallel.dp=2"),
+    "run: fixed passes over ranks": said("learner.rows_per_pass=2 learner.parallel.cp=2"),
     "run: a worker too slow": said("learner.parallel.dp=2 cluster.timeout_s=0.01").lost,
     "run: nothing scores the best": said(
         "run.best.metric=train/rewards run.save_every=1 run.max_steps=2"

@@ -12,6 +12,7 @@ from tiers import full
 from tiny_recipe import DPO, GRPO, RECIPE, REWARDS
 
 from lockstep.cli import main
+from lockstep.core import exit_codes
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +54,33 @@ def test_weights_with_fixed_rows_per_pass_do_not_depend_on_micro_batches(
     assert checkpoint(algorithm, dtype, small, "learner.rows_per_pass=2", *sampling) == fixed
     assert checkpoint(algorithm, dtype, large) != checkpoint(algorithm, dtype, small)
     assert checkpoint(algorithm, dtype, large, "learner.rows_per_pass=3") != fixed
+
+
+def train(algorithm: str, folder: str, *options: str) -> int:
+    how = (
+        f"{algorithm}.yaml",
+        "run.max_steps=3",
+        f"run.folder={folder}",
+        "learner.rows_per_pass=2",
+    )
+    return main(["train", *how, *options])
+
+
+@pytest.mark.needs("gloo")
+@pytest.mark.parametrize(
+    ("algorithm", "dtype"), [("ppo", "fp32"), full("grpo", "bf16"), full("dpo", "fp32")]
+)
+def test_weights_with_fixed_rows_per_pass_do_not_depend_on_data_parallel_ranks(
+    algorithm: str, dtype: str
+) -> None:
+    how = f"learner.dtype={dtype}"
+    assert train(algorithm, "one", how) == 0
+    assert train(algorithm, "two", how, "learner.parallel.dp=2") == 0
+    stopped = train(algorithm, "moved", how, "learner.parallel.dp=2", "run.max_time_s=0.01")
+    assert stopped == exit_codes.OUT_OF_TIME
+    assert train(algorithm, "moved", how, "learner.parallel.dp=4", "--allow-changes") == 0
+    one, two, moved = (
+        Path(folder, "final/model.safetensors").read_bytes() for folder in ("one", "two", "moved")
+    )
+    assert one == two
+    assert one == moved

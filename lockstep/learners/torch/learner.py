@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,12 +16,13 @@ from lockstep.core.metrics import Metrics
 from lockstep.distributed.buckets import all_reduce_sum
 from lockstep.distributed.ranks import ALONE, RankMesh
 from lockstep.learners.rank import MicroBatches, RankLearner
+from lockstep.learners.summing import GradientSum, add_each, add_over_ranks, order_blocks
 from lockstep.learners.torch.pieces import TorchPiece
 from lockstep.losses.base import Loss, Outputs
 from lockstep.models.heads import LogitsHead, ValueHead, canonical_name
 from lockstep.models.laid_out import LaidOut
 from lockstep.models.lora import build_merges, is_adapter, is_trained
-from lockstep.models.parallelize import abandon_pass
+from lockstep.models.parallelize import abandon_pass, take_whole_gradients
 
 
 class TorchLearner(RankLearner):
@@ -51,6 +53,7 @@ class TorchLearner(RankLearner):
         self._learned = [
             piece for piece in self._held if section.lora is None or is_trained(piece.name)
         ]
+        self._summed: list[Tensor] | None = None
         super().__init__(model, self._learned, section, optimizer, ranks)
         for piece in set(self._held) - set(self._learned):
             piece.parameter.requires_grad_(False)
@@ -83,14 +86,42 @@ class TorchLearner(RankLearner):
         return self._head.lay_out(batch, self.section.share_prefixes)
 
     def _accumulate_gradients(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
+        if self.section.rows_per_pass is not None:
+            return self._sum_in_order(micros, loss)
         parts: list[Metrics] = []
         for number, (rows, micro) in enumerate(micros, 1):
             self._begin_pass(last=number == len(micros))
-            with self._open_autocast():
-                outputs = self.model(micro)
-            total, metrics = self._compute_loss(loss, outputs, rows, micro)
-            total.backward(torch.full_like(total, self._loss_factor))
-            parts.append(metrics)
+            parts.append(self._run_pass(rows, micro, loss))
+        return parts
+
+    def _run_pass(self, rows: Sequence[int], micro: LaidOut, loss: Loss) -> Metrics:
+        with self._open_autocast():
+            outputs = self.model(micro)
+        total, metrics = self._compute_loss(loss, outputs, rows, micro)
+        total.backward(torch.full_like(total, self._loss_factor))
+        return metrics
+
+    def _sum_in_order(self, micros: MicroBatches, loss: Loss) -> list[Metrics]:
+        """Sums the gradients of passes as in `learners.summing`; empty passes come last."""
+        count = sum(map(bool, micros.rows))
+        steps = list(order_blocks(count)) if count else []
+        order = [micros.rows[block] for block, _ in steps] + micros.rows[count:]
+        parts: list[Metrics] = []
+        total = GradientSum()
+        for number, (rows, micro) in enumerate(replace(micros, rows=order)):
+            self._begin_pass(last=False)
+            parts.append(self._run_pass(rows, micro, loss))
+            gradients = take_whole_gradients(
+                self.model, [piece.parameter for piece in self._learned]
+            )
+            if rows:
+                total.add_block(gradients, steps[number][1])
+        group = self._ranks.joint_group("dp")
+        gradients = add_over_ranks(self._learned, total.take_total(), group)
+        if self._summed is None:
+            self._summed = gradients
+        else:
+            add_each(self._summed, gradients)
         return parts
 
     def _begin_pass(self, last: bool) -> None:
@@ -103,6 +134,8 @@ class TorchLearner(RankLearner):
             self.model.set_reshard_after_backward(last, recurse=False)
 
     def _reduce_gradients(self) -> list[Tensor]:
+        if self._summed is not None:
+            return self._summed
         gradients = super()._reduce_gradients()
         if isinstance(self.model, FSDPModule):
             pairs = zip(self._learned, gradients, strict=True)
@@ -118,6 +151,7 @@ class TorchLearner(RankLearner):
         self._forget_gathered()
 
     def _forget_gradients(self) -> None:
+        self._summed = None
         super()._forget_gradients()
         self._forget_gathered()
 
