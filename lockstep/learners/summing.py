@@ -1,4 +1,4 @@
-"""Sums of gradients in one order, whoever computes them, so that layouts train the same weights.
+"""Sums of gradients in one order, so that layouts train the same weights.
 
 A batch is cut into blocks of rows. The sum over blocks i, i + s, i + 2s, … is that over
 i, i + 2s, … plus that over i + s, i + 3s, …, down to single blocks. So with s ranks, a power of 2,
