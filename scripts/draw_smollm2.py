@@ -94,9 +94,9 @@ def draw(results: dict[str, Any]) -> str:
     verdict = f"sampler and learner, {len(gaps)} steps: largest |Δ log-probability| {max(gaps):g}"
     body = [
         draw_panel(
-            grpo, f"SmolLM2-135M-Instruct, GRPO, {len(grpo)} seeds: share of right sentences", 36
+            grpo, f"SmolLM2-135M-Instruct, share of right sentences; GRPO, seeds: {len(grpo)}", 36
         ),
-        draw_panel(ppo, f"PPO with a critic, {len(ppo)} seeds", 246),
+        draw_panel(ppo, f"PPO with a critic, seeds: {len(ppo)}", 246),
         f'<text x="{LEFT}" y="{HEIGHT - 8}">{verdict}</text>',
     ]
     return (
