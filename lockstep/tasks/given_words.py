@@ -26,7 +26,7 @@ HELD_OUT = (
 )
 
 
-class Sentences(Task):
+class GivenWords(Task):
     """The task of sentences with given words."""
 
     def write(self, folder: Path) -> TaskFiles:

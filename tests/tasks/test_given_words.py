@@ -7,11 +7,11 @@ from pathlib import Path
 from row_files import read_rows
 
 from lockstep.rewards.instruction_reward import READER
-from lockstep.tasks.sentences import HELD_OUT, TRAINED, Sentences
+from lockstep.tasks.given_words import HELD_OUT, TRAINED, GivenWords
 
 
 def test_words_of_held_out_sentences_are_in_no_training_row(tmp_path: Path) -> None:
-    files = Sentences(name="sentences").write(tmp_path)
+    files = GivenWords(name="given_words").write(tmp_path)
     for path, words, count in ((files.train, TRAINED, 512), (files.validation, HELD_OUT, 256)):
         rows = read_rows(path)
         assert {word for row in rows for word in row["asked"][0]["words"]} == {*words.split()}
@@ -20,7 +20,7 @@ def test_words_of_held_out_sentences_are_in_no_training_row(tmp_path: Path) -> N
 
 
 def test_sentence_earns_a_reward_only_with_each_word_once_and_an_end(tmp_path: Path) -> None:
-    row = read_rows(Sentences(name="sentences").write(tmp_path).validation)[0]
+    row = read_rows(GivenWords(name="given_words").write(tmp_path).validation)[0]
     assert "bread, chair and baker" in row["question"]
     accepted = {
         "The baker left bread on a chair.": True,
