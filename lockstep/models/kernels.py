@@ -33,7 +33,7 @@ class AttentionKernel(ABC):
         Returns [rows · tokens, heads, size].
 
         Args:
-            query: Queries of the last tokens; a multiple of 16 earlier tokens has no queries.
+            query: Queries of the last tokens.
         """
 
     @abstractmethod

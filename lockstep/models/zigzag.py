@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.models.attention import AttentionLayout
-from lockstep.models.kernels import AttentionKernel, mask_newest, run_torch_attention
+from lockstep.models.kernels import AttentionKernel
 from lockstep_logprobs.collectives import all_gather
 from lockstep_logprobs.packed import Packing
 
@@ -52,7 +52,6 @@ class ZigzagLayout(AttentionLayout):
     group: dist.ProcessGroup | None
     chunks: tuple[SequenceChunk, ...]
     gathered: Tensor
-    takes_kernels = False
 
     @classmethod
     def from_row(
@@ -88,6 +87,7 @@ class ZigzagLayout(AttentionLayout):
         out = list[Tensor]()
         for chunk, q in zip(self.chunks, queries, strict=True):
             seen = slice(chunk.start, chunk.start + chunk.seen)
-            mask = mask_newest(chunk.size, chunk.seen, window, query.device)
-            out.append(run_torch_attention(q, key[:, :, seen], value[:, :, seen], mask, scaling))
-        return torch.cat(out, 2).transpose(1, 2)
+            k = key[:, :, seen]
+            v = value[:, :, seen]
+            out.append(kernel.attend_causally(q, k, v, scaling, window))
+        return torch.cat(out)[None]

@@ -11,12 +11,19 @@ from torch import Tensor
 
 from lockstep.core.batch import Batch
 from lockstep.models.attention import PackedLayout
-from lockstep.models.kernels import FUSED
+from lockstep.models.exact.attention import BlockwiseKernel
+from lockstep.models.kernels import FUSED, AttentionKernel
 from lockstep.models.zigzag import ZigzagLayout
 from lockstep_logprobs.packed import Packing
 
 HEADS, GROUPS, SIZE, SCALING = 4, 2, 8, 0.3
 WINDOWS = [None, 5]
+KERNELS: dict[str, tuple[AttentionKernel, float]] = {
+    "plain": (FUSED, 1e-12),
+    "cap": (BlockwiseKernel(0.5), 2e-6),
+    "sinks": (BlockwiseKernel(None, torch.linspace(-1, 3, HEADS)), 2e-6),
+}
+"""Kernels with tolerances: in fp64 or fp32."""
 
 
 def row(lengths: tuple[int, ...]) -> Batch:
@@ -39,12 +46,12 @@ def weights(tokens: int) -> Tensor:
     )
 
 
-def whole(lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
+def whole(lengths: tuple[int, ...], window: int | None, kernel: AttentionKernel) -> list[Tensor]:
     """Outputs [T, heads, size], and gradients of Σ weight · output with respect to queries, keys
     and values.
     """
     q, k, v = (x.requires_grad_() for x in drawn(sum(lengths)))
-    out = PackedLayout.from_batch(row(lengths)).attend(FUSED, 0, q, k, v, SCALING, window)[0]
+    out = PackedLayout.from_batch(row(lengths)).attend(kernel, 0, q, k, v, SCALING, window)[0]
     return [out.detach(), *torch.autograd.grad((out * weights(len(out))).sum(), (q, k, v))]
 
 
@@ -60,26 +67,31 @@ def cut(
     return held, zigzag, q, k, v
 
 
-def shared(layout: Layout, lengths: tuple[int, ...], window: int | None) -> list[Tensor]:
+def shared(
+    layout: Layout, lengths: tuple[int, ...], window: int | None, kernel: AttentionKernel
+) -> list[Tensor]:
     """The same of one rank's tokens, and which these are."""
     held, zigzag, q, k, v = cut(layout, lengths)
-    out = zigzag.attend(FUSED, 0, q, k, v, SCALING, window)[0]
+    out = zigzag.attend(kernel, 0, q, k, v, SCALING, window)[0]
     gradients = torch.autograd.grad((out * weights(sum(lengths))[held]).sum(), (q, k, v))
     return [held, out.detach(), *gradients]
 
 
+@pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(
-    ("cp", "lengths"), [(2, (8,)), (2, (12, 4, 40, 4, 16)), (4, (8, 48, 16, 8))]
+    ("cp", "lengths"), [(2, (8,)), (2, (12, 4, 40, 4, 16)), (4, (8, 48, 16, 8)), (2, (8, 1200))]
 )
 def test_zigzag_attention_outputs_and_gradients_match_one_process(
-    ranks: Ranks, cp: int, lengths: tuple[int, ...], window: int | None
+    ranks: Ranks, cp: int, lengths: tuple[int, ...], window: int | None, kind: str
 ) -> None:
-    expected = whole(lengths, window)
-    for held, out, *gradients in ranks.run(shared, lengths, window, cp=cp):
-        torch.testing.assert_close(out, expected[0][held])
+    """Also chunks that begin anywhere, and of several blocks of queries."""
+    kernel, tolerance = KERNELS[kind]
+    expected = whole(lengths, window, kernel)
+    for held, out, *gradients in ranks.run(shared, lengths, window, kernel, cp=cp):
+        torch.testing.assert_close(out, expected[0][held], atol=tolerance, rtol=0.0)
         for mine, of_all in zip(gradients, expected[1:], strict=True):
-            torch.testing.assert_close(mine, of_all[:, :, held])
+            torch.testing.assert_close(mine, of_all[:, :, held], atol=tolerance, rtol=0.0)
 
 
 def leaks(layout: Layout, lengths: tuple[int, ...], own: int) -> tuple[bool, bool]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lockstep.models.exact.linear import pad_rows
+from lockstep.models.exact.linear import add_rows, pad_rows
 from lockstep.models.kernels import FUSED, AttentionKernel
 from lockstep_logprobs.kernel import runs_fused
 
@@ -65,7 +65,8 @@ class BlockwiseKernel(AttentionKernel):
         heads = key.shape[1]
         width = query.shape[2]
         with _no_autocast(query.device):
-            query, key, value = (pad_rows(x.float(), KEYS) for x in (query, key, value))
+            missing = -key.shape[2] % KEYS
+            query, key, value = (add_rows(x.float(), missing) for x in (query, key, value))
             q, groups = _fold_queries(query * scaling, heads)
             how = window, self.softcap, groups
             out = _CausalAttention.apply(
@@ -199,18 +200,16 @@ def _list_query_blocks(
     """Blocks of queries as (start, stop, first key).
 
     The first key begins the first block of keys that they see. Queries are those of the last
-    tokens, and start at a multiple of `KEYS`.
+    tokens; blocks stop at a multiple of `KEYS`.
     """
     width = k.shape[1]
-    number = q.shape[1] // groups
-    starts = range(width - number, width, BLOCK)
-    firsts = [
-        0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK for start in starts
-    ]
-    return [
-        (start, min(start + BLOCK, width), first)
-        for start, first in zip(starts, firsts, strict=True)
-    ]
+    begin = width - q.shape[1] // groups
+    blocks = list[tuple[int, int, int]]()
+    for edge in range(begin // KEYS * KEYS, width, BLOCK):
+        start = max(begin, edge)
+        first = 0 if window is None else max(0, start - window + 1) // BLOCK * BLOCK
+        blocks.append((start, min(edge + BLOCK, width), first))
+    return blocks
 
 
 def _piece_weights(

@@ -41,9 +41,14 @@ def exact_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def pad_rows(x: Tensor, multiple: int) -> Tensor:
-    """Adds zero rows up to a multiple; returns `x` itself if none are missing (`F.pad` copies)."""
-    if x.shape[-2] % multiple:
-        return F.pad(x, (0, 0, 0, -x.shape[-2] % multiple))
+    """Adds zero rows up to a multiple."""
+    return add_rows(x, -x.shape[-2] % multiple)
+
+
+def add_rows(x: Tensor, missing: int) -> Tensor:
+    """Adds zero rows; returns `x` itself if none are missing (`F.pad` copies)."""
+    if missing:
+        return F.pad(x, (0, 0, 0, missing))
     return x
 
 

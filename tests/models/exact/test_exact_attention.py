@@ -99,6 +99,9 @@ def test_exact_attention_has_same_bits_in_decode_prefill_and_training(
         shorter = data.draw(st.integers(1, length))
         some = causal(kernel, [x[kept, :, :shorter] for x in qkv], window)
         assert torch.equal(some, whole[kept, :shorter])
+        begin = data.draw(st.integers(0, length - 1))
+        late = causal(kernel, [qkv[0][kept, :, begin:], *(x[kept] for x in qkv[1:])], window)
+        assert torch.equal(late, whole[kept, begin:])
         for at in {0, length - 1, data.draw(st.integers(0, length - 1))}:
             width = at + 1 + data.draw(st.integers(0, 300))
             new = decode(kernel, [x[kept] for x in qkv], at, width, window)

@@ -9,55 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from exact_kinds import KINDS, build
 from tiers import full
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lockstep.config import DType
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
-from lockstep.models.attention import NAME
 from lockstep.models.exact import probe
 from lockstep.models.exact.model import is_exact, make_exact
 from lockstep.models.heads import LogitsHead
 from lockstep.models.precision import open_autocast
 from lockstep.samplers.torch.sampler import TorchSampler
 
-SHAPE = {
-    "vocab_size": 64, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": None,
-    "eos_token_id": None,
-}  # fmt: skip
-LAYERS = ["sliding_attention", "full_attention"]
-HEADS = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}
-EXPERTS = {
-    "head_dim": 16, "num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
-}  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama"},
-    "llama large": {"model_type": "llama", "vocab_size": 4100, "num_key_value_heads": 4},
-    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen2 window": {
-        "model_type": "qwen2",
-        "use_sliding_window": True,
-        "sliding_window": 9,
-        "max_window_layers": 1,
-    },
-    "qwen3": {"model_type": "qwen3", "head_dim": 24},
-    "mistral": {"model_type": "mistral", "sliding_window": 20},
-    "gemma2": {
-        "model_type": "gemma2",
-        **HEADS,
-        "attn_logit_softcapping": 3.0,
-        "final_logit_softcapping": 4.0,
-    },
-    "gemma3": {"model_type": "gemma3_text", **HEADS, "layer_types": LAYERS},
-    "gpt-oss": {"model_type": "gpt_oss", **EXPERTS, "sliding_window": 20},
-    "mixtral": {"model_type": "mixtral", **EXPERTS, "sliding_window": None},
-    "qwen3 moe": {"model_type": "qwen3_moe", **EXPERTS, "norm_topk_prob": True},
-}
 OFTEN = ("llama", "mistral", "gemma2", "gpt-oss")
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -69,15 +35,6 @@ THREADS = ((1, 1), (2, 1), (1, 2), (4, 4))
 """Of the sampler and of the learner."""
 PROMPTS = (1, 2, 17, 64, 65, 9)
 MOST = 10
-
-
-def build(kind: str) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = AutoConfig.for_model(**(SHAPE | KINDS[kind]))
-        return AutoModelForCausalLM.from_config(
-            config, attn_implementation=NAME, dtype=torch.float32
-        ).eval()
 
 
 def requests(vocabulary: int) -> list[Request]:
