@@ -25,6 +25,8 @@ SAMPLINGS = (None, SamplingParams(8, temperature=0.7, top_p=0.8, repetition_pena
 LAYOUTS = [
     pytest.param(({"dp": 2}, "qwen3", "logits"), id="dp2"),
     pytest.param(({"dp": 2}, "qwen3", "value"), id="dp2-value"),
+    pytest.param(({"cp": 2}, "qwen2 window", "logits"), id="cp2"),
+    pytest.param(({"dp": 2, "cp": 2}, "llama", "value"), id="dp2cp2-value", marks=pytest.mark.full),
     pytest.param(({"dp_replicate": 2}, "llama", "logits"), id="2copies", marks=pytest.mark.full),
     pytest.param(({"dp": 2, "dp_replicate": 2}, "qwen2 tied", "logits"), id="2copiesdp2", marks=pytest.mark.proof),
 ]  # fmt: skip

@@ -40,13 +40,14 @@ def test_run_of_zero_steps_validates_and_saves_initial_model(run: Run, in_tmp: P
 
 
 @pytest.mark.needs("gloo")
-def test_ppo_on_two_ranks_matches_one_rank_metrics_and_is_exact(run: Run) -> None:
+@pytest.mark.parametrize("name", ["dp", "cp"])
+def test_ppo_on_two_ranks_matches_one_rank_metrics_and_is_exact(run: Run, name: str) -> None:
     how = ("run.max_steps=3", "agreement.exact=require")
     one = run("run.folder=one", *how)
-    two = run("run.folder=two", *how, "learner.parallel.dp=2")
+    two = run("run.folder=two", *how, f"learner.parallel.{name}=2")
     assert_alike(two, one)
     certificates = [
-        json.loads(Path(name, "certificate.json").read_text()) for name in ("one", "two")
+        json.loads(Path(folder, "certificate.json").read_text()) for folder in ("one", "two")
     ]
     assert [found["level"] for found in certificates] == ["E2", "E2"]
     assert certificates[1]["tokens"] == certificates[0]["tokens"] > 0
