@@ -26,6 +26,7 @@ _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _PRODUCT = re.compile(r"\$\{mul:(.+),\s*(.+)\}")
 _SHELL = re.compile(r"`|\$\(|;|\||&|<|>")
 _MOST_STEPS = 20
+_MOST_ALIASES = 16  # aliases of aliases may multiply the text
 
 
 @dataclass
@@ -94,7 +95,7 @@ def _read_tree(path: Path) -> DottedOptions:
         if path.suffix == ".json":
             tree = json.loads(text)
         else:
-            tree = yaml12.parse_yaml(text)
+            tree = yaml12.parse_yaml(text, _MOST_ALIASES)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
     if not isinstance(tree, dict):

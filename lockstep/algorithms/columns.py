@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -9,29 +10,49 @@ from lockstep.algorithms.base import Algorithm
 from lockstep.algorithms.rows import group_files
 from lockstep.config import DataSection
 from lockstep.config.loading import LoadedRecipe
+from lockstep.config.recipe_files import find_shipped
 from lockstep.core.errors import shorten_text
 from lockstep.data.files import open_rows
 from lockstep.data.notes import print_note
 from lockstep.data.pair_options import PairSection
 from lockstep.data.rows import DataError, DataRow
 from lockstep.data.templates import has_fields, is_talk
+from lockstep.rewards.options import RewardSection
 
 _ANSWERS = ("{answer}", "{solution}", "{reward_model.ground_truth}")
 """Right answers as GSM8K, TRL and verl name them."""
 
+_PROMPT = ("data", "prompt")
 _READS = {"math", "by_row"}
 _MAY_READ = {"python", "server"}
 """Rewards by whether they read the right answer."""
 
 
 def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
-    """Returns a recipe with the options that the columns of its first training row stand for.
-
-    Options that the recipe or an override sets stay; a line names the others. Rows that cannot be
-    read are left to the code that uses them, which reports why.
-    """
+    """Returns a training recipe with the options that the columns of its rows stand for."""
     recipe = loaded.expect_recipe(Algorithm)
-    data = recipe.data
+    learns = recipe.longest_demonstration is not None
+    return tell_options(loaded, recipe.data, recipe.rewards.values(), learns)
+
+
+def tell_options(
+    loaded: LoadedRecipe,
+    data: DataSection,
+    rewards: Iterable[RewardSection | None] = (),
+    learns: bool = False,
+) -> LoadedRecipe:
+    """Returns a recipe with the options of `data` that the columns of its first row stand for.
+
+    Options that the recipe or an override sets stay; a line names the others. A shipped template
+    whose field is missing gets the one that the rows have. Rows that cannot be read are left to the
+    code that uses them, which reports why.
+
+    Args:
+        loaded: The recipe.
+        data: Its rows, in `train`.
+        rewards: Its rewards.
+        learns: True if it learns the answers of the rows.
+    """
     if data.train is None:
         return loaded
     try:
@@ -40,11 +61,16 @@ def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
         return loaded
     written = {keys[1] for keys in loaded.origins if "data" in keys[:1] and keys[1:]}
     told: dict[str, Any] = {}
+    if not has_fields(row, data.prompt) and loaded.find_origin(_PROMPT) in find_shipped():
+        written.discard("prompt")
     if not written & {"prompt", "messages"}:
-        told = _match_columns(row, data, recipe.longest_demonstration is not None)
+        told = _match_columns(row, data, learns)
+    if "prompt" in told:
+        told["prompt"] = data.prompt.replace("{question}", told["prompt"])
     if "messages" in told:
+        told["prompt"] = "{question}"  # the default: messages use no template
         written.discard("chat")  # messages always use the chat template
-    sections = [one.leaf_sections("reward") for one in recipe.rewards.values() if one]
+    sections = [one.leaf_sections("reward") for one in rewards if one]
     types = {leaf.type for _, leaf in chain(*sections)} & (_MAY_READ | _READS)
     if types:
         found = [template for template in _ANSWERS if has_fields(row, template)]
@@ -53,7 +79,10 @@ def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
     told = {k: v for k, v in told.items() if k not in written and v != getattr(data, k)}
     if not told:
         return loaded
-    options = [f"data.{name}={value or 'null'}" for name, value in told.items()]
+    shown = {name: str(value).split("\n")[0] or "null" for name, value in told.items()}
+    if "messages" in shown:
+        shown.pop("prompt", None)
+    options = [f"data.{name}={text}" for name, text in shown.items()]
     options = " ".join(options).translate({ord("{"): None, ord("}"): None})
     print_note(f"data: columns {shorten_text(', '.join(row))} → {options}")
     return loaded.with_told_options(told)

@@ -77,7 +77,7 @@ def judge_answers(
     assert section.path is not None, "a judge must be the policy, a folder, or a server"
     source = open_source(section.path)
     _require_room(section, source, name)
-    kernels = choose_kernels(source.folder, engine, computation, progress.show_note)
+    kernels = choose_kernels(source.folder, engine, computation, progress.show_remark)
     own = engine if turns is None else engine.take_turns()
     start = partial(
         open_nearest_sampler, SamplerSpec(source.folder, own, kernels), progress, workers

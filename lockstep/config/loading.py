@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.config import Common, Recipe, Section, registry
+from lockstep.config import Common, PromptSection, Recipe, Section, registry
 from lockstep.config.backends import INFERENCE
 from lockstep.config.errors import (
     KeyPath,
@@ -130,8 +130,9 @@ class LoadedRecipe:
 
     def with_told_options(self, told: Mapping[str, Any]) -> LoadedRecipe:
         """The recipe with options of `data` told by columns; they do not identify the run."""
-        data = self.training_recipe.data.model_copy(update=dict(told))
-        recipe = self.recipe.model_copy(update={"data": data})
+        data: PromptSection = dict(self.recipe)["data"]
+        copy = data.model_copy(update={name: told[name] for name in told.keys() & dict(data)})
+        recipe = self.recipe.model_copy(update={"data": copy})
         return replace(self, recipe=recipe, told=told, written=json.dumps(self.dump_options()))
 
     def find_origin(self, keys: OptionKeys) -> str:

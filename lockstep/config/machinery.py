@@ -93,9 +93,14 @@ class LoRA(Section):
 
     rank: PositiveInt = Field(default=8, description=("rank of the adapters"))
     alpha: PositiveInt = Field(default=16, description="B·A is scaled by alpha / rank")
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    target_modules: (
+        Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] | None
+    ) = Field(
         default=None,
-        description=("linear maps to adapt, by the ends of their names, such as q_proj; null: all"),
+        description=(
+            "linear maps to adapt, by the ends of their names, such as q_proj; null or "
+            "all-linear: all"
+        ),
     )
 
 

@@ -124,7 +124,7 @@ def certify_model(model: str, size: TrialSize, out: Path | None) -> int:
     reason = next((reason for reason in reasons if reason is not None), None)
     with show_progress(f"{model} → {file}") as progress:
         if reason is not None:
-            progress.show_note(f"not exact: {reason}")
+            progress.show_remark(f"not exact: {reason}")
         found = _run_trials(folder, source, size, layouts if reason is None else None, progress)
     again = {
         "tokens": sum(own.again["tokens"] for own in found),

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lockstep.algorithms.columns import tell_options
 from lockstep.algorithms.episodes import start_episode_runner
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import group_files, open_prompts
@@ -170,6 +171,8 @@ def evaluate(loaded: LoadedRecipe) -> Path:
     """
     loaded = fetch_names(loaded)
     recipe = loaded.expect_recipe(EvalRecipe)
+    loaded = tell_options(loaded, recipe.data.in_order, [recipe.reward])
+    recipe = loaded.expect_recipe(EvalRecipe)
     source = open_source(recipe.model.path)
     rows = {"validation": group_files(recipe.data.validation)}
     results = choose_results_folder(loaded, recipe.model.path, rows, "evals", "another evaluation")
@@ -224,9 +227,9 @@ def _answer_and_grade(
         rows = open_prompts(files, data, source.tokenizer, build_row_rule(recipe.reward))
         remark = describe_template(source, data)
         if remark is not None:
-            progress.show_note(remark)
+            progress.show_remark(remark)
         computation = choose_kernels(
-            source.folder, recipe.sampler, recipe.learner, progress.show_note
+            source.folder, recipe.sampler, recipe.learner, progress.show_remark
         )
         spec = SamplerSpec(source.folder, recipe.sampler, computation)
         engine = SamplerSession(open_nearest_sampler(spec, progress, workers))
@@ -245,7 +248,7 @@ def _answer_and_grade(
         )
         unknown = sum(source.tokenizer.unk_token_id in prompt.tokens for prompt in prompts)
         if unknown:
-            progress.show_note(
+            progress.show_remark(
                 f"{unknown} of {len(prompts)} questions contain words unknown to the model's "
                 "tokenizer"
             )

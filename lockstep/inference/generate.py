@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.algorithms.columns import tell_options
 from lockstep.algorithms.exactness import choose_kernels
 from lockstep.algorithms.rows import group_files, open_prompts
 from lockstep.cluster.sampler_pool import RequestBlock, SamplerPool, start_sampler_pool
@@ -56,6 +57,7 @@ def generate(loaded: LoadedRecipe) -> Path:
         SamplerLost: If a sampler dies; written blocks are kept.
     """
     loaded = fetch_names(loaded)
+    loaded = tell_options(loaded, loaded.expect_recipe(GenerateRecipe).data.in_order)
     recipe = loaded.expect_recipe(GenerateRecipe)
     source = open_source(recipe.model.path)
     rows = {"prompts": group_files(recipe.data.prompts)}
@@ -85,7 +87,7 @@ def _answer_and_summarize(
     with show_progress(f"{recipe.model.path} → {folder}") as progress:
         remark = describe_template(source, recipe.data)
         if remark is not None:
-            progress.show_note(remark)
+            progress.show_remark(remark)
         prompts = open_prompts(
             group_files(recipe.data.prompts), recipe.data.in_order, source.tokenizer
         )
@@ -96,7 +98,7 @@ def _answer_and_summarize(
                 recipe.cluster, recipe.learner, progress, sampler=recipe.sampler
             ) as workers:
                 computation = choose_kernels(
-                    source.folder, recipe.sampler, recipe.learner, progress.show_note
+                    source.folder, recipe.sampler, recipe.learner, progress.show_remark
                 )
                 spec = SamplerSpec(source.folder, recipe.sampler, computation)
                 # in separate processes, so that bits do not depend on their number

@@ -65,7 +65,7 @@ def list_targets(network: PreTrainedModel, section: LoRA) -> list[str]:
             f"learner.lora: a {network.config.model_type} has no linear layers to adapt; leave it "
             "out"
         )
-    if section.target_modules is None:
+    if section.target_modules in (None, "all-linear"):
         endings = there
     else:
         endings = list(section.target_modules)

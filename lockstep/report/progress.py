@@ -88,6 +88,10 @@ class RunProgress:
         """Shows a permanent line."""
         self._print_line(make_printable(text))
 
+    def show_remark(self, text: str) -> None:
+        """Shows a permanent line that begins with `note:`."""
+        self.show_note(f"note: {text}")
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Names and times the block as a phase.

@@ -88,7 +88,7 @@ class LiveSetup:
         return self.progress.background_phase(name)
 
     def show_note(self, text: str) -> None:
-        self.progress.show_note(text)
+        self.progress.show_remark(text)
 
     def learner(self, role: ModelRole) -> Learner:
         """Builds a learner: in this process if it has one rank and no cluster, else in new ones."""

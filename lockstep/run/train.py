@@ -129,8 +129,8 @@ def _run_recipe(
         copy_frame(Path(source.folder), folder / FRAME)
         progress = open_.enter_context(show_progress(f"{loaded.name} → {folder}"))
         for remark in filter(None, [shorter, *_list_first_remarks(recipe, source, files)]):
-            progress.show_note(remark)
-        inexact = decide_exact(recipe, source.folder, progress.show_note)
+            progress.show_remark(remark)
+        inexact = decide_exact(recipe, source.folder, progress.show_remark)
         logs = RunLogs(folder)
         tracker = open_.enter_context(track_run(logs, views, progress.show_note))
 
@@ -149,7 +149,7 @@ def _run_recipe(
             )
             rest = job.run_length.describe_rest()
             if rest is not None:
-                progress.show_note(rest)
+                progress.show_remark(rest)
             now = collect_identity(loaded, files.read_digests(), Path(source.folder))
             return TrainingSession(
                 recipe.run, job, folder, now, allow_changes, tracker, progress, on_step

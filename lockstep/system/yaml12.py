@@ -32,15 +32,21 @@ DEEPEST = 50
 """Maximum number of parts in a dotted key; recipes have fewer than ten."""
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, aliases: int = 0) -> Any:
     """Parses one YAML document into dicts, lists, text, numbers, truth values and None.
+
+    Args:
+        text: The document.
+        aliases: Number of aliases that it may have; with some, `<<` merges mappings.
 
     Raises:
         ValueError: One sentence with the line, if the text is not YAML, has a repeated or non-text
-            key, a tag or an alias, or is nested too deeply.
+            key, a tag or too many aliases, or is nested too deeply.
     """
+    loader = _RecipeLoader(text)
+    loader.aliases = aliases
     try:
-        return yaml.load(text, Loader=_RecipeLoader)
+        return loader.get_single_data()
     except InputError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -161,18 +167,25 @@ _RecipeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """Loader of plain data."""
+    """Loader of plain data; `aliases` is the number of aliases that may still come."""
+
+    aliases = 0
+    merges = False
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 (of YAML 1.1, which are not wanted)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise InputError(
-                f"line {event.start_mark.line + 1}: YAML aliases are not supported; write out the "
-                "value"
-            )
-        if event.tag is not None:
+            anchored = self.anchors.get(event.anchor)
+            if not self.aliases or (anchored is not None and anchored.end_mark is None):
+                raise InputError(
+                    f"line {event.start_mark.line + 1}: YAML aliases are not supported; write out "
+                    "the value"
+                )
+            self.aliases -= 1
+            self.merges = True
+        elif event.tag is not None:
             raise InputError(
                 f"line {event.start_mark.line + 1}: the tag {event.tag} is not supported; remove it"
             )
@@ -180,7 +193,7 @@ class _RecipeLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
         pairs: dict[Hashable, Any] = {}
-        for key_node, value_node in node.value:
+        for key_node, value_node in self._merge_pairs(node):
             key = self.construct_object(key_node, deep=True)
             line = f"line {key_node.start_mark.line + 1}: "
             if not isinstance(key, str):
@@ -188,6 +201,20 @@ class _RecipeLoader(yaml.SafeLoader):
             if key in pairs:
                 raise InputError(f"{line}the key {key} is duplicated")
             pairs[key] = self.construct_object(value_node, deep=deep)
+        return pairs
+
+    def _merge_pairs(self, node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
+        """The pairs of a mapping; those that `<<` merges are behind, without its own keys."""
+        pairs: list[tuple[yaml.Node, yaml.Node]] = []
+        merged: list[yaml.Node] = []
+        for key, value in node.value:
+            if self.merges and key.value == "<<" and isinstance(value, yaml.MappingNode):
+                merged.append(value)
+            else:
+                pairs.append((key, value))
+        own = {key.value for key, _ in pairs}
+        for other in merged:
+            pairs += [pair for pair in self._merge_pairs(other) if pair[0].value not in own]
         return pairs
 
 

@@ -15,7 +15,7 @@ from lockstep.core.errors import InputError
 from lockstep.data.rows import DataError
 from lockstep.report.terminal import markdown_table
 from lockstep_doctor.columns import SIDES, ColumnFinding, examine_columns
-from lockstep_doctor.dumps.judge import describe_dump, locate_dump
+from lockstep_doctor.dumps.judge import FEW_TOKENS, describe_dump, locate_dump
 from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.statistics import compute_figures
@@ -117,4 +117,6 @@ def locate_file(dump: str, model: str, names: FieldNames) -> int:
     print("\n".join(describe_dump(found)))
     if found.wrong_sides:
         return exit_codes.BROKEN
+    if found.tokens < FEW_TOKENS:
+        return exit_codes.INCONCLUSIVE
     return exit_codes.OK

@@ -35,6 +35,7 @@ _OWN_TEMPERATURE = "at the dump's temperature"
 _CLOSER = 0.3
 _LEAST_FLOOR = 1e-4
 _FEW_ROWS = 8
+FEW_TOKENS = 64
 _MOST_IDS = 16_384
 """Only the first rows, up to this number of ids in total, are computed."""
 _STAGES: Mapping[str, DumpStage] = {
@@ -347,13 +348,13 @@ def describe_dump(found: DumpLocation) -> Iterator[str]:
                 "squared differences"
             )
     wrong = found.wrong_sides
-    yield (
-        f"wrong: {' and '.join(one.side for one in wrong)}"
-        if wrong
-        else "both sides agree with the model"
-    )
-    if wrong and found.doubt:
-        yield found.doubt
+    if wrong:
+        yield f"wrong: {' and '.join(one.side for one in wrong)}"
+        yield from filter(None, [found.doubt])
+    elif found.tokens < FEW_TOKENS:
+        yield f"inconclusive: fewer than {FEW_TOKENS} tokens; dump more"
+    else:
+        yield "both sides agree with the model"
 
 
 _WORDS: Mapping[DumpStage, str] = {

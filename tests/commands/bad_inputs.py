@@ -181,7 +181,6 @@ RECIPES = {
     "override: a flag": said("--ppo.clip 0.1"),
     "override: Hydra's plus": said("+ppo.clop=0.1"),
     "override: an unsupported option of peft": said("learner.lora.lora_dropout=0.1"),
-    "override: peft's name for all layers": said("learner.lora.target_modules=all-linear"),
     "override: no space in a mapping": said("policy.schedule={decay:linear}"),
     "override: no value": said("run.keep="),
     "override: a bare #": said("reward.marker=##"),

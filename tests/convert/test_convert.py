@@ -245,6 +245,25 @@ def test_prompt_file_of_nemo_rl_is_read_if_it_is_there(in_tmp: Path) -> None:
     )
 
 
+def test_aliases_and_merges_of_a_config_are_read(tmp_path: Path) -> None:
+    text = """
+a: &base {x: 1, y: &inner {z: 2, w: 3}}
+b: {<<: *base, x: 4, y: {<<: *inner, w: 5}}
+c: *inner
+"""
+    (tmp_path / "c.yaml").write_text(text)
+    tree = read_config([str(tmp_path / "c.yaml")]).tree
+    assert tree["b"] == {"x": 4, "y": {"z": 2, "w": 5}}
+    assert tree["c"] == {"z": 2, "w": 3}
+
+
+@pytest.mark.parametrize("text", ["a: &x [*x]", "a: &x 1\nb: [" + "*x, " * 17 + "]"])
+def test_alias_of_itself_and_many_aliases_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(InputError, match="aliases are not supported"):
+        read_config([str(tmp_path / "c.yaml")])
+
+
 LOOK = {
     "a loss that is not here": ("trl", "", "loss_type=sapo", "loss_type"),
     "a KL of another gradient": ("verl", "", f"{ACTOR}.kl_loss_type=k1", "actor.kl_loss_type"),

@@ -127,6 +127,31 @@ def test_starter_takes_trl_format_and_says_so_in_one_line(
     )
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "Once"}, "data.prompt=prompt"),
+        ({"messages": [ask("Once"), say("upon")], "solution": "4"}, "data.messages=messages"),
+        ({"question": "Once"}, ""),
+    ],
+)
+def test_generate_and_eval_read_columns_of_rows_for_a_plain_folder(
+    row: dict[str, Any], said: str, model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_rows("rows.jsonl", [row | {"answer": "4"}] * 2)
+    fast = ["learner.device=cpu", "learner.dtype=fp32", "data.max_prompt_tokens=200"]
+    assert main(["generate", model, "rows.jsonl", *fast, "sampling.max_tokens=2"]) == 0
+    fast += ["greedy.max_tokens=2", "sampling=null", "reward.marker=null"]
+    assert main(["eval", model, "rows.jsonl", *fast]) == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "columns" in line]
+    assert len(lines) == (2 if said else 0)
+    assert all(f"→ {said}" in line for line in lines)
+    [folder] = Path("evals").iterdir()
+    [answered, *_] = (folder / "samples.jsonl").read_text().splitlines()
+    asked = "[user]Once</s>[assistant]" if "messages" in row else "Once\nReason step by step"
+    assert json.loads(answered)["prompt"].startswith(asked)
+
+
 def test_told_columns_train_resume_and_carry_over_to_eval(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

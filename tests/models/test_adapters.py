@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ FAST = OPTIMIZER.model_copy(update={"lr": 2e-2, "eps": 1e-8, "weight_decay": 0.0
 def section(
     rank: int = 3,
     alpha: int = 12,
-    target_modules: tuple[str, ...] | None = None,
+    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None,
     **more: bool | DType,
 ) -> LearnerSection:
     return SECTION.model_copy(
@@ -163,6 +164,14 @@ def test_new_adapters_leave_outputs_unchanged_and_match_peft_initialization(mode
     assert a.abs().max() <= 1 / 48**0.5
     assert float(a.detach().std()) == pytest.approx(float(peft_a.detach().std()), rel=0.05)
     assert not any(tensor.any() for name, tensor in ours.items() if ".lora_B." in name)
+
+
+def test_all_linear_as_peft_says_it_adapts_every_linear_layer(models: Models) -> None:
+    named, unnamed = (
+        held(taught(models("llama"), own=section(target_modules=words), steps=0))
+        for words in ("all-linear", None)
+    )
+    assert named.keys() == unnamed.keys()
 
 
 def test_only_modules_in_target_modules_get_adapters(models: Models) -> None:

@@ -62,7 +62,7 @@ def test_last_step_trains_epoch_remainder_and_resumes_bit_identically(
     assert "steps: 2;" in told
     assert "note: the last 3 of 7 rows make a smaller last step, since a step takes 4" in told
     whole = learn("dpo", *options, "run.folder=whole")
-    assert "the last 3 of 7 rows make a smaller last step" in capsys.readouterr().err
+    assert "\nnote: the last 3 of 7 rows make a smaller last step" in capsys.readouterr().err
     aims = [(1 + n % 3 - 0.5) ** 2 for n in range(7)]
     assert of_steps(whole) == pytest.approx([sum(aims[:4]) / 4, sum(aims[4:]) / 3], rel=1e-4)
     shown = [row["id"] for row in read_rows("whole/samples.jsonl")]

@@ -347,6 +347,8 @@ def test_longer_run_tells_how_to_continue_a_shorter_one(
 ) -> None:
     run("run.folder=null", "run.max_steps=1")
     [folder] = Path("runs").iterdir()
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("\nrun:", "\n# a comment\nrun:"))
     for options in (["--dry-run"], []):
         assert main(["train", "tiny.yaml", "run.folder=null", "run.max_steps=2", *options]) == 0
         shown = "".join(capsys.readouterr())

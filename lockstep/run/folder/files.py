@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 from lockstep.config.loading import LoadedRecipe, describe_recipe, load_run
 from lockstep.core.errors import InputError, shorten_text
@@ -18,12 +18,14 @@ from lockstep.run.folder.identity import ChangedError, list_differences, recipe_
 from lockstep.system.records import is_file, refuse_other
 from lockstep.system.sums import SUMS
 from lockstep.system.whole_files import write_whole
+from lockstep.system.yaml12 import YAMLKeys, flatten_tree, parse_or_text
 
 FRAME = "initial"
 """Subfolder of a run with everything that an export needs, except weights.
 
 For a model from scratch, it also holds the initial weights.
 """
+_LENGTH = {("run", "max_steps"), ("run", "max_epochs")}
 _LOGS = (".log", ".txt", ".out", ".err")
 """Suffixes of files that a run's folder may hold before the run, such as a launcher's output."""
 
@@ -54,9 +56,9 @@ def adopt_folder(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
 def describe_shorter_run(loaded: LoadedRecipe) -> str | None:
     """Explains how to continue a run that differs only in its length; None if there is none."""
     folder = loaded.run_folder
-    text = _drop_length(describe_recipe(loaded))
+    options = _drop_length(describe_recipe(loaded))
     for recipe in sorted(folder.parent.glob(f"{escape(loaded.name)}-*/recipe.yaml")):
-        if recipe.parent != folder and _drop_length(recipe.read_text(encoding="utf-8")) == text:
+        if recipe.parent != folder and _drop_length(recipe.read_text(encoding="utf-8")) == options:
             return (
                 f"{recipe.parent} differs from this run only in run.max_steps or run.max_epochs; "
                 "this run starts from the beginning; to continue that one, add "
@@ -65,8 +67,10 @@ def describe_shorter_run(loaded: LoadedRecipe) -> str | None:
     return None
 
 
-def _drop_length(recipe: str) -> str:
-    return re.sub(r"(?m)^  max_(steps|epochs): .*$", "", recipe)
+def _drop_length(recipe: str) -> dict[YAMLKeys, Any]:
+    """The options of a recipe, without its length."""
+    options = dict(flatten_tree(parse_or_text(recipe)))
+    return {keys: options[keys] for keys in options.keys() - _LENGTH}
 
 
 def is_current(loaded: LoadedRecipe) -> bool:

@@ -325,6 +325,16 @@ def test_locate_command_uses_final_model_of_run_folder(
     assert f"load {run / 'final'}\n" in said.err
 
 
+def test_healthy_dump_of_few_tokens_is_inconclusive(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump = write(tmp_path / "d.jsonl", score(IDS), score(IDS))
+    dump.write_text(dump.read_text().splitlines(keepends=True)[0])
+    code = main(["doctor", "locate", str(dump), "--model", str(folder)])
+    assert code == exit_codes.INCONCLUSIVE
+    assert capsys.readouterr().out.endswith("\ninconclusive: fewer than 64 tokens; dump more\n")
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
