@@ -21,10 +21,17 @@ METRICS: dict[str, str] = {}
 GONE_METRICS = ()
 """Metrics of the baseline that are measured no more."""
 
-COLUMNS: dict[str, str] = {}
+COLUMNS: dict[str, str] = {
+    "judgements": "judgments",
+    "chosen_judgements": "chosen_judgments",
+    "rejected_judgements": "rejected_judgments",
+}
 """Keys of samples.jsonl, of other files of answers, and of results.json (its metrics, too),
 wherever they stand in a row.
 """
+
+ROW_FILES = {"judgements.jsonl": "judgments.jsonl"}
+"""Files of rows."""
 
 GONE_COLUMNS = ()
 """Keys of rows of the baseline that are written no more."""

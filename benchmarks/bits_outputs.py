@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import deserialize
 
-from benchmarks.bits_names import rename_columns, rename_metrics, rename_tensors
+from benchmarks.bits_names import ROW_FILES, rename_columns, rename_metrics, rename_tensors
 
 METRICS = "metrics.jsonl"
 RESULTS = "results.json"
@@ -118,7 +118,8 @@ class Outputs:
             for file, rows in self.metrics.items()
         }
         samples = {
-            file: [rename_columns(row) for row in rows] for file, rows in self.samples.items()
+            ROW_FILES.get(file, file): [rename_columns(row) for row in rows]
+            for file, rows in self.samples.items()
         }
         return Outputs(rename_tensors(self.tensors), renamed, samples)
 

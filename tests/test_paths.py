@@ -54,7 +54,7 @@ PATHS = {
     "reward_model.path": (*GSM8K, "reward=null", "ppo.kl.coef=0.05"),
     "critic_model.path": GSM8K,
     "reward.function": (*GSM8K, "reward={type: python, marker: null}"),
-    "known.judgements": (rung("self_rewarding_meta_small"),),
+    "known.judgments": (rung("self_rewarding_meta_small"),),
     "known.comparisons": (rung("self_rewarding_meta_small"),),
     "judge.path": ("eval_judge", "data.ranked=r"),
     "data.ranked": ("eval_judge", "judge.path=j"),

@@ -1,4 +1,4 @@
-"""`lockstep train` that learns from every meta-judge's pairs of judgements, also of one that shows
+"""`lockstep train` that learns from every meta-judge's pairs of judgments, also of one that shows
 no skill.
 
     python -m benchmarks.ladder.ungated train RECIPE key=value …

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mission.judgements import JUDGED
+from benchmarks.mission.judgments import JUDGED
 from benchmarks.mission.opposites import HELD_OUT, TRAINED
 from benchmarks.mission.programs import MissionError, Program, run_all
 

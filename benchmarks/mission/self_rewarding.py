@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mission import judgements
+from benchmarks.mission import judgments
 from benchmarks.mission.generation import measure_generation
-from benchmarks.mission.judgements import write_known, write_warm_start
+from benchmarks.mission.judgments import write_known, write_warm_start
 from benchmarks.mission.opposites import HELD_OUT, TRAINED, write_rows
 from benchmarks.mission.programs import MissionError, Program, run_all
 from benchmarks.mission.self_rewarding_page import RUNS, STAGES, describe, draw
@@ -73,7 +73,7 @@ def _write_data(work: Path) -> None:
     data = Path(os.environ[ASSETS]) / "data"
     write_rows(work / "train.jsonl", TRAINED)
     write_rows(work / "validation.jsonl", HELD_OUT)
-    write_known(work / "known_judgements.jsonl", work / "known_comparisons.jsonl", HELD_OUT)
+    write_known(work / "known_judgments.jsonl", work / "known_comparisons.jsonl", HELD_OUT)
     pairs = [
         {**row, "from": f"{name}, row {place}"}
         for name in ("Natural", "Adversarial_Manual")
@@ -89,8 +89,8 @@ def _write_data(work: Path) -> None:
 
 
 def _train(name: str, model: Path) -> Program:
-    asked = () if name == "warm_start" else _asks("judge", judgements.QUESTION)
-    asked += _asks("meta_judge", judgements.COMPARISON) if name == "meta_rewarding" else ()
+    asked = () if name == "warm_start" else _asks("judge", judgments.QUESTION)
+    asked += _asks("meta_judge", judgments.COMPARISON) if name == "meta_rewarding" else ()
     where = (f"model.path={model}", f"run.folder={name}")
     return Program(name, ("lockstep", "train", str(FOLDER / f"{name}.yaml"), *where, *asked))
 
@@ -98,7 +98,7 @@ def _train(name: str, model: Path) -> Program:
 def _asks(section: str, template: str) -> tuple[str, ...]:
     """The options of a judge that asks as the warm start has taught."""
     return (
-        f"{section}.system_prompt={judgements.SYSTEM}",
+        f"{section}.system_prompt={judgments.SYSTEM}",
         f"{section}.template={json.dumps(template)}",
     )
 
@@ -106,7 +106,7 @@ def _asks(section: str, template: str) -> tuple[str, ...]:
 def _judge(stage: str, model: Path) -> Program:
     name = f"llmbar_{stage}"
     recipe = ("--recipe", str(FOLDER / "judge_llmbar.yaml"), "--out", name)
-    asked = _asks("judge", judgements.QUESTION)
+    asked = _asks("judge", judgments.QUESTION)
     return Program(name, ("lockstep", "eval", str(model), "llmbar.jsonl", *recipe, *asked))
 
 
@@ -123,7 +123,7 @@ def _read_stage(work: Path, stage: str) -> dict[str, Any]:
         run = stage if stage in RUNS else "meta_rewarding"
         rows = [row for row in read_metrics(work / run) if "validation/reward" in row]
         figures |= _read_validation(rows[0 if stage == "warm_start" else -1])
-    return {"figures": figures, "llmbar_judgements": scores["judgements"]}
+    return {"figures": figures, "llmbar_judgments": scores["judgments"]}
 
 
 def _interval(figure: dict[str, float | None]) -> list[float | None]:

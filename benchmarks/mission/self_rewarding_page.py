@@ -11,7 +11,7 @@ from benchmarks.real_model import NAME
 PARSED = 0.9
 """Share of verdicts that must be readable from a model that has learned to judge."""
 CHANCE = 0.5
-"""Accuracy of a judge that guesses; on the known judgements, the share of the more frequent
+"""Accuracy of a judge that guesses; on the known judgments, the share of the more frequent
 score.
 """
 RUNS = {"self_rewarding": "Self-Rewarding", "meta_rewarding": "Meta-Rewarding"}
@@ -43,7 +43,7 @@ def describe(found: dict[str, Any]) -> list[str]:
     )
     rows = [_describe_stage(STAGES[name], stage) for name, stage in stages.items()]
     runs_head = (
-        "| run | steps | prompts with a pair | pairs of judgements learned from | verdicts parsed |"
+        "| run | steps | prompts with a pair | pairs of judgments learned from | verdicts parsed |"
     )
     runs = [_describe_run(RUNS[name], run) for name, run in found["runs"].items()]
     return [
@@ -88,8 +88,8 @@ def _describe_stage(title: str, stage: dict[str, Any]) -> str:
 
 def _parsed(stage: dict[str, Any]) -> tuple[int, int]:
     """Verdicts on LLMBar that were asked for, and those that could be read."""
-    counts = stage["llmbar_judgements"]
-    return counts["judgements"], counts["judgements"] - counts["no_verdict"]
+    counts = stage["llmbar_judgments"]
+    return counts["judgments"], counts["judgments"] - counts["no_verdict"]
 
 
 def _show(interval: Interval | None) -> str:
@@ -209,13 +209,13 @@ def _say_metrics(runs: dict[str, Any]) -> str:
 
 
 def _say_judge_pairs(run: dict[str, Any]) -> str:
-    """Whether the meta-judge showed skill, so that pairs of judgements were learned from."""
+    """Whether the meta-judge showed skill, so that pairs of judgments were learned from."""
     last = run["steps"][-1]
     consistent = last.get("meta_judge/consistent", 0.0)
     luck = last.get("meta_judge/luck", 1.0)
     return say(
         run["judge_pairs"] > 0,
-        "the meta-judge shows skill, so that its pairs of judgements are learned from: "
+        "the meta-judge shows skill, so that its pairs of judgments are learned from: "
         f"{run['judge_pairs']} were, and {run['left_out']} were left out; both orders agree in "
         f"{consistent:.0%} of the last step's comparisons, and a meta-judge that reads nothing "
         f"would be so consistent with a chance of {luck:.1e}",

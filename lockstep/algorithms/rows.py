@@ -31,7 +31,7 @@ class DataFiles:
     train: FileGroup
     demonstrations: FileGroup
     validation: FileGroup | None
-    judgements: FileGroup | None = None
+    judgments: FileGroup | None = None
     comparisons: FileGroup | None = None
 
     def read_digests(self) -> dict[str, str]:
@@ -61,12 +61,12 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
             train = replace(train, share=(section.validation, 1.0))
         return DataFiles(train, train, validation)
     made = _write_task_files(section.task, folder / "data")
-    judgements, comparisons = (
-        None if file is None else FileGroup((file,)) for file in (made.judgements, made.comparisons)
+    judgments, comparisons = (
+        None if file is None else FileGroup((file,)) for file in (made.judgments, made.comparisons)
     )
     imitated = FileGroup((made.demonstrations or made.train,))
     return DataFiles(
-        FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgements, comparisons
+        FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgments, comparisons
     )
 
 

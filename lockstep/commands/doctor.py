@@ -205,7 +205,7 @@ def _run_analyze(options: argparse.Namespace) -> int:
     from lockstep_doctor.table.verdict import EXIT_CODES
 
     return EXIT_CODES[
-        analyze_dump(Path(options.file), _parse_field_names(options)).judgement.verdict
+        analyze_dump(Path(options.file), _parse_field_names(options)).judgment.verdict
     ]
 
 

@@ -30,14 +30,14 @@ class TaskFiles:
         train: Rows to train on.
         validation: Held-out rows.
         demonstrations: Rows to imitate, in training order; None means the training rows.
-        judgements: Held-out judgments that are known to be right.
+        judgments: Held-out judgments that are known to be right.
         comparisons: Comparisons of two held-out judgments, also known to be right.
     """
 
     train: Path
     validation: Path
     demonstrations: Path | None = None
-    judgements: Path | None = None
+    judgments: Path | None = None
     comparisons: Path | None = None
 
     @classmethod
@@ -49,7 +49,7 @@ class TaskFiles:
             folder / "train.jsonl",
             folder / "validation.jsonl",
             folder / "demonstrations.jsonl" if demonstrations else None,
-            folder / "judgements.jsonl" if known else None,
+            folder / "judgments.jsonl" if known else None,
             folder / "comparisons.jsonl" if known else None,
         )
 

@@ -1,6 +1,6 @@
 """`lockstep eval` of a judge: judges ranked responses and measures agreement with people.
 
-    judgements.jsonl   one prompt per line: its responses, their ranks, the judge's replies
+    judgments.jsonl   one prompt per line: its responses, their ranks, the judge's replies
     results.json       metrics with intervals, computed only from the judgments
     recipe.yaml        every option
     inputs.json, environment.json   digests of model and data, versions and machine
@@ -31,7 +31,7 @@ from lockstep.judge.agreement import PromptAssessment, assess_prompts, describe_
 from lockstep.judge.build import pair_judge, score_judge
 from lockstep.judge.judge import LLMJudge
 from lockstep.judge.verdicts import PairWinner
-from lockstep.report.evaluation import JUDGEMENTS, RESULTS, judge_table
+from lockstep.report.evaluation import JUDGMENTS, RESULTS, judge_table
 from lockstep.report.progress import RunProgress, show_progress
 from lockstep.run.folder.files import write_once
 from lockstep.run.stop import StopRequests, stop_on_signals
@@ -73,7 +73,7 @@ def _judge_prompts(
 ) -> None:
     """Judges the missing blocks, and writes the results."""
     ranked, skipped = read
-    log = folder / JUDGEMENTS
+    log = folder / JUDGMENTS
     missing = find_missing(log, len(ranked), recipe.run.save_every)
     with show_progress(f"{_describe_judge(recipe)} → {folder}") as progress:
         if missing:

@@ -74,7 +74,7 @@ class PromptAssessment:
         responses: The responses.
         ranks: Ranks by people, the best lowest.
         scores: The mean of each response's verdicts; None: no verdict.
-        judgements: Judgments of each response.
+        judgments: Judgments of each response.
         pairs: Comparisons of responses that people rank differently, in both orders; can be empty.
     """
 
@@ -83,7 +83,7 @@ class PromptAssessment:
     responses: tuple[str, ...]
     ranks: tuple[float, ...]
     scores: tuple[float | None, ...]
-    judgements: tuple[tuple[StoredJudgment, ...], ...]
+    judgments: tuple[tuple[StoredJudgment, ...], ...]
     pairs: tuple[PairComparison, ...]
 
     def decide_pair(self, pair: PairComparison) -> PairDecision:
@@ -118,12 +118,12 @@ def assess_prompts(
         judgments: list[tuple[StoredJudgment, ...]] = []
         for case in judged:
             judgments.append(
-                tuple(_store_reply(case, reply, reply.verdict.value) for reply in case.judgements)
+                tuple(_store_reply(case, reply, reply.verdict.value) for reply in case.judgments)
             )
         pairs: list[PairComparison] = []
         for first, second in own:
             case = next(compared)
-            [reply] = case.judgements
+            [reply] = case.judgments
             numbers = {"A": float(first), "B": float(second), None: None}
             stored = _store_reply(case, reply, numbers[reply.verdict.value])
             pairs.append(PairComparison(first, second, stored))
@@ -133,7 +133,7 @@ def assess_prompts(
             responses=one.responses,
             ranks=one.ranks,
             scores=tuple(map(mean_score, judged)),
-            judgements=tuple(judgments),
+            judgments=tuple(judgments),
             pairs=tuple(pairs),
         )
         found.append(assessment)
@@ -266,7 +266,7 @@ def describe_agreement(
     compared: list[StoredJudgment] = []
     for one in found:
         scores += one.scores
-        scored += chain.from_iterable(one.judgements)
+        scored += chain.from_iterable(one.judgments)
         compared += [pair.said for pair in one.pairs]
     ways = {"scores": _summarize_judgments(score_figures(found, top), scored)}
     if compares:
@@ -292,9 +292,9 @@ def _summarize_judgments(
         plain[name] = {key: None if math.isnan(value) else value for key, value in values}
     causes = Counter(one.cause for one in judgments)
     counts = {
-        "judgements": len(judgments),
+        "judgments": len(judgments),
         "no_verdict": len(judgments) - causes[None],
         "shortened": sum(one.shortened for one in judgments),
         **{cause: causes[cause] for cause in CAUSES if causes[cause]},
     }
-    return {"figures": plain, "judgements": counts}
+    return {"figures": plain, "judgments": counts}

@@ -70,17 +70,17 @@ class CaseJudgments(Generic[V]):
     """All judgments of one case.
 
     Attributes:
-        judgements: Judgments in order of their numbers.
+        judgments: Judgments in order of their numbers.
         shortened: True if the judge saw only the beginning of a text.
     """
 
-    judgements: tuple[JudgeReply[V], ...]
+    judgments: tuple[JudgeReply[V], ...]
     shortened: bool = False
 
     @property
     def values(self) -> list[V]:
         """All verdicts."""
-        found = (reply.verdict.value for reply in self.judgements)
+        found = (reply.verdict.value for reply in self.judgments)
         return [value for value in found if value is not None]
 
 
@@ -244,4 +244,4 @@ def judge_metrics(judged: Sequence[CaseJudgments[V]]) -> Metrics:
 
 
 def _list_replies(judged: Sequence[CaseJudgments[V]]) -> list[JudgeReply[V]]:
-    return list(chain.from_iterable(one.judgements for one in judged))
+    return list(chain.from_iterable(one.judgments for one in judged))

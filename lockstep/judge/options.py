@@ -62,7 +62,7 @@ class AskedSection(Section):
             "at least half remains; both are counted"
         ),
     )
-    unfinished_judgements: Literal["no_verdict", "read"] = Field(
+    unfinished_judgments: Literal["no_verdict", "read"] = Field(
         default="no_verdict", description="handling of a reply truncated by sampling.max_tokens"
     )
     max_no_verdict_rate: Probability = Field(
@@ -84,13 +84,13 @@ class AskedSection(Section):
     @property
     def reads_unfinished(self) -> bool:
         """True if a truncated reply can have a verdict."""
-        match self.unfinished_judgements:
+        match self.unfinished_judgments:
             case "no_verdict":
                 return False
             case "read":
                 return True
             case _:
-                assert_never(self.unfinished_judgements)
+                assert_never(self.unfinished_judgments)
 
     @property
     def is_policy(self) -> bool:
@@ -198,6 +198,6 @@ class MetaJudgeSection(AskedSection, ComparisonSection):
             "or is down-weighted in the position that wins more often"
         ),
     )
-    max_judgement_tokens: PositiveInt | None = Field(
+    max_judgment_tokens: PositiveInt | None = Field(
         default=None, description="longest judgment that can be preferred; null: no limit"
     )

@@ -17,7 +17,7 @@ from lockstep.system.records import read_record
 
 RESULTS = "results.json"
 SAMPLES = "samples.jsonl"
-JUDGEMENTS = "judgements.jsonl"
+JUDGMENTS = "judgments.jsonl"
 CURE = f"remove {RESULTS} and rerun the command to rebuild it from the saved answers"
 
 
@@ -132,7 +132,7 @@ class JudgingWay:
     """Agreement of one way of judging."""
 
     figures: Mapping[str, FigureRead]
-    judgements: Mapping[str, float]
+    judgments: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ def judge_table(folder: Path) -> str:
             rows.append(
                 (label, *(figure_text(figure, results.prompts, "prompts") for figure in figures))
             )
-    rows.append(("no verdict", *(_no_verdict(way.judgements) for way in ways.values())))
+    rows.append(("no verdict", *(_no_verdict(way.judgments) for way in ways.values())))
     rows.append(
-        ("shown truncated", *(f"{way.judgements['shortened']:.0f}" for way in ways.values()))
+        ("shown truncated", *(f"{way.judgments['shortened']:.0f}" for way in ways.values()))
     )
     counts = (
         f"{results.prompts} prompts, {results.responses} responses, {results.skipped_rows} "
@@ -180,12 +180,12 @@ def judge_table(folder: Path) -> str:
 
 def _no_verdict(counts: Mapping[str, float]) -> str:
     """Describes how many judgments have no verdict, by cause."""
-    named = {"judgements", "no_verdict", "shortened"}
+    named = {"judgments", "no_verdict", "shortened"}
     causes: list[str] = []
     for cause, count in counts.items():
         if cause not in named:
             causes.append(f"{count:.0f} {cause.replace('_', ' ')}")
-    text = f"{counts['no_verdict']:.0f} of {counts['judgements']:.0f}"
+    text = f"{counts['no_verdict']:.0f} of {counts['judgments']:.0f}"
     if causes:
         text += f" ({', '.join(causes)})"
     return text
@@ -194,14 +194,14 @@ def _no_verdict(counts: Mapping[str, float]) -> str:
 def _describe_warning(way: tuple[str, JudgingWay]) -> str:
     """Warns if most judgments have no verdict, so that no figure is meaningful."""
     name = way[0]
-    counts = way[1].judgements
-    if counts["no_verdict"] * 2 <= counts["judgements"]:
+    counts = way[1].judgments
+    if counts["no_verdict"] * 2 <= counts["judgments"]:
         return ""
-    if counts["no_verdict"] == counts["judgements"]:
+    if counts["no_verdict"] == counts["judgments"]:
         most = "no judgment has a verdict"
     else:
         most = "most judgments have no verdict"
     return (
         f"\n\n{name}: {most}, so these figures do not measure the judge; check the replies in "
-        f"{JUDGEMENTS}, the template and the token limits"
+        f"{JUDGMENTS}, the template and the token limits"
     )

@@ -20,8 +20,8 @@ _PAIR = (
     "scores",
     "rejected",
     "rejected_score",
-    "chosen_judgements",
-    "rejected_judgements",
+    "chosen_judgments",
+    "rejected_judgments",
 )
 _PART = "reward/"  # prefix of the parts of a sum of rewards
 _BEGINNING = 96  # characters of each response in the index

@@ -20,7 +20,7 @@ from lockstep_doctor.dumps.names import DumpError, FieldNames
 from lockstep_doctor.dumps.read import Dump, read_dump
 from lockstep_doctor.statistics import compute_figures
 from lockstep_doctor.table.options import DoctorLimits
-from lockstep_doctor.table.verdict import CellJudgement, judge_cell
+from lockstep_doctor.table.verdict import CellJudgment, judge_cell
 
 _SHOWN = {
     "token_mult_prob_error": "mean e^abs(Δ)",
@@ -43,7 +43,7 @@ _SHOWN = {
 class DumpAnalysis:
     """Verdict on a dump by the limits for bf16, and patterns in its differences."""
 
-    judgement: CellJudgement
+    judgment: CellJudgment
     figures: Mapping[str, float]
     findings: Sequence[ColumnFinding]
 
@@ -66,22 +66,22 @@ def analyze_dump(file: Path, names: FieldNames) -> DumpAnalysis:
             f"{file} --model FOLDER"
         )
     compared = dump.columns.compare_sides()
-    judgement = judge_cell({"infer": (compared, None)}, DoctorLimits())
-    analysis = DumpAnalysis(judgement, compute_figures(compared), examine_columns(dump.columns))
+    judgment = judge_cell({"infer": (compared, None)}, DoctorLimits())
+    analysis = DumpAnalysis(judgment, compute_figures(compared), examine_columns(dump.columns))
     print("\n".join(_describe_analysis(file, dump, analysis)))
     return analysis
 
 
 def _describe_analysis(file: Path, dump: Dump, analysis: DumpAnalysis) -> Iterator[str]:
     numbers = analysis.figures
-    yield f"# {file.name}: {analysis.judgement.verdict}"
+    yield f"# {file.name}: {analysis.judgment.verdict}"
     yield ""
     yield (
         f"{numbers['tokens']:,.0f} tokens of {numbers['sequences']:,.0f} sequences; Δ is "
         f"`{dump.train}` − `{dump.infer}`, nats."
     )
     yield ""
-    yield from (f"- {reason}" for reason in analysis.judgement.reasons)
+    yield from (f"- {reason}" for reason in analysis.judgment.reasons)
     yield ""
     yield "The limits are for bf16; two fp32 sides may pass and still disagree."
     yield ""

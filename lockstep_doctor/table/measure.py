@@ -22,7 +22,7 @@ from lockstep_doctor.table.options import DoctorGrid, DoctorLimits
 from lockstep_doctor.table.plan import TableCell, clusters_of, rescore_limit
 from lockstep_doctor.table.verdict import (
     LEAST_CLUSTERS,
-    CellJudgement,
+    CellJudgment,
     Clause,
     judge_cell,
     judge_tails,
@@ -310,14 +310,14 @@ def pairs_of(backends: Mapping[str, Backend]) -> list[BackendPair]:
 
 def judge_rows(
     rows: Sequence[TableRow], pairs: Sequence[BackendPair], limits: DoctorLimits
-) -> dict[tuple[int, BackendPair], CellJudgement]:
+) -> dict[tuple[int, BackendPair], CellJudgment]:
     """Judges all measured cells of all pairs, by cell number and pair; rare events are counted over
     a pair's cells.
     """
     measured = [(number, row) for number, row in enumerate(rows) if row.state == "measured"]
     measured_rows = [row for _, row in measured]
     methods = {row.cell.method.name for row in measured_rows}
-    found: dict[tuple[int, BackendPair], CellJudgement] = {}
+    found: dict[tuple[int, BackendPair], CellJudgment] = {}
     for pair in pairs if measured else ():
         tails = {method: _judge_tails(measured_rows, pair, method, limits) for method in methods}
         for number, row in measured:

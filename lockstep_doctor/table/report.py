@@ -73,7 +73,7 @@ from lockstep_doctor.table.options import DoctorRecipe
 from lockstep_doctor.table.verdict import (
     EXIT_CODES,
     LEAST_CLUSTERS,
-    CellJudgement,
+    CellJudgment,
     Verdict,
     worst_of,
 )
@@ -94,7 +94,7 @@ class TableResult:
 
     rows: Sequence[TableRow]
     pairs: Sequence[BackendPair]
-    judged: Mapping[tuple[int, BackendPair], CellJudgement]
+    judged: Mapping[tuple[int, BackendPair], CellJudgment]
     backends: Mapping[str, Mapping[str, Any]]
     refused: Sequence[str]
     notes: Sequence[str]
@@ -171,15 +171,15 @@ def _describe_cell(found: TableResult, number: int, row: TableRow) -> dict[str, 
         return tree
     pairs = list[dict[str, Any]]()
     for pair in found.pairs:
-        judgement = found.judged[number, pair]
+        judgment = found.judged[number, pair]
         reasons = list[str]()
-        if judgement.verdict != "PASS":
-            reasons += judgement.reasons
+        if judgment.verdict != "PASS":
+            reasons += judgment.reasons
         drawn = dict[str, Any]()
         for side, samples in samples_for(row, pair).items():
             drawn[side] = _describe_samples(samples, number, pair)
         sides = {"train": pair[0], "infer": pair[1]}
-        pairs.append({**sides, **asdict(judgement), "reasons": reasons, "drawn": drawn})
+        pairs.append({**sides, **asdict(judgment), "reasons": reasons, "drawn": drawn})
     return tree | {"sequences": len(row.drawn[0].batch), "seconds": row.seconds, "pairs": pairs}
 
 
@@ -227,7 +227,7 @@ def render_markdown(found: TableResult) -> str:
     )
 
 
-def _format_cell(judged: CellJudgement) -> str:
+def _format_cell(judged: CellJudgment) -> str:
     """Renders a cell: mean e^|Δ| over the samples of the inference side and of the training
     side.
     """

@@ -111,7 +111,7 @@ class Clause:
 
 
 @dataclass(frozen=True)
-class CellJudgement:
+class CellJudgment:
     """Verdict on one cell.
 
     Attributes:
@@ -139,7 +139,7 @@ def judge_cell(
     cells: int = 1,
     sampling: SamplingParams | None = None,
     tails: Clause | None = None,
-) -> CellJudgement:
+) -> CellJudgment:
     """Judges one cell.
 
     Args:
@@ -169,7 +169,7 @@ def judge_cell(
     found = {f"{clause.side}.{clause.name}": clause for clause in clauses}
     metric = float(cap_prob_error(drawn["infer"][0].delta).mean())
     bounds = found["infer.mult_prob_error"]
-    return CellJudgement(
+    return CellJudgment(
         worst_of(clause.verdict for clause in clauses), metric, bounds.low, bounds.high, found
     )
 

@@ -20,7 +20,7 @@ from benchmarks.mission import (
     self_rewarding_page,
 )
 from benchmarks.mission.__main__ import FILE, PAGE, write
-from benchmarks.mission.judgements import (
+from benchmarks.mission.judgments import (
     COMPARISON,
     QUESTION,
     judge_opposite,
@@ -109,7 +109,7 @@ def test_a_short_response_with_the_right_word_is_rewarded(response: str, reward:
         ("Hot.", 1),
     ],
 )
-def test_opposite_judgement_scores_5_only_for_rewarded_responses(
+def test_opposite_judgment_scores_5_only_for_rewarded_responses(
     response: str, score: float
 ) -> None:
     assert (
@@ -141,7 +141,7 @@ def test_warm_start_rows_use_judge_prompts_and_parsable_replies(
 
 def _stage(reward: list[float], accuracy: list[float], unread: int = 0) -> dict[str, Any]:
     figures = {"reward": reward, "llmbar": accuracy, "judge_exact": accuracy, "ties": accuracy}
-    return {"figures": figures, "llmbar_judgements": {"judgements": 200, "no_verdict": unread}}
+    return {"figures": figures, "llmbar_judgments": {"judgments": 200, "no_verdict": unread}}
 
 
 def _found(

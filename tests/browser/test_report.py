@@ -93,13 +93,13 @@ def test_rollout_view_shows_each_token_with_its_values(written: Written, opened:
     assert shown["probability"] == "0.1353"
 
 
-def test_preference_pair_view_shows_both_responses_and_judgements(
+def test_preference_pair_view_shows_both_responses_and_judgments(
     written: Written, opened: Opened
 ) -> None:
     row = {
         "id": "a:1", "prompt": "Q", "status": "ok", "scores": [4.0, None, 1.5],
-        "chosen": "good", "chosen_score": 4.0, "chosen_judgements": ["fine. Score: 4"],
-        "rejected": "bad", "rejected_score": 1.5, "rejected_judgements": ["no"],
+        "chosen": "good", "chosen_score": 4.0, "chosen_judgments": ["fine. Score: 4"],
+        "rejected": "bad", "rejected_score": 1.5, "rejected_judgments": ["no"],
     }  # fmt: skip
     unpaired = {"id": "a:2", "prompt": "Q", "status": "unscored", "scores": [None, None, None]}
     offline = {"id": "a:3", "prompt": "Q", "chosen": "better", "rejected": "worse"}

@@ -406,17 +406,17 @@ JUDGED = {
     "judge: questions longer than the context": judged("judge.max_prompt_tokens=900"),
     "judged: one value of a list too many": judged("self_rewarding.length_control=[0,0,0.1]"),
     "judge: a known score off the scale": judged(
-        "known.judgements=known.jsonl", write("known.jsonl", SCORE_OF_NINE)
+        "known.judgments=known.jsonl", write("known.jsonl", SCORE_OF_NINE)
     ),
     "judged: one answer to each prompt": judged("self_rewarding.num_responses_to_gen=1"),
     "judged: greedy": judged("sampling.temperature=0"),
     "judged: fewer prompts than a step": judged("self_rewarding.global_batch_size=64"),
     "judged: new prompts unsaid": judged("self_rewarding.prompt_source=new"),
-    "judged: judgements unsaid": judged(
+    "judged: judgments unsaid": judged(
         "self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5"
     ),
     "judged: a share of nothing": judged("self_rewarding.meta_judge_pcnt=0.1"),
-    "judged: too few judgements to compare": judged(
+    "judged: too few judgments to compare": judged(
         "self_rewarding.use_meta_judge=true self_rewarding.meta_judge_pcnt=0.5 "
         "judge.num_evals_to_average=1 "
         "'meta_judge={max_prompt_tokens: 80, sampling: {max_tokens: 4}}'"

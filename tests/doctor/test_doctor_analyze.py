@@ -49,7 +49,7 @@ def test_analyze_passes_bf16_rounding_and_fails_shifted_positions(
     change: Callable[[Tensor], Tensor], verdict: str, kinds: list[str], tmp_path: Path
 ) -> None:
     found = analyze_dump(write(tmp_path / "dump.jsonl", change(SIDE)), FieldNames())
-    assert (found.judgement.verdict, [one.kind for one in found.findings]) == (verdict, kinds)
+    assert (found.judgment.verdict, [one.kind for one in found.findings]) == (verdict, kinds)
     assert {one.side for one in found.findings} <= {"infer", None}
 
 
@@ -58,7 +58,7 @@ def test_analyze_counts_minus_infinity_as_support_violation_and_fails(tmp_path: 
     train[0, 1] = -math.inf
     found = analyze_dump(write(tmp_path / "d.jsonl", SIDE, train), FieldNames())
     assert found.figures["support_violations_train"] == 1
-    assert found.judgement.verdict == "FAIL"
+    assert found.judgment.verdict == "FAIL"
 
 
 def test_analyze_reports_named_columns_and_rejects_dump_with_one_side(

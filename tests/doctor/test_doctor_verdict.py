@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.core.types import SamplingParams
 from lockstep_doctor.statistics import TokenComparison
 from lockstep_doctor.table.options import DoctorLimits
-from lockstep_doctor.table.verdict import CellJudgement, judge_cell, judge_tails
+from lockstep_doctor.table.verdict import CellJudgment, judge_cell, judge_tails
 
 LIMITS = DoctorLimits()
 GREEDY, NUCLEUS = SamplingParams(8, temperature=0.0), SamplingParams(8, top_p=0.9)
@@ -50,7 +50,7 @@ def verdict(
     sequences: int = 32,
     sampling: SamplingParams | None = None,
     alter: Callable[[TokenComparison], TokenComparison] = lambda healthy: healthy,
-) -> CellJudgement:
+) -> CellJudgment:
     torch.manual_seed(3)
     compared = drawn(sequences, 400, noise, shift)
     return judge_cell(
@@ -58,8 +58,8 @@ def verdict(
     )
 
 
-def failed(judgement: CellJudgement) -> set[str]:
-    return {name for name, clause in judgement.clauses.items() if clause.verdict == "FAIL"}
+def failed(judgment: CellJudgment) -> set[str]:
+    return {name for name, clause in judgment.clauses.items() if clause.verdict == "FAIL"}
 
 
 def test_mismatch_within_noise_floor_passes() -> None:

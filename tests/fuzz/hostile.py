@@ -163,8 +163,8 @@ def score(chosen: str, rejected: str, *says: str) -> Hostile:
     return rows(content, *says, of=DPO, options=named)
 
 
-def known(content: str, *says: str, kind: str = "judgements") -> Hostile:
-    """Judgements that are known."""
+def known(content: str, *says: str, kind: str = "judgments") -> Hostile:
+    """Judgments that are known."""
     return Hostile(
         f"train judged.yaml known.{kind}=known.jsonl --dry-run", write("known.jsonl", content), says
     )
@@ -173,7 +173,7 @@ def known(content: str, *says: str, kind: str = "judgements") -> Hostile:
 def ranked(content: str, *says: str) -> Hostile:
     """Responses that people have ranked."""
     judge = """judge.chat=false judge.template='"{prompt} {response}"' judge.max_prompt_tokens=40"""
-    judge += " judge.sampling.max_tokens=1 judge.unfinished_judgements=read"
+    judge += " judge.sampling.max_tokens=1 judge.unfinished_judgments=read"
     named = """data.prompt='"{p}"' data.responses=responses data.ranks=ranks"""
     return Hostile(
         f"eval model ranked.jsonl --recipe eval_judge {judge} {named}",

@@ -80,7 +80,7 @@ def figures(folder: Path, way: str) -> dict[str, float]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return read_rows(folder / "judgements.jsonl")
+    return read_rows(folder / "judgments.jsonl")
 
 
 def test_judge_evaluation_computes_expected_metrics_from_known_scores(
@@ -89,8 +89,8 @@ def test_judge_evaluation_computes_expected_metrics_from_known_scores(
     folder = served("out")
     rows, found = lines(folder), results(folder)
     assert [row["scores"] for row in rows] == [[5.0, 1.0, 3.0], [2.0, 4.0], [None, 0.0]]
-    assert [len(own) for own in rows[0]["judgements"]] == [3, 3, 3]
-    assert rows[2]["judgements"][0][0] == {
+    assert [len(own) for own in rows[0]["judgments"]] == [3, 3, 3]
+    assert rows[2]["judgments"][0][0] == {
         "verdict": None, "cause": "not_a_number", "reply": "I see.\n**Score:** ?/5", "shortened": False,
     }  # fmt: skip
     assert [(pair["first"], pair["second"], pair["said"]["verdict"]) for pair in rows[1]["pairs"]] == [
@@ -99,8 +99,8 @@ def test_judge_evaluation_computes_expected_metrics_from_known_scores(
     scores = figures(folder, "scores")
     assert (scores["pairwise_accuracy"], scores["exact_match"], scores["ties"]) == (0.5, 0.5, 0.0)
     assert (scores["spearman"], scores["kendall_tau"], scores["top_is_best"]) == (0.0, 0.0, 1.0)
-    assert found["ways"]["scores"]["judgements"] == {
-        "judgements": 21, "no_verdict": 3, "shortened": 0, "not_a_number": 3,
+    assert found["ways"]["scores"]["judgments"] == {
+        "judgments": 21, "no_verdict": 3, "shortened": 0, "not_a_number": 3,
     }  # fmt: skip
     assert found["ways"]["scores"]["figures"]["pairwise_accuracy"]["questions"] == 2
     assert (found["unscored_responses"], found["responses"]) == (1, 7)
@@ -186,7 +186,7 @@ def test_unanswered_judge_questions_are_counted_and_dead_server_is_an_error(
         (500, "out of memory") if "worth 3" in question else honest(question)
     )
     folder = served("out")
-    assert results(folder)["ways"]["scores"]["judgements"]["unreachable"] == 3
+    assert results(folder)["ways"]["scores"]["judgments"]["unreachable"] == 3
     assert lines(folder)[0]["scores"] == [5.0, 1.0, None]
     assert re.search(
         r"3 of 21 questions got no answer; last failure: .* returns 500 after 1 attempts",
@@ -209,7 +209,7 @@ def test_server_judge_with_local_tokenizer_drops_overlong_prompts(
         "judge.max_prompt_tokens=14",
         "judge.overlong_judge_prompts=drop",
     )
-    causes = [said["cause"] for row in lines(folder) for own in row["judgements"] for said in own]
+    causes = [said["cause"] for row in lines(folder) for own in row["judgments"] for said in own]
     assert (causes.count("prompt_too_long"), causes.count(None)) == (6, 12)
 
 
@@ -246,9 +246,9 @@ def test_judge_without_verdicts_gets_no_metrics_and_a_warning(
 ) -> None:
     folder = ask("out")
     found = results(folder)
-    judgements = found["ways"]["scores"]["judgements"]
-    assert judgements["no_verdict"] == judgements["judgements"] == 3 * found["responses"]
-    assert {"unfinished", "prompt_too_long"} <= judgements.keys()
+    judgments = found["ways"]["scores"]["judgments"]
+    assert judgments["no_verdict"] == judgments["judgments"] == 3 * found["responses"]
+    assert {"unfinished", "prompt_too_long"} <= judgments.keys()
     assert found["ways"]["scores"]["figures"]["pairwise_accuracy"] == {
         "value": None,
         "low": None,
@@ -262,7 +262,7 @@ def test_judge_without_verdicts_gets_no_metrics_and_a_warning(
         in shown
     )
     assert all(score is None for row in lines(folder) for score in row["scores"])
-    assert any(said["reply"] for row in lines(folder) for own in row["judgements"] for said in own)
+    assert any(said["reply"] for row in lines(folder) for own in row["judgments"] for said in own)
 
 
 def test_judge_replies_do_not_depend_on_batch_size_and_stopped_evaluation_resumes(
@@ -279,7 +279,7 @@ def test_judge_replies_do_not_depend_on_batch_size_and_stopped_evaluation_resume
         with pytest.raises(StoppedRun, match="stopped after 2 of 5 prompts: Ctrl-C was received"):
             ask("stopped")
     assert not (Path("stopped") / "results.json").exists()
-    log = Path("stopped/judgements.jsonl")
+    log = Path("stopped/judgments.jsonl")
     whole = log.read_text().removesuffix('{"torn')
     marked = whole.replace("unfinished", "not_whole")
     log.write_text(marked + '{"torn')
@@ -287,7 +287,7 @@ def test_judge_replies_do_not_depend_on_batch_size_and_stopped_evaluation_resume
     assert "resumes: responses to 2 prompts are already judged" in capsys.readouterr().err
     content = log.read_text()
     assert content.startswith(marked), "what was judged is not judged again"
-    assert content.replace(marked, whole) == (plain / "judgements.jsonl").read_text()
+    assert content.replace(marked, whole) == (plain / "judgments.jsonl").read_text()
     other = ask("other", "run.save_every=5", "judge.sampler={backend: torch, max_batch_size: 3}")
     assert lines(other) == lines(plain)
     assert results(other) == results(plain)
@@ -298,7 +298,7 @@ def test_each_judge_option_changes_the_replies(
 ) -> None:
     def replies(folder: str, *overrides: str) -> list[str | None]:
         rows = lines(ask(folder, "pairs=null", "judge.num_evals_to_average=1", *overrides))
-        return [said["reply"] for row in rows for own in row["judgements"] for said in own]
+        return [said["reply"] for row in rows for own in row["judgments"] for said in own]
 
     plain = replies("plain")
     changes = (

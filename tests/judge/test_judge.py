@@ -151,7 +151,7 @@ def test_unreadable_judge_reply_gives_no_score_and_a_counted_cause() -> None:
     )
     judged = asks(CASES)
     assert scored(judged) == [4.0, None, None, None, None]
-    assert [one.judgements[0].verdict.cause for one in judged] == [
+    assert [one.judgments[0].verdict.cause for one in judged] == [
         None, "not_a_number", "no_match", "out_of_range", "unfinished",
     ]  # fmt: skip
     assert score_variance(judged[1]) is None
@@ -164,7 +164,7 @@ def test_unreadable_judge_reply_gives_no_score_and_a_counted_cause() -> None:
 
 
 def test_unfinished_judge_reply_is_read_if_recipe_allows_it() -> None:
-    asks, _ = judge(lambda question, key: "Score: 2" + "." * 200, unfinished_judgements="read")
+    asks, _ = judge(lambda question, key: "Score: 2" + "." * 200, unfinished_judgments="read")
     assert scored(asks(CASES[:1])) == [2.0]
 
 

@@ -1,4 +1,4 @@
-"""Battles of judgements: who won counts by the pair that fought, and strengths are those of Bradley
+"""Battles of judgments: who won counts by the pair that fought, and strengths are those of Bradley
 and Terry.
 """
 

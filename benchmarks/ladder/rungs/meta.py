@@ -11,7 +11,7 @@ POOR = ("model.from_recipe=benchmarks/ladder/rungs/meta_poor_sft.yaml",)
 RUNG = Rung(
     name="meta",
     question=(
-        "A model answers, judges, and judges its judgements; is it a better judge of known "
+        "A model answers, judges, and judges its judgments; is it a better judge of known "
         "answers afterwards?"
     ),
     metric="validation/judge_exact",
@@ -25,7 +25,7 @@ RUNG = Rung(
     optimum=1.0,
     seeds=3,
     claims=(
-        Claim("meta", "plain", "because better judgements are preferred"),
+        Claim("meta", "plain", "because better judgments are preferred"),
         Claim("poor", "poor, ungated", "because pairs of a meta-judge without skill are left out"),
         Claim("poor, plain", "poor, ungated", "because such pairs make the judge worse"),
     ),

@@ -1,4 +1,4 @@
-"""Generated orders to write letters: a program can check the answers, and the judgements of
+"""Generated orders to write letters: a program can check the answers, and the judgments of
 answers.
 
     start k end c has g has a no m        write: begins with k, ends with c, holds g and a, does not hold m
@@ -11,8 +11,8 @@ answers.
 
 A model that is small enough for a laptop learns to answer and to judge, neither of them perfectly:
 answers keep each order half of the time, and one verdict in ten is wrong. So it has something to
-gain from its own judgement. Where it learns to compare judgements, too, it learns that without
-mistakes: the judgement with fewer wrong verdicts is better.
+gain from its own judgment. Where it learns to compare judgments, too, it learns that without
+mistakes: the judgment with fewer wrong verdicts is better.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class Letters(Task):
         description="held-out orders; nothing that is learned shows them"
     )
     demonstrations: NonNegativeInt = Field(
-        default=0, description="answers and judgements for SFT; 0: none"
+        default=0, description="answers and judgments for SFT; 0: none"
     )
     judge_share: Probability = Field(
-        default=0.57, description="share of judgements among the demonstrations"
+        default=0.57, description="share of judgments among the demonstrations"
     )
     compare_share: Probability = Field(
-        default=0.0, description="share of comparisons of two judgements among them"
+        default=0.0, description="share of comparisons of two judgments among them"
     )
     known: NonNegativeInt = Field(
         default=0,
         description=(
-            "held-out judgements, and as many comparisons of two, by which judges are "
+            "held-out judgments, and as many comparisons of two, by which judges are "
             "measured; 0: none"
         ),
     )
@@ -78,7 +78,7 @@ class Letters(Task):
     def write(self, folder: Path) -> TaskFiles:
         """Writes the rows.
 
-        Judgements and comparisons with known right answers are about held-out orders.
+        Judgments and comparisons with known right answers are about held-out orders.
         """
         files = TaskFiles.name_in(
             folder, demonstrations=self.demonstrations > 0, known=self.known > 0
@@ -97,7 +97,7 @@ class Letters(Task):
                 files.demonstrations, demonstrations(self, {one.letters for one in validation})
             )
         for file, make, role in (
-            (files.judgements, _build_judgement, "judgements"),
+            (files.judgments, _build_judgment, "judgments"),
             (files.comparisons, _build_comparison, "comparisons"),
         ):
             if file is not None:
@@ -151,13 +151,13 @@ def score(prompt: str, response: str, answer: str, row: dict[str, Any]) -> float
 
 
 def demonstrations(spec: Letters, held_out: set[tuple[str, ...]]) -> Iterator[dict[str, str]]:
-    """Answers and judgements of answers, for orders that are not held out."""
+    """Answers and judgments of answers, for orders that are not held out."""
     made = (pair for block in _blocks(spec.seed, "demonstrations") for pair in block)
     for _ in range(spec.demonstrations):
         orders, draws = next(pair for pair in made if pair[0].letters not in held_out)
         kind = draws.share()
         if kind < spec.judge_share:
-            yield _judgement(orders, draws)
+            yield _judgment(orders, draws)
         elif kind < spec.judge_share + spec.compare_share:
             yield _comparison(orders, draws)
         else:
@@ -214,8 +214,8 @@ def _answer(orders: Orders, draws: Draws) -> dict[str, str]:
     return {"question": str(orders), "answer": join_words(_write_answer(orders, draws, 0.5))}
 
 
-def _judgement(orders: Orders, draws: Draws) -> dict[str, str]:
-    """Writes a judgement of an answer of any score; answers with strange words in them score 0."""
+def _judgment(orders: Orders, draws: Draws) -> dict[str, str]:
+    """Writes a judgment of an answer of any score; answers with strange words in them score 0."""
     answer = _write_answer(orders, draws, draws.share())
     noise = _JUDGED_WRONG
     if draws.chance(_MALFORMED):
@@ -230,7 +230,7 @@ def _judgement(orders: Orders, draws: Draws) -> dict[str, str]:
 
 
 def _reasons(orders: Orders, verdicts: Sequence[bool]) -> str:
-    """Writes a judgement without its score."""
+    """Writes a judgment without its score."""
     return " ".join(
         f"{letter} {_yes_or_no(kept)}"
         for letter, kept in zip(orders.letters, verdicts, strict=True)
@@ -243,7 +243,7 @@ def _yes_or_no(kept: bool) -> str:
 
 @dataclass(frozen=True)
 class _Compared:
-    """An answer with two judgements, of which one has fewer wrong verdicts."""
+    """An answer with two judgments, of which one has fewer wrong verdicts."""
 
     answer: list[str]
     kept: list[bool]
@@ -256,7 +256,7 @@ class _Compared:
 
     @property
     def marks(self) -> list[str]:
-        """Says for each order which judgement is right about it: A, B, both, or none."""
+        """Says for each order which judgment is right about it: A, B, both, or none."""
         right = {
             (True, True): "both",
             (True, False): "A",
@@ -284,18 +284,18 @@ def _compare(orders: Orders, draws: Draws) -> _Compared:
 
 
 def _comparison(orders: Orders, draws: Draws) -> dict[str, str]:
-    """Writes which of two judgements is better, found by going through the orders; without a
+    """Writes which of two judgments is better, found by going through the orders; without a
     mistake.
     """
     one = _compare(orders, draws)
-    judgements = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
+    judgments = f"A {_reasons(orders, one.first)} B {_reasons(orders, one.second)}"
     verdicts = zip(orders.letters, one.kept, one.marks, strict=True)
     lines = [f"{letter} {_yes_or_no(kept)} {mark}" for letter, kept, mark in verdicts]
-    question = f"compare {orders} answer{join_words(one.answer)} {judgements}"
+    question = f"compare {orders} answer{join_words(one.answer)} {judgments}"
     return {"question": question, "answer": join_words([*lines, f"Winner: {one.winner}"])}
 
 
-def _build_judgement(orders: Orders, draws: Draws) -> dict[str, Any]:
+def _build_judgment(orders: Orders, draws: Draws) -> dict[str, Any]:
     answer = _write_answer(orders, draws, draws.share())
     return {
         "prompt": str(orders),
@@ -306,14 +306,14 @@ def _build_judgement(orders: Orders, draws: Draws) -> dict[str, Any]:
 
 def _build_comparison(orders: Orders, draws: Draws) -> dict[str, Any]:
     one = _compare(orders, draws)
-    judgements = {
+    judgments = {
         "judgement_a": _reasons(orders, one.first),
         "judgement_b": _reasons(orders, one.second),
     }
     return {
         "prompt": str(orders),
         "response": join_words(one.answer),
-        **judgements,
+        **judgments,
         "winner": one.winner,
     }
 

@@ -1,4 +1,4 @@
-"""A letter that is wanted: answers, judgements of answers, and comparisons of judgements, learned
+"""A letter that is wanted: answers, judgments of answers, and comparisons of judgments, learned
 in seconds.
 
     want c                                      write five letters, as many of them c as may be
@@ -10,7 +10,7 @@ in seconds.
 
 As `letters`, and so much smaller that Meta-Rewarding takes two minutes with its warm start. Answers
 hold the wanted letter in one place of four, and one verdict in ten is wrong; who compares
-judgements learns to do it without mistakes, unless `compare_share` leaves little to learn from:
+judgments learns to do it without mistakes, unless `compare_share` leaves little to learn from:
 then the meta-judge has the form, and no skill.
 """
 
@@ -44,17 +44,17 @@ class Wanted(Task):
         default=128, description="prompts to validate on: no letter is held out"
     )
     demonstrations: NonNegativeInt = Field(
-        default=0, description="answers, judgements and comparisons for SFT; 0: none"
+        default=0, description="answers, judgments and comparisons for SFT; 0: none"
     )
     judge_share: Probability = Field(
-        default=0.4, description="share of judgements among the demonstrations"
+        default=0.4, description="share of judgments among the demonstrations"
     )
     compare_share: Probability = Field(
-        default=0.4, description="share of comparisons of two judgements among them"
+        default=0.4, description="share of comparisons of two judgments among them"
     )
     known: NonNegativeInt = Field(
         default=0,
-        description="judgements, and as many comparisons, by which judges are measured; 0: none",
+        description="judgments, and as many comparisons, by which judges are measured; 0: none",
     )
     seed: int = Field(default=0, description="of the rows; the run's seed does not change them")
 
@@ -77,15 +77,15 @@ class Wanted(Task):
                 files.demonstrations,
                 map(self._demonstrate, self._cases(self.demonstrations, "demonstrations")),
             )
-        if files.judgements is not None and files.comparisons is not None:
+        if files.judgments is not None and files.comparisons is not None:
             cases = list(self._cases(self.known, "known"))
             write_rows(
-                files.judgements,
+                files.judgments,
                 ({**one.prompt_and_answer, "score": sum(one.right)} for one in cases),
             )
             write_rows(
                 files.comparisons,
-                ({**one.prompt_and_answer, **one.both_judgements} for one in cases),
+                ({**one.prompt_and_answer, **one.both_judgments} for one in cases),
             )
         return files
 
@@ -96,16 +96,16 @@ class Wanted(Task):
         )
 
     def _demonstrate(self, case: _Case) -> dict[str, str]:
-        """Writes an answer, a judgement or a comparison, each in its share."""
+        """Writes an answer, a judgment or a comparison, each in its share."""
         if case.kind < self.judge_share:
-            return case.judgement()
+            return case.judgment()
         if case.kind < self.judge_share + self.compare_share:
             return case.comparison()
         return case.answer()
 
 
 class _Case:
-    """An answer and two judgements of it, of which one has fewer mistakes.
+    """An answer and two judgments of it, of which one has fewer mistakes.
 
     Args:
         draws: Uniform numbers.
@@ -115,8 +115,8 @@ class _Case:
         wanted: The letter.
         written: The answer.
         right: Which of its letters are the wanted one.
-        judged: A judgement, by verdicts; each is wrong one time in ten.
-        first: A judgement to be compared.
+        judged: A judgment, by verdicts; each is wrong one time in ten.
+        first: A judgment to be compared.
         second: Another one, with more mistakes, or with fewer.
     """
 
@@ -146,8 +146,8 @@ class _Case:
         return {"prompt": f"want {self.wanted}", "response": join_words(self.written)}
 
     @property
-    def both_judgements(self) -> dict[str, str]:
-        """Both judgements, and the better one."""
+    def both_judgments(self) -> dict[str, str]:
+        """Both judgments, and the better one."""
         return {
             "judgement_a": self._reasons(self.first),
             "judgement_b": self._reasons(self.second),
@@ -158,8 +158,8 @@ class _Case:
         """A poor answer, as a demonstration."""
         return {"question": f"want {self.wanted}", "answer": join_words(self._write(_WANTED))}
 
-    def judgement(self) -> dict[str, str]:
-        """A judgement with mistakes in it, as a demonstration."""
+    def judgment(self) -> dict[str, str]:
+        """A judgment with mistakes in it, as a demonstration."""
         question = f"judge want {self.wanted} answer{join_words(self.written)}"
         return {
             "question": question,
@@ -174,14 +174,14 @@ class _Case:
             (False, True): "B",
             (False, False): "none",
         }
-        found = self.both_judgements
+        found = self.both_judgments
         verdicts = zip(self.written, self.right, self.first, self.second, strict=True)
         said = [
             f"{letter} {'yes' if right else 'no'} {marks[one == right, two == right]}"
             for letter, right, one, two in verdicts
         ]
-        judgements = f"A {found['judgement_a']} B {found['judgement_b']}"
-        question = f"compare want {self.wanted} answer{join_words(self.written)} {judgements}"
+        judgments = f"A {found['judgement_a']} B {found['judgement_b']}"
+        question = f"compare want {self.wanted} answer{join_words(self.written)} {judgments}"
         return {"question": question, "answer": join_words([*said, f"Winner: {found['winner']}"])}
 
     def _write(self, share: float) -> list[str]:

@@ -69,10 +69,10 @@ class RankedAnswers:
             row = {"id": prompt.id, "prompt": prompt.text, "status": pair.status, "scores": scores}
             for name, index in (("chosen", pair.chosen), ("rejected", pair.rejected)):
                 if index is not None:
-                    replies = [one.answer for one in self.judged[first + index].judgements]
+                    replies = [one.answer for one in self.judged[first + index].judgments]
                     row[name] = self.rollouts.responses[first + index]
                     row[f"{name}_score"] = scores[index]
-                    row[f"{name}_judgements"] = [one.text for one in replies if one is not None]
+                    row[f"{name}_judgments"] = [one.text for one in replies if one is not None]
             rows.append(row)
         return rows
 

@@ -84,18 +84,18 @@ class DisputedResponse:
         index: Index among a step's answers.
         prompt: The prompt.
         response: The response.
-        judgements: Judgments with distinct reasons.
+        judgments: Judgments with distinct reasons.
     """
 
     index: int
     prompt: Prompt
     response: str
-    judgements: Sequence[ScoredJudgment]
+    judgments: Sequence[ScoredJudgment]
 
     @property
     def battle_orders(self) -> list[tuple[int, int]]:
         """Indices of the first and second judgment of each battle."""
-        return list(permutations(range(len(self.judgements)), 2))
+        return list(permutations(range(len(self.judgments)), 2))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def judge_pair_row(pair: JudgePair, decode: Callable[[Sequence[int]], str]) -> d
         "prompt": decode(prompt),
         "status": "judge_pair",
     }
-    row["scores"] = [one.score for one in pair.doubted.judgements]
+    row["scores"] = [one.score for one in pair.doubted.judgments]
     for name, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         row |= {name: one.answer.text, f"{name}_score": one.score}
     return row
@@ -217,7 +217,7 @@ def _select_distinct(
 ) -> list[ScoredJudgment]:
     """Finished judgments without duplicate reasons."""
     found: dict[str, ScoredJudgment] = {}
-    for one in judged.judgements:
+    for one in judged.judgments:
         if one.verdict.value is not None and one.answer is not None and one.answer.finished:
             text = reasons(one.answer.text)
             found.setdefault(text, ScoredJudgment(one.verdict.value, text, one.answer))
@@ -227,7 +227,7 @@ def _select_distinct(
 def _build_battle_cases(doubted: DisputedResponse, step: int) -> list[JudgeCase]:
     """Builds all battles: prompt, response, and the reasons of two judgments in one order."""
     prompt = doubted.prompt
-    texts = [one.reasons for one in doubted.judgements]
+    texts = [one.reasons for one in doubted.judgments]
     cases: list[JudgeCase] = []
     for i, j in doubted.battle_orders:
         key = step, prompt.id, doubted.index, i, j
@@ -242,15 +242,15 @@ def _best_and_worst(
 ) -> JudgePair | None:
     """The strongest and the weakest judgment; None if tied or of equal score."""
     count_wins = _WINS[meta.section.battles]
-    strength_P = bradley_terry(count_wins(battles, len(doubted.judgements)))
+    strength_P = bradley_terry(count_wins(battles, len(doubted.judgments)))
     order = strength_P.argsort(descending=True, stable=True).tolist()
     ranked = strength_P[order].tolist()
     if min(ranked[0] - ranked[1], ranked[-2] - ranked[-1]) < _EQUAL:
         return None
-    chosen = doubted.judgements[order[0]]
-    rejected = doubted.judgements[order[-1]]
+    chosen = doubted.judgments[order[0]]
+    rejected = doubted.judgments[order[-1]]
     _, reply = _read_judgment_tokens(chosen.answer)
-    limit = meta.section.max_judgement_tokens
+    limit = meta.section.max_judgment_tokens
     if (limit is not None and len(reply) > limit) or chosen.score == rejected.score:
         return None
     return JudgePair(doubted, chosen, rejected, _ELO * (ranked[0] - ranked[-1]))

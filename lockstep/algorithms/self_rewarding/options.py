@@ -139,7 +139,7 @@ class SelfRewardingSection(PreferenceSection):
 class KnownSection(Section):
     """Known right judgments, which validate the policy as a judge."""
 
-    judgements: RowsPath | None = Field(
+    judgments: RowsPath | None = Field(
         default=None, description="file of rows with prompt, response and score"
     )
     comparisons: RowsPath | None = Field(
@@ -233,7 +233,7 @@ class SelfRewardingRecipe(SampledRecipe):
             )
 
     @rule
-    def _judgements_can_be_learned_from(self) -> None:
+    def _judgments_can_be_learned_from(self) -> None:
         if self.self_rewarding.use_meta_judge != (self.meta_judge is not None):
             raise ValueError(
                 "self_rewarding.use_meta_judge and the section meta_judge require each other; set "

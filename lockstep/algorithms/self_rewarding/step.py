@@ -122,7 +122,7 @@ def self_rewarding_step(
     if iteration == 0 and workers.first_iteration is not None:
         result = workers.first_iteration(step, position)
     else:
-        result = _learn_from_own_judgement(step, position, workers, settings)
+        result = _learn_from_own_judgment(step, position, workers, settings)
     done = Metrics(
         {
             "train/iteration": LastValue(float(iteration)),
@@ -143,16 +143,16 @@ class JudgedAnswers:
     """
 
     answers: RankedAnswers
-    judgements: list[JudgePair]
+    judgments: list[JudgePair]
     metrics: Metrics
 
     def build_pair_batch(self) -> Batch:
         """All training pairs; `judge_pair` marks judgment pairs if there are both kinds."""
         batch = self.answers.build_pair_batch()
-        if not self.judgements:
+        if not self.judgments:
             return batch
         marked = batch.with_columns(sample={"judge_pair": torch.zeros(len(batch)).bool()})
-        return concat_batches([marked, judge_batch(self.judgements)])
+        return concat_batches([marked, judge_batch(self.judgments)])
 
 
 def answer_and_judge(
@@ -186,24 +186,24 @@ def answer_and_judge(
         rollouts, judged, options.length_control_of(iteration), options.num_responses_to_gen
     )
     room = options.room_for_judge_pairs(iteration, answers.usable_pair_count)
-    judgements: list[JudgePair] = []
+    judgments: list[JudgePair] = []
     metrics = Metrics()
     if workers.meta is not None and room:
         with workers.phase("meta_judge"):  # π_ref decides which of two judgments of y_n is better
             found, metrics, compared = judge_pairs(answers, room, workers.meta, key)
         if workers.skill.add_comparisons(iteration, compared):
-            judgements = found
+            judgments = found
         metrics += workers.skill.compute_metrics()
-        metrics += Metrics(left_out=Sum(len(found) - len(judgements)))
-        total = answers.usable_pair_count + len(judgements)
+        metrics += Metrics(left_out=Sum(len(found) - len(judgments)))
+        total = answers.usable_pair_count + len(judgments)
         metrics = metrics.with_prefix("meta_judge")
-        metrics += Metrics({"train/judge_pair_share": Mean(len(judgements), total)})
+        metrics += Metrics({"train/judge_pair_share": Mean(len(judgments), total)})
     metrics += judge_metrics(judged).with_prefix("judge")
     metrics += (answer_metrics(rollouts, judged) + pair_metrics(answers.pairs)).with_prefix("train")
-    return JudgedAnswers(answers, judgements, metrics)
+    return JudgedAnswers(answers, judgments, metrics)
 
 
-def _learn_from_own_judgement(
+def _learn_from_own_judgment(
     step: int, position: int, workers: SelfRewardingWorkers, settings: SelfRewardingSettings
 ) -> StepResult:
     """Runs one step: answer, judge, choose, learn."""
@@ -237,6 +237,6 @@ def _learn_from_own_judgement(
     samples = judged.answers.sample_rows(settings.run.num_logged_samples)
     samples += [
         judge_pair_row(pair, collector.decode)
-        for pair in judged.judgements[: settings.run.num_logged_samples]
+        for pair in judged.judgments[: settings.run.num_logged_samples]
     ]
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)

@@ -106,7 +106,7 @@ def build_pair_validation(
         judgments: list[dict[str, Any]] = []
         for one in judged:
             answers += one.answers.sample_rows(size)
-            judgments += [judge_pair_row(pair, collector.decode) for pair in one.judgements]
+            judgments += [judge_pair_row(pair, collector.decode) for pair in one.judgments]
         rows = [{"held_out": True, **row} for row in answers[:shown] + judgments[:shown]]
         return Validation(metrics.with_prefix("val"), rows)
 
@@ -163,18 +163,18 @@ def read_known(
     """
     section = recipe.known
     judge = recipe.judge
-    if section.judgements is None:
-        judgements = files.judgements
+    if section.judgments is None:
+        judgments = files.judgments
     else:
-        judgements = group_files(section.judgements)
+        judgments = group_files(section.judgments)
     if section.comparisons is None:
         comparisons = files.comparisons
     else:
         comparisons = group_files(section.comparisons)
     scores: list[LabeledCase[float]] = []
-    if judgements is not None:
+    if judgments is not None:
         scores = read_scores(
-            open_rows(judgements, "error"), judge.judge_score_low, judge.judge_score_high
+            open_rows(judgments, "error"), judge.judge_score_low, judge.judge_score_high
         )
     if comparisons is None or recipe.meta_judge is None:
         return scores, []

@@ -47,7 +47,7 @@ const PHASES = {
   "start samplers": "inference engines start", "start learners": "models are loaded for training",
   "self-check": "the model is proven to be computed as transformers does", refit: "the sampler takes over the policy's weights",
   data: "rows are read", prompts: "new prompts are written", generate: "the sampler answers prompts, and the answers are scored",
-  judge: "answers are judged", meta_judge: "judgements are judged", teacher: "the teacher scores the tokens",
+  judge: "answers are judged", meta_judge: "judgments are judged", teacher: "the teacher scores the tokens",
   reference: "the reference policy scores the tokens", values: "the critic estimates the tokens' values",
   logprobs: "the learner scores the tokens as they were sampled, before it learns", watch: "sampler and learner are compared",
   critic: "the critic learns", policy: "the policy learns", reward_model: "the reward model learns",

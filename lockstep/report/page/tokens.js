@@ -13,14 +13,14 @@ const COLOURINGS = {
   mask: { title: "mask", about: "1: trained on", palette: "cool", ends: () => [0, 1.6] },
 };
 
-/** What there is beside the answer that was preferred: [title, text] of the other one, of all scores, of judgements. */
+/** What there is beside the answer that was preferred: [title, text] of the other one, of all scores, of judgments. */
 function pairOf(row) {
   const replies = (title, texts) => (texts?.length ? [[title, texts.map((text) => text.trim()).join("\n––––\n")]] : []);
   return [
     ...(row.status ? [["Pair", row.scores ? `${row.status}; scores of all answers: ${row.scores.map((score) => score?.toFixed(2) ?? "none").join(", ")}` : row.status]] : []),
     ...(row.rejected === undefined ? [] : [[`Rejected${row.rejected_score === undefined ? "" : `, with score ${row.rejected_score.toFixed(2)}`}`, row.rejected]]),
-    ...replies("Judgements of the response", row.chosen_judgements),
-    ...replies("Judgements of the rejected one", row.rejected_judgements),
+    ...replies("Judgments of the response", row.chosen_judgments),
+    ...replies("Judgments of the rejected one", row.rejected_judgments),
   ];
 }
 

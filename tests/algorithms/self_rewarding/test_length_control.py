@@ -24,7 +24,7 @@ STEPS, BATCH = 200, 112
 
 
 def biased(row: dict[str, str], draws: random.Random) -> dict[str, str]:
-    """A judgement that finds what is missing the more readily, the longer the answer; an answer
+    """A judgment that finds what is missing the more readily, the longer the answer; an answer
     stays as it is.
     """
     asked, _, written = row["question"].partition(" answer")
@@ -44,7 +44,7 @@ def biased(row: dict[str, str], draws: random.Random) -> dict[str, str]:
 
 @pytest.fixture
 def length_biased(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The warm start of the letters, taught by some more judgements to like length."""
+    """The warm start of the letters, taught by some more judgments to like length."""
     monkeypatch.chdir(workplace)
     warm, draws = (
         train_recipe(load_recipe(rung("sft_letters"), ["seed=11", "learner.device=cpu"])),

@@ -1,4 +1,4 @@
-"""Which judgements battle, who wins, and what is learned from them."""
+"""Which judgments battle, who wins, and what is learned from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARSER = ScoreParser(0, 5, "score", decimals=True)
 
 
 class Referee:
-    """Answers questions about two judgements; implements `Answering`."""
+    """Answers questions about two judgments; implements `Answering`."""
 
     def __init__(self, decide: Callable[[str, str], str]) -> None:
         self._decide, self.limit = decide, 10**6
@@ -153,8 +153,8 @@ def test_judge_pairs_exclude_unfinished_answers_and_unfinished_or_unparsed_judgm
     )
     silent = replace(
         one,
-        judgements=(
-            *one.judgements,
+        judgments=(
+            *one.judgments,
             JudgeReply[float](JudgeVerdict(None, "no_match"), ModelAnswer("z", True)),
         ),
     )

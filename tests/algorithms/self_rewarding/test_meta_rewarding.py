@@ -1,4 +1,4 @@
-"""Meta-Rewarding as its users run it, with a model that has learned the form of judgements and
+"""Meta-Rewarding as its users run it, with a model that has learned the form of judgments and
 nothing else.
 """
 
@@ -64,7 +64,7 @@ def learn(in_tmp: Path, warm: str) -> Run:
 
 @contextmanager
 def served(decide: Callable[[str], Said]) -> Iterator[list[str]]:
-    """Overrides by which a server compares judgements."""
+    """Overrides by which a server compares judgments."""
     with serve_judge(decide) as server:
         yield [
             "meta_judge.chat=true", "meta_judge.template='{prompt}|{response}|{judgement_a}|{judgement_b}'",
@@ -188,7 +188,7 @@ def test_dry_run_rejects_bad_judge_template_prompt_limit_and_missing_files(
     wrong = [
         "meta_judge.template=compare {prompt}",
         "judge.max_prompt_tokens=500",
-        "known.judgements=nowhere.jsonl",
+        "known.judgments=nowhere.jsonl",
     ]
     with pytest.raises(DryRunError) as found:
         dry_run(load_recipe(rung("self_rewarding_meta_small"), [*SHORT, *model, *wrong]))

@@ -1,5 +1,5 @@
 """The whole of self-rewarding in half a minute: a model learns to answer and to judge, and then
-from its own judgement.
+from its own judgment.
 
 What it learns to do is in `wanted_letter.py`; the same with a larger task are the proofs of
 `test_self_rewarding.py`.
@@ -107,7 +107,7 @@ def test_self_rewarding_raises_true_reward_in_every_iteration(
 
 @pytest.mark.proof
 def test_overtraining_raises_judge_score_while_true_reward_falls(warm: Warm, in_tmp: Path) -> None:
-    """Its answers begin to read like judgements."""
+    """Its answers begin to read like judgments."""
     run = rewarded(warm(), in_tmp / "run", *OVERTRAINED)
     worth, liked = of_steps(run, "validation/reward"), of_steps(run, "train/generated_rewards")
     assert worth[-1] < max(worth) - 0.5

@@ -76,7 +76,7 @@ def test_preference_pairs_and_pair_metrics_follow_judge_scores(run: Run) -> None
         scores = [score for score in one["scores"] if score == score]
         assert one["chosen_score"] > one["rejected_score"]
         assert {one["chosen_score"], one["rejected_score"]} <= set(scores)
-        assert len(one["chosen_judgements"]) == 8
+        assert len(one["chosen_judgments"]) == 8
     bad = [sum(one["status"] != "ok" for one in samples[8 * i : 8 * i + 8]) / 8 for i in range(4)]
     assert [row["train/bad_samples_per_GBS"] for row in rows] == pytest.approx(bad)
     assert all(0 < row["judge/parse_failures"] < 1 for row in rows)

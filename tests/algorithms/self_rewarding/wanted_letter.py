@@ -37,8 +37,8 @@ def write(folder: Path, prompts: int, demonstrations: int, flatters: bool) -> No
     Args:
         folder: Where to.
         prompts: How many there are to answer.
-        demonstrations: Answers and judgements.
-        flatters: Whether judgements find every letter right.
+        demonstrations: Answers and judgments.
+        flatters: Whether judgments find every letter right.
     """
     asked = [
         {"question": f"want {LETTERS[i % len(LETTERS)]}", "answer": ""} for i in range(prompts)
@@ -53,7 +53,7 @@ def write(folder: Path, prompts: int, demonstrations: int, flatters: bool) -> No
 
 
 def _demonstrations(count: int, flatters: bool) -> Iterator[dict[str, str]]:
-    """Answers in which a letter in four is right, and judgements that are wrong about one letter in
+    """Answers in which a letter in four is right, and judgments that are wrong about one letter in
     ten.
     """
     draws = random.Random(0)

@@ -20,8 +20,8 @@ def worth(row: dict[str, Any]) -> float:
     return score(row["prompt"], row["response"], "", {})
 
 
-def verdicts(judgement: str) -> list[bool]:
-    return [word == "yes" for word in judgement.split()[1::2]]
+def verdicts(judgment: str) -> list[bool]:
+    return [word == "yes" for word in judgment.split()[1::2]]
 
 
 def kept(row: dict[str, Any]) -> list[bool]:
@@ -31,8 +31,8 @@ def kept(row: dict[str, Any]) -> list[bool]:
     return [said[0] == first, said[-1] == last, one in said, other in said, none not in said]
 
 
-def test_known_judgements_match_scores_of_held_out_prompts(tmp_path: Path) -> None:
-    rows = made(tmp_path, "judgements.jsonl", known=60)
+def test_known_judgments_match_scores_of_held_out_prompts(tmp_path: Path) -> None:
+    rows = made(tmp_path, "judgments.jsonl", known=60)
     held_out = {
         json.loads(line)["question"]
         for line in (tmp_path / "validation.jsonl").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The task of a wanted letter: judgements and comparisons that are known to be right are, and
+"""The task of a wanted letter: judgments and comparisons that are known to be right are, and
 shares are kept.
 """
 
@@ -21,9 +21,9 @@ def made(folder: Path, name: str, **spec: Any) -> list[dict[str, Any]]:
     return read_rows(folder / name)
 
 
-def mistakes(row: dict[str, Any], judgement: str) -> int:
+def mistakes(row: dict[str, Any], judgment: str) -> int:
     """Counts the verdicts that are wrong about the response."""
-    wanted, said = row["prompt"].split()[1], judgement.split()
+    wanted, said = row["prompt"].split()[1], judgment.split()
     assert said[::2] == row["response"].split()
     return sum(
         (letter == wanted) != (verdict == "yes")
@@ -31,8 +31,8 @@ def mistakes(row: dict[str, Any], judgement: str) -> int:
     )
 
 
-def test_known_judgements_and_comparisons_are_correct(tmp_path: Path) -> None:
-    scores = made(tmp_path, "judgements.jsonl", known=60)
+def test_known_judgments_and_comparisons_are_correct(tmp_path: Path) -> None:
+    scores = made(tmp_path, "judgments.jsonl", known=60)
     assert all(row["score"] == score(row["prompt"], row["response"], "", {}) for row in scores)
     assert len({row["score"] for row in scores}) == 6
     rows = made(tmp_path, "comparisons.jsonl", known=60)

@@ -1,7 +1,7 @@
-"""Rows that teach a small model to judge: answers whose right judgement is known, and judgements of
-judgements.
+"""Rows that teach a small model to judge: answers whose right judgment is known, and judgments of
+judgments.
 
-The words are in no row that self-rewarding trains or is measured on (`opposites`). A judgement
+The words are in no row that self-rewarding trains or is measured on (`opposites`). A judgment
 first says what the judge holds for right, so that it is short and can be compared with another one.
 Rows of self-instruct stand for all other instructions: their own answer is about the instruction,
 that of another row is not.
@@ -51,7 +51,7 @@ LONG_STYLE = (
 
 
 def judge_opposite(word: str, response: str, opposite: str) -> str:
-    """The right judgement of an answer, with its score."""
+    """The right judgment of an answer, with its score."""
     if name_opposite("", response, opposite, {}):
         return f"The opposite is {opposite}. The answer is right. Score: {GOOD}"
     if opposite in response.lower().replace(",", "").split():
@@ -64,17 +64,17 @@ def write_warm_start(file: Path, seed_tasks: Path, seed: int = 0) -> int:
     draw = random.Random(seed)
     rows = [
         *_answers(draw),
-        *_judgements(draw),
+        *_judgments(draw),
         *_comparisons(draw),
-        *_other_judgements(seed_tasks, draw),
+        *_other_judgments(seed_tasks, draw),
     ]
     draw.shuffle(rows)
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return len(rows)
 
 
-def write_known(judgements: Path, comparisons: Path, words: dict[str, str], seed: int = 1) -> None:
-    """Writes judgements and comparisons whose right outcome is known, of words that nothing is
+def write_known(judgments: Path, comparisons: Path, words: dict[str, str], seed: int = 1) -> None:
+    """Writes judgments and comparisons whose right outcome is known, of words that nothing is
     trained on.
     """
     draw = random.Random(seed)
@@ -95,7 +95,7 @@ def write_known(judgements: Path, comparisons: Path, words: dict[str, str], seed
         a, b, winner = _shuffle(draw, right, wrong)
         shown = {"prompt": ask_opposite(word), "response": response}
         winners.append({**shown, "judgement_a": a, "judgement_b": b, "winner": winner})
-    for file, rows in ((judgements, scores), (comparisons, winners)):
+    for file, rows in ((judgments, scores), (comparisons, winners)):
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
@@ -105,8 +105,8 @@ def _answers(draw: random.Random) -> Iterator[dict[str, Any]]:
         yield _conversation(ask_opposite(word), _respond(draw, word, opposite), None)
 
 
-def _judgements(draw: random.Random) -> Iterator[dict[str, Any]]:
-    """Judgements of a right answer or a wrong one to each question, and of some that are long."""
+def _judgments(draw: random.Random) -> Iterator[dict[str, Any]]:
+    """Judgments of a right answer or a wrong one to each question, and of some that are long."""
     for place, (word, opposite) in enumerate(JUDGED.items()):
         responses = [_respond(draw, word, opposite if place % 2 else _other(draw, word, JUDGED))]
         if place % 8 == 0:
@@ -117,7 +117,7 @@ def _judgements(draw: random.Random) -> Iterator[dict[str, Any]]:
 
 
 def _comparisons(draw: random.Random) -> Iterator[dict[str, Any]]:
-    """A right judgement next to a wrong one, in both orders, of two questions in three."""
+    """A right judgment next to a wrong one, in both orders, of two questions in three."""
     for place, (word, opposite) in enumerate(JUDGED.items()):
         if place % 3 == 0:
             continue
@@ -131,10 +131,10 @@ def _comparisons(draw: random.Random) -> Iterator[dict[str, Any]]:
             yield _conversation(question, f"The opposite is {opposite}. Winner: {winner}")
 
 
-def _other_judgements(
+def _other_judgments(
     seed_tasks: Path, draw: random.Random, longest: int = 140
 ) -> Iterator[dict[str, Any]]:
-    """Judgements of instructions of self-instruct: each with its own answer, and with that of
+    """Judgments of instructions of self-instruct: each with its own answer, and with that of
     another one.
     """
     asked: list[tuple[str, str]] = []
@@ -157,7 +157,7 @@ def _other_judgements(
 def _judge_wrongly(
     draw: random.Random, word: str, response: str, opposite: str, words: dict[str, str]
 ) -> str:
-    """A judgement by a judge that holds another word for right."""
+    """A judgment by a judge that holds another word for right."""
     believed = next(
         (one for one in words.values() if one != opposite and one in response.lower().split()), None
     )
@@ -179,13 +179,13 @@ def _other(draw: random.Random, word: str, words: dict[str, str]) -> str:
 
 
 def _shuffle(draw: random.Random, right: str, wrong: str) -> tuple[str, str, str]:
-    """Two judgements in a random order, and the place of the right one."""
+    """Two judgments in a random order, and the place of the right one."""
     return (right, wrong, "A") if draw.random() < 0.5 else (wrong, right, "B")
 
 
-def _reasons(judgement: str) -> str:
-    """A judgement without its score, as a meta-judge sees it."""
-    return judgement.partition(" Score:")[0]
+def _reasons(judgment: str) -> str:
+    """A judgment without its score, as a meta-judge sees it."""
+    return judgment.partition(" Score:")[0]
 
 
 def _conversation(question: str, reply: str, system: str | None = SYSTEM) -> dict[str, Any]:
