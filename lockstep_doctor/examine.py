@@ -115,14 +115,6 @@ def _check_columns(
         f"{name} returns log-probabilities that differ from its own logits by up to "
         f"{largest:.2g} nats:"
     )
-    for one in examine_columns(_join_requests(requests, name, own, returned)):
-        yield f"{one.kind}, {one.tokens} tokens in {one.where}: {one.what}"
-
-
-def _join_requests(
-    requests: Sequence[Tensor], name: str, own: Sequence[Tensor], returned: Sequence[Tensor]
-) -> TokenColumns:
-    """Joins columns of requests; first tokens have no log-probability."""
     offsets = torch.tensor([0, *(tokens.numel() for tokens in requests)]).cumsum(0)
     mask = torch.ones(int(offsets[-1]), dtype=torch.bool)
     mask[offsets[:-1]] = False
@@ -131,4 +123,7 @@ def _join_requests(
     train[mask] = torch.cat(list(own)).double()
     infer[mask] = torch.cat(list(returned)).double()
     names = dict(zip(SIDES, (name, "the column"), strict=True))
-    return TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)
+    for one in examine_columns(
+        TokenColumns(train, infer, mask, offsets, ids=torch.cat(list(requests)), names=names)
+    ):
+        yield f"{one.kind}, {one.tokens} tokens in {one.where}: {one.what}"

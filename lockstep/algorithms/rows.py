@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from lockstep.config import DataSection
-from lockstep.config.task import Task, TaskFiles
+from lockstep.config.task import TaskFiles
 from lockstep.config.user_code import describe_error
 from lockstep.core.errors import InputError, LockstepError
 from lockstep.data.demonstrations import DemonstrationRows
@@ -60,21 +60,9 @@ def data_files(section: DataSection, folder: Path) -> DataFiles:
             validation = replace(train, weights=None, share=(0.0, section.validation))
             train = replace(train, share=(section.validation, 1.0))
         return DataFiles(train, train, validation)
-    made = _write_task_files(section.task, folder / "data")
-    judgments, comparisons = (
-        None if file is None else FileGroup((file,)) for file in (made.judgments, made.comparisons)
-    )
-    imitated = FileGroup((made.demonstrations or made.train,))
-    return DataFiles(
-        FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgments, comparisons
-    )
-
-
-def _write_task_files(task: Task, folder: Path) -> TaskFiles:
-    """Has a task write its files; raises InputError if a user's task fails or omits a file."""
-    named = f"data.task {task.name}"
+    named = f"data.task {section.task.name}"
     try:
-        made = task.write(folder)
+        made = section.task.write(folder / "data")
     except (LockstepError, OSError):
         raise
     except Exception as error:  # the user's class may raise anything
@@ -84,7 +72,13 @@ def _write_task_files(task: Task, folder: Path) -> TaskFiles:
     missing = [file for file in astuple(made) if file is not None and not file.is_file()]
     if missing:
         raise InputError(f"{named} did not write {missing[0].name} listed in its TaskFiles")
-    return made
+    judgments, comparisons = (
+        None if file is None else FileGroup((file,)) for file in (made.judgments, made.comparisons)
+    )
+    imitated = FileGroup((made.demonstrations or made.train,))
+    return DataFiles(
+        FileGroup((made.train,)), imitated, FileGroup((made.validation,)), judgments, comparisons
+    )
 
 
 def group_files(

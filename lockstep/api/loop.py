@@ -337,31 +337,21 @@ def sample(
     """
     _require_newest(sampler, "sample")
     drawn = _read_sampling(sampler, "lockstep.sample", sampling)
-    read = _read_tokens(sampler.source, prompts)
-    requests = build_requests(read, 0, num_generations, seed, "train")
-    session = SamplerSession(sampler.sampler)
-    with session.at(sampler.version):
-        return session.generate(requests, drawn)
-
-
-def _read_tokens(source: ModelSource, prompts: Sequence[str | Sequence[int]]) -> list[Prompt]:
-    """Returns texts and lists of token ids as prompts.
-
-    Raises:
-        InputError: There are no prompts, or one is neither, or has a token that the model lacks.
-    """
     _require_prompts("sample", prompts)
-    known = range(source.vocabulary)
+    known = range(sampler.source.vocabulary)
     read: list[Prompt] = []
     for number, prompt in enumerate(prompts):
-        tokens = source.prompt_ids(prompt) if isinstance(prompt, str) else prompt
+        tokens = sampler.source.prompt_ids(prompt) if isinstance(prompt, str) else prompt
         if not isinstance(tokens, Sequence) or any(token not in known for token in tokens):
             raise InputError(
                 f"sample: prompt {number} is {user_code.describe_object(prompt)}; pass a string, "
                 f"or a list of token ids from 0 to {known[-1]}"
             )
         read.append(Prompt(str(number), "", tuple(tokens), {}))
-    return read
+    requests = build_requests(read, 0, num_generations, seed, "train")
+    session = SamplerSession(sampler.sampler)
+    with session.at(sampler.version):
+        return session.generate(requests, drawn)
 
 
 def _require_newest(sampler: TextSampler, caller: str) -> None:

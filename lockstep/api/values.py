@@ -64,7 +64,11 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: A value cannot be part of a recipe, or a row is not a mapping.
     """
-    _refuse_trl_keywords(options)
+    found = [key for key in options if key in _TRL_KEYWORDS]
+    if found:
+        raise InputError(
+            "\n".join(f"instead of TRL's {key}, pass {_TRL_KEYWORDS[key]}" for key in found)
+        )
     tree = {key: value for key, value in options.items() if key not in _ROW_KEYS}
     data = _gather_data(options)
     if data:
@@ -81,14 +85,6 @@ def build_tree(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("environment"), str | type):
         tree["environment"] = {"class_name": tree["environment"]}
     return {key: _make_plain(value, key) for key, value in tree.items()}
-
-
-def _refuse_trl_keywords(options: Mapping[str, Any]) -> None:
-    found = [key for key in options if key in _TRL_KEYWORDS]
-    if found:
-        raise InputError(
-            "\n".join(f"instead of TRL's {key}, pass {_TRL_KEYWORDS[key]}" for key in found)
-        )
 
 
 def read_folder(model: object) -> str:

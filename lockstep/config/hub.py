@@ -152,7 +152,13 @@ def _fetch_name(name: HubName, pin: str | None, weights: bool) -> tuple[str, Pat
     if name.kind == "model":
         patterns = [*_SETTINGS, _WEIGHTS] if weights else _SETTINGS
         folder, files = _download_files(name, pin or name.revision, patterns, "*/*")
-        _require_model(name, files)
+        if "config.json" not in files:
+            raise InputError(f"{name.text} has no config.json; use a transformers model")
+        if _ALONE not in files and _INDEX not in files:
+            raise InputError(
+                f"{name.text} has no {_ALONE} and no {_INDEX}; use a model with safetensors "
+                "weights (pickles are not loaded; merge adapters into their model first)"
+            )
         chosen = ""
     elif name.is_split:
         folder, files = _download_files(name, pin or name.revision or _PARQUET, [])
@@ -239,17 +245,6 @@ def _find_cache() -> str | None:
     if folder is None:
         return None
     return os.path.expandvars(folder)
-
-
-def _require_model(name: HubName, files: Sequence[str]) -> None:
-    """Raises InputError if a repository has no model with safetensors weights."""
-    if "config.json" not in files:
-        raise InputError(f"{name.text} has no config.json; use a transformers model")
-    if _ALONE not in files and _INDEX not in files:
-        raise InputError(
-            f"{name.text} has no {_ALONE} and no {_INDEX}; use a model with safetensors weights "
-            "(pickles are not loaded; merge adapters into their model first)"
-        )
 
 
 def _explain_failure(error: Exception) -> str:

@@ -363,17 +363,15 @@ def _expand_scalars(layers: Sequence[RecipeLayer]) -> list[RecipeLayer]:
     for layer in layers:
         tree = dict(layer.tree)
         for section in tree.keys() & SHORT_FORMS.keys():
-            if not isinstance(tree[section], dict | list | None):
-                tree[section] = _expand_scalar(SHORT_FORMS[section], tree[section])
+            value = tree[section]
+            if isinstance(value, dict | list | None):
+                continue
+            tree[section] = {SHORT_FORMS[section]: value}
+            if SHORT_FORMS[section] == "type" and set(str(value)) & {":", "."}:
+                # a reward's function
+                tree[section] = {"type": "python", "function": value}
         expanded.append(replace(layer, tree=tree))
     return expanded
-
-
-def _expand_scalar(option: str, value: Any) -> dict[str, Any]:
-    """The section in which a scalar sets this option; `file.py:name` is a reward's function."""
-    if option == "type" and set(str(value)) & {":", "."}:
-        return {"type": "python", "function": value}
-    return {option: value}
 
 
 def _find_sections(tree: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:

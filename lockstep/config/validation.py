@@ -100,21 +100,17 @@ def drop_conflicting_options(
         groups = [named, *([keys] for keys in named)] if named else []
         for group in groups:
             rest = reduce(_drop_option, group, tree)
-            left = _list_faults(kind, rest)
+            left = tuple[OptionFault, ...]()
+            try:
+                validate_tree(kind, rest)
+            except FaultyTree as error:
+                left = error.faults
             if (path, text) not in left and set(left) < set(faults):
                 tree = rest
                 faults = left
                 taken = [*taken, *group]
                 break
     return tree, taken
-
-
-def _list_faults(kind: type[S], tree: dict[str, Any]) -> tuple[OptionFault, ...]:
-    try:
-        validate_tree(kind, tree)
-    except FaultyTree as error:
-        return error.faults
-    return ()
 
 
 def _names_option(path: KeyPath, text: str, keys: yaml12.YAMLKeys) -> bool:

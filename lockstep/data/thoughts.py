@@ -55,7 +55,14 @@ def drop_thought(response: str, prompt: str = "") -> str:
         response: The response of a model.
         prompt: The text that it continues, if known.
     """
-    end = _end_of_thoughts(response, prompt)
+    by_prompt = _final_marks(prompt)
+    end = 0
+    if by_prompt is not None:
+        end = _end_of_thought(response, 0, by_prompt)
+    elif _marks_at(response, 0) is None:
+        end = _end_without_opening(response)
+    while (marks := _marks_at(response, end)) is not None:
+        end = _end_of_thought(response, end, marks)
     if end:
         return response[end:].lstrip()
     return response
@@ -97,19 +104,6 @@ def _sort_special_tokens(
         if any(text in pair for pair in _BOTH_MARKS):
             marking.add(token)
     return frozenset(marking), frozenset(tokenizer.all_special_ids) - marking
-
-
-def _end_of_thoughts(response: str, prompt: str) -> int:
-    """The index after a response's leading thoughts; 0 if there are none."""
-    by_prompt = _final_marks(prompt)
-    end = 0
-    if by_prompt is not None:
-        end = _end_of_thought(response, 0, by_prompt)
-    elif _marks_at(response, 0) is None:
-        end = _end_without_opening(response)
-    while (marks := _marks_at(response, end)) is not None:
-        end = _end_of_thought(response, end, marks)
-    return end
 
 
 def _final_marks(prompt: str) -> ThoughtMarks | None:

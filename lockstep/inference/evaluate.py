@@ -120,7 +120,8 @@ class SampleLog:
             ]
             end = self._parse_line(_BlockEnd, *own[-1])
             self.judging[block.setting.name] += {
-                name: _read_sums(sums) for name, sums in end.judging.items()
+                name: Sum(*sums) if len(sums) == 1 else Mean(*sums)
+                for name, sums in end.judging.items()
             }
 
     def append_block(self, samples: Sequence[GradedSample], judging: Metrics) -> None:
@@ -151,12 +152,6 @@ def _write_sums(name: str, reduction: MetricReduction) -> list[float]:
             return [float(total)]
         case _:
             raise TypeError(f"{name} is neither a sum nor a mean, and is not saved")
-
-
-def _read_sums(sums: Sequence[float]) -> Mean | Sum:
-    if len(sums) == 1:
-        return Sum(*sums)
-    return Mean(*sums)
 
 
 def evaluate(loaded: LoadedRecipe) -> Path:

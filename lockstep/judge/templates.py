@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -168,13 +167,11 @@ def format_conversation(conversation: Sequence[ChatMessage]) -> str:
     """Formats a conversation as plain text; several messages have their roles."""
     if [message["role"] for message in conversation] == ["user"]:
         return render_plain(conversation[0])
-    return "\n\n".join(
-        f"{_speaker_name(message['role'])}: {render_plain(message)}" for message in conversation
-    )
-
-
-def _speaker_name(role: Any) -> str:
-    return _ROLES.get(role, str(role).capitalize())
+    parts: list[str] = []
+    for message in conversation:
+        speaker = _ROLES.get(message["role"], str(message["role"]).capitalize())
+        parts.append(f"{speaker}: {render_plain(message)}")
+    return "\n\n".join(parts)
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
-from lockstep.config import Optimizer, Schedule
+from lockstep.config import Optimizer
 from lockstep.core.errors import InputError
 from lockstep.learners.boxes import BoxReader
 from lockstep.learners.pieces import ParameterPiece, TensorBox
@@ -27,7 +27,11 @@ def learning_rate(optimizer: Optimizer, update: int) -> float:
     schedule = optimizer.schedule
     if update < schedule.warmup_steps:
         return optimizer.lr * ((update + 1) / schedule.warmup_steps)
-    progress = _decay_progress(schedule, update)
+    end = schedule.decay_steps or 0
+    begin = schedule.warmup_steps
+    if schedule.cooldown_steps is not None:
+        begin = max(begin, end - schedule.cooldown_steps)
+    progress = min(1.0, max(0, update - begin) / max(1, end - begin))
     match schedule.decay:
         case "constant":
             return optimizer.lr
@@ -38,15 +42,6 @@ def learning_rate(optimizer: Optimizer, update: int) -> float:
         case _:
             assert_never(schedule.decay)
     return optimizer.lr * (schedule.final_fraction + (1.0 - schedule.final_fraction) * left)
-
-
-def _decay_progress(schedule: Schedule, update: int) -> float:
-    """Finished share of the decay."""
-    end = schedule.decay_steps or 0
-    begin = schedule.warmup_steps
-    if schedule.cooldown_steps is not None:
-        begin = max(begin, end - schedule.cooldown_steps)
-    return min(1.0, max(0, update - begin) / max(1, end - begin))
 
 
 class TorchOptimizer:

@@ -182,7 +182,13 @@ class RankLearner(SendsWeights):
             all_reduce_sum([loss], self._ranks.joint_group(*DIMENSIONS))
             if self._scale is not None and torch.isfinite(loss):
                 return self._scale.halve_after_overflow()
-            raise FloatingPointError(self._describe_break(float(length), float(loss)))
+            cure = OVERFLOW
+            if self._scale is None:
+                cure = "lower the learning rate, or check the loss and its weights and columns"
+            raise FloatingPointError(
+                f"the gradient's norm is {float(length)} at update {self._updates}, at loss "
+                f"{float(loss)}; {cure}"
+            )
         self._optimizer.step(gradients, length, lr)
         self._updates += 1
         scaled = Metrics() if self._scale is None else self._scale.count_update()
@@ -224,13 +230,6 @@ class RankLearner(SendsWeights):
             order.extend(rows)
             passes.append(outputs.logprob.detach())
         return total, metrics
-
-    def _describe_break(self, length: float, loss: float) -> str:
-        """Explains a non-finite gradient norm; blames the loss if its sum over ranks is NaN."""
-        where = f"the gradient's norm is {length} at update {self._updates}, at loss {loss}"
-        if self._scale is not None:
-            return f"{where}; {OVERFLOW}"
-        return f"{where}; lower the learning rate, or check the loss and its weights and columns"
 
     def reset_optimizer(self) -> None:
         assert self._optimizer is not None, "this learner has no optimizer"

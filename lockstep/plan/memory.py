@@ -168,7 +168,10 @@ class ModelRank:
         last = {
             "activations": self.activation_bytes,
             "head": self._head_bytes(),
-            "16-bit copies of weights": self._count_saved_cast_bytes(),
+            # those that products save for backward
+            "16-bit copies of weights": self._cast_bytes(
+                1 if self.learner.activation_checkpointing else None
+            ),
         }
         first = {
             "activations": self._input_bytes() + self.layer_activation_bytes(),
@@ -311,10 +314,6 @@ class ModelRank:
         if self.type_bytes == FP32 or self.gathers_half:
             return 0
         return -(-HALF * layers * self.sizes.products // tp)
-
-    def _count_saved_cast_bytes(self) -> int:
-        """Bytes of 16-bit copies after the forward pass: those that products save for backward."""
-        return self._cast_bytes(1 if self.learner.activation_checkpointing else None)
 
     def _forward_parts(self) -> dict[str, int]:
         """Additional memory at the end of forward, including working memory of a recomputed

@@ -118,7 +118,17 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            yield _parse_row(path, number, line), len(line)
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            step = row.get("step") if isinstance(row, dict) else None
+            if not isinstance(row, dict) or type(step) is not int or not 0 <= step < _MOST_STEPS:
+                raise InputError(
+                    f"{path}:{number} is not a valid log line: {line[:60]!r}; restore the file or "
+                    "remove it"
+                )
+            yield row, len(line)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
@@ -164,19 +174,6 @@ class _NotedMachine:
 
     threads: PositiveInt = 1
     recipe: str = ""
-
-
-def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    step = row.get("step") if isinstance(row, dict) else None
-    if not isinstance(row, dict) or type(step) is not int or not 0 <= step < _MOST_STEPS:
-        raise InputError(
-            f"{path}:{number} is not a valid log line: {line[:60]!r}; restore the file or remove it"
-        )
-    return row
 
 
 def _parse_number(where: str, name: str, value: Any) -> float:

@@ -39,7 +39,22 @@ def summarize_run(folder: Path) -> str:
     else:
         model = f"not finished; to write the model so far: {format_command('export', folder)} MODEL"
     paths = f"run: {folder}\nreport: {report}\nmodel: {model}"
-    parts = [_describe_headline(folder, rows), alarms, paths]
+    lines: list[tuple[str, str]] = []
+    compared = read_agreement(folder)
+    certificate = ReadCertificate.from_file(folder / CERTIFICATE)
+    if compared is not None:
+        lines.append(("training and sampling", compared.sentence))
+    if certificate is not None:
+        lines.append(("certificate", f"{certificate.sentence} ({folder / CERTIFICATE})"))
+    lines += list_headlines(rows)
+    overflowed = 0.0
+    for row in rows:
+        for name, value in row.items():
+            if name.endswith("updates_overflowed"):
+                overflowed += value
+    if overflowed:
+        lines.append(("updates skipped", f"{overflowed:.0f} (fp16 gradient overflow)"))
+    parts = [summary_table(lines), alarms, paths]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -64,23 +79,3 @@ def find_exit_code(folder: Path) -> int:
     if has_trained(folder):
         return exit_codes.OK
     return exit_codes.INCONCLUSIVE
-
-
-def _describe_headline(folder: Path, rows: list[dict[str, float]]) -> str:
-    """The verdict on training and sampling, and first, last and best headline values."""
-    lines: list[tuple[str, str]] = []
-    compared = read_agreement(folder)
-    certificate = ReadCertificate.from_file(folder / CERTIFICATE)
-    if compared is not None:
-        lines.append(("training and sampling", compared.sentence))
-    if certificate is not None:
-        lines.append(("certificate", f"{certificate.sentence} ({folder / CERTIFICATE})"))
-    lines += list_headlines(rows)
-    overflowed = 0.0
-    for row in rows:
-        for name, value in row.items():
-            if name.endswith("updates_overflowed"):
-                overflowed += value
-    if overflowed:
-        lines.append(("updates skipped", f"{overflowed:.0f} (fp16 gradient overflow)"))
-    return summary_table(lines)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -236,13 +235,6 @@ class EpisodeRunner:
             episode.append_tokens(tokens[mask], logprob[mask])
             episode.responses.append(self._decode(model_sampling.drop_stop(tokens[mask].tolist())))
             episode.truncated = cut
-        self._ask_all(episodes, ask)
-        for episode in episodes:
-            self._append_observation(episode, sampling.max_tokens)
-        return batch["version"]
-
-    def _ask_all(self, episodes: Sequence[EpisodeRecord], ask: _AskFunction) -> None:
-        """Asks all processes concurrently; kills them on an error, such as Ctrl-C."""
         answers: list[Future[None]] = []
         try:
             for number, child in enumerate(self._children):
@@ -256,6 +248,9 @@ class EpisodeRunner:
                 child.kill()
             wait(answers, _ENDING_S)
             raise
+        for episode in episodes:
+            self._append_observation(episode, sampling.max_tokens)
+        return batch["version"]
 
     def _append_observation(self, episode: EpisodeRecord, max_tokens: int) -> None:
         """Appends the observation if the episode continues and has room for the next response."""
@@ -309,7 +304,14 @@ class EpisodeRunner:
                 [episode.environment_message | limit for episode in episodes]
             ) as reply:
                 while left:
-                    left[0].take_reply(self._await_answer(reply))
+                    while (message := reply(self._section.timeout_s)) in (
+                        environment.CALLED,
+                        environment.TOGETHER,
+                    ):
+                        self._together |= message == environment.TOGETHER
+                    if not isinstance(message, dict):
+                        raise ChildDied("it wrote to the pipe of its process")
+                    left[0].take_reply(message)
                     left.pop(0)
         except (ChildHangs, ChildDied) as error:
             if self._together and len(episodes) > 1:
@@ -319,16 +321,6 @@ class EpisodeRunner:
                 fault = f"timed out after {self._section.timeout_s:g} s"
             left.pop(0).mark_failed(fault)
         return left, True
-
-    def _await_answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
-        while (message := reply(self._section.timeout_s)) in (
-            environment.CALLED,
-            environment.TOGETHER,
-        ):
-            self._together |= message == environment.TOGETHER
-        if not isinstance(message, dict):
-            raise ChildDied("it wrote to the pipe of its process")
-        return message
 
     def _start_process(self, child: HelperProcess) -> None:
         try:

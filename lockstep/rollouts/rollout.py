@@ -73,6 +73,12 @@ class Rollouts:
             extremes = Metrics(reward_min=Min(score.min()), reward_max=Max(score.max()))
         else:
             extremes = Metrics()
+        cut_B = judged & self.batch["truncated"].bool()
+        cut_off = Metrics()
+        if bool(cut_B.any()):
+            cut_off["reward_cut_off"] = Mean(self.batch["score"][cut_B].sum(), cut_B.sum())
+        if self.terms.as_is is not None:
+            cut_off["cut_off_as_is"] = LastValue(float(self.terms.as_is))
         return (
             extremes
             + Metrics(
@@ -80,20 +86,10 @@ class Rollouts:
                 no_verdict=Sum((~judged).sum()),
             )
             + self.lengths()
-            + self._cut_off(judged)
+            + cut_off
             + self._best_metrics()
             + self._episode_metrics()
         )
-
-    def _cut_off(self, judged_B: Tensor) -> Metrics:
-        """The mean score of truncated responses, and its declaration (`RewardTerms.as_is`)."""
-        cut_B = judged_B & self.batch["truncated"].bool()
-        metrics = Metrics()
-        if bool(cut_B.any()):
-            metrics["reward_cut_off"] = Mean(self.batch["score"][cut_B].sum(), cut_B.sum())
-        if self.terms.as_is is not None:
-            metrics["cut_off_as_is"] = LastValue(float(self.terms.as_is))
-        return metrics
 
     def _best_metrics(self) -> Metrics:
         """The best policy's reward, if declared, and the standard error of this step's mean.

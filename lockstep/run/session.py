@@ -289,7 +289,19 @@ class TrainingSession:
         self._checkpoints.remove_partial()
         newest = self._checkpoints.read_latest()
         if newest is None:
-            self._require_unsaved()
+            # The second checkpoint begins only when the first is complete.
+            logged = max((int(row["step"]) for row in read_metrics(self._folder)), default=0)
+            if logged > 2 * self._options.save_every:
+                text = (
+                    f"{self._folder} has logged {logged} steps, and {self._checkpoints.folder} has "
+                    "no checkpoints for them"
+                )
+                if not self._allow_changes:
+                    raise InputError(
+                        f"{text}; restore them (is the disk mounted?), choose a different "
+                        "run.folder, or start over by --allow-changes"
+                    )
+                self._progress.show_note(f"{text}; the run starts over")
             return StartPoint()
         state = read_state(newest)
         changed = list_differences(state.identity, self._identity)
@@ -310,25 +322,6 @@ class TrainingSession:
             self._job.agreement.restore_state(state.agreement)
         self._progress.show_note(f"resumes after step {newest.step}, the newest valid checkpoint")
         return StartPoint(newest.step, state.position)
-
-    def _require_unsaved(self) -> None:
-        """Raises InputError if the logged steps prove that checkpoints are missing.
-
-        The second checkpoint begins only when the first is complete, so a run without a checkpoint
-        has logged at most two times `run.save_every` steps. With `allow_changes`, shows a note.
-        """
-        logged = max((int(row["step"]) for row in read_metrics(self._folder)), default=0)
-        if logged > 2 * self._options.save_every:
-            text = (
-                f"{self._folder} has logged {logged} steps, and {self._checkpoints.folder} has no "
-                "checkpoints for them"
-            )
-            if not self._allow_changes:
-                raise InputError(
-                    f"{text}; restore them (is the disk mounted?), choose a different run.folder, "
-                    "or start over by --allow-changes"
-                )
-            self._progress.show_note(f"{text}; the run starts over")
 
 
 @contextmanager
@@ -353,22 +346,6 @@ def require_same_files(loaded: LoadedRecipe) -> None:
         noted = read_state(newest).identity
     except InputError:  # from a different version, or damaged: the run's inputs are unknown
         return
-    now = _read_files(loaded)
-    then = {name: noted[name] for name in now if name in noted}
-    changed = list_differences(then, {name: now[name] for name in then})
-    if changed:
-        raise ChangedError(
-            f"{folder} is finished, and was trained with different inputs:\n  "
-            + "\n  ".join(changed)
-            + (
-                "\nrestore them, choose a different run.folder, remove this one, or keep it by "
-                "--allow-changes"
-            )
-        )
-
-
-def _read_files(loaded: LoadedRecipe) -> RunIdentity:
-    """Digests of the files that a recipe names, if they exist."""
     recipe = loaded.training_recipe
     digests = RunIdentity()
     with suppress(OSError, InputError):
@@ -380,4 +357,15 @@ def _read_files(loaded: LoadedRecipe) -> RunIdentity:
     with suppress(OSError, InputError):
         if recipe.model.path is not None:
             digests |= model_files(find_weights_folder(str(recipe.model.path)))
-    return {name: own for name, own in digests.items() if not name.startswith("recipe.")}
+    now = {name: own for name, own in digests.items() if not name.startswith("recipe.")}
+    then = {name: noted[name] for name in now if name in noted}
+    changed = list_differences(then, {name: now[name] for name in then})
+    if changed:
+        raise ChangedError(
+            f"{folder} is finished, and was trained with different inputs:\n  "
+            + "\n  ".join(changed)
+            + (
+                "\nrestore them, choose a different run.folder, remove this one, or keep it by "
+                "--allow-changes"
+            )
+        )

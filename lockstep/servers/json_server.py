@@ -155,7 +155,10 @@ class JsonServer:
         attempts = RetryCounter("server", self._note, self._address.max_retries)
         while True:
             try:
-                answer = await self._ask_once(client, path, body)
+                if body is None:
+                    answer = await client.get(path, cast_to=object)
+                else:
+                    answer = await client.post(path, cast_to=object, body=body)
                 # some servers report errors with a success status
                 if isinstance(answer, dict) and (reported := answer.get("error")):
                     raise ReplyRefused(
@@ -178,13 +181,6 @@ class JsonServer:
                 if wait_s is None:
                     raise ServerError(message) from error
             await anyio.sleep(wait_s)
-
-    async def _ask_once(
-        self, client: openai.AsyncOpenAI, path: str, body: Mapping[str, object] | None
-    ) -> object:
-        if body is None:
-            return await client.get(path, cast_to=object)
-        return await client.post(path, cast_to=object, body=body)
 
     def _describe_error(self, error: Exception, count: int) -> str:
         variable = self._address.api_key_env

@@ -259,22 +259,17 @@ class GroupBroadcast(_ThroughHost):
     def ship_bucket(self, bucket: WeightBucket) -> None:
         work = self._group.broadcast([self._sent], _FROM_SENDER)
         if self._on_gpu:
-            self._require_done(work, bucket)
+            # A CUDA stream that waits for a dead receiver would block until this process ends.
+            end = time.monotonic() + self._timeout_s
+            while not work.is_completed():
+                if time.monotonic() > end:
+                    self._group.abort()
+                    raise RuntimeError(
+                        f"bucket {bucket.number} did not reach all engines within "
+                        f"{self._timeout_s:g} s"
+                    )
+                time.sleep(_POLL_S)
         work.wait()
-
-    def _require_done(self, work: dist.Work, bucket: WeightBucket) -> None:
-        """Waits on the host, with a timeout.
-
-        A CUDA stream that waits for a dead receiver would block until this process ends.
-        """
-        end = time.monotonic() + self._timeout_s
-        while not work.is_completed():
-            if time.monotonic() > end:
-                self._group.abort()
-                raise RuntimeError(
-                    f"bucket {bucket.number} did not reach all engines within {self._timeout_s:g} s"
-                )
-            time.sleep(_POLL_S)
 
     def receive_bytes(self, bucket: WeightBucket, device: torch.device) -> Tensor:
         flat = self._buffers.bucket_memory(

@@ -155,7 +155,11 @@ class PromptSource:
         if data == "real":
             found = self._read_real_prompts(self.tokenizer, longest)
         else:
-            found = self._build_counting_prompts(self.tokenizer, longest)
+            texts = [" ".join(map(str, range(i + 1, i + 5 + i % 12))) for i in range(COUNT)]
+            tokens = token_ids(self.tokenizer, texts, add_special_tokens=True)
+            found = list[Prompt]()
+            for i, (text, own) in enumerate(zip(texts, tokens, strict=True)):
+                found.append(Prompt(f"counting:{i}", text, tuple(own[:longest]), {}))
         if not found:
             raise InputError(
                 f"{self.prompt_files} holds no prompt; set data.prompts to a file with rows"
@@ -192,17 +196,6 @@ class PromptSource:
                 replace(prompt, tokens=(*begin, *rest[max(0, len(prompt.tokens) - longest) :]))
             )
         return cut
-
-    def _build_counting_prompts(
-        self, tokenizer: PreTrainedTokenizerBase, longest: int
-    ) -> list[Prompt]:
-        """Counting numbers with varied starts and lengths, so that a batch is ragged."""
-        texts = [" ".join(map(str, range(i + 1, i + 5 + i % 12))) for i in range(COUNT)]
-        tokens = token_ids(tokenizer, texts, add_special_tokens=True)
-        prompts = list[Prompt]()
-        for i, (text, own) in enumerate(zip(texts, tokens, strict=True)):
-            prompts.append(Prompt(f"counting:{i}", text, tuple(own[:longest]), {}))
-        return prompts
 
     def _draw_random_prompts(self, data: str, longest: int) -> list[Prompt]:
         keys = torch.tensor(

@@ -266,19 +266,7 @@ def _list_remarks(found: TableResult) -> Iterator[str]:
             f"bounds from segments of fewer than {LEAST_CLUSTERS} long sequences, taken as "
             f"independent; they hold for these texts only: {'; '.join(cut)}."
         )
-    yield from _describe_determinism(found)
-    for (number, pair), one in found.judged.items():
-        if one.verdict != "PASS":
-            yield (
-                f"{found.rows[number].cell.name}, {' vs '.join(pair)}: {one.verdict}: "
-                f"{'; '.join(one.reasons)}."
-            )
-
-
-def _describe_determinism(found: TableResult) -> Iterator[str]:
-    """Yields how often repeated requests were bitwise equal, by backend, and the cells where they
-    were not.
-    """
+    # how often repeated requests were bitwise equal
     for backend in found.backends:
         own = [repeat for repeat in found.all_repeats if repeat.backend == backend]
         if own:
@@ -292,3 +280,9 @@ def _describe_determinism(found: TableResult) -> Iterator[str]:
                     f"{repeat.same_tokens} of {repeat.times} with equal tokens, RMS "
                     f"{repeat.rms:.2g} nats."
                 )
+    for (number, pair), one in found.judged.items():
+        if one.verdict != "PASS":
+            yield (
+                f"{found.rows[number].cell.name}, {' vs '.join(pair)}: {one.verdict}: "
+                f"{'; '.join(one.reasons)}."
+            )

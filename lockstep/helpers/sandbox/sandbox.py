@@ -160,10 +160,23 @@ class CodeSandbox:
         else:
             folder = root = files.add_folder()
         call = _BEGIN.format(root, side.__name__.rpartition(".")[2], begin, file)
+        limits = self.limits
+        bounds = {
+            "cpu": limits.cpu_s,
+            "as": limits.memory_mb << 20,
+            "fsize": _FILE_MB << 20,
+            "nofile": _OPEN_FILES,
+            "core": 0,
+            "memlock": 0,
+            "msgqueue": 0,
+        }
+        if self.is_isolated:
+            bounds["nproc"] = PROCESSES + 1  # one may belong to bubblewrap
         process = subprocess.Popen(
             [
                 *command,
-                *self._limit_command(),
+                "prlimit",
+                *(f"--{name}={bound}" for name, bound in bounds.items()),
                 self.interpreter,
                 "-I",
                 "-S",
@@ -185,21 +198,6 @@ class CodeSandbox:
         )
         files.callback(running.kill_group)
         return running
-
-    def _limit_command(self) -> list[str]:
-        limits = self.limits
-        bounds = {
-            "cpu": limits.cpu_s,
-            "as": limits.memory_mb << 20,
-            "fsize": _FILE_MB << 20,
-            "nofile": _OPEN_FILES,
-            "core": 0,
-            "memlock": 0,
-            "msgqueue": 0,
-        }
-        if self.is_isolated:
-            bounds["nproc"] = PROCESSES + 1  # one may belong to bubblewrap
-        return ["prlimit", *(f"--{name}={bound}" for name, bound in bounds.items())]
 
 
 class _OpenFiles(contextlib.ExitStack):

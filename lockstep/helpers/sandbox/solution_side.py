@@ -125,24 +125,21 @@ class _ProgramSide:
             return self._objects[number]
 
         def call_test_function(*arguments: Any, **named: Any) -> Any:
-            return self._call_back(number, (arguments, named))
+            # the test's function may ask questions before it returns
+            self._send_message(["callback", number, self._encode_value((arguments, named))])
+            while line := self.questions.readline():
+                verb, *given = parse_line(line)
+                if verb == "returned":
+                    return decode_value(given[0], self._resolve_reference)
+                if verb == "raised":
+                    kind, text = given
+                    raise vars(builtins).get(kind, RuntimeError)(text)
+                self.answer_question(verb, *given)
+            os._exit(0)
 
         self._functions[id(call_test_function)] = number
         self._objects.append(call_test_function)  # so that no other object reuses its id
         return call_test_function
-
-    def _call_back(self, number: int, call: Any) -> Any:
-        """Calls a function of the test, which may ask questions in between."""
-        self._send_message(["callback", number, self._encode_value(call)])
-        while line := self.questions.readline():
-            verb, *given = parse_line(line)
-            if verb == "returned":
-                return decode_value(given[0], self._resolve_reference)
-            if verb == "raised":
-                kind, text = given
-                raise vars(builtins).get(kind, RuntimeError)(text)
-            self.answer_question(verb, *given)
-        os._exit(0)
 
     def _send_message(self, content: Any) -> None:
         self._answers.write(format_line(content))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,9 @@ def silu(x: Tensor) -> Tensor:
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU by the tanh approximation, with position-independent rounding; differentiable."""
     if x.requires_grad:
-        return _ActivationFunction.apply(x, _gelu_tanh, _gelu_tanh_backward)
+        return _ActivationFunction.apply(
+            x, _gelu_tanh, partial(torch.ops.aten.gelu_backward, approximate="tanh")
+        )
     return _gelu_tanh(x)
 
 
@@ -76,10 +79,6 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     wide = x.float()
     inner = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2.0 / math.pi))
     return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
-
-
-def _gelu_tanh_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
 
 
 class _FixedTiles(torch.autograd.Function):

@@ -15,7 +15,6 @@ from lockstep.samplers.openai.dialects import (
     DIALECTS,
     ChatReply,
     ModelList,
-    ServedModel,
     ServerDialect,
 )
 from lockstep.servers.json_server import JsonServer, LostRequestHandler, ServerAddress, ServerError
@@ -53,7 +52,18 @@ class OpenAIClient:
         )
         self._server = JsonServer(address, timeout_s, note)
         self._options = options
-        self._model = self._ask_model()
+        with self._server.open_connection() as (portal, client):
+            models = portal.call(self._server.request_reply, client, ModelList, "/models").data
+        served = {model.id: model for model in models}
+        if self._options.model not in served:
+            others = list(served)[:_SHOWN_MODELS]
+            if len(served) > _SHOWN_MODELS:
+                others.append(f"and {len(served) - _SHOWN_MODELS:,} more")
+            raise ServerError(
+                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, not "
+                f"{self._options.model}; correct the option model"
+            )
+        self._model = served[self._options.model]
         owner = self._model.owned_by
         if owner in DIALECTS:
             self._dialect = DIALECTS[owner]
@@ -99,21 +109,6 @@ class OpenAIClient:
                 options | {"messages": list(map(dict, messages)), "seed": key & _SEED_BITS}
             )
         return self._send_requests(bodies, sampling.max_tokens, lost)
-
-    def _ask_model(self) -> ServedModel:
-        """Queries the model that is served."""
-        with self._server.open_connection() as (portal, client):
-            models = portal.call(self._server.request_reply, client, ModelList, "/models").data
-        served = {model.id: model for model in models}
-        if self._options.model not in served:
-            others = list(served)[:_SHOWN_MODELS]
-            if len(served) > _SHOWN_MODELS:
-                others.append(f"and {len(served) - _SHOWN_MODELS:,} more")
-            raise ServerError(
-                f"{self._options.base_url}: serves {', '.join(others) or 'no model'}, not "
-                f"{self._options.model}; correct the option model"
-            )
-        return served[self._options.model]
 
     def _send_requests(
         self,

@@ -49,7 +49,16 @@ def find_packing(layer: nn.Module, parameter: str) -> PackFunction | None:
     if not isinstance(method, UnquantizedFusedMoEMethod):
         return None
     if (kernel := _find_cpu_kernel(layer)) is not None:
-        return _build_pack_function(kernel)
+
+        def pack_matrices(w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+            stand_in = nn.Module()
+            for name, tensor in zip(_MATRICES, (w13, w2), strict=True):
+                stand_in.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+            kernel.process_weights_after_loading(stand_in)
+            packed = dict(stand_in.named_parameters())
+            return packed["w13_weight"].detach(), packed["w2_weight"].detach()
+
+        return pack_matrices
     backend = method.unquantized_backend
     config = layer.moe_config
     if backend in _AS_LOADED or backend is UnquantizedMoeBackend.CPU:
@@ -72,18 +81,6 @@ def _find_cpu_kernel(layer: RoutedExperts) -> CPUUnquantizedExperts | None:
     if isinstance(kernel, CPUUnquantizedExperts):
         return kernel
     return None
-
-
-def _build_pack_function(kernel: CPUUnquantizedExperts) -> PackFunction:
-    def pack_matrices(w13: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
-        stand_in = nn.Module()
-        for name, tensor in zip(_MATRICES, (w13, w2), strict=True):
-            stand_in.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
-        kernel.process_weights_after_loading(stand_in)
-        packed = dict(stand_in.named_parameters())
-        return packed["w13_weight"].detach(), packed["w2_weight"].detach()
-
-    return pack_matrices
 
 
 class SuspendedKernels:
