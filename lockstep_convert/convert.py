@@ -185,7 +185,7 @@ class _ConfigConversion:
             ConvertedKey(self.kind, None, KeyVerdict.LOOK, {}, sentence)
             for sentence in self.table.look.get(self.kind, ())
         ]
-        entries = [self._check_requirements(entry) for entry in entries]
+        entries = list(map(self._check_requirements, entries))
         entries += self._fill_required()
         remarks = (*self.table.remarks.get(self.kind, ()), *self.table.remarks.get("*", ()))
         return ConvertedConfig(

@@ -153,7 +153,7 @@ def _read_row(cell: Any) -> KeyEntry:
     if not isinstance(cell, dict):
         return KeyEntry(to=_as_tuple(cell))
     lists = {name: _as_tuple(cell[name]) for name in ("to", "times", "per", "off") if name in cell}
-    also = tuple(_read_row(inner) for inner in cell.get("also", ()))
+    also = tuple(map(_read_row, cell.get("also", ())))
     return KeyEntry(**{**cell, **lists, "also": also})
 
 

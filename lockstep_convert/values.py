@@ -107,7 +107,7 @@ def convert_range(value: Any) -> Any:
         parts = value.split(",")
     else:
         parts = value
-    return [float(part) for part in parts]
+    return list(map(float, parts))
 
 
 def convert_trackers(value: Any) -> DottedOptions:

@@ -230,7 +230,7 @@ class Recorder(TorchDispatchMode):
 
     def _note_writes(self, written: list[Tensor]) -> None:
         """Notes a write to memory by the next operator."""
-        for memory in {_memory_address(x) for x in written}:
+        for memory in set(map(_memory_address, written)):
             self._writes[memory] = (self._writes.get(memory, (0, 0))[0] + 1, len(self._values))
 
     def _find_value(self, tensor: Tensor) -> int:

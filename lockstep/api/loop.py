@@ -432,6 +432,6 @@ class _FunctionReward:
             for prompt, response, answer in judged
         ]
         try:
-            return [user_code.read_reward(score) for score in scores]
+            return list(map(user_code.read_reward, scores))
         except ValueError as error:
             raise InputError(f"rollout: the reward returned {error}") from None

@@ -235,7 +235,7 @@ class ServerAnswers:
                 f"{len(failures)} of {len(conversations)} questions got no answer; last failure: "
                 f"{failures[-1]}"
             )
-        return [found.get(index) for index in range(len(conversations))]
+        return list(map(found.get, range(len(conversations))))
 
 
 _escaped_in_general = build_escape(COMMON_CONTROLS)

@@ -246,7 +246,7 @@ class MeshLearner:
 
     def _score_columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
         order, parts = self._call_on_shares(verb, batch, *args)
-        first, second = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        first, second = map(torch.cat, zip(*parts, strict=True))
         return restore_order(first, order, batch.lengths), restore_order(
             second, order, batch.lengths
         )
@@ -387,5 +387,5 @@ class MeshLearner:
 
 def _renumber_groups(passes: Sequence[Sequence[int]]) -> list[list[int]]:
     """The same passes, with groups numbered in the order in which the passes read them."""
-    ends = list(accumulate((len(one) for one in passes), initial=0))
+    ends = list(accumulate(map(len, passes), initial=0))
     return [list(range(start, end)) for start, end in pairwise(ends)]

@@ -214,7 +214,7 @@ class RayWorker:
         if frame is None:
             raise EOFError("the worker has ended")
         self._next = self._actor.give.remote()
-        return decode_message([bytearray(part) for part in frame])
+        return decode_message(list(map(bytearray, frame)))
 
     def has_message(self, timeout_s: float) -> bool:
         return self._closed or bool(ray.wait([self._next], timeout=timeout_s)[0])
@@ -280,7 +280,7 @@ class _WorkerActor:
         frame = self._taken.get()
         if frame is None:
             raise EOFError("no more messages will come")
-        return [bytearray(part) for part in frame]
+        return list(map(bytearray, frame))
 
     def _send_message(self, message: WireMessage) -> None:
         self._given.put([np.frombuffer(part, np.uint8).copy() for part in encode_message(message)])

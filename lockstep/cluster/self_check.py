@@ -139,7 +139,7 @@ def compute_proof(
         requests = _draw_requests(model)
         if sampling is None:
             prompts = [torch.tensor(request.tokens) for request in requests]
-            sampled = Batch(torch.cat(prompts), torch.tensor([len(tokens) for tokens in prompts]))
+            sampled = Batch(torch.cat(prompts), torch.tensor(list(map(len, prompts))))
         else:
             sampled = torch_sampler(model, 3).generate(requests, sampling)
         every = replace(sampled, sampling=None).with_columns({"mask": sampled.position > 0})

@@ -36,7 +36,7 @@ def run_command(options: argparse.Namespace) -> int:
     from lockstep.report.summary import PAGE
     from lockstep.system.sums import find_altered
 
-    folders = [Path(run) for run in options.runs]
+    folders = list(map(Path, options.runs))
     out = Path(options.out or (folders[0] if len(folders) == 1 else Path()) / PAGE)
     for folder in folders:
         for sentence in find_altered(folder, ""):

@@ -30,5 +30,5 @@ def run_command(options: argparse.Namespace) -> int:
 
     from lockstep.report.live import serve_runs
 
-    serve_runs([Path(run) for run in options.runs], options.port)
+    serve_runs(list(map(Path, options.runs)), options.port)
     return 0

@@ -60,7 +60,7 @@ class BestCheckpoints(Section):
         """True if the last `patience` of the metric's values are not better than all before."""
         if self.patience is None or len(values) <= self.patience:
             return False
-        scores = [self.score(value) for value in values]
+        scores = list(map(self.score, values))
         return max(scores[-self.patience :]) <= max(scores[: -self.patience])
 
 

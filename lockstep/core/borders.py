@@ -72,7 +72,7 @@ def require_responses(
             f"{whose} gave {len(batch)} responses to {len(asked_B)} requests; restart it", batch
         )
     room_B = batch.lengths - asked_B
-    low, high = (int(end) for end in room_B.aminmax())
+    low, high = map(int, room_B.aminmax())
     if (
         low < 1
         or high > sampling.max_tokens

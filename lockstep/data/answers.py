@@ -102,7 +102,7 @@ class AnswerEncoder:
                 given, whole = self._token_ids([prompt.text, prompt.text + texts[k]])
                 if whole[: len(given)] == given:
                     found[k] = whole[len(given) :]
-        return [self._end_at_stop(ids) for ids in found]
+        return list(map(self._end_at_stop, found))
 
     def write_answer(self, row: DataRow, where: str, answer: ChatMessage) -> str:
         """Text of an answer that is learned.
@@ -321,7 +321,7 @@ TokenRuns = Sequence[Sequence[int]]
 def build_batch(rows: Sequence[TokenRuns]) -> Batch:
     """A batch of sequences; `mask` is true for learned tokens."""
     runs = [run for row in rows for run in row]
-    lengths = torch.tensor([len(run) for run in runs])
+    lengths = torch.tensor(list(map(len, runs)))
     mask = torch.repeat_interleave(torch.tensor([False, True]).repeat(len(runs) // 2), lengths)
     sizes = torch.tensor([sum(map(len, row)) for row in rows])
     return Batch(torch.tensor([*chain(*runs)]), sizes, {"mask": mask})

@@ -108,7 +108,7 @@ class TurnRows(DemonstrationRows):
     def _encode_rows(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[AnsweredRow]:
-        split = [self._split_turns(row) for row in contents]
+        split = list(map(self._split_turns, contents))
         repeated = [i for i, turns in zip(numbers, split, strict=True) for _ in turns]
         encoded = iter(super()._encode_rows(rows, repeated, [*chain(*split)]))
         return [_join_turns([next(encoded) for _ in turns]) for turns in split]

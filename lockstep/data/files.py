@@ -98,7 +98,7 @@ class JoinedRows(FileRows):
     def __init__(self, opened: Sequence[FileRows], weights: Sequence[float] | None) -> None:
         self._opened = list(opened)
         self._weights = weights
-        self._starts = [0, *accumulate(len(rows) for rows in opened)]
+        self._starts = [0, *accumulate(map(len, opened))]
         self.skipped = sum((rows.skipped for rows in opened), SkippedRows())
         self.digest = hashlib.sha256(" ".join(rows.digest for rows in opened).encode()).hexdigest()
 
@@ -127,7 +127,7 @@ class JoinedRows(FileRows):
 
     def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The rows `indices`, in that order; each file is read once."""
-        located = [self._locate_row(i) for i in indices]
+        located = list(map(self._locate_row, indices))
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for k, rows in enumerate(self._opened):
             wanted = [pair for pair in located if pair[0] == k]

@@ -198,7 +198,7 @@ def _render_text(
     for message in talk:
         if message.get("tool_calls"):
             message["content"] = message.get("content")
-            message["tool_calls"] = [_read_arguments(call) for call in message["tool_calls"]]
+            message["tool_calls"] = list(map(_read_arguments, message["tool_calls"]))
     options: dict[str, Any] = {
         "add_generation_prompt": add_generation_prompt,
         "strftime_now": strftime_now,

@@ -26,7 +26,7 @@ class SplitPairs(JoinedRows):
         return self._opened[0].parts
 
     def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return [_split_pair(row) for row in super().read_rows(indices)]
+        return list(map(_split_pair, super().read_rows(indices)))
 
 
 def _split_pair(row: dict[str, Any]) -> dict[str, Any]:

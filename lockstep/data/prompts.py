@@ -341,9 +341,7 @@ class EncodedRows(ABC, Generic[T]):
     def _find_length_faults(
         self, rows: FileRows, numbers: Sequence[int], contents: Sequence[DataRow]
     ) -> list[str | None]:
-        return [
-            self._find_length_fault(item) for item in self._encode_rows(rows, numbers, contents)
-        ]
+        return list(map(self._find_length_fault, self._encode_rows(rows, numbers, contents)))
 
     def _read_rows(self, numbers: Sequence[int]) -> list[T]:
         rows = self.selection.rows

@@ -49,7 +49,7 @@ def _without_padding(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_padding(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
-        return [_without_padding(item) for item in value]
+        return list(map(_without_padding, value))
     return value
 
 

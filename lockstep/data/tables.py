@@ -39,7 +39,7 @@ class TableRows(FileRows):
 
     def read_rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         self._require_unchanged()
-        return [without_padding(row) for row in self._table.take(list(indices)).to_pylist()]
+        return list(map(without_padding, self._table.take(list(indices)).to_pylist()))
 
 
 def _read_parquet(path: Path) -> Table:

@@ -94,7 +94,7 @@ class ToolTemplate:
             for number, text in enumerate(_PROBES)
         ]
         whole = render_prompt([*self._talk, *results], self._tokenizer, self._values)
-        places = [whole.find(text) for text in _PROBES]
+        places = list(map(whole.find, _PROBES))
         if not 0 <= places[0] < places[1]:
             raise InputError(
                 f"{whose} omits tool results or changes their order; use one that renders them"

@@ -64,7 +64,7 @@ class RankMesh:
     @property
     def rank_count(self) -> int:
         """Number of all ranks."""
-        return prod(self.size(name) for name in DIMENSIONS)
+        return prod(map(self.size, DIMENSIONS))
 
     @property
     def rank_number(self) -> int:

@@ -208,7 +208,7 @@ def pair_figures(assessments: Sequence[PromptAssessment]) -> AgreementFigures:
             (pair.first, pair.second): pair for pair in one.pairs if pair.said.verdict is not None
         }
         rights = {order: one.decide_pair(pair)[0] for order, pair in verdicts.items()}
-        decisions.append([one.decide_pair(pair) for pair in verdicts.values()])
+        decisions.append(list(map(one.decide_pair, verdicts.values())))
         firsts.append([pair.said.verdict == pair.first for pair in verdicts.values()])
         twice = [(rights[a, b], rights[b, a]) for a, b in rights if a < b and (b, a) in rights]
         consistent.append([right == back for right, back in twice])

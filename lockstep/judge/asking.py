@@ -103,7 +103,7 @@ class ConversationEncoder:
 
     def encode_conversations(self, conversations: Sequence[ChatConversation]) -> list[list[int]]:
         """Token ids up to the beginning of the reply."""
-        texts = [self._render_text(conversation) for conversation in conversations]
+        texts = list(map(self._render_text, conversations))
         return token_ids(self.tokenizer, texts, add_special_tokens=not self.chat)
 
     def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
@@ -150,7 +150,7 @@ class SamplerAnswers:
     ) -> list[ModelAnswer | None]:
         if not conversations:
             return []
-        prompts = [tuple(ids) for ids in self.reader.encode_conversations(conversations)]
+        prompts = list(map(tuple, self.reader.encode_conversations(conversations)))
         requests = [Request(ids, key) for ids, key in zip(prompts, keys, strict=True)]
         batch = self.generate(requests, self.sampling)
         rows = zip(

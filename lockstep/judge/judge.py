@@ -132,8 +132,8 @@ class LLMJudge(Generic[V]):
         Raises:
             JudgeError: If more judgments than allowed have no verdict.
         """
-        filled = [self._escape_fields(case) for case in cases]
-        whole = [self._build_conversation(texts) for texts in filled]
+        filled = list(map(self._escape_fields, cases))
+        whole = list(map(self._build_conversation, filled))
         excesses = self.answering.count_excess_tokens(whole)
         questions: list[tuple[ChatConversation | None, bool]] = []
         conversations: list[ChatConversation] = []

@@ -91,4 +91,4 @@ class RememberedAnswers:
             append_lines(self.file, text.encode())
             for line in lines:
                 self._known[line.question] = ModelAnswer(line.text, line.finished)
-        return [self._known.get(name) for name in names]
+        return list(map(self._known.get, names))

@@ -107,7 +107,7 @@ class BoxReader:
         for file, at in self._found[name]:
             starts, sizes = self._find_bounds(file, name, at)
             ends.append([start + size for start, size in zip(starts, sizes, strict=True)])
-        shape = [max(side) for side in zip(*ends, strict=True)]
+        shape = list(map(max, zip(*ends, strict=True)))
         return self.read_box(name, [0] * len(shape), shape)
 
     def read_box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:

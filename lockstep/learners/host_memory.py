@@ -90,7 +90,7 @@ class HostMemory:
         if tensors is None:
             keys = list(self._away)
         else:
-            keys = [_make_storage_key(tensor) for tensor in tensors]
+            keys = list(map(_make_storage_key, tensors))
         for key in keys:
             if key in self._away:
                 self._reload_place(self._away.pop(key))
@@ -98,7 +98,7 @@ class HostMemory:
     @contextmanager
     def lend_tensors(self, tensors: Iterable[Tensor]) -> Iterator[None]:
         """Makes tensors readable on the device; afterwards frees the offloaded ones there again."""
-        keys = {_make_storage_key(tensor) for tensor in tensors} & self._away.keys()
+        keys = set(map(_make_storage_key, tensors)) & self._away.keys()
         with torch.no_grad():
             for key in keys:
                 self._reload_place(self._away[key])

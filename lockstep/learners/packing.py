@@ -125,7 +125,7 @@ def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[Group
     prompts = count_prompts(batch)[::step].tolist()
     firsts = [group[0] for group in groups]
     order = sort_paths(firsts)
-    alone = [count_distinct(group) for group in groups]
+    alone = list(map(count_distinct, groups))
     families = list[GroupFamily]()
     previous = -1
     for group, known in zip(order, count_common(firsts, order), strict=True):

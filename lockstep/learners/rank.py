@@ -109,7 +109,7 @@ class RankLearner(SendsWeights):
         else:
             self._optimizer = TorchOptimizer(self.pieces, optimizer)
         self._scale = LossScale() if section.needs_loss_scale else None
-        self._weights = [find_local(parameter) for parameter in model.parameters()]
+        self._weights = list(map(find_local, model.parameters()))
         self._host = HostMemory(self.device)
         self._count, self._loss = torch.zeros(()), torch.zeros(())
         self._has_gathered = False
@@ -362,10 +362,8 @@ class RankLearner(SendsWeights):
         elif passes is None:
             budget = self.section.micro_batch_tokens
             families = find_families(batch, budget, self.section.share_prefixes)
-            passes = [list_groups(families) for families in pack_families(families, budget)]
-        return MicroBatches(
-            batch, [batch.rows_of(groups) for groups in passes], self._lay_out, self.device
-        )
+            passes = list(map(list_groups, pack_families(families, budget)))
+        return MicroBatches(batch, list(map(batch.rows_of, passes)), self._lay_out, self.device)
 
     @torch.no_grad()
     def _score_columns(

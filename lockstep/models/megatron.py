@@ -49,7 +49,7 @@ _ACTIVATION = "silu"
 def require_known(config: PreTrainedConfig) -> None:
     """Raises ValueError if Megatron's layers, as used here, cannot compute a model."""
     fields = config.to_dict()
-    if any(fields.get(name) for name in find_megatron_layers(config).refused_fields):
+    if any(map(fields.get, find_megatron_layers(config).refused_fields)):
         raise InputError(
             "the model has sliding windows or biases that learner.backend=megatron does not "
             "support; use learner.backend=torch"

@@ -61,9 +61,9 @@ def words_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     for text in texts:
         split_words(text)
     numbers = {piece for piece in pieces if piece.isascii() and piece.isdigit()}
-    largest = max((int(number) for number in numbers), default=-1)
+    largest = max(map(int, numbers), default=-1)
     if largest <= _LARGEST_FILLED_RANGE:
-        filled = {str(n) for n in range(largest + 1)}
+        filled = set(map(str, range(largest + 1)))
     else:
         filled = set()
     ordered = [

@@ -147,7 +147,7 @@ def require_finite_tensor(source: object, name: str, tensor: Tensor) -> None:
     """Raises ModelError if a tensor has a NaN or infinity; the message begins with `source`."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    low, high = (float(end) for end in tensor.aminmax())  # both are NaN if one number is
+    low, high = map(float, tensor.aminmax())  # both are NaN if one number is
     largest = max(abs(low), abs(high))
     if _LARGEST < largest < math.inf:
         raise ModelError(

@@ -88,7 +88,7 @@ class KeptSequences:
         """The sequences as a batch for scoring at temperature 1."""
         tokens = torch.tensor(list(chain.from_iterable(self.tokens)))
         mask = torch.tensor(list(chain.from_iterable(self.mask)))
-        lengths = torch.tensor([len(row) for row in self.tokens])
+        lengths = torch.tensor(list(map(len, self.tokens)))
         return Batch(tokens, lengths, {"mask": mask.bool()})
 
 

@@ -61,7 +61,7 @@ def render_plan(
 
 def _find_roomiest(search: LayoutSearch, gpus: int) -> MemoryEstimate:
     """The layout that needs the least memory per GPU, for when nothing fits."""
-    found = [search.estimate_layout(parallel) for parallel in search.list_layouts(gpus)]
+    found = list(map(search.estimate_layout, search.list_layouts(gpus)))
     if not any(found):
         raise InputError(
             f"no layout of {gpus} GPUs gives every rank work: data-parallel ranks share the rows "

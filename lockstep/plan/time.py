@@ -125,7 +125,7 @@ class StepTime:
         exact = inference is not None and inference.explain_inexact(policy.learner) is None
         speed = rates.products * rates.learner * policy.learner.parallel.ranks
         score = sum(_count_scoring(rank, exact) for rank in ranks.values()) / speed
-        learn = sum(count_learning(rank) for rank in ranks.values()) / speed
+        learn = sum(map(count_learning, ranks.values())) / speed
         if inference is None or inference.sampling is None or not policy.load.generated:
             return cls(0.0, 0.0, 0.0, score, learn)
         generate = sampling_seconds(policy, engines, inference.sampling.max_tokens, rates)

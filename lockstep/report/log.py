@@ -56,7 +56,7 @@ def to_json_value(value: Any) -> Any:
         case dict():
             return {key: to_json_value(item) for key, item in value.items()}
         case list() | tuple():
-            return [to_json_value(item) for item in value]
+            return list(map(to_json_value, value))
         case _:
             return value
 

@@ -213,7 +213,7 @@ def describe_sweep(runs: Sequence[SweepRun]) -> dict[str, Any]:
     for group in group_runs(runs):
         about = {
             "name": group.name,
-            "runs": [runs.index(run) for run in group.runs],
+            "runs": list(map(runs.index, group.runs)),
             "finished": len(group.finished_runs),
             "final": group.final_spread,
             "bands": group.draw_bands(),

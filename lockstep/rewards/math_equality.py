@@ -89,7 +89,7 @@ def _are_same(right: MathValue, found: MathValue) -> bool:
     )
     if is_curve and not (isinstance(right, Basic) and right.atoms(sympy.Rel)):
         return False
-    exact = [_make_exact(value) for value in (right, found)]
+    exact = list(map(_make_exact, (right, found)))
     if _verify_equal(*exact) and _have_equal_values(*exact):
         return True
     return _is_rounded(right, found) and _verify_equal(right, found)

@@ -169,9 +169,7 @@ class EpisodeRunner:
                 f"{negative.prompt.id}: environment.class_name {self._section.class_name} returned "
                 f"the reward {negative.lowest:g}"
             )
-        batch = make_batch(
-            episodes, versions, sampling, [self._final_reward(episode) for episode in episodes]
-        )
+        batch = make_batch(episodes, versions, sampling, list(map(self._final_reward, episodes)))
         counts = count_calls(episodes) if self.tools else {}
         return batch.with_columns(sample=counts | make_part_columns(episodes))
 

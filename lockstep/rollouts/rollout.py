@@ -295,7 +295,7 @@ class RolloutCollector:
         if isinstance(self.reward, RewardModelScorer):
             return {"score": self.reward(batch)}, Metrics()
         verdicts = compute_reward_results(
-            self.reward, prompts, responses, [self.prompts.answer(prompt) for prompt in prompts]
+            self.reward, prompts, responses, list(map(self.prompts.answer, prompts))
         )
         columns = {"score": _to_column(batch, verdicts.rewards)}
         if isinstance(self.reward, CutOffReward) and self.reward.value is not None:

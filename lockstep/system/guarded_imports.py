@@ -48,7 +48,7 @@ def is_trusted(content: bytes) -> bool:
 
 def trust_content(contents: Iterable[bytes]) -> None:
     """Allows files with these contents to run."""
-    digests = _read_digests() | {digest_content(content) for content in contents}
+    digests = _read_digests() | set(map(digest_content, contents))
     os.environ[TRUSTED] = ",".join(sorted(digests))
 
 

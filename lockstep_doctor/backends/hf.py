@@ -175,9 +175,7 @@ class HFBackend:
     def compute_logits(self, model: PreTrainedModel, sequences: Sequences) -> Sequences:
         """Computes the logits of each sequence, [T, V], in one padded batch."""
         padded = pad_sequence(list(sequences), batch_first=True).to(self.device)
-        seen = pad_sequence([torch.ones_like(tokens) for tokens in sequences], batch_first=True).to(
-            self.device
-        )
+        seen = pad_sequence(list(map(torch.ones_like, sequences)), batch_first=True).to(self.device)
         logits_BTV = model(input_ids=padded, attention_mask=seen, use_cache=False).logits
         return [logits[: len(tokens)] for logits, tokens in zip(logits_BTV, sequences, strict=True)]
 
@@ -234,7 +232,7 @@ class HFBackend:
         prompts = [torch.tensor(request.tokens) for request in requests]
         padded = pad_sequence(prompts, batch_first=True, padding_side="left")
         seen = pad_sequence(
-            [torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left"
+            list(map(torch.ones_like, prompts)), batch_first=True, padding_side="left"
         )
         model.generation_config = GenerationConfig()
         model.generate(  # pyright: ignore[reportCallIssue]

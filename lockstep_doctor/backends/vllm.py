@@ -79,7 +79,7 @@ class VLLMBackend:
                 "vLLM rescores only at temperature 1 over all tokens; leave out batch.sampling"
             )
         parts = batch.split(conditions.batch_size or len(batch))
-        return torch.cat([self.engine.logprobs(part) for part in parts])
+        return torch.cat(list(map(self.engine.logprobs, parts)))
 
     def generate(
         self,

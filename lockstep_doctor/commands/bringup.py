@@ -78,7 +78,7 @@ def bring_up(loaded: LoadedRecipe) -> int:
         for one in list_observations(loaded.expect_recipe(DoctorRecipe), backends, shown):
             shown.show_note(f"{one.check} of {one.what}: {one.outcome}")
             found.append(one)
-        content = orjson.dumps([asdict(one) for one in found], option=orjson.OPT_INDENT_2)
+        content = orjson.dumps(list(map(asdict, found)), option=orjson.OPT_INDENT_2)
         write_whole(results.folder / "bringup.json", [content + b"\n"])
     rows = [[one.check, one.what, one.outcome, one.said] for one in found]
     print(markdown_table(["Check", "Of", "Outcome", ""], rows))

@@ -201,7 +201,7 @@ class _RowReader:
             if not prompt or not response:  # a response alone is not a whole sequence
                 return None
             used = prompt + response
-        ids = np.concatenate([self._read_numbers(name) for name in used])
+        ids = np.concatenate(list(map(self._read_numbers, used)))
         wrong = np.flatnonzero(~((ids >= 0) & (ids < _MOST_ID) & (ids == np.floor(ids))))
         if wrong.size:
             raise self._build_error(

@@ -96,7 +96,7 @@ def check_machine(device: str, out: Path) -> int:
     found = {
         "machine": dict(machine),
         "rates": {dtype: asdict(own) for dtype, own in rates.items()},
-        "checks": [asdict(outcome) for outcome in outcomes],
+        "checks": list(map(asdict, outcomes)),
     }
     (out / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for key, text in machine.items():
@@ -177,7 +177,7 @@ def _find_rates_in(
 
 def describe_devices(device: torch.device) -> Mapping[str, str]:
     """Describes the machine, its devices, and versions of packages that a run does not record."""
-    gpus = [torch.cuda.get_device_name(number) for number in range(_count_gpus(device))]
+    gpus = list(map(torch.cuda.get_device_name, range(_count_gpus(device))))
     found = {
         "device": f"{len(gpus)} × {', '.join(sorted(set(gpus)))}" if gpus else "CPU",
         "memory": f"{(_device_memory(device) or 0) / 1e9:.0f} GB each" if gpus else "",

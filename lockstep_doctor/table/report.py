@@ -147,7 +147,7 @@ def tree_of(found: TableResult, loaded: LoadedRecipe, inputs: RunIdentity) -> di
         "backends": found.backends,
         "pairs": found.pairs,
         "cells": [_describe_cell(found, number, row) for number, row in enumerate(found.rows)],
-        "repeats": [asdict(repeat) for repeat in found.all_repeats],
+        "repeats": list(map(asdict, found.all_repeats)),
     }
 
 

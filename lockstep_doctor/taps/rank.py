@@ -303,6 +303,6 @@ def _pack_behind(tokens_T: Tensor, neighbors: int) -> Batch:
     """Packs a sequence after `neighbors` others, which are parts of the reversed sequence."""
     others = [tokens_T.flip(0)[: len(tokens_T) - number] for number in range(neighbors)]
     tokens = torch.cat([*others, tokens_T])
-    lengths = torch.tensor([len(one) for one in (*others, tokens_T)])
+    lengths = torch.tensor(list(map(len, (*others, tokens_T))))
     mask = torch.ones_like(tokens, dtype=torch.bool)
     return Batch(tokens, lengths, {"mask": mask}, entropy=False)

@@ -251,7 +251,7 @@ def train_policy(
 def split_minibatches(batch: Batch, size: int, seed: int, *when: int) -> Iterator[Batch]:
     """Shuffles a step's sequences by seed and `when`, and splits them into minibatches."""
     order = keyed.draw_permutation(len(batch), seed, "minibatches", *when)
-    return (batch.select(rows) for rows in order.split(size))
+    return map(batch.select, order.split(size))
 
 
 def add_epoch_metrics(metrics: Metrics, epoch: int, settings: AnyPolicySettings) -> Metrics:

@@ -65,7 +65,7 @@ class RankedAnswers:
         for number, pair in enumerate(self.pairs[:count]):
             first = number * self.group_size
             prompt = self.rollouts.prompts[first]
-            scores = [mean_score(one) for one in self.judged[first:][: self.group_size]]
+            scores = list(map(mean_score, self.judged[first:][: self.group_size]))
             row = {"id": prompt.id, "prompt": prompt.text, "status": pair.status, "scores": scores}
             for name, index in (("chosen", pair.chosen), ("rejected", pair.rejected)):
                 if index is not None:

@@ -131,7 +131,7 @@ class PromptWriter:
                 "raise new_prompts.max_attempts"
             )
         counts = {outcome: Sum(outcomes[outcome]) for outcome in get_args(PromptOutcome)}
-        return [self.field.build_row(text) for text in found.values()], Metrics(
+        return list(map(self.field.build_row, found.values())), Metrics(
             attempts=Sum(outcomes.total()), **counts
         )
 

@@ -70,7 +70,7 @@ def build_prefix(readable: Mapping[str, str], tmp_mb: int, filtered: int, status
 
 def _make_folder(folder: str) -> list[str]:
     """Options that create a folder and its parents, accessible to every user."""
-    folders = [str(path) for path in (*reversed(Path(folder).parents), Path(folder))][1:]
+    folders = list(map(str, (*reversed(Path(folder).parents), Path(folder))))[1:]
     options: list[str] = []
     for path in folders:
         if path != "/tmp":

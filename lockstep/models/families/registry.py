@@ -32,7 +32,7 @@ def _import_family(name: str) -> ModelFamily:
     return family
 
 
-FAMILIES = tuple(_import_family(name) for name in _FILES)
+FAMILIES = tuple(map(_import_family, _FILES))
 
 
 def find_family(config: PreTrainedConfig) -> ModelFamily:

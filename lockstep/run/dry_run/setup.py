@@ -188,7 +188,7 @@ class DrySetup(LiveSetup):
             first = [prompt for prompt in first if read_field(prompt.row, field) == "math"]
         if section.type in ("math", "by_row") and first:
             reward = MathReward(section.marker, key)
-            answers = [rows.answer(prompt) for prompt in first]
+            answers = list(map(rows.answer, first))
             # the prompt may open a thought
             without_text = [replace(prompt, text="") for prompt in first]
             verdicts = reward(without_text, answers, answers)

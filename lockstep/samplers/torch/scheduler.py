@@ -169,7 +169,7 @@ class BatchScheduler:
                 outgrown = [slot for slot in outgrown if slot != newest.slot]
                 self._preempt_sequence(newest)
             if outgrown:
-                rows = [buffer.slots.index(slot) for slot in outgrown]
+                rows = list(map(buffer.slots.index, outgrown))
                 self._dense_cache.move_sequences(buffer, rows)
             self._sort_running()
 

@@ -118,7 +118,7 @@ class StatefulTorchSampler(ModelSampler):
             if sampling.stop:
                 strings = open_stop_strings(self._lm.config.name_or_path or "", sampling.stop)
                 newest = tokens_BK[:, max(0, k + 1 - strings.window) : k + 1].tolist()
-                completes = [strings.contains_stop(tokens) for tokens in newest]
+                completes = list(map(strings.contains_stop, newest))
                 stopped_B |= running & torch.tensor(completes, device=device)
             # the only device sync
             left, num_broken = torch.stack([(~stopped_B).sum(), broken.sum()]).tolist()

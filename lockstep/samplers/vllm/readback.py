@@ -63,7 +63,7 @@ class ReadableWeight:
     @property
     def has_packed_part(self) -> bool:
         """True if a kernel has packed some of it."""
-        return any(is_packed(copy) for copy in self.copies)
+        return any(map(is_packed, self.copies))
 
     def compute_fingerprint(self) -> PendingFingerprint:
         """Computes the fingerprint of the tensor, which must not be packed."""
@@ -71,7 +71,7 @@ class ReadableWeight:
 
     def column_fingerprint(self) -> int:
         """Fingerprint of the columns that kernels use; see `column_fingerprint`."""
-        if self.own is not None or not all(self._has_straight_rows(copy) for copy in self.copies):
+        if self.own is not None or not all(map(self._has_straight_rows, self.copies)):
             return column_fingerprint(self.read_tensor())
         columns = pick_columns(self.shape[1])
         sampled = torch.empty(self.shape[0], len(columns), dtype=self.dtype)

@@ -146,11 +146,11 @@ class TappedWorker(WeightReceiver):
             operators.append(asdict(replace(one, stack=_drop_machinery(one.stack))))
         return json.dumps(
             {
-                "order": [str(cut) for cut in self._seen],
-                "hidden": [str(cut) for cut in self._hidden],
+                "order": list(map(str, self._seen)),
+                "hidden": list(map(str, self._hidden)),
                 "functions": self._ran,
                 "operators": operators,
-                "around": [asdict(one) for one in _drop_machinery(self._trace.around)],
+                "around": list(map(asdict, _drop_machinery(self._trace.around))),
             },
             default=str,
         )
