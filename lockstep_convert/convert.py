@@ -181,10 +181,8 @@ class _ConfigConversion:
         ).items():
             if self._is_free(option) and self._find_missing(option, value) is None:
                 self._put_option(option, value, f"as {self.table.name} does")
-        entries += [
-            ConvertedKey(self.kind, None, KeyVerdict.LOOK, {}, sentence)
-            for sentence in self.table.look.get(self.kind, ())
-        ]
+        for sentence in self.table.look.get(self.kind, ()):
+            entries.append(ConvertedKey(self.kind, None, KeyVerdict.LOOK, {}, sentence))
         entries = list(map(self._check_requirements, entries))
         entries += self._fill_required()
         remarks = (*self.table.remarks.get(self.kind, ()), *self.table.remarks.get("*", ()))
@@ -363,9 +361,9 @@ class _ConfigConversion:
         if option == "algorithm":
             return None
         spellings = [option]
-        spellings += [
-            new + option.removeprefix(old) for old, new in _SPELLINGS if option.startswith(old)
-        ]
+        for old, new in _SPELLINGS:
+            if option.startswith(old):
+                spellings.append(new + option.removeprefix(old))
         return next((name for name in spellings if name in self.known), None)
 
     def _is_free(self, option: str) -> bool:

@@ -130,11 +130,11 @@ class Algorithm(Common, ABC):
     def _answer_lengths(self, **limits: int | None) -> dict[str, int]:
         """Entries of `lengths` for prompt plus answer, by section; None: the section is not set."""
         prompt = self.data.max_prompt_tokens
-        return {
-            f"data.max_prompt_tokens + {section}.max_tokens": prompt + limit
-            for section, limit in limits.items()
-            if limit is not None
-        }
+        found: dict[str, int] = {}
+        for section, limit in limits.items():
+            if limit is not None:
+                found[f"data.max_prompt_tokens + {section}.max_tokens"] = prompt + limit
+        return found
 
     @abstractmethod
     def open(self, setup: Setup) -> Job:

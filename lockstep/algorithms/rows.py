@@ -41,11 +41,11 @@ class DataFiles:
             self.demonstrations: "demonstrations",
             self.train: "train",
         }
-        return {
-            name: open_rows(files, "skip").digest[:16]
-            for files, name in names.items()
-            if files is not None
-        }
+        found: dict[str, str] = {}
+        for files, name in names.items():
+            if files is not None:
+                found[name] = open_rows(files, "skip").digest[:16]
+        return found
 
 
 def data_files(section: DataSection, folder: Path) -> DataFiles:

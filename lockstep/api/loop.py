@@ -385,9 +385,9 @@ def _read_rows(prompts: Sequence[str | Mapping[str, Any]]) -> list[Mapping[str, 
         InputError: There are no prompts, or one is neither text nor a row with `question`.
     """
     _require_prompts("rollout", prompts)
-    rows: list[Mapping[str, Any]] = [
-        {"question": one} if isinstance(one, str) else one for one in prompts
-    ]
+    rows: list[Mapping[str, Any]] = []
+    for one in prompts:
+        rows.append({"question": one} if isinstance(one, str) else one)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
             raise InputError(

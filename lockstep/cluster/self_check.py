@@ -169,10 +169,10 @@ def _draw_requests(model: PreTrainedModel) -> list[Request]:
         torch.tensor([keyed.hash_key("self-check prompts")]), torch.arange(int(sizes.sum()))
     )[0]
     tokens = tokens.remainder(int(model.config.vocab_size)).abs()
-    return [
-        Request(tuple(part.tolist()), keyed.hash_key("self-check", number))
-        for number, part in enumerate(tokens.split(sizes.tolist()))
-    ]
+    found: list[Request] = []
+    for number, part in enumerate(tokens.split(sizes.tolist())):
+        found.append(Request(tuple(part.tolist()), keyed.hash_key("self-check", number)))
+    return found
 
 
 def _score_batch(head: LogitsHead, batch: Batch) -> Tensor:

@@ -93,11 +93,11 @@ class TurnRows(DemonstrationRows):
         """The row up to each assistant message that is to be learned."""
         field = self._data.messages or ""
         talk = read_field(row, field)
-        return [
-            {**row, field: talk[:end]}
-            for end, message in enumerate(talk, start=1)
-            if message["role"] == "assistant" and message.get("weight") != 0
-        ]
+        found: list[DataRow] = []
+        for end, message in enumerate(talk, start=1):
+            if message["role"] == "assistant" and message.get("weight") != 0:
+                found.append({**row, field: talk[:end]})
+        return found
 
     def _find_row_fault(self, row: DataRow) -> str | None:
         wrong = super()._find_row_fault(row)

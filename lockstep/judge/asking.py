@@ -108,10 +108,10 @@ class ConversationEncoder:
 
     def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
         """Counts excess tokens; see `JudgeModel`."""
-        return [
-            max(0, len(ids) - self.max_prompt_tokens)
-            for ids in self.encode_conversations(conversations)
-        ]
+        found: list[int] = []
+        for ids in self.encode_conversations(conversations):
+            found.append(max(0, len(ids) - self.max_prompt_tokens))
+        return found
 
     def _render_text(self, conversation: ChatConversation) -> str:
         if self.chat:

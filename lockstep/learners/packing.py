@@ -189,10 +189,10 @@ def deal_to_ranks(
         priced += [(estimate_cost(half), half) for half in halve_families(dearest[1])]
     bins = [bin for _, bin in sorted(priced, key=itemgetter(0), reverse=True)]
     rounds = [bins[start : start + ranks] for start in range(0, len(bins), ranks)]
-    return [
-        [list_groups(one[(rank + turn) % ranks]) for turn, one in enumerate(rounds)]
-        for rank in range(ranks)
-    ]
+    found: list[list[list[int]]] = []
+    for rank in range(ranks):
+        found.append([list_groups(one[(rank + turn) % ranks]) for turn, one in enumerate(rounds)])
+    return found
 
 
 def halve_families(

@@ -271,10 +271,10 @@ class PackedLayout(AttentionLayout):
 def to_grids(x: Tensor, cells: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Lays tokens [1, heads, N, size] out in grids [rows, heads, width, size]."""
     pieces = x[0].transpose(0, 1).index_select(0, cells).split([r * width for r, width in shapes])
-    return [
-        piece.unflatten(0, shape).transpose(1, 2)
-        for piece, shape in zip(pieces, shapes, strict=True)
-    ]
+    found: list[Tensor] = []
+    for piece, shape in zip(pieces, shapes, strict=True):
+        found.append(piece.unflatten(0, shape).transpose(1, 2))
+    return found
 
 
 def sort_branches(lengths: Sequence[int], tree: PathTree) -> list[tuple[int, int, int]]:

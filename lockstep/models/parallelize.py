@@ -233,9 +233,11 @@ def checkpoint_layers(blocks: Iterable[nn.Module]) -> None:
 
 def list_layers(lm: PreTrainedModel) -> list[nn.Module]:
     """The layers of a decoder: modules of the classes in `_no_split_modules`."""
-    return [
-        module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())
-    ]
+    found: list[nn.Module] = []
+    for module in lm.modules():
+        if type(module).__name__ in (lm._no_split_modules or ()):
+            found.append(module)
+    return found
 
 
 def _cut_head(lm: PreTrainedModel, mesh: DeviceMesh) -> None:

@@ -124,11 +124,11 @@ class MemoryEstimate:
     @property
     def own_layouts(self) -> dict[str, ModelRank]:
         """Ranks of models with their own layout."""
-        return {
-            name: rank
-            for name, rank in self.ranks.items()
-            if rank.learner.layout_key != self.learner.layout_key
-        }
+        found: dict[str, ModelRank] = {}
+        for name, rank in self.ranks.items():
+            if rank.learner.layout_key != self.learner.layout_key:
+                found[name] = rank
+        return found
 
     @property
     def device_bytes(self) -> int:

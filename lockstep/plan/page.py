@@ -148,9 +148,9 @@ def _describe_memory(estimate: MemoryEstimate) -> str:
     for name, rank in estimate.ranks.items():
         peak = rank.peak_moment
         lines.append((name, f"{format_bytes(peak.total_bytes)} per rank, at the {peak.name}:"))
-        lines += [
-            ("", f"{format_bytes(size):>9} {what}") for what, size in peak.parts.items() if size
-        ]
+        for what, size in peak.parts.items():
+            if size:
+                lines.append(("", f"{format_bytes(size):>9} {what}"))
         if rank.on_host:
             lines.append(
                 (

@@ -177,10 +177,10 @@ def group_runs(runs: Sequence[SweepRun]) -> list[SeedGroup]:
 
 def list_runs(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:
     """A row for each run: name of its folder, values, state and final metrics."""
-    return [
-        {"run": run.folder.name, **run.values, "state": run.state, **run.final_values}
-        for run in runs
-    ]
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        found.append({"run": run.folder.name, **run.values, "state": run.state, **run.final_values})
+    return found
 
 
 def list_spreads(runs: Sequence[SweepRun]) -> list[dict[str, Any]]:

@@ -44,9 +44,10 @@ class MathReward:
             DataError: A right answer does not parse completely.
         """
         judged = zip(prompts, responses, answers, strict=True)
-        return [
-            self._judge_response(prompt, response, answer) for prompt, response, answer in judged
-        ]
+        found: list[float | None] = []
+        for prompt, response, answer in judged:
+            found.append(self._judge_response(prompt, response, answer))
+        return found
 
     def _judge_response(self, prompt: Prompt, response: str, answer: str) -> float | None:
         right = read_right_answer(answer, self.marker)

@@ -64,10 +64,8 @@ class SweepPlan:
         for run in self.runs:
             if is_file(run.folder / "recipe.yaml"):
                 before = recipe_identity(load_run(run.folder))
-                lines += [
-                    f"{run.name}: {line}"
-                    for line in list_differences(before, recipe_identity(run.loaded))
-                ]
+                for line in list_differences(before, recipe_identity(run.loaded)):
+                    lines.append(f"{run.name}: {line}")
         if lines:
             differing = "\n  ".join(sorted(lines)[:20])
             raise InputError(

@@ -329,7 +329,6 @@ def render_refits(results: Mapping[str, Sequence[RefitStage]]) -> str:
             rows.append(
                 (backend, one.name, *counts, f"{one.gap:.2g}", f"{one.seconds:.2f}", one.verdict)
             )
-            found += [
-                f"{backend}, {one.name}: {finding.what} {finding.why}" for finding in one.findings
-            ]
+            for finding in one.findings:
+                found.append(f"{backend}, {one.name}: {finding.what} {finding.why}")
     return "\n".join([summary_table(rows), *found])

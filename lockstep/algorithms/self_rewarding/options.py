@@ -275,11 +275,11 @@ class SelfRewardingRecipe(SampledRecipe):
     @property
     def judges(self) -> dict[str, AskedSection]:
         sections = {"judge": self.judge, "meta_judge": self.meta_judge}
-        return {
-            name: section
-            for name, section in sections.items()
-            if section is not None and section.has_engine
-        }
+        found: dict[str, AskedSection] = {}
+        for name, section in sections.items():
+            if section is not None and section.has_engine:
+                found[name] = section
+        return found
 
     @rule
     def _one_judge_judges(self) -> None:

@@ -235,8 +235,6 @@ def _learn_from_own_judgment(
     else:
         metrics += Metrics({"train/updates_skipped": Sum(1.0)})
     samples = judged.answers.sample_rows(settings.run.num_logged_samples)
-    samples += [
-        judge_pair_row(pair, collector.decode)
-        for pair in judged.judgments[: settings.run.num_logged_samples]
-    ]
+    for pair in judged.judgments[: settings.run.num_logged_samples]:
+        samples.append(judge_pair_row(pair, collector.decode))
     return StepResult(metrics, rows.stop, batch.tokens.numel(), samples)

@@ -76,11 +76,11 @@ class TorchLearner(RankLearner):
         if self.section.lora is not None:  # a checkpoint of adapters has nothing else
             return {}
         kept = self.model.state_dict().keys()
-        return {
-            canonical_name(name): buffer
-            for name, buffer in self.model.named_buffers()
-            if name in kept
-        }
+        found: dict[str, Tensor] = {}
+        for name, buffer in self.model.named_buffers():
+            if name in kept:
+                found[canonical_name(name)] = buffer
+        return found
 
     def _lay_out(self, batch: Batch) -> LaidOut:
         return self._head.lay_out(batch, self.section.share_prefixes)
