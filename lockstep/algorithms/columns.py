@@ -1,4 +1,4 @@
-"""The options of `data` that the columns of a run's rows stand for, by TRL's dataset formats."""
+"""Infers `data` options from the columns of a run's rows, as in TRL's dataset formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAY_READ = {"python", "server"}
 
 
 def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
-    """Returns a training recipe with the options that the columns of its rows stand for."""
+    """Adds the options implied by the columns of the first training row to a recipe."""
     recipe = loaded.expect_recipe(Algorithm)
     learns = recipe.longest_demonstration is not None
     return tell_options(loaded, recipe.data, recipe.rewards.values(), learns)
@@ -41,7 +41,7 @@ def tell_options(
     rewards: Iterable[RewardSection | None] = (),
     learns: bool = False,
 ) -> LoadedRecipe:
-    """Returns a recipe with the options of `data` that the columns of its first row stand for.
+    """Adds the options of `data` implied by the columns of the first row to a recipe.
 
     Options that the recipe or an override sets stay; a line names the others. A shipped template
     whose field is missing gets the one that the rows have. Rows that cannot be read are left to the
@@ -89,7 +89,7 @@ def tell_options(
 
 
 def _match_columns(row: DataRow, data: DataSection, learns: bool) -> dict[str, Any]:
-    """Returns the options of the format that a row has."""
+    """Returns the options for a row's format."""
     talks = [name for name, value in row.items() if is_talk(value)]
     asked = [name for name in ("prompt", "question", "messages") if name in row]
     names = ("completion", "answer") if "prompt" in row else ("answer", "completion")

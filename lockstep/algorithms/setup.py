@@ -38,7 +38,9 @@ class PolicyJudge:
 
 
 class Setup(Protocol):
-    """Opens the models, samplers and judges of an algorithm; all are closed with the run."""
+    """Opens the models, samplers and judges of an algorithm, and closes them at the end of the
+    run.
+    """
 
     @property
     def folder(self) -> Path:

@@ -101,7 +101,7 @@ class Run:
         return out
 
     def _repr_html_(self) -> str:
-        """The headline curve, and the summary in a fold, for notebooks."""
+        """The headline curve and a collapsed summary, for notebooks."""
         from lockstep.report.picture import draw_headline
 
         folder = html.escape(str(self.folder))

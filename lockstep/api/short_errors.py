@@ -13,9 +13,9 @@ R = TypeVar("R")
 
 
 def shorten_traceback(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a public function: its errors for users keep their sentence and lose their frames.
+    """Decorates a public function: errors meant for users keep their message but not their frames.
 
-    The sentence, and the notes on it, say what is wrong and where. Any other exception is a crash
+    The message and its notes explain what is wrong and where. Any other exception is a crash
     and keeps its traceback.
     """
 

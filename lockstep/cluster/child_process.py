@@ -1,4 +1,4 @@
-"""The first transport: a child process on this machine, connected by a socket.
+"""A transport to a child process on this machine, over a socket.
 
 Children are not forked from their parent, whose threads and locks they would inherit, but from a
 server (multiprocessing's forkserver) that has only imported what workers need; that takes seconds

@@ -93,9 +93,8 @@ def judge_answers(
 
 @dataclass(frozen=True)
 class AwakeWhenAsked:
-    """A sampler with its own weights, awake only while it answers.
-
-    The policy's engine may be awake, too.
+    """A sampler with its own weights that is awake only while it answers, possibly at the same time
+    as the policy's engine.
     """
 
     sampler: Sampler

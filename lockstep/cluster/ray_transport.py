@@ -1,4 +1,4 @@
-"""The second transport: workers as actors of a Ray cluster.
+"""A transport to workers that are actors of a Ray cluster.
 
 An actor serves as a child process does (`transport.serve_calls`); messages travel through Ray's
 object store, as the same bytes that a socket would carry. A Ray that is started here listens on

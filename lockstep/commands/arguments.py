@@ -20,7 +20,7 @@ def add_recipe(parser: argparse.ArgumentParser, options: str) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that allows Python files of others to run."""
+    """Adds the option that allows other people's Python files to run."""
     parser.add_argument(
         "--trust",
         nargs="+",

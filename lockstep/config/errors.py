@@ -223,7 +223,7 @@ def _find_option_for(fields: dict[str, FieldInfo], value: object) -> str | None:
 
 
 def _find_place(problem: ErrorDetails, tree: object) -> KeyPath:
-    """The part of a problem's path that exists in the recipe.
+    """The existing part of a problem's path in the recipe.
 
     For a union, pydantic appends the type that failed.
     """
@@ -281,7 +281,7 @@ def suggest_option(recipe: RecipeShape, path: KeyPath) -> str:
 
 
 def _find_elsewhere(recipe: RecipeShape, word: str) -> list[str]:
-    """The outermost options of this name; else those whose names end with it, and what they are."""
+    """The outermost options with this name; otherwise those whose names end with it, described."""
     found = dict[tuple[int, bool], list[str]]()
     for keys, section, _ in recipe.walk_options():
         about = "" if keys[-1] == word else f" ({section.model_fields[keys[-1]].description})"

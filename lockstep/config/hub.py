@@ -89,10 +89,10 @@ def _fetch_once(model: str) -> Path:
 def push_folder(folder: Path, name: HubName) -> str:
     """Uploads a model's folder to the Hub; returns the page of the model.
 
-    A new repository is private; an existing one stays as it is, and gets one more commit.
+    A new repository is private; an existing one keeps its visibility and gets a new commit.
 
     Raises:
-        InputError: The Hub did not take the files.
+        InputError: The Hub rejected the files.
     """
     try:
         with _open_hub() as api:

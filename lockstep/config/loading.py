@@ -83,7 +83,7 @@ class LoadedRecipe:
         places: Local paths of the fetched Hub names, see `lockstep.config.hub`.
         written: The options as JSON before local paths replaced Hub names and columns were read;
             None if they are those of the recipe.
-        told: Options of `data` told by the columns of the rows.
+        told: Options of `data` inferred from the columns of the rows.
     """
 
     name: str
@@ -129,7 +129,7 @@ class LoadedRecipe:
         return replace(self, recipe=recipe, places=places, pins=pins, written=written)
 
     def with_told_options(self, told: Mapping[str, Any]) -> LoadedRecipe:
-        """The recipe with options of `data` told by columns; they do not identify the run."""
+        """The recipe with `data` options inferred from columns; they do not identify the run."""
         data: PromptSection = dict(self.recipe)["data"]
         copy = data.model_copy(update={name: told[name] for name in told.keys() & dict(data)})
         recipe = self.recipe.model_copy(update={"data": copy})
@@ -396,10 +396,10 @@ def _validate_tree(
     layers: Sequence[RecipeLayer],
     overriding: Sequence[RecipeLayer],
 ) -> tuple[S, list[OptionKeys]]:
-    """Validates a tree; options of a shipped recipe give way to options set over it.
+    """Validates a tree; drops options of a shipped recipe that conflict with options set over it.
 
     Returns:
-        The section, and the options that gave way.
+        The section, and the dropped options.
     """
 
     def find_layer(path: KeyPath) -> RecipeLayer:

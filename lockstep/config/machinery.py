@@ -352,7 +352,9 @@ class SamplerSection(Section):
 
     @property
     def gets_weights(self) -> bool:
-        """True if a learner sends it weights before first use, so that its own need not be kept."""
+        """True if a learner sends weights before first use, so that the engine's own can be
+        dropped.
+        """
         return self._gets_weights
 
     def take_turns(self, gets_weights: bool = False) -> Self:

@@ -142,7 +142,7 @@ class Optimizer(Section):
 
     @property
     def torch_class(self) -> TorchClass:
-        """The facts about its class."""
+        """The entry of its class in the table of supported optimizers."""
         return CLASSES[self.name]
 
     @property

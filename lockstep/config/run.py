@@ -57,7 +57,7 @@ class BestCheckpoints(Section):
                 assert_never(self.mode)
 
     def has_stalled(self, values: Sequence[float]) -> bool:
-        """True if the last `patience` of the metric's values are not better than all before."""
+        """True if the metric has not improved in its last `patience` values."""
         if self.patience is None or len(values) <= self.patience:
             return False
         scores = list(map(self.score, values))

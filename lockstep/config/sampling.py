@@ -84,7 +84,9 @@ class TokenDistribution(TokenPenalties, TokenFilters):
     """A distribution that tokens are drawn from."""
 
     def of_length(self, max_tokens: int) -> SamplingParams:
-        """The same without stop tokens or stop strings: responses end at `max_tokens`."""
+        """The same distribution without stop tokens or stop strings: responses end at
+        `max_tokens`.
+        """
         return SamplingParams(
             max_tokens, **{name: getattr(self, name) for name in TokenDistribution.model_fields}
         )

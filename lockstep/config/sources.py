@@ -141,7 +141,7 @@ class PromptSection(Section):
     _tools: tuple[Mapping[str, Any], ...] = PrivateAttr(default=())
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """The same prompts; the chat template also receives the JSON schemas of these tools."""
+        """The same options; the chat template also receives the JSON schemas of these tools."""
         copy = self.model_copy()
         copy._tools = tuple(tools)
         return copy

@@ -1,4 +1,4 @@
-"""Trackers that a run logs to besides its own files.
+"""Trackers that a run logs to in addition to its own files.
 
 URLs and keys come from each tool's environment.
 """

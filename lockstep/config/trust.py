@@ -34,7 +34,7 @@ _OWN = Path(__file__).parents[1]
 
 
 class UntrustedCode(InputError):
-    """Python files of a model's folder would have to run, and the user has not allowed them."""
+    """A model needs Python files from its folder that the user has not allowed to run."""
 
     @classmethod
     def from_files(cls, folder: Path, model_type: object, files: Sequence[Path]) -> UntrustedCode:

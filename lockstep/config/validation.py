@@ -1,4 +1,4 @@
-"""Validation of a recipe's tree: finds all errors, and lets options of a base give way.
+"""Validation of a recipe's tree: finds all errors, and drops conflicting options of a base.
 
 Imports no torch.
 """

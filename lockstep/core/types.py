@@ -133,7 +133,7 @@ class SamplingParams:
 
     @property
     def without_penalties(self) -> SamplingParams:
-        """The same without penalties."""
+        """The same parameters without penalties."""
         return replace(self, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Selection of a run's rows, in one pass before the first step; counts and names the others."""
+"""Selects a run's rows in one pass before the first step; counts and names the skipped rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Thoughts of a model before its answer, found by the marks around them.
+"""A model's thoughts before its answer, found by the marks around them.
 
-The first closing mark ends a thought, as in chat templates that know thoughts: readers see the
+The first closing mark ends a thought, as in chat templates that support thoughts: readers see the
 text after it, which may contain the mark, for example in a tool argument; splitting at the last
 mark would cut that answer. A quoted mark (`"</think>"`) does not count.
 """
@@ -46,7 +46,7 @@ _LONGEST_TAIL = 100
 
 
 def drop_thought(response: str, prompt: str = "") -> str:
-    """The answer in a response: all after its leading thoughts, or all if it has none.
+    """The answer in a response: everything after its leading thoughts.
 
     A thought that is never closed leaves no answer: the result is empty. A closing mark without an
     opening one before it ends a thought that the prompt opened. Later marks in the answer are text.
@@ -107,7 +107,7 @@ def _sort_special_tokens(
 
 
 def _final_marks(prompt: str) -> ThoughtMarks | None:
-    """The marks of the thought that a prompt's end opens."""
+    """The marks of a thought that the end of a prompt opens."""
     tail = prompt[-_LONGEST_TAIL:].rstrip()
     return next((marks for marks in THOUGHT_MARKS if tail.endswith(marks.opening)), None)
 

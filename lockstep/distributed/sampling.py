@@ -76,7 +76,7 @@ def hidden_scores(
     row_invariant: bool = False,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """`token_scores` of hidden · weightᵀ without full logits, filters and penalties."""
+    """`token_scores` from hidden states, without materializing logits; no filters or penalties."""
     assert not sampling.needs_logits, "penalties, min-p, top-k and top-p need the logits"
     scoring = _build_scoring(sampling, entropy, shard, row_invariant)
     return _shape_like(

@@ -1,4 +1,4 @@
-"""Environments: user-defined classes for multi-turn episodes, and the child that runs them.
+"""Environments: user-defined classes for multi-turn episodes, and the process that runs them.
 
 Has no heavy imports, so that the child process is small and starts fast.
 """

@@ -43,7 +43,7 @@ class InProcess(HelperProcess):
 
 
 def build_child(module: str, reference: str, *options: str) -> HelperProcess:
-    """Builds the helper that runs user code: a child process, or this one for an object only here.
+    """Builds the helper that runs user code: a child process, or this process for local objects.
 
     Args:
         module: Module with `answers`, see `HelperProcess`.

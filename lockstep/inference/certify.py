@@ -3,8 +3,8 @@
 Responses are sampled in fp32 and bf16, at temperature 1 and with temperature, top-k and top-p. The
 learner's head scores them in micro-batches of several sizes, with and without gradients, on one
 thread and on several; some are sampled again, in different batch sizes and orders. On request,
-learners over ranks score them, too. As a negative control, one weight is moved by one unit in the
-last place.
+learners over ranks score them, too. As a negative control, one weight is changed by one unit in
+the last place.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from lockstep.config.section import LocalPath, Section
 
 
 class ResultsRun(Section):
-    """Results folder and block size."""
+    """The results folder and the block size."""
 
     folder: LocalPath | None = Field(
         default=None,

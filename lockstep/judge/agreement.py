@@ -1,4 +1,4 @@
-"""Agreement of a judge with people on ranked responses, by scores or by pairs in both orders.
+"""Measures how well a judge agrees with people on ranked responses, by scores or by pairs.
 
 The result of a prompt is a `PromptAssessment`, plain data that can be stored in a file; metrics
 are computed only from assessments, so also from the file. Judgments without a verdict are counted

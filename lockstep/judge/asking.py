@@ -56,7 +56,7 @@ class JudgeModel(Protocol):
     def answer_conversations(
         self, conversations: Sequence[ChatConversation], keys: Sequence[int]
     ) -> list[ModelAnswer | None]:
-        """Replies to each conversation; None if there is no reply.
+        """Replies to each conversation; None without a reply.
 
         Args:
             conversations: The questions, none too long.
@@ -131,7 +131,7 @@ class SamplerAnswers:
 
     Attributes:
         generate: Samples the replies.
-        reader: Reader of the sampler's model.
+        reader: Tokenizer and template of the sampler's model.
         sampling: The sampling distribution of replies.
     """
 

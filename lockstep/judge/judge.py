@@ -59,7 +59,7 @@ class JudgeCase:
 
 @dataclass(frozen=True)
 class JudgeReply(Generic[V]):
-    """A judge's reply and its verdict; no reply if it was not asked or did not answer."""
+    """A judge's reply and its verdict; None for a question that was skipped or not answered."""
 
     verdict: JudgeVerdict[V]
     answer: ModelAnswer | None = None
@@ -157,7 +157,7 @@ class LLMJudge(Generic[V]):
         return judged
 
     def are_within_limit(self, cases: Sequence[JudgeCase]) -> bool:
-        """True if no question is too long, or long ones are truncated."""
+        """True if no question is too long or long ones are truncated."""
         whole = [self._build_conversation(self._escape_fields(case)) for case in cases]
         return self.options.truncates_responses or not any(
             self.answering.count_excess_tokens(whole)

@@ -90,7 +90,7 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Begins to write weights, optimizer moments and counters as safetensors and JSON.
+        """Starts writing weights, optimizer moments and counters as safetensors and JSON.
 
         Returns as soon as training may continue, possibly before everything is written;
         `poll_save(wait=True)` waits for that and reports disk errors. `lockstep.save(learner,

@@ -20,7 +20,7 @@ _INTERVAL = 2000
 
 
 class LossScale:
-    """The scale of a learner's loss, and the number of updates since it last changed.
+    """The loss scale of a learner, and the number of updates since it last changed.
 
     Attributes:
         factor: Factor of the summed loss, from the first pass of a batch to its update.

@@ -89,7 +89,7 @@ class TorchOptimizer:
         self._inner = self._build_optimizer()
 
     def list_tensors(self) -> list[Tensor]:
-        """All moments and step counts; empty before the first update."""
+        """All moments and step counts; none before the first update."""
         tensors = list[Tensor]()
         for state in self._inner.state.values():
             tensors += state.values()

@@ -64,7 +64,7 @@ def deal_in_order(count: int, rows: int, ranks: int) -> list[list[list[int]]]:
 
 @dataclass(frozen=True)
 class GroupFamily:
-    """Groups of a batch that one pass reads together, since their prompts are computed once.
+    """Groups of a batch that must share a pass because their common prompt is computed once.
 
     Attributes:
         groups: Numbers of the groups.
@@ -113,8 +113,8 @@ class GroupFamily:
 def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[GroupFamily]:
     """Cuts a batch into families, in the order of the groups; without sharing, each group is one.
 
-    Groups are of one family if their first sequences are equal up to the first masked token of
-    either. A family is cut if its size exceeds the budget.
+    Groups belong to the same family if their first sequences are equal up to the first masked token
+    of either. A family is cut if its size exceeds the budget.
     """
     lengths = batch.group_lengths.tolist()
     if not share_prefixes:
@@ -150,7 +150,7 @@ def count_prompts(batch: Batch) -> torch.Tensor:
 
 
 def count_distinct(rows: Sequence[np.ndarray]) -> int:
-    """Number of tokens of some sequences, those of equal prefixes counted once."""
+    """Number of tokens in some sequences, counting equal prefixes once."""
     return sum(map(len, rows)) - sum(count_common(rows, sort_paths(rows)))
 
 
@@ -198,7 +198,7 @@ def deal_to_ranks(
 def halve_families(
     families: list[GroupFamily],
 ) -> tuple[list[GroupFamily], list[GroupFamily]]:
-    """Halves of a pass; both halves of a family that is cut compute its prompt."""
+    """Splits a pass in half; if that splits a family, both halves compute its prompt."""
     if len(families) > 1:
         return families[0::2], families[1::2]
     (family,) = families

@@ -23,8 +23,8 @@ class Outputs:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the
             mask is off.
         entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None
-            if the batch or the loss does not ask for it.
-        value: V(x_<t) [N]; 0 at the first token of a sequence, and at tokens whose value the batch
+        if neither the batch nor the loss requests it. value: V(x_<t) [N]; 0 at the first token of a
+        sequence, and at tokens whose value the batch
             or the loss does not ask for.
         final_value: V after the last token of each sequence [B].
         top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the

@@ -1,9 +1,9 @@
 """The attention function of all `transformers` models: a layout plus a kernel.
 
-The layout says which tokens see which; the kernel computes it. Models receive it as `layout=…` in
-the forward call. `PackedLayout` is for scoring and training: packed sequences that do not see each
-other. The torch sampler has a layout that adds a KV cache. So training and sampling run the same
-modules with the same positions.
+The layout defines which tokens attend to which; the kernel computes the attention. Models receive
+it as `layout=…` in the forward call. `PackedLayout` is for scoring and training: packed sequences
+that do not attend to each other. The torch sampler has a layout that adds a KV cache. So training
+and sampling run the same modules with the same positions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FILLED = 0.75
 
 
 class AttentionLayout(ABC):
-    """Attention layout of a batch: which tokens see which, and where the keys and values are."""
+    """Attention layout of a batch: which tokens attend to which, and where keys and values are."""
 
     takes_kernels: ClassVar[bool] = True
     """True if any kernel can compute its products; if False, PyTorch's kernels must."""

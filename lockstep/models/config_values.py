@@ -1,7 +1,7 @@
 """Checks for impossible numbers in a model's configuration.
 
-They run before `transformers` reads it, which hangs on some, divides by others, and lets a few
-through to the first forward pass.
+They run before `transformers` reads it: some such values make it hang or divide by zero, and others
+fail only in the first forward pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank's share of a micro-batch: a part of each sequence under context parallelism, else all.
+"""One rank's share of a micro-batch: part of each sequence under context parallelism, else all.
 
 Sequences and their row are padded to lengths that can be cut. Padding lies to the right of a
 sequence, where causality hides it, or after the last one, as another sequence. Results come back at

@@ -21,9 +21,8 @@ _MARK = "takes_read"
 
 
 def compute_needed_states(lm: PreTrainedModel) -> None:
-    """Makes the last layer take `read`, if the family's layers are plain.
-
-    Only once: it may have been wrapped since.
+    """Makes the last layer accept `read`, if the family's layers are plain. Does nothing the second
+    time, because the layer may have been wrapped since.
     """
     if find_family(lm.config).plain and _MARK not in vars(lm.base_model):
         last = _find_last_layer(lm)
@@ -41,7 +40,7 @@ def compute_all_states(lm: PreTrainedModel) -> None:
 
 
 def takes_read(backbone: nn.Module) -> bool:
-    """True if calls of the backbone take `read`, the indices of the last states to compute."""
+    """True if the backbone accepts `read`, the indices of the last states to compute."""
     return vars(backbone).get(_MARK, False)
 
 

@@ -211,7 +211,7 @@ def compile_layers(lm: PreTrainedModel, backend: str = "inductor") -> None:
         backend: Backend of `torch.compile`.
 
     Raises:
-        ValueError: If there is no compiler that inductor could hand its code to.
+        ValueError: If inductor has no compiler for its code.
     """
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise InputError(

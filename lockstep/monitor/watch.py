@@ -5,8 +5,8 @@ tokens) − 1. It lies within [0, e³ − 1], so that no single token decides. `
 defines the test and its guarantee.
 
 An alarm means that z has risen. The cause is then measured without training: the sampler rescores
-the step's tokens; it receives the same weights again and rescores them once more; and it scores
-sequences that were kept from the first steps. The cause is the first that applies of four:
+the step's tokens, receives the same weights again and rescores them once more, and scores sequences
+kept from the first steps. The cause is the first that applies of four:
 
     decode    the rescored tokens agree: decoding or its cache is wrong
     refit     they agree after the same weights are sent again: a weight sync did not take effect

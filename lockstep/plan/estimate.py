@@ -154,7 +154,9 @@ class MemoryEstimate:
 
     @property
     def beside_engine(self) -> int:
-        """Bytes on an engine's device besides the engine: learners, sync buckets, and judges."""
+        """Bytes on an engine's device in addition to the engine: learners, sync buckets, and
+        judges.
+        """
         others = sum(judge.total_bytes for judge in self.judges)
         if self.placement.processes.apart:
             return self.buckets + others

@@ -55,7 +55,7 @@ class ModelRank:
         learner: Its layout and micro-batches.
         load: Its largest step.
         head: Head on the backbone.
-        trained: Whether it learns; a reference policy only scores.
+        trained: Whether it is trained; a reference policy only scores.
         state: Numbers that its optimizer keeps for each weight; 2 for AdamW.
     """
 
@@ -270,7 +270,9 @@ class ModelRank:
 
     @property
     def _norm_states(self) -> int:
-        """States that a norm saves: its input and, if its weight learns, the normalized input."""
+        """States that a norm saves: its input and, if its weight is trained, the normalized
+        input.
+        """
         if self.sizes.adapters:
             return 1
         return 2

@@ -36,7 +36,7 @@ _LEFT_OUT = {
 
 @dataclass(frozen=True)
 class RunAlarm:
-    """The steps in which one thing was wrong.
+    """The steps affected by one problem.
 
     Attributes:
         metric: The metric that shows it, whose chart is marked.
@@ -142,10 +142,10 @@ def _describe_untrained(row: MetricRow) -> str:
 
 
 def _describe_quitting(window: Sequence[MetricRow]) -> str:
-    """Reports that truncation may pay; empty if it does not.
+    """Reports that the policy may profit from truncated responses; empty if it does not.
 
-    It may pay if the truncated share and the reward rise together, and truncated responses earn
-    more than the worst responses.
+    It may if the truncated share and the reward rise together, and truncated responses earn more
+    than the worst responses.
     """
     window = [row for row in window if "train/reward_min" in row]
     if len(window) < _LEAST:

@@ -1,4 +1,4 @@
-"""Reads a run's certificate: its level in words, and the evidence for it."""
+"""Reads a run's certificate: its level and the evidence for it, as text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ReadCertificate:
 
     @property
     def sentence(self) -> str:
-        """The level in a word, and the figures."""
+        """The level, and the figures behind it."""
         if self.not_recomputed:
             left = f"; {self.not_recomputed:,} not recomputed"
         else:

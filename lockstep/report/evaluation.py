@@ -148,7 +148,7 @@ class JudgingResults:
 
 
 def read_judging(file: Path) -> JudgingResults:
-    """Reads the agreement of a judge; raises InputError if the file has other content."""
+    """Reads the agreement of a judge; raises InputError if the file is invalid."""
     return read_record(file, JudgingResults, CURE)
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run in words: value, 95 % interval, and the best step on held-out rows."""
+"""Figures of a run as text: value, 95 % interval, and the best step on held-out rows."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
     """The machine that a run recorded; empty before the run has begun.
 
     Raises:
-        InputError: The file has other content.
+        InputError: The file is invalid.
     """
     file = folder / ENVIRONMENT
     cure = "restore the file, or remove it: the next start of the run rewrites it"

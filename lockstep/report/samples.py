@@ -40,7 +40,7 @@ def pack_samples(folder: Path, store: StoreFunction) -> bytes:
     `shaped_score`, `tokens`, `truncated`, `held_out` (1 for a held-out prompt), `prompt` (a
     number), `block` and `place` (its row in the block); and in its header the `prompts` (`id` and
     beginning of each), the `responses`' beginnings, one per line, and the `gaps`: how many trained
-    tokens have a |Δ| of each power of ten. Values that a row of the log lacks are null.
+    tokens have a |Δ| of each power of ten. Missing values are null.
 
     Raises:
         InputError: A column of a response's tokens has a different length.

@@ -160,7 +160,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> list[SweepRun]:
-    """A sweep's runs in order, begun or not; raises InputError if its file has other content."""
+    """A sweep's runs in order, started or not; raises InputError if its file is invalid."""
     noted = read_record(
         folder / SWEEP, dict[str, dict[str, Any]], "restore the file, or choose another --name"
     )

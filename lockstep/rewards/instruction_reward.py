@@ -82,7 +82,7 @@ class _CountRange(_InstructionBase):
             )
 
     def contains_count(self, count: int) -> bool:
-        """True if a number is in the range."""
+        """True if a count is in the range."""
         return self.at_least <= count and (self.at_most is None or count <= self.at_most)
 
 

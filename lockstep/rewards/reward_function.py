@@ -106,7 +106,7 @@ def load_function(function: str, option: str, batch: bool = False) -> Callable[.
 
 
 def _find_signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a function; None if it has none, as some C functions."""
+    """The signature of a function; None for some C functions."""
     try:
         return inspect.signature(function)
     except ValueError:
@@ -140,7 +140,7 @@ def _call_with_columns(function: Callable[..., Any], *question: Any) -> Any:
 
 
 def _call_by_name(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Calls a function with those of the given arguments that it takes."""
+    """Calls a function with the given arguments that it accepts."""
     signature = inspect.signature(function)
     if not any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
         given = {name: given[name] for name in given if name in signature.parameters}

@@ -293,7 +293,7 @@ class EpisodeRunner:
 
         Returns:
             The episodes without an answer because the process was lost; and False if the cause is
-            unknown because they ran concurrently, so that each has to be asked separately.
+            unknown because they ran concurrently, so that each must be asked again separately.
         """
         left = list(episodes)
         try:

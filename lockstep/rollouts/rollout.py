@@ -176,7 +176,7 @@ class RolloutCollector:
 
     @property
     def terms(self) -> RewardTerms:
-        """Declarations of the environment if it gives the rewards, else of reward and task."""
+        """Declarations of the environment if it provides the rewards, else of reward and task."""
         if self.environment is not None and isinstance(self.reward, NoReward):
             declared = self.environment.is_declared
             best = self.environment.best_reward

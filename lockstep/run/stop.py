@@ -58,7 +58,7 @@ class StopRequests:
         self._longest_s = 0.0
 
     def ask_to_stop(self, why: str, code: int) -> None:
-        """Requests an end of the run after this step."""
+        """Requests that the run end after this step."""
         self._asked = why, code
 
     def start_timing(self) -> None:

@@ -21,7 +21,7 @@ ResponsePiece = tuple[Sequence[int], Batch]
 
 
 class Sampler(Protocol):
-    """A sampler: turns requests into responses."""
+    """Generates responses to requests."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -30,7 +30,7 @@ class Sampler(Protocol):
 
     @property
     def version(self) -> int | None:
-        """Version of the loaded weights; None if an engine does not hold them or dropped them."""
+        """Version of the loaded weights; None if an engine has none or dropped them."""
         ...
 
     def pieces(

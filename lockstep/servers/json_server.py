@@ -42,7 +42,7 @@ _ReplyT = TypeVar("_ReplyT", bound=BaseModel)
 
 
 class ServerError(RunError):
-    """A server is unreachable, refuses, or returns a wrong answer; one sentence."""
+    """A server is unreachable, rejects requests, or returns invalid answers; one sentence."""
 
 
 LostRequestHandler = Callable[[int, ServerError], object]

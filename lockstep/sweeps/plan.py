@@ -82,7 +82,7 @@ class SweepPlan:
 
 
 def plan_words(recipe: str, words: Sequence[str], name: str | None) -> SweepPlan:
-    """The sweep of a command: a recipe and `key=value` words, some with several values."""
+    """Plans the sweep of a command: a recipe and `key=value` words, some with several values."""
     fixed, grid = split_words(words)
 
     def resolve_words(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:

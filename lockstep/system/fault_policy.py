@@ -74,7 +74,7 @@ class RetryCounter:
         self.used = 0
 
     def next_wait(self, fault: str = "", least_s: float = 0.0) -> float | None:
-        """Reports a fault; returns the seconds until the retry, or None if none is left.
+        """Reports a fault; returns the seconds until the retry, or None if no retries are left.
 
         The wait is at least `least_s`.
         """
@@ -94,7 +94,7 @@ class RetryCounter:
         return wait_s
 
     def wait_for_retry(self, fault: str = "") -> bool:
-        """Reports a fault and waits for the retry; False if none is left."""
+        """Reports a fault and waits for the retry; False if no retries are left."""
         wait_s = self.next_wait(fault)
         if wait_s:
             time.sleep(wait_s)

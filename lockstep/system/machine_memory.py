@@ -1,4 +1,4 @@
-"""Memory of this machine for its processes; a smaller limit of a control group counts."""
+"""Memory available on this machine, within the limits of its control group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _MemoryLimit:
 
 
 def total_bytes() -> int:
-    """Memory that processes on this machine can have."""
+    """Total memory for processes on this machine."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([installed, *(found.limit for found in _list_limits())])
 

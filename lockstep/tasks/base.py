@@ -28,7 +28,7 @@ __all__ = [
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes JSONL to a temporary file and renames it, so that readers never see half a file.
 
-    A file that already holds these rows is left unchanged, so that its readers are not disturbed.
+    A file that already has these rows is left unchanged, so as not to disturb its readers.
     """
     write_changed(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 

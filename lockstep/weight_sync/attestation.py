@@ -1,4 +1,4 @@
-"""Attestation: what an inference engine holds after a weight sync."""
+"""Attestation: the weights of an inference engine after a weight sync."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class TransferRoute:
 
 
 class BucketCarrier(ABC):
-    """One end of a route: senders call `bucket_memory`, `seal_bucket`, `ship_bucket`; receivers
+    """One end of a route. Senders call `bucket_memory`, `seal_bucket`, `ship_bucket`; receivers
     `receive_bytes`, `wait_until_read`.
     """
 
@@ -150,7 +150,7 @@ def unpack_bucket(
 
 
 class SharedFiles:
-    """Memory that other processes open by path; freed with the last process that has it open."""
+    """Memory that other processes open by path; freed when the last process closes it."""
 
     @property
     def file_paths(self) -> tuple[str, ...]:

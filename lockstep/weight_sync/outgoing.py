@@ -1,4 +1,4 @@
-"""Weights on their way to a sampler: cast to its type, and fingerprinted when sent."""
+"""Outgoing weights of a sync: cast to the sampler's type, and fingerprinted when sent."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def sync_weights(
 def find_differences(
     sent: Mapping[str, SentFingerprint], held: WeightAttestation
 ) -> dict[str, str]:
-    """Finds tensors that an engine does not hold as sent, and caches that it kept, with reasons."""
+    """Finds tensors that differ from what was sent, and caches that were kept, with reasons."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
     for name, fingerprint in expected.items():
@@ -186,7 +186,7 @@ def find_differences(
 
 
 def random_probe(vocabulary: int, context: int, *dtypes: str) -> SyncProbe:
-    """A few sequences of random tokens, the same every time.
+    """A few sequences of random tokens, the same on every call.
 
     Args:
         vocabulary: Number of tokens.

@@ -43,7 +43,7 @@ from lockstep.rollouts.samples import sample_rows
 
 @dataclass(frozen=True)
 class DistillStep:
-    """One iteration: take sequences, score each token by the teacher, and learn from its scores.
+    """One iteration: get sequences, score each token with the teacher, and learn from the scores.
 
     Attributes:
         policy: The student π.

@@ -65,7 +65,7 @@ limit, is a prompt of the data, or was already written in this iteration.
 
 
 class TooFewPromptsError(RunError):
-    """All attempts were used without enough new prompts."""
+    """All attempts were used up before there were enough new prompts."""
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class SelfRewardingSection(PreferenceSection):
 
 
 class KnownSection(Section):
-    """Known right judgments, which validate the policy as a judge."""
+    """Ground-truth judgments that measure how well the policy judges."""
 
     judgments: RowsPath | None = Field(
         default=None, description="file of rows with prompt, response and score"

@@ -1,6 +1,6 @@
 """A libseccomp filter of system calls for sockets and for memory outside the limits.
 
-A blocked call fails as not permitted. Bubblewrap applies the filter to a program.
+A blocked call fails with EPERM. Bubblewrap applies the filter to a program.
 """
 
 from __future__ import annotations

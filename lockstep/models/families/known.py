@@ -14,7 +14,7 @@ def is_known(model_type: object) -> bool:
 
 
 def find_nearest(model_type: object) -> str | None:
-    """The closest known type to a misspelled one."""
+    """The known type closest to a misspelled one."""
     return next(iter(get_close_matches(str(model_type), CONFIG_MAPPING.keys(), 1)), None)
 
 

@@ -216,7 +216,7 @@ class CheckpointStore:
         return sorted(numbers, key=lambda entry: (entry[0], -entry[1]))
 
     def _build_temporary_path(self, name: str) -> Path:
-        """An unused path for a temporary folder; leftovers of earlier ones may exist."""
+        """A new path for a temporary folder; leftovers of earlier ones may exist."""
         return self.folder / f"{_ASIDE}{name}_{uuid.uuid4().hex[:12]}"
 
     def _remove_folders(self, paths: list[Path]) -> None:

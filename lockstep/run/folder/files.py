@@ -31,7 +31,7 @@ _LOGS = (".log", ".txt", ".out", ".err")
 
 
 def adopt_folder(loaded: LoadedRecipe, changed: Sequence[str]) -> None:
-    """Gives a run's folder this recipe; if options changed, the run becomes unfinished.
+    """Writes this recipe to a run's folder; if options changed, the run becomes unfinished.
 
     The caller holds its lock. At any instant the folder belongs to the old recipe or, unfinished,
     to the new one.

@@ -33,7 +33,9 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "math-verify", "sympy")
 
 
 class ChangedError(InputError):
-    """A run would resume with different inputs than it began with; one line per difference."""
+    """A run would resume with inputs that differ from its original ones; one line per
+    difference.
+    """
 
 
 def collect_identity(

@@ -1,4 +1,4 @@
-"""A view of a run's logs: its inputs, and the facts of the run that it shows with them."""
+"""A view of a run's logs, and the facts about the run that it shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SampleRows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run known before its first step.
+    """Facts about a run that are known before its first step.
 
     Attributes:
         folder: Folder of the run.

@@ -81,7 +81,7 @@ class ServerWords(BaseModel):
 
 
 class ServedModel(ServerWords):
-    """A model that a server serves."""
+    """A model on a server."""
 
     id: str
     owned_by: str | None = None

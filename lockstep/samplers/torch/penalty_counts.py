@@ -29,7 +29,7 @@ class PenaltyCounts:
     def start_sequence(
         self, slot: int, prompt: Sequence[int], response: Sequence[int] = ()
     ) -> None:
-        """Starts counting for a sequence in its slot, with its response so far."""
+        """Starts counting for a sequence in its slot, from its response so far."""
         device = self._present_SV.device
         self._present_SV[slot] = False
         self._count_SV[slot] = 0

@@ -146,7 +146,9 @@ class BatchScheduler:
         return prompt
 
     def _release_prompt(self, prompt: SharedPrompt) -> None:
-        """Ends a sequence's wait for a prompt; after the last one, releases the prompt's blocks."""
+        """Removes a waiting sequence from a prompt; releases the prompt's blocks after the last
+        one.
+        """
         prompt.waiting -= 1
         if prompt.waiting == 0:
             del self._prompts[prompt.tokens]

@@ -1,4 +1,4 @@
-"""Expert weights in vLLM, which some kernels pad and reorder in undocumented ways."""
+"""Expert weights in vLLM, which some kernels pad and reorder in undocumented formats."""
 
 from __future__ import annotations
 
