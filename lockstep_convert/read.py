@@ -102,9 +102,10 @@ def _read_text(path: Path) -> str:
 def _split_command(path: Path) -> list[str]:
     """Returns the words of the single command in a file; never runs a shell."""
     lines = _read_text(path).replace("\\\n", " ").splitlines()
-    commands = [
-        line for line in lines if line.strip() and not line.lstrip().startswith(("#", "set "))
-    ]
+    commands: list[str] = []
+    for line in lines:
+        if line.strip() and not line.lstrip().startswith(("#", "set ")):
+            commands.append(line)
     if len(commands) != 1:
         raise InputError(
             f"{path} has {len(commands)} commands; write a file with only the training command, "
@@ -187,9 +188,9 @@ def resolve_interpolations(given: Mapping[str, Any]) -> DottedOptions:
 def _follow_references(key: str, value: Any, given: Mapping[str, Any]) -> Any:
     product = _PRODUCT.fullmatch(str(value))
     if product is not None:
-        factors = [
-            _follow_references(key, yaml12.parse_or_text(text), given) for text in product.groups()
-        ]
+        factors: list[Any] = []
+        for text in product.groups():
+            factors.append(_follow_references(key, yaml12.parse_or_text(text), given))
         if all(isinstance(factor, int) for factor in factors):
             return math.prod(factors)
     for _ in range(_MOST_STEPS):

@@ -427,10 +427,9 @@ class _FunctionReward:
         self, prompts: Sequence[Prompt], responses: Sequence[str], answers: Sequence[str]
     ) -> list[float | None]:
         judged = zip(prompts, responses, answers, strict=True)
-        scores = [
-            self.score(prompt.text, response, answer, prompt.row)
-            for prompt, response, answer in judged
-        ]
+        scores: list[float | None] = []
+        for prompt, response, answer in judged:
+            scores.append(self.score(prompt.text, response, answer, prompt.row))
         try:
             return list(map(user_code.read_reward, scores))
         except ValueError as error:

@@ -101,10 +101,9 @@ def sweep(
         grid[key] = [find_value(build_tree(nest_value(key, value)), path) for value in own]
 
     def resolve_with(combination: GridPoint, folder: RecipeLayer) -> LoadedRecipe:
-        layers = [
-            RecipeLayer("lockstep.sweep", nest_value(key, value))
-            for key, value in combination.values.items()
-        ]
+        layers: list[RecipeLayer] = []
+        for key, value in combination.values.items():
+            layers.append(RecipeLayer("lockstep.sweep", nest_value(key, value)))
         return resolve(folder, common, *layers)
 
     plan = plan_grid(grid, resolve_with, name or name_sweep(base, grid))

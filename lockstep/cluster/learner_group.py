@@ -145,12 +145,13 @@ def start_ranks(
     count = section.parallel.ranks
     places = workers.place_ranks(count, section)
     host = RendezvousHost(workers.address, count, timeout_s + _RANKS_WAIT_LONGER_S)
-    ranks = [
-        workers.start_worker(
-            make(host.meeting.for_rank(rank)), f"{name} rank {rank}", timeout_s, place, of=count
+    ranks: list[WorkerProxy] = []
+    for rank, place in enumerate(places):
+        ranks.append(
+            workers.start_worker(
+                make(host.meeting.for_rank(rank)), f"{name} rank {rank}", timeout_s, place, of=count
+            )
         )
-        for rank, place in enumerate(places)
-    ]
     return ranks, host
 
 
@@ -357,15 +358,16 @@ class MeshLearner:
             shares = deal_to_ranks(families, budget, ranks)
         rows = [batch.rows_of([group for one in passes for group in one]) for passes in shares]
         each = self._ranks_with_results.step
-        calls = [
-            rank.submit(
-                verb,
-                batch.select(rows[number // each]),
-                *args,
-                passes=_renumber_groups(shares[number // each]),
+        calls: list[PendingCall] = []
+        for number, rank in enumerate(self.ranks):
+            calls.append(
+                rank.submit(
+                    verb,
+                    batch.select(rows[number // each]),
+                    *args,
+                    passes=_renumber_groups(shares[number // each]),
+                )
             )
-            for number, rank in enumerate(self.ranks)
-        ]
         results = self.wait_for_ranks(calls)[self._ranks_with_results]
         return torch.tensor([row for share in rows for row in share], dtype=torch.int64), results
 

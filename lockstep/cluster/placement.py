@@ -156,10 +156,9 @@ class RunPlacement:
             InputError: Too few devices, or an engine would span two machines.
         """
         _require_room(devices, processes)
-        starts = [
-            processes.first_engine_device + engine * processes.width
-            for engine in range(processes.engines)
-        ]
+        starts: list[int] = []
+        for engine in range(processes.engines):
+            starts.append(processes.first_engine_device + engine * processes.width)
         return cls(
             devices,
             processes,

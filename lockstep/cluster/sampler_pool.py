@@ -261,10 +261,9 @@ class SamplerPool:
                 route = chosen
             case _:
                 assert_never(chosen.transfer)
-        calls = [
-            remote.submit("join", route.for_rank(1 + number * width))
-            for number, remote in enumerate(self.remotes)
-        ]
+        calls: list[PendingCall] = []
+        for number, remote in enumerate(self.remotes):
+            calls.append(remote.submit("join", route.for_rank(1 + number * width)))
         _run_blaming_receivers(calls, partial(sender.open_route, route))
         wait_for_calls(calls)
         self._route = route

@@ -296,9 +296,10 @@ def answer_fault(template: str, row: DataRow) -> str | None:
     talk = _find_talk(template, row)
     if talk is not None:
         return messages.answer_fault(row, talk)
-    lists = [
-        name for name in list_fields(template) if isinstance(read_field(row, name), list | dict)
-    ]
+    lists: list[str] = []
+    for name in list_fields(template):
+        if isinstance(read_field(row, name), list | dict):
+            lists.append(name)
     if lists:
         return f"has no text in the answer field {lists[0]!r}"
     return None
@@ -419,10 +420,9 @@ class AnsweredRows(EncodedRows[AnsweredRow]):
         ]
         encoded = [self._answers(prompts, column) for column in zip(*answers, strict=True)]
         scores = map(self._read_scores, contents)
-        found = [
-            AnsweredRow(*parts)
-            for parts in zip(prompts, zip(*encoded, strict=True), scores, strict=True)
-        ]
+        found: list[AnsweredRow] = []
+        for parts in zip(prompts, zip(*encoded, strict=True), scores, strict=True):
+            found.append(AnsweredRow(*parts))
         return [row if row.prompt.tokens else row.give_first_token() for row in found]
 
     def _find_length_fault(self, item: AnsweredRow) -> str | None:

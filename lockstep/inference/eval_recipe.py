@@ -80,9 +80,10 @@ class EvalRecipe(Recipe):
                 "nothing scores the responses; set reward, or an environment with rewards"
             )
         settings = {"greedy": self.greedy and self.greedy.as_sampling, "sampling": self.sampling}
-        penalizing = [
-            name for name, own in settings.items() if own and own.params().counts_response
-        ]
+        penalizing: list[str] = []
+        for name, own in settings.items():
+            if own and own.params().counts_response:
+                penalizing.append(name)
         if self.environment is not None and penalizing:
             raise ValueError(
                 f"{penalizing[0]}.presence_penalty and frequency_penalty apply to one response, "

@@ -89,10 +89,9 @@ def _judge_prompts(
                 progress.set_total(len(ranked), describe_ranked(ranked, skipped), unit="prompts")
                 _write_judgments(ranked, missing, log, (scorer, comparer), progress)
     wrong = f"{log} is not a valid Lockstep file"
-    found = [
-        check_shape(line, PromptAssessment, wrong, "remove it")
-        for line in log.read_bytes().splitlines()
-    ]
+    found: list[PromptAssessment] = []
+    for line in log.read_bytes().splitlines():
+        found.append(check_shape(line, PromptAssessment, wrong, "remove it"))
     who = _describe_judge(recipe)
     data = ", ".join(map(str, group_files(recipe.data.ranked).paths))
     results = describe_agreement(

@@ -114,9 +114,9 @@ def sample_answers(
         if name.startswith(PART):
             parts[name.removeprefix(PART)] = _read_scores(score_B)
     replaced = isinstance(collector.reward, CutOffReward) and collector.reward.value is not None
-    judged = [
-        None if replaced and cut else score for cut, score in zip(truncated, scores, strict=True)
-    ]
+    judged: list[float | None] = []
+    for cut, score in zip(truncated, scores, strict=True):
+        judged.append(None if replaced and cut else score)
     texts = [prompt.text for prompt in rollouts.prompts]
     votes = name_votes(collector.reward, texts, rollouts.responses, judged, num_samples)
     samples = list[GradedSample]()

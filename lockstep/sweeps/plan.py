@@ -108,10 +108,9 @@ def plan_grid(grid: Mapping[str, Sequence[Any]], resolve: RecipeResolver, name: 
             "folder name)"
         )
     folder = Path("sweeps") / name
-    runs = [
-        _resolve_run(combination, resolve, folder / combination.name)
-        for combination in combine_values(grid)
-    ]
+    runs: list[PlannedRun] = []
+    for combination in combine_values(grid):
+        runs.append(_resolve_run(combination, resolve, folder / combination.name))
     known: dict[str, str] = {}
     for run in runs:
         options = run.loaded.dump_options()

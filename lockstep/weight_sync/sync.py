@@ -210,10 +210,9 @@ def _compare_probe(
         expected = learner.logprobs(probe.batch)
     else:
         expected = probe.logprob
-    gaps = [
-        (expected - found)[probe.batch.mask].abs()
-        for found in sampler.logprobs_of_each(probe.batch)
-    ]
+    gaps: list[Tensor] = []
+    for found in sampler.logprobs_of_each(probe.batch):
+        gaps.append((expected - found)[probe.batch.mask].abs())
     for engine, gap in enumerate(gaps, start=1):
         if not gap.mean() <= probe.bound:
             raise WeightSyncError(

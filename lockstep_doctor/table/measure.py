@@ -172,9 +172,10 @@ class CellMeasurer:
         decoding is compared.
         """
         every = self.backends.items()
-        shaped = [
-            name for name, backend in every if sampling.unshaped or "shaped" in backend.capabilities
-        ]
+        shaped: list[str] = []
+        for name, backend in every:
+            if sampling.unshaped or "shaped" in backend.capabilities:
+                shaped.append(name)
         alike = self.backends.keys() <= {*shaped, *({drawer} & {self.generating[-1]})}
         if alike:
             return {"shaped": shaped}

@@ -156,9 +156,9 @@ class TableMeasurement:
         return TableRow(cell, "measured", drawn, tuple(repeats), time.monotonic() - begun)
 
     def _list_notes(self) -> list[str]:
-        notes = [
-            f"{name} is skipped: {reason}." for name, reason in find_missing(self._recipe).items()
-        ]
+        notes: list[str] = []
+        for name, reason in find_missing(self._recipe).items():
+            notes.append(f"{name} is skipped: {reason}.")
         if self._source.tokenizer is None:
             path = self._recipe.model.path
             notes.append(f"{path} has no tokenizer: all prompts are random tokens.")

@@ -59,9 +59,9 @@ class SamplingMethod(TokenDistribution):
     @property
     def name(self) -> str:
         """Label in a table."""
-        shape = [
-            f"{name}={value:g}" for name, value in self.of_length(1).filters_and_penalties.items()
-        ]
+        shape: list[str] = []
+        for name, value in self.of_length(1).filters_and_penalties.items():
+            shape.append(f"{name}={value:g}")
         return " ".join(["greedy" if self.temperature == 0 else f"T={self.temperature:g}", *shape])
 
 

@@ -67,13 +67,12 @@ def pair_answers(answers: Batch, generations: int) -> tuple[Batch, Metrics]:
         The pairs, the better answer first. Metrics: the share of prompts with a pair, and the
         shares without one because of equal scores, too few verdicts, or identical answers.
     """
-    candidates = [
-        PairCandidate(tokens, True, score if score == score else None)  # NaN: no verdict
-        for tokens, score in zip(list_answers(answers), answers["score"].tolist(), strict=True)
-    ]
-    groups = [
-        candidates[first : first + generations] for first in range(0, len(candidates), generations)
-    ]
+    candidates: list[PairCandidate] = []
+    for tokens, score in zip(list_answers(answers), answers["score"].tolist(), strict=True):
+        candidates.append(PairCandidate(tokens, True, score if score == score else None))
+    groups: list[list[PairCandidate]] = []
+    for first in range(0, len(candidates), generations):
+        groups.append(candidates[first : first + generations])
     pairs = [choose_pair(group, 0.0) for group in groups]
     counts = Counter(pair.status for pair in pairs)
     statuses: tuple[PairStatus, ...] = ("ok", "tie", "unscored", "identical")

@@ -82,14 +82,12 @@ def choose_pairs(
 ) -> RankedAnswers:
     """Chooses a pair per prompt of `group` answers, with length control; see `pairing`."""
     cut = rollouts.batch["truncated"].tolist()
-    answers = [
-        PairCandidate(own, not unfinished, mean_score(one), score_variance(one))
-        for own, unfinished, one in zip(list_answers(rollouts.batch), cut, judged, strict=True)
-    ]
-    pairs = [
-        choose_pair(answers[start : start + group], length_control)
-        for start in range(0, len(answers), group)
-    ]
+    answers: list[PairCandidate] = []
+    for own, unfinished, one in zip(list_answers(rollouts.batch), cut, judged, strict=True):
+        answers.append(PairCandidate(own, not unfinished, mean_score(one), score_variance(one)))
+    pairs: list[AnswerPair] = []
+    for start in range(0, len(answers), group):
+        pairs.append(choose_pair(answers[start : start + group], length_control))
     score_B = torch.tensor(
         [float("nan") if answer.score is None else answer.score for answer in answers]
     )

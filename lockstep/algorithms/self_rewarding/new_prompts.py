@@ -141,10 +141,9 @@ class PromptWriter:
         drawn = keyed.draw_sample(
             len(self.prompts), len(names), self.seed, "examples", iteration, number
         )
-        texts = [
-            self.answering.escape_controls(self.field.read_text(row))
-            for row in self.prompts.read_contents(drawn)
-        ]
+        texts: list[str] = []
+        for row in self.prompts.read_contents(drawn):
+            texts.append(self.answering.escape_controls(self.field.read_text(row)))
         content = self.template.fill_case(dict(zip(names, texts, strict=True)))
         return ({"role": "user", "content": content},)
 

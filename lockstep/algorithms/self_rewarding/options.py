@@ -295,11 +295,10 @@ class SelfRewardingRecipe(SampledRecipe):
     def largest_step(self) -> Load:
         rows = self.self_rewarding.global_batch_size
         answer = self.data.max_prompt_tokens + self.sampling.max_tokens
-        judged = [
-            section.max_prompt_tokens + section.sampling.max_tokens
-            for section in (self.judge, self.meta_judge)
-            if section and section.is_policy
-        ]
+        judged: list[int] = []
+        for section in (self.judge, self.meta_judge):
+            if section and section.is_policy:
+                judged.append(section.max_prompt_tokens + section.sampling.max_tokens)
         longest = max(answer, judged[0]) if self.meta_judge is not None else answer
         return Load(longest, 2, rows, scored=rows, generated=max([answer, *judged]))
 

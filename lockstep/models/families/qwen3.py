@@ -15,10 +15,11 @@ _NORMS = {
 
 def _plan_with_norms() -> dict[str, ParallelStyle]:
     norms = ("q_norm", "k_norm")
-    over_heads = {
-        f"layers.*.self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
-        for name in norms
-    }
+    over_heads: dict[str, SequenceParallel] = {}
+    for name in norms:
+        over_heads[f"layers.*.self_attn.{name}"] = SequenceParallel(
+            sequence_dim=2, use_local_output=True
+        )
     return plan() | over_heads
 
 

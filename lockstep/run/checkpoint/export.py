@@ -76,10 +76,9 @@ def export_checkpoint(
         raise InputError(f"{run / FRAME} has no tokenizer to export; restore the folder")
     saved = checkpoint.folder / trained.name
     with BoxReader(find_written(saved, "model")) as boxes:
-        weights = {
-            name_in_folder(network.base_model_prefix, name): boxes.read_tensor(name)
-            for name in boxes.list_names()
-        }
+        weights: dict[str, Tensor] = {}
+        for name in boxes.list_names():
+            weights[name_in_folder(network.base_model_prefix, name)] = boxes.read_tensor(name)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_adapters = None
     if lora is not None:

@@ -67,10 +67,9 @@ class StatefulTorchSampler(ModelSampler):
         with self._autocast_context():
             columns = self._decode_tokens(requests, sampling)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        responses = [
-            Response(tokens[:length], own[:length], stopped)
-            for tokens, own, length, stopped in rows
-        ]
+        responses: list[Response] = []
+        for tokens, own, length, stopped in rows:
+            responses.append(Response(tokens[:length], own[:length], stopped))
         return self._assemble_batch(requests, responses, sampling)
 
     def _decode_tokens(

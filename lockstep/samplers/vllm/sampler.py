@@ -107,9 +107,9 @@ class VLLMSampler:
     def pieces(
         self, requests: Sequence[Request], sampling: SamplingParams
     ) -> Iterator[ResponsePiece]:
-        prompts = [
-            (request.tokens, self._sampling_arguments(request, sampling)) for request in requests
-        ]
+        prompts: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+        for request in requests:
+            prompts.append((request.tokens, self._sampling_arguments(request, sampling)))
         for answers in self._stream_outputs(prompts, sampling.stop):
             indices, outputs = zip(*answers, strict=True)
             answered = [requests[index] for index in indices]
@@ -212,9 +212,9 @@ class VLLMSampler:
         self, prompts: Sequence[EnginePrompt], stop: tuple[str, ...] = ()
     ) -> Iterator[list[tuple[int, Any]]]:
         """Yields vLLM's final outputs with their prompts' indices, as they get ready."""
-        waiting = {
-            self._add_request(*prompt, bool(stop)): index for index, prompt in enumerate(prompts)
-        }
+        waiting: dict[str, int] = {}
+        for index, prompt in enumerate(prompts):
+            waiting[self._add_request(*prompt, bool(stop))] = index
         read = dict.fromkeys(waiting, 0)
         try:
             while waiting:
