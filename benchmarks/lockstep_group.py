@@ -85,7 +85,7 @@ def step_of(
     settings = build_settings(recipe, ())
     rows = args.prompts // args.generations
     return (
-        lambda step: grpo.train_on_rollouts(
+        lambda step: grpo.train_on_groups(
             step, sample_step(step * rows, step, workers, settings), workers, settings
         ).metrics.floats(),
         [policy, *([reference] if reference else [])],

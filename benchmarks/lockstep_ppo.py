@@ -30,7 +30,7 @@ from benchmarks.small_llama import VOCAB, causal_lm, llama_config, random_prompt
 from lockstep.algorithms.grpo.options import PolicyGradient
 from lockstep.algorithms.policy_gradient.step import build_settings, sample_step
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, train_on_rollouts
+from lockstep.algorithms.ppo.step import PPOWorkers, train_actor_and_critic
 from lockstep.config import DataSection
 from lockstep.core.types import PhaseTimer, Prompt, skip_timing
 from lockstep.data.jsonl import JsonlIndex
@@ -122,7 +122,7 @@ def step_of(
     )
     choices = build_settings(options, stop_token_ids=())
     return (
-        lambda step: train_on_rollouts(
+        lambda step: train_actor_and_critic(
             step, sample_step(step * args.prompts, step, workers, choices), workers, choices
         ).metrics.floats(),
         [policy, critic, reference],

@@ -96,7 +96,7 @@ class Load:
         sequence: Number of tokens of the longest sequence.
         group: Number of sequences that must share a forward pass: 2 for pairs.
         shared: Number of tokens of the longest prompt that sequences share.
-        sharers: Number of sequences that share a prompt.
+        sequences_per_prompt: Number of sequences that share a prompt.
         rows: Number of groups per optimizer step.
         updates: Number of optimizer steps per step of the algorithm.
         scored: Number of groups that each frozen model scores per step of the algorithm, before the
@@ -115,13 +115,13 @@ class Load:
     generated: int = 0
     sampling: SamplingParams = _OWN
     shared: int = 0
-    sharers: int = 1
+    sequences_per_prompt: int = 1
 
     @property
     def distinct_share(self) -> float:
         """Distinct tokens relative to the tokens of all sequences."""
-        paths = self.sharers * self.sequence
-        return 1.0 - (self.sharers - 1) * self.shared / paths
+        paths = self.sequences_per_prompt * self.sequence
+        return 1.0 - (self.sequences_per_prompt - 1) * self.shared / paths
 
     def share_computed(self, learner: LearnerSection) -> float:
         """Computed tokens relative to the tokens of all sequences."""

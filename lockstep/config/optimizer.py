@@ -78,7 +78,7 @@ class Schedule(Section):
     @rule
     def _decay_has_an_end(self) -> None:
         for name in ("decay_steps", "cooldown_steps", "final_fraction"):
-            if not self.decays and getattr(self, name):
+            if not self.has_decay and getattr(self, name):
                 raise ValueError(
                     f"{name} requires decay: linear or decay: cosine; set both or neither"
                 )
@@ -92,7 +92,7 @@ class Schedule(Section):
             )
 
     @property
-    def decays(self) -> bool:
+    def has_decay(self) -> bool:
         """True if the learning rate falls after the warm-up."""
         match self.decay:
             case "constant":
@@ -108,7 +108,7 @@ class Schedule(Section):
         for name in ("warmup_steps", "cooldown_steps"):
             steps = getattr(self, name)
             fitted[name] = math.ceil(steps * updates) if isinstance(steps, float) else steps
-        if self.decays:
+        if self.has_decay:
             fitted["decay_steps"] = self.decay_steps or updates
         return self.model_copy(update=fitted)
 

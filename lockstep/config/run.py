@@ -44,7 +44,7 @@ class BestCheckpoints(Section):
                 "best.metric to a metric of validation, such as validation/accuracy"
             )
 
-    def score(self, value: float) -> float:
+    def compute_score(self, value: float) -> float:
         """The metric's value as a score, where higher is better; NaN is worst."""
         if math.isnan(value):
             return -math.inf
@@ -60,7 +60,7 @@ class BestCheckpoints(Section):
         """True if the metric has not improved in its last `patience` values."""
         if self.patience is None or len(values) <= self.patience:
             return False
-        scores = list(map(self.score, values))
+        scores = list(map(self.compute_score, values))
         return max(scores[-self.patience :]) <= max(scores[: -self.patience])
 
 

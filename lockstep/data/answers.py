@@ -350,21 +350,21 @@ class AnsweredRow:
         return replace(self, prompt=replace(self.prompt, tokens=answer[:1]), answers=(answer[1:],))
 
     @property
-    def sequences(self) -> Sequence[TokenRuns]:
+    def learned_sequences(self) -> Sequence[TokenRuns]:
         """The sequences to learn: one per answer, or those of a conversation."""
         return self.turns or [(self.prompt.tokens, answer) for answer in self.answers]
 
     @property
     def longest_length(self) -> int:
         """Tokens of the longest sequence."""
-        return max(sum(map(len, sequence)) for sequence in self.sequences)
+        return max(sum(map(len, sequence)) for sequence in self.learned_sequences)
 
 
 def build_answer_batch(rows: Sequence[AnsweredRow]) -> Batch:
     """A batch of rows to learn, one sequence per answer; `mask` is true for answer tokens."""
     scores = [score for row in rows for score in row.scores]
     sample = {"score": torch.tensor(scores)} if scores else {}
-    batch = build_batch([sequence for row in rows for sequence in row.sequences])
+    batch = build_batch([sequence for row in rows for sequence in row.learned_sequences])
     return replace(batch, sample=sample, group_size=len(rows[0].answers))
 
 

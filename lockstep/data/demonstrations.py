@@ -81,7 +81,7 @@ class TurnRows(DemonstrationRows):
             )
         super().__init__(rows, tokenizer, data, *rest)
         first = self.read_first(NUM_LOOKED_AT)
-        count = sum(len(row.sequences) > 1 for row in first)
+        count = sum(len(row.learned_sequences) > 1 for row in first)
         if count:
             print_note(
                 f"the chat template of {self._tokenizer.name_or_path} rewrites earlier turns in "

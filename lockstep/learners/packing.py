@@ -79,19 +79,19 @@ class GroupFamily:
     added: tuple[int, ...]
 
     @property
-    def computed(self) -> int:
+    def computed_tokens(self) -> int:
         """Number of computed tokens."""
         return self.alone[0] + sum(self.added[1:])
 
     @property
-    def size(self) -> int:
+    def budget_tokens(self) -> int:
         """Size in a pass's budget of computed tokens."""
-        return max(self.computed, -(-sum(self.lengths) // MOST_KEYS))
+        return max(self.computed_tokens, -(-sum(self.lengths) // MOST_KEYS))
 
     @property
-    def cost(self) -> float:
+    def compute_cost(self) -> float:
         """Cost of computing it, in tokens; attention grows with the square of each length."""
-        return self.computed + _ATTENTION * self.computed * max(self.alone)
+        return self.computed_tokens + _ATTENTION * self.computed_tokens * max(self.alone)
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -133,7 +133,7 @@ def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[Group
         family = GroupFamily((group,), (lengths[group],), size, size)
         if previous >= 0 and known >= min(prompts[previous], prompts[group]):
             joined = families[-1] + replace(family, added=(alone[group] - known,))
-            if joined.size <= budget:
+            if joined.budget_tokens <= budget:
                 family = joined
                 families.pop()
         families.append(family)
@@ -156,7 +156,7 @@ def count_distinct(rows: Sequence[np.ndarray]) -> int:
 
 def pack_families(families: Sequence[GroupFamily], budget: int) -> list[list[GroupFamily]]:
     """Packs families into passes of at most `budget` computed tokens, see `pack_bins`."""
-    bins = pack_bins([family.size for family in families], budget)
+    bins = pack_bins([family.budget_tokens for family in families], budget)
     return [[families[index] for index in bin] for bin in bins]
 
 
@@ -208,4 +208,4 @@ def halve_families(
 
 def estimate_cost(families: Sequence[GroupFamily]) -> float:
     """Cost of a pass, in tokens."""
-    return sum(family.cost for family in families)
+    return sum(family.compute_cost for family in families)

@@ -275,7 +275,7 @@ class TrainingSession:
             return None
         value = event.values.get(best.metric)
         if value is not None:
-            return None if math.isnan(value) else best.score(value)
+            return None if math.isnan(value) else best.compute_score(value)
         message = f"run.best.metric: this run does not log {best.metric} at checkpoints; "
         message += suggest_metric(best.metric, event.values)
         if not event.leaving:

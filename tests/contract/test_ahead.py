@@ -20,7 +20,7 @@ from torch import Tensor
 from lockstep.algorithms.job import StepResult
 from lockstep.algorithms.policy_gradient.ahead import OneStepAhead
 from lockstep.algorithms.policy_gradient.step import build_settings
-from lockstep.algorithms.ppo.step import PPOWorkers, policy_version, train_on_rollouts
+from lockstep.algorithms.ppo.step import PPOWorkers, policy_version, train_actor_and_critic
 from lockstep.core.batch import Batch
 from lockstep.core.metrics import Metrics
 from lockstep.core.types import Request, SamplingParams
@@ -59,7 +59,7 @@ class Bench:
             replace(self.place, phase=self.shown.phase),
             rule,
             self.agreement,
-            lambda step, drawn: train_on_rollouts(step, drawn, self.place, rule),
+            lambda step, drawn: train_actor_and_critic(step, drawn, self.place, rule),
             lambda step: policy_version(step, rule.recipe.ppo),
             RunLength(steps, None, 64),
             self.shown.background_phase,

@@ -142,11 +142,11 @@ def test_families_hold_every_response_once_within_the_budget(
     for family in families:
         rows = [batch.sequences()[group].tolist() for group in family.groups]
         distinct = {tuple(row[:count]) for row in rows for count in range(1, len(row) + 1)}
-        assert family.computed == len(distinct)
-        assert family.size <= budget or len(rows) == 1
-        assert sum(map(len, rows)) <= 4 * family.size
+        assert family.computed_tokens == len(distinct)
+        assert family.budget_tokens <= budget or len(rows) == 1
+        assert sum(map(len, rows)) <= 4 * family.budget_tokens
     for packed in pack_families(families, budget):
-        assert sum(family.size for family in packed) <= budget or len(packed) == 1
+        assert sum(family.budget_tokens for family in packed) <= budget or len(packed) == 1
     shares = deal_to_ranks(families, budget, ranks)
     assert sorted(g for passes in shares for one in passes for g in one) == sorted(groups)
     assert len({len(passes) for passes in shares}) == 1
@@ -172,5 +172,5 @@ def test_turns_of_growing_episodes_compute_each_token_about_once() -> None:
     batch = batch.with_columns({"mask": mask}).select(torch.randperm(160, generator=draw))
     families = find_families(batch, 16384, share_prefixes=True)
     distinct = 128 + 8 * (20 * 24 + 19 * 16)
-    assert sum(family.computed for family in families) <= 1.1 * distinct
+    assert sum(family.computed_tokens for family in families) <= 1.1 * distinct
     assert batch.tokens.numel() > 13 * distinct

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from lockstep.algorithms.grpo.options import PolicyGradient
-from lockstep.algorithms.grpo.step import train_on_rollouts
+from lockstep.algorithms.grpo.step import train_on_groups
 from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, build_settings
@@ -18,7 +18,7 @@ def open_grpo(recipe: PolicyGradient, setup: Setup) -> Job:
 
     def build_parts(workers: PolicyGradientWorkers) -> AlgorithmParts:
         return AlgorithmParts(
-            settings, learn=partial(train_on_rollouts, workers=workers, settings=settings)
+            settings, learn=partial(train_on_groups, workers=workers, settings=settings)
         )
 
     return open_policy_gradient(recipe, setup, build_parts)

@@ -27,7 +27,7 @@ from lockstep.objectives.masks import masked_whiten
 from lockstep.rollouts.samples import sample_rows
 
 
-def train_on_rollouts(
+def train_on_groups(
     step: int,
     sampled: SampledStep,
     workers: PolicyGradientWorkers,

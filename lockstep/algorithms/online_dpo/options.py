@@ -65,7 +65,7 @@ class OnlineDPORecipe(RewardedRecipe):
             generated=longest,
             sampling=self.sampling.params(),
             shared=self.data.max_prompt_tokens,
-            sharers=2,
+            sequences_per_prompt=2,
         )
 
     @rule

@@ -178,7 +178,7 @@ class PolicyGradientSection(Section):
         return self.num_prompts_per_step * self.num_generations
 
     @property
-    def sharers(self) -> int:
+    def sequences_per_prompt(self) -> int:
         """Responses to the same prompt in an optimizer step, on average, rounded down."""
         share = self.global_batch_size / self.response_count
         return max(1, int(self.num_generations * share))
@@ -294,7 +294,7 @@ class PolicyGradientRecipe(RewardedRecipe):
             generated=longest,
             sampling=self.sampling.params(),
             shared=self.data.max_prompt_tokens,
-            sharers=self.options.sharers,
+            sequences_per_prompt=self.options.sequences_per_prompt,
         )
 
     @property

@@ -231,7 +231,7 @@ def train_policy(
     not recomputed.
     """
     agreement = workers.agreement
-    loss = policy_loss(settings)
+    loss = build_step_loss(settings)
     compared = Metrics()
     if agreement is None or epoch or number or bool(batch["recomputed"].all()):
         with workers.phase("policy"):
@@ -354,7 +354,7 @@ def _measure_objective(batch: Batch, settings: AnyPolicySettings) -> Metrics:
     return metrics
 
 
-def policy_loss(settings: AnyPolicySettings) -> Loss:
+def build_step_loss(settings: AnyPolicySettings) -> Loss:
     """The policy's loss in the current step."""
     if settings.kl is None or not settings.kl.section.in_loss:
         return settings.policy_loss

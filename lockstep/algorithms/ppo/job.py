@@ -8,7 +8,7 @@ from lockstep.algorithms.job import Job
 from lockstep.algorithms.policy_gradient.job import AlgorithmParts, open_policy_gradient
 from lockstep.algorithms.policy_gradient.step import PolicyGradientWorkers, build_settings
 from lockstep.algorithms.ppo.options import PPORecipe
-from lockstep.algorithms.ppo.step import PPOWorkers, policy_version, train_on_rollouts
+from lockstep.algorithms.ppo.step import PPOWorkers, policy_version, train_actor_and_critic
 from lockstep.algorithms.setup import Setup
 from lockstep.core.errors import InputError
 from lockstep.rollouts.episodes import EpisodeRunner
@@ -25,7 +25,7 @@ def open_ppo(recipe: PPORecipe, setup: Setup) -> Job:
         workers = PPOWorkers(**vars(shared), critic=critic)
         return AlgorithmParts(
             settings,
-            learn=partial(train_on_rollouts, workers=workers, settings=settings),
+            learn=partial(train_actor_and_critic, workers=workers, settings=settings),
             version=partial(policy_version, ppo=recipe.ppo),
             state={"critic": critic},
         )

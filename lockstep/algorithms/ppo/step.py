@@ -1,6 +1,6 @@
 """PPO with a critic: Schulman et al. 2017, Algorithm 1, for language models (Ouyang et al. 2022).
 
-A step of the decision process is a token sampled by the policy. `train_on_rollouts` is the
+A step of the decision process is a token sampled by the policy. `train_actor_and_critic` is the
 algorithm; `PPOSection` has its options, including extensions from later papers.
 """
 
@@ -46,7 +46,7 @@ class PPOWorkers(PolicyGradientWorkers):
 PPOSettings = PolicyGradientSettings[PPORecipe]
 
 
-def train_on_rollouts(
+def train_actor_and_critic(
     step: int, sampled: SampledStep, workers: PPOWorkers, settings: PPOSettings
 ) -> StepResult:
     """Trains on sampled rollouts: values, advantages, then critic and policy updates."""
