@@ -15,7 +15,7 @@ RECIPE_KEYS: dict[str, str] = {}
 own.
 """
 
-METRICS: dict[str, str] = {}
+METRICS: dict[str, str] = {"refit/": "weight_sync/"}
 """Names in metrics.jsonl; one that ends with / takes along all metrics that begin with it."""
 
 GONE_METRICS = ()

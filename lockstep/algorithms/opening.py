@@ -265,13 +265,13 @@ class ComparedSampler:
 
     def __call__(self, step: int, position: int, count: int) -> tuple[Rollouts, Batch, Metrics]:
         """Returns a step's rollouts, their batch with `old_logprob`, and metrics."""
-        with self.phase("generate"), self.collector.engine.at(step) as refitted:
+        with self.phase("generate"), self.collector.engine.at(step) as sync_metrics:
             rollouts = self.collector.collect(position, count, self.sampling, self.num_generations)
         with self.phase("logprobs"):
             old_logprob_N = compute_logprobs(self.policy, rollouts.batch, "the policy")
         batch = rollouts.batch.with_columns({"old_logprob": old_logprob_N})
         with self.phase("watch"):
-            return rollouts, batch, refitted + self.agreement.compare(step + 1, step, batch)
+            return rollouts, batch, sync_metrics + self.agreement.compare(step + 1, step, batch)
 
 
 def with_reference(batch: Batch, reference: Learner) -> Batch:

@@ -264,7 +264,9 @@ def sync(learner: Learner, sampler: TextSampler) -> SyncProof:
     sampler.learner = learner
     sampler.updates = open_models.count_updates(learner)
     exact = open_models.computes_exactly(learner, sampler.computation)
-    return SyncProof(sampler.version, int(found["refit/attested"]), found["refit/probe_gap"], exact)
+    return SyncProof(
+        sampler.version, int(found["weight_sync/attested"]), found["weight_sync/probe_gap"], exact
+    )
 
 
 @shorten_traceback

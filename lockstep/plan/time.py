@@ -84,14 +84,14 @@ class StepTime:
 
     Attributes:
         generate: Sampling; 0 without sampling.
-        refit: Weight sync.
+        weight_sync: Weight sync.
         turns: Copies of learners to host memory and back.
         score: Passes without gradients.
         learn: Passes with gradients, and updates.
     """
 
     generate: float
-    refit: float
+    weight_sync: float
     turns: float
     score: float
     learn: float
@@ -99,7 +99,7 @@ class StepTime:
     @property
     def total_seconds(self) -> float:
         """Seconds of all phases."""
-        return self.generate + self.refit + self.turns + self.score + self.learn
+        return self.generate + self.weight_sync + self.turns + self.score + self.learn
 
     @classmethod
     def from_ranks(

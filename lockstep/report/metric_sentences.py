@@ -126,17 +126,17 @@ BY_NAME = {
     "agreement/sequences_masked": (
         "Responses left out of training because sampler and learner disagreed on them."
     ),
-    "refit/version": "Version of the weights that the sampler attested.",
-    "refit/attested": "Tensors that the sampler attested after the weight sync.",
-    "refit/read_whole": "Tensors read back in full from the sampler.",
-    "refit/read_in_part": "Tensors read back in part from the sampler.",
-    "refit/received_only": (
+    "weight_sync/version": "Version of the weights that the sampler attested.",
+    "weight_sync/attested": "Tensors that the sampler attested after the weight sync.",
+    "weight_sync/read_whole": "Tensors read back in full from the sampler.",
+    "weight_sync/read_in_part": "Tensors read back in part from the sampler.",
+    "weight_sync/received_only": (
         "Tensors that cannot be read back; their received bytes were compared instead."
     ),
-    "refit/probe_gap": (
+    "weight_sync/probe_gap": (
         "Mean log-probability difference on fixed sequences that both sides score."
     ),
-    "refit/probe_gap_max": "Largest log-probability difference on those fixed sequences.",
+    "weight_sync/probe_gap_max": "Largest log-probability difference on those fixed sequences.",
     "watch/mismatch": "Mean of e^|Δ| used by the drift test.",
     "watch/bound": "Upper bound of a healthy mismatch, learned from the first steps.",
     "watch/e_value": (

@@ -139,7 +139,7 @@ class SamplerSession:
         is_due = not self._is_proven or self._is_probe_reported(version)
         if self._probe is None or not is_due:
             return None
-        with self._phase("refit"):
+        with self._phase("weight_sync"):
             return self._probe.score_with(source)
 
     def _is_probe_reported(self, version: int) -> bool:
@@ -148,15 +148,17 @@ class SamplerSession:
 
     def _sync_weights(self, source: WeightSource, version: int, probe: SyncProbe | None) -> None:
         self._attested = None
-        with self._phase("refit"):
+        with self._phase("weight_sync"):
             found = sync_weights(source, self._sampler, version, probe)
         counts = found.floats()
         self._is_proven = self._is_proven or probe is not None
-        self._reads_all = not counts["refit/read_in_part"] and not counts["refit/received_only"]
+        self._reads_all = (
+            not counts["weight_sync/read_in_part"] and not counts["weight_sync/received_only"]
+        )
         if self._is_probe_reported(version):
             hidden = ()
         else:
-            hidden = ("refit/probe_gap", "refit/probe_gap_max")
+            hidden = ("weight_sync/probe_gap", "weight_sync/probe_gap_max")
         self._record = Metrics(
             {name: metric for name, metric in found.items() if name not in hidden}
         )

@@ -149,19 +149,20 @@ def sync_weights(
         wrong = find_differences(outgoing.sent_fingerprints, held)
         if wrong:
             raise WeightSyncError(
-                f"after refit {version} the weights of sampler {engine} differ from those sent by "
-                "the learner: " + ", ".join(f"{name} ({why})" for name, why in wrong.items())
+                f"after weight sync {version} the weights of sampler {engine} differ from those "
+                "sent by the learner: "
+                + ", ".join(f"{name} ({why})" for name, why in wrong.items())
             )
     first = attestations[0]
     metrics = Metrics(
         {
-            "refit/attested": LastValue(float(len(outgoing.sent_fingerprints))),
-            "refit/version": LastValue(float(version)),
-            "refit/read_whole": LastValue(
+            "weight_sync/attested": LastValue(float(len(outgoing.sent_fingerprints))),
+            "weight_sync/version": LastValue(float(version)),
+            "weight_sync/read_whole": LastValue(
                 float(len(first.fingerprints.keys() - first.columns.keys() - first.received))
             ),
-            "refit/read_in_part": LastValue(float(len(first.columns))),
-            "refit/received_only": LastValue(float(len(first.received))),
+            "weight_sync/read_in_part": LastValue(float(len(first.columns))),
+            "weight_sync/received_only": LastValue(float(len(first.received))),
         }
     )
     if probe is None:
@@ -216,15 +217,15 @@ def _compare_probe(
     for engine, gap in enumerate(gaps, start=1):
         if not gap.mean() <= probe.bound:
             raise WeightSyncError(
-                f"after refit {version} the weights are equal, but learner and sampler {engine} "
-                f"disagree on log-probabilities of the same tokens (mean |Δ| {gap.mean():.2g} "
-                f"nats, above {probe.bound:g}): positions, masks or the sampler's own tables "
+                f"after weight sync {version} the weights are equal, but learner and sampler "
+                f"{engine} disagree on log-probabilities of the same tokens (mean |Δ| "
+                f"{gap.mean():.2g} nats, above {probe.bound:g}): positions, masks or the sampler's own tables "
                 "differ"
             )
     all_gaps = torch.stack(gaps)
     return Metrics(
         {
-            "refit/probe_gap": LastValue(all_gaps.mean()),
-            "refit/probe_gap_max": LastValue(all_gaps.max()),
+            "weight_sync/probe_gap": LastValue(all_gaps.mean()),
+            "weight_sync/probe_gap_max": LastValue(all_gaps.max()),
         }
     )

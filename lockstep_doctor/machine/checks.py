@@ -308,7 +308,7 @@ def _send_weights(
     seconds = list[float]()
     for version in range(3):
         begun = time.perf_counter()
-        attested = sync_weights(learner, pool, version, probe).floats()["refit/attested"]
+        attested = sync_weights(learner, pool, version, probe).floats()["weight_sync/attested"]
         seconds.append(time.perf_counter() - begun)
     return {
         "sync GB/s": size / min(seconds) / 1e9,

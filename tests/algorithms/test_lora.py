@@ -105,7 +105,7 @@ def test_lora_raises_reward_with_sampler_learner_agreement(run: Run, name: str) 
     assert sum(reward[-3:]) / 3 > sum(reward[:3]) / 3 + 0.03
     assert max(series(rows, "agreement/token_mult_prob_error")) == pytest.approx(1.0, abs=1e-5)
     assert max(series(rows, "agreement/max_abs_logprob_diff")) < 1e-4
-    assert series(rows, "refit/attested")[0] == series(rows, "refit/read_whole")[0] > 10
+    assert series(rows, "weight_sync/attested")[0] == series(rows, "weight_sync/read_whole")[0] > 10
     assert adapters_alone(saved(14))
     assert name == "grpo" or {"value.weight", "value.bias"} < saved(14, "critic").keys()
     assert only_adapted_maps_moved()

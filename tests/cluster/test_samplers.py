@@ -34,10 +34,10 @@ def test_remote_samplers_agree_with_learner_and_attest_all_weights(
         f"learner.parallel.dp={dp}",
     )
     trained = step_rows(rows)
-    assert [row["refit/version"] for row in trained] == [0, 1]
+    assert [row["weight_sync/version"] for row in trained] == [0, 1]
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-5 for row in trained)
     assert all(row["agreement/weights_age"] == 0 for row in trained)
-    assert all(row["refit/read_whole"] == row["refit/attested"] for row in trained)
+    assert all(row["weight_sync/read_whole"] == row["weight_sync/attested"] for row in trained)
 
 
 @pytest.mark.full
@@ -72,8 +72,8 @@ def test_vllm_run_restarts_after_killed_engine_and_logs_every_step(
     trained = step_rows(rows)
     assert [row["step"] for row in trained] == list(range(1, after[-1] + 4))
     assert all(row["agreement/max_abs_logprob_diff"] < 1e-4 for row in trained)
-    assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained)
-    assert [row["refit/version"] for row in trained] == list(range(after[-1] + 3))
+    assert all(row["weight_sync/probe_gap_max"] < 1e-4 for row in trained)
+    assert [row["weight_sync/version"] for row in trained] == list(range(after[-1] + 3))
     told = capsys.readouterr().err
     assert len(victims) == kills
     assert f"({kills} of {kills} times)" in told

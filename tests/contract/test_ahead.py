@@ -107,7 +107,7 @@ def test_one_step_ahead_ppo_trains_on_rollouts_of_previous_weights() -> None:
     here = bench()
     rows = here.run(here.ahead(30), range(30))
     assert [row["agreement/weights_age"] for row in rows] == [0.0] + [1.0] * 29
-    assert [row["refit/version"] for row in rows] == [0.0, *map(float, range(29))]
+    assert [row["weight_sync/version"] for row in rows] == [0.0, *map(float, range(29))]
     assert rows[0]["agreement/max_abs_logprob_diff"] == 0.0
     assert all(row["staleness/sampler_kl_k3"] > 0.0 for row in rows[1:])
     assert all(row["staleness/token_mult_prob_error"] > 1.01 for row in rows[1:6]), (
@@ -285,4 +285,4 @@ def test_overlapped_generation_time_is_reported_separately() -> None:
     here = bench()
     here.run(here.ahead(2), range(2))
     timings = here.shown.take_timings()
-    assert {"generate", "refit", "wait for rollouts", "beside/generate"} <= timings.keys()
+    assert {"generate", "weight_sync", "wait for rollouts", "beside/generate"} <= timings.keys()

@@ -34,7 +34,7 @@ def test_ppo_raises_reward_with_fake_sampler_and_learner() -> None:
     assert rows[0]["train/reward"] == pytest.approx(0.25, abs=0.08)
     assert rows[-1]["train/reward"] > 0.8
     assert all(row["agreement/max_abs_logprob_diff"] == 0.0 for row in rows)
-    assert rows[-1]["refit/version"] == 29
+    assert rows[-1]["weight_sync/version"] == 29
 
 
 def test_ppo_step_advances_position_by_number_of_prompts() -> None:

@@ -150,10 +150,10 @@ def test_weight_sync_attests_weights_of_offloaded_ranks(models: Models) -> None:
     try:
         session = SamplerSession(turns.start_engine(start), learner)
         for version in range(2):
-            with session.at(version) as refitted:
+            with session.at(version) as sync_metrics:
                 session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
                 assert bytes_of(learner) == [0, 0]
-            assert refitted.floats()["refit/attested"] > 0
+            assert sync_metrics.floats()["weight_sync/attested"] > 0
             train(learner, ragged((7, 2, 19)), CrossEntropyLoss())
     finally:
         learner.close()

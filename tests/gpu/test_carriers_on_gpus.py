@@ -56,7 +56,7 @@ def test_weight_sync_to_engine_on_same_gpu_is_bitwise_equal(
         with torch.no_grad():
             for parameter in learner.model.parameters():
                 parameter.mul_(1.0 + 0.01 * version)
-        assert sync_weights(learner, pool, version).floats()["refit/read_whole"]
+        assert sync_weights(learner, pool, version).floats()["weight_sync/read_whole"]
     for name, tensor in learner.weights():
         assert torch.equal(pool.show(name).cpu(), tensor.detach().cpu())
 
@@ -107,4 +107,4 @@ def test_nccl_syncs_weights_to_engine_on_another_gpu(
         with closing(
             SamplerPool(SamplerSpec(str(models("llama", seed=1)), section, ON_GPU), workers)
         ) as pool:
-            assert sync_weights(learner, pool, 1).floats()["refit/read_whole"]
+            assert sync_weights(learner, pool, 1).floats()["weight_sync/read_whole"]

@@ -170,7 +170,7 @@ def test_sampler_sharing_policy_weights_keeps_only_them_on_gpu(models: Models) -
             sampler = Watched(model.lm, 4)
             sampler.learners = learners
             session = SamplerSession(turns.wrap_sampler(sampler, learners[place]), learners[place])
-            with session.at() as refitted:
+            with session.at() as sync_metrics:
                 session.generate([Request((3, 4), 1)], SamplingParams(max_tokens=2))
             assert sampler.held == [weights * (place == other) for other in range(2)]
-            assert refitted.floats()["refit/attested"] > 0
+            assert sync_metrics.floats()["weight_sync/attested"] > 0

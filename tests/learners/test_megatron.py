@@ -51,7 +51,7 @@ def test_megatron_ppo_matches_torch_and_syncs_all_weights_to_sampler(run: Run, l
         ):
             assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-7), name
         assert one["agreement/max_abs_logprob_diff"] < 1e-4
-        assert one["refit/read_whole"] == one["refit/attested"] > 0
+        assert one["weight_sync/read_whole"] == one["weight_sync/attested"] > 0
 
 
 @pytest.mark.full

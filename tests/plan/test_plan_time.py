@@ -76,9 +76,9 @@ def test_planned_phase_times_follow_device_rates(rank: ModelRank, inference: Inf
     sent = 4 * rank.sizes.policy_parameters
     time = StepTime.from_ranks(ranks, inference, ENGINES, RATES, sent, copied=10**9)
     assert time.total_seconds == pytest.approx(
-        time.generate + time.refit + time.turns + time.score + time.learn
+        time.generate + time.weight_sync + time.turns + time.score + time.learn
     )
-    assert time.refit == pytest.approx(4 * rank.sizes.policy_parameters / 1e9)
+    assert time.weight_sync == pytest.approx(4 * rank.sizes.policy_parameters / 1e9)
     assert time.turns == pytest.approx(0.5)
     assert time.learn == pytest.approx(count_learning(rank) / 0.5e12)
     assert time.score == pytest.approx(time.learn / 3 * (1 + 1 / 8)), (

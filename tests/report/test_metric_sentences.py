@@ -11,7 +11,7 @@ import pytest
 from lockstep.report.metric_sentences import describe_metric
 
 ROOT = Path(__file__).parents[2]
-OF_THE_GUIDES = r"`((?:train|validation|val|policy|critic|agreement|refit|judge|meta_judge|watch|staleness|prompts)/[\w@/]+)`"
+OF_THE_GUIDES = r"`((?:train|validation|val|policy|critic|agreement|weight_sync|judge|meta_judge|watch|staleness|prompts)/[\w@/]+)`"
 
 
 def documented() -> list[str]:

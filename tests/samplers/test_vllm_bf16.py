@@ -38,5 +38,5 @@ def test_bf16_vllm_weights_are_attested_in_sampler_dtype(
 ) -> None:
     assert sampler.dtype == torch.bfloat16
     values = sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT, "bf16")).floats()
-    assert values["refit/attested"] == len(dict(learner.weights()))
-    assert values["refit/probe_gap"] < 0.1
+    assert values["weight_sync/attested"] == len(dict(learner.weights()))
+    assert values["weight_sync/probe_gap"] < 0.1

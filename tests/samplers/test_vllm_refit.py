@@ -128,14 +128,14 @@ def refitted(learner: RankLearner, sampler: Sampler) -> Metrics:
 def test_vllm_weight_sync_attests_every_tensor(learner: RankLearner, sampler: SamplerPool) -> None:
     values = refitted(learner, sampler).floats()
     names = [name for name, _ in learner.weights()]
-    assert values["refit/attested"] == len(names)
+    assert values["weight_sync/attested"] == len(names)
     matrices = [name for name in names if name.endswith("proj.weight")]
     buffers = [name for name in names if "inv_freq" in name]
     # the head, too, which is tied to the embedding
-    assert values["refit/read_in_part"] == len(matrices) + 1
-    assert values["refit/received_only"] == len(buffers) > 0
-    assert values["refit/read_whole"] == len(names) - len(matrices) - len(buffers)
-    assert values["refit/probe_gap_max"] < 1e-4
+    assert values["weight_sync/read_in_part"] == len(matrices) + 1
+    assert values["weight_sync/received_only"] == len(buffers) > 0
+    assert values["weight_sync/read_whole"] == len(names) - len(matrices) - len(buffers)
+    assert values["weight_sync/probe_gap_max"] < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_tensor_parallel_vllm_holds_and_attests_all_synced_weights(
     learner: RankLearner, sampler: Damaging
 ) -> None:
     found = sync_weights(learner, sampler, 1, random_probe(VOCABULARY, CONTEXT)).floats()
-    assert found["refit/attested"] == len(list(learner.weights()))
-    assert found["refit/probe_gap_max"] < 1e-4
+    assert found["weight_sync/attested"] == len(list(learner.weights()))
+    assert found["weight_sync/probe_gap_max"] < 1e-4
     sent = dict(learner.weights())
     for name in (BY_COLUMNS, BY_ROWS, ON_BOTH):
         assert torch.equal(sampler.show(name), sent[name]), name

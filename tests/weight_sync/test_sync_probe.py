@@ -47,9 +47,9 @@ def sampler(models: Callable[..., Path]) -> CountingSampler:
 def test_probe_rejects_engine_with_equal_weights_but_different_logprobs(
     learner: RankLearner, sampler: CountingSampler
 ) -> None:
-    assert sync_weights(learner, sampler, 1, PROBE).floats()["refit/probe_gap"] < 1e-5
+    assert sync_weights(learner, sampler, 1, PROBE).floats()["weight_sync/probe_gap"] < 1e-5
     sampler.off_from = 2
-    assert sync_weights(learner, sampler, 2).floats()["refit/read_whole"], (
+    assert sync_weights(learner, sampler, 2).floats()["weight_sync/read_whole"], (
         "without a probe nobody sees it"
     )
     with pytest.raises(
@@ -66,7 +66,7 @@ def test_session_probes_its_first_and_every_nth_weight_sync(
         before = sampler.probes
         with session.at(version) as metrics:
             seen += [version] if sampler.probes > before else []
-            told += [version] if "refit/probe_gap" in metrics else []
+            told += [version] if "weight_sync/probe_gap" in metrics else []
     assert seen == [3, PROBE_EVERY, 2 * PROBE_EVERY]
     assert told == [PROBE_EVERY, 2 * PROBE_EVERY], "rows do not tell where a run was resumed"
 
@@ -82,7 +82,7 @@ def test_wrong_engine_logprobs_raise_at_nth_weight_sync(
             with session.at(version):
                 pass
 
-    with pytest.raises(WeightSyncError, match="after refit 10 the weights are equal"):
+    with pytest.raises(WeightSyncError, match="after weight sync 10 the weights are equal"):
         sync_all()
 
 
@@ -106,4 +106,4 @@ def test_bf16_probe_accepts_gap_from_bf16_rounding(models: Callable[..., Path]) 
     learner = LearnerSpec(str(models("llama", seed=1)), "logits", section, None, 0).build()
     probe = random_probe(VOCABULARY, CONTEXT, "bf16")
     exact = TorchSampler(load_causal_lm(models("llama")), 4)
-    assert 0.001 < sync_weights(learner, exact, 1, probe).floats()["refit/probe_gap"] < 0.1
+    assert 0.001 < sync_weights(learner, exact, 1, probe).floats()["weight_sync/probe_gap"] < 0.1

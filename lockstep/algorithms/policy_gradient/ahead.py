@@ -127,9 +127,9 @@ class OneStepAhead:
         snapshot = self._snapshot or self._copy_weights(step)
         with (
             self.workers.phase("generate"),
-            self.workers.collector.engine.at(snapshot.version, snapshot) as refitted,
+            self.workers.collector.engine.at(snapshot.version, snapshot) as sync_metrics,
         ):
-            sampled = self._draw_rollouts(position, refitted)
+            sampled = self._draw_rollouts(position, sync_metrics)
         self._snapshot = snapshot
         return sampled
 
@@ -150,21 +150,21 @@ class OneStepAhead:
             )
         if not self.run_length.is_over(step + 1, sampled.position):
             session = ExitStack()
-            refitted = session.enter_context(
+            sync_metrics = session.enter_context(
                 self.workers.collector.engine.at(snapshot.version, snapshot)
             )
 
             def draw() -> SampledStep:
                 with session, self.background_phase("generate"):
-                    return self._draw_rollouts(sampled.position, refitted)
+                    return self._draw_rollouts(sampled.position, sync_metrics)
 
             self._begun = run_in_background(draw)
         self._snapshot = snapshot
         return compared
 
-    def _draw_rollouts(self, position: int, refitted: Metrics) -> SampledStep:
+    def _draw_rollouts(self, position: int, sync_metrics: Metrics) -> SampledStep:
         """Samples a step's rollouts, then has the sampler rescore some with the same weights."""
-        sampled = draw_rollouts(position, refitted, self.workers, self.settings)
+        sampled = draw_rollouts(position, sync_metrics, self.workers, self.settings)
         return replace(sampled, read_N=self.agreement.read_back(sampled.rollouts.batch))
 
     def _copy_weights(self, step: int) -> WeightSnapshot:
@@ -172,5 +172,5 @@ class OneStepAhead:
         version = self.version(step)
         if self._snapshot is not None and self._snapshot.version == version:
             return self._snapshot
-        with self.workers.phase("refit"):
+        with self.workers.phase("weight_sync"):
             return self.workers.collector.engine.take_snapshot(version)

@@ -152,12 +152,15 @@ def sample_step(
     position: int, version: int, workers: PolicyGradientWorkers, settings: AnyPolicySettings
 ) -> SampledStep:
     """Samples responses from the current policy."""
-    with workers.phase("generate"), workers.collector.engine.at(version) as refitted:
-        return draw_rollouts(position, refitted, workers, settings)
+    with workers.phase("generate"), workers.collector.engine.at(version) as sync_metrics:
+        return draw_rollouts(position, sync_metrics, workers, settings)
 
 
 def draw_rollouts(
-    position: int, refitted: Metrics, workers: PolicyGradientWorkers, settings: AnyPolicySettings
+    position: int,
+    sync_metrics: Metrics,
+    workers: PolicyGradientWorkers,
+    settings: AnyPolicySettings,
 ) -> SampledStep:
     """Samples responses; dynamic sampling keeps only prompts whose rewards differ."""
     options = settings.options
@@ -173,7 +176,7 @@ def draw_rollouts(
             position, count, sampling, generations, options.dynamic_sampling.max_batches
         )
     metrics = (rollouts.metrics() + Metrics(prompts_drawn=Sum(end - position))).with_prefix("train")
-    return SampledStep(rollouts, end, metrics + rollouts.rewards() + refitted)
+    return SampledStep(rollouts, end, metrics + rollouts.rewards() + sync_metrics)
 
 
 def prepare_batch(

@@ -216,13 +216,13 @@ def _learn_from_own_judgment(
         with workers.phase("prompts"):
             prompts, writing = workers.new_prompts(iteration, version)
         collector = replace(collector, prompts=prompts)
-    with collector.engine.at(version) as refitted:
+    with collector.engine.at(version) as sync_metrics:
         judged = answer_and_judge(rows, iteration, step, collector, workers, settings)
     batch = judged.answers.rollouts.batch
     metrics = judged.metrics
     if step == version:
         metrics += writing
-    metrics += refitted
+    metrics += sync_metrics
     with workers.phase("watch"):
         metrics += workers.agreement.compare(step + 1, version, batch)
     pairs = judged.build_pair_batch()

@@ -5,7 +5,7 @@ const HEADLINES = [
   "validation/accuracy", "validation/reward", "validation/loss", "validation/acc", "train/reward", "train/shaped_reward", "train/kl",
   "train/response_length", "train/loss", "train/acc", "policy/kl", "policy/loss", "policy/entropy", "policy/grad_norm", "critic/loss", "critic/explained_variance", "agreement/token_mult_prob_error",
 ];
-const GROUPS = ["train", "validation", "val", "reward", "policy", "critic", "agreement", "refit"];
+const GROUPS = ["train", "validation", "val", "reward", "policy", "critic", "agreement", "weight_sync"];
 
 /** An exponential mean that forgets its beginning's bias; gaps stay gaps and are not counted. */
 function smoothed(values, weight) {

@@ -37,15 +37,15 @@ const phases = (run) => sorted(run).filter((timing) => !isBeside(timing));
 
 /* Which processes work in a phase; in one that is not listed, all but the driver wait. */
 const WORKERS = {
-  sampler: ["generate", "validate", "refit", "watch", "start samplers", "judge", "meta_judge", "prompts", "wait for rollouts"],
-  "policy learner": ["policy", "logprobs", "refit", "reference", "reward_model", "save", "start learners"],
+  sampler: ["generate", "validate", "weight_sync", "watch", "start samplers", "judge", "meta_judge", "prompts", "wait for rollouts"],
+  "policy learner": ["policy", "logprobs", "weight_sync", "reference", "reward_model", "save", "start learners"],
   "critic learner": ["critic", "values", "save"],
   teacher: ["teacher"],
 };
 /* The work of a phase; of a loop of the user's own, its name has to say that. */
 const PHASES = {
   "start samplers": "inference engines start", "start learners": "models are loaded for training",
-  "self-check": "the model is proven to be computed as transformers does", refit: "the sampler takes over the policy's weights",
+  "self-check": "the model is proven to be computed as transformers does", weight_sync: "the sampler takes over the policy's weights",
   data: "rows are read", prompts: "new prompts are written", generate: "the sampler answers prompts, and the answers are scored",
   judge: "answers are judged", meta_judge: "judgments are judged", teacher: "the teacher scores the tokens",
   reference: "the reference policy scores the tokens", values: "the critic estimates the tokens' values",
@@ -80,7 +80,7 @@ function stretches(run) {
   return found;
 }
 
-const ORDER = ["start samplers", "start learners", "self-check", "refit", "data", "prompts", "generate", "judge", "meta_judge", "teacher", "reference", "values", "logprobs", "watch", "critic", "policy", "reward_model", "wait for rollouts", "metrics", "log", "validate", "save"];
+const ORDER = ["start samplers", "start learners", "self-check", "weight_sync", "data", "prompts", "generate", "judge", "meta_judge", "teacher", "reference", "values", "logprobs", "watch", "critic", "policy", "reward_model", "wait for rollouts", "metrics", "log", "validate", "save"];
 
 /** Phases in the order of a step; those that it does not know stand before the learning. */
 function inOrder(timed) {

@@ -41,7 +41,7 @@ def test_one_step_ahead_rollouts_are_one_step_stale_and_reward_rises(run: Run) -
     )
     trained = step_rows(rows)
     assert [row["agreement/weights_age"] for row in trained] == [0.0] + [1.0] * 19
-    assert [row["refit/version"] for row in trained] == [0, *range(19)]
+    assert [row["weight_sync/version"] for row in trained] == [0, *range(19)]
     assert not any(name.startswith("staleness/") for name in trained[0]), (
         "the first step is on-policy"
     )
@@ -123,7 +123,7 @@ def test_vllm_one_step_ahead_resumes_with_checkpointed_sampler_weights(run: Run)
         run(*engine, "run.max_time_s=0.01")
     trained = step_rows(run(*engine))
     assert [row["agreement/weights_age"] for row in trained] == [0.0, 1.0, 1.0]
-    assert [row["refit/version"] for row in trained] == [0, 0, 1]
-    assert all(row["refit/probe_gap_max"] < 1e-4 for row in trained), (
+    assert [row["weight_sync/version"] for row in trained] == [0, 0, 1]
+    assert all(row["weight_sync/probe_gap_max"] < 1e-4 for row in trained), (
         "of the copies, also of those in the checkpoint"
     )

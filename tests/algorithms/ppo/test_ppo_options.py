@@ -27,7 +27,7 @@ def test_plain_ppo_trains_policy_and_critic_and_logs_steps_and_samples(
     assert [row["step"] for row in rows if "train/reward" in row] == [1, 2]
     assert [row["step"] for row in rows if "validation/reward" in row] == [0, 2]
     assert last(rows, "agreement/max_abs_logprob_diff") < 1e-5
-    assert last(rows, "refit/attested") > 0
+    assert last(rows, "weight_sync/attested") > 0
     assert last(rows, "critic/grad_norm") > 0
     assert last(rows, "policy/grad_norm") > 0
     initial, trained = load_file("run/initial/model.safetensors"), final("run")

@@ -33,7 +33,7 @@ def test_first_iteration_sft_matches_standalone_sft_run_exactly(run: Run) -> Non
     assert equal(held(1, "policy"), held(1, "policy", "sft"))
     assert equal(held(2, "policy"), held(2, "policy", "sft"))
     assert [row["train/iteration"] for row in rows] == [0, 0, 1, 1]
-    assert not any(name.startswith(("judge/", "refit/")) for row in rows[:2] for name in row)
+    assert not any(name.startswith(("judge/", "weight_sync/")) for row in rows[:2] for name in row)
 
 
 def test_reference_of_second_iteration_is_the_sft_policy(run: Run) -> None:
@@ -41,7 +41,7 @@ def test_reference_of_second_iteration_is_the_sft_policy(run: Run) -> None:
     assert not equal(held(1, "policy"), held(1, "reference"))
     assert equal(held(3, "reference"), held(2, "policy"))
     assert equal(held(4, "reference"), held(3, "reference"))
-    assert [row["refit/version"] for row in rows[2:]] == [2, 2]
+    assert [row["weight_sync/version"] for row in rows[2:]] == [2, 2]
     assert [row["step"] for row in trained()] == [3] * 8 + [4] * 8
 
 

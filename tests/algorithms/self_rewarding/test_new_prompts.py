@@ -57,7 +57,7 @@ def test_each_iteration_trains_on_newly_written_prompts(run: Run) -> None:
             f"iteration_{iteration:03d}.jsonl:{n}" for n in range(1, 17)
         }
         assert {one["prompt"] for one in own} == {f"{text}\n" for text in written(iteration)}
-    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
+    assert [row["weight_sync/version"] for row in rows] == [0, 0, 2, 2]
 
 
 @pytest.mark.full

@@ -51,7 +51,7 @@ def test_reference_stays_fixed_within_iteration_then_takes_policy_weights(
     assert equal(held(4, "reference"), held(3, "reference"))
     learned = [updates(step) for step in range(1, 5)]
     assert learned == [1, 2, 1, 2]  # the optimizer forgot the iteration before
-    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
+    assert [row["weight_sync/version"] for row in rows] == [0, 0, 2, 2]
     for row in (rows[0], rows[2]):  # where the policy is the reference
         assert row["train/preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert rows[1]["train/preference_loss"] != pytest.approx(math.log(2), abs=1e-6)
@@ -154,8 +154,8 @@ def test_two_ranks_choose_same_preference_pairs_as_one_process(
 @pytest.mark.usefixtures("vllm")
 def test_vllm_samples_and_judges_with_weights_from_iteration_start(run: Run) -> None:
     rows = steps(run("sampler=vllm", "sampler.kv_cache_gib=0.05", "run.save_every=9"))
-    assert [row["refit/version"] for row in rows] == [0, 0, 2, 2]
-    assert all(row["refit/probe_gap_max"] < 1e-4 for row in rows)
+    assert [row["weight_sync/version"] for row in rows] == [0, 0, 2, 2]
+    assert all(row["weight_sync/probe_gap_max"] < 1e-4 for row in rows)
     for row in (rows[0], rows[2]):  # where the policy is the reference
         assert row["train/preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
         assert 0 < row["judge/parse_failures"] < 1
