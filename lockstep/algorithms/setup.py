@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PolicyJudge:
-    """The policy as a judge: its sampler's answers and the source of its model."""
+    """The policy in the role of a judge: its sampler, and the source of its model."""
 
     generate: GenerateFunction
     source: ModelSource

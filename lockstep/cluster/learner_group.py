@@ -333,17 +333,17 @@ class MeshLearner:
             rank.close()
 
     def _begin_work(self) -> None:
-        """Begins a verb that moves weights or moments back to the devices."""
+        """Starts a call that moves weights or moments back to the devices."""
         self._has_left = False
         if self._make_room is not None:
             self._make_room(self)
 
     def call_all(self, verb: str, *args: Any) -> list[Any]:
-        """Calls a verb of every rank at the same time. Returns results in rank order."""
+        """Calls a method on all ranks at the same time. Returns results in rank order."""
         return self.wait_for_ranks(rank.submit(verb, *args) for rank in self.ranks)
 
     def _call_on_shares(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, list[Any]]:
-        """Runs a verb on each data-parallel share of the rows, on all ranks of its model replica.
+        """Runs a method on each data-parallel share of the rows, on all ranks of its model replica.
 
         Returns:
             Row indices in the order of the shares, int64 [B], and each share's result.

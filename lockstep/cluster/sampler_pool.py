@@ -237,7 +237,7 @@ class SamplerPool:
             remote.close(at_once=True)
 
     def _call_all(self, verb: str, *args: Any) -> list[Any]:
-        """Calls a verb of all workers at the same time."""
+        """Calls a method on all workers at the same time."""
         with self._translate_deaths():
             return wait_for_calls([remote.submit(verb, *args) for remote in self.remotes])
 

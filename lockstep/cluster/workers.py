@@ -69,7 +69,7 @@ class WorkerPool(ExitStack):
 
     @property
     def address(self) -> str:
-        """Address of this process for workers."""
+        """The address at which workers reach this process."""
         if self._cluster is None:
             return LOOPBACK
         return self._cluster.address

@@ -272,7 +272,7 @@ def load_run(folder: Path) -> LoadedRecipe:
 
 
 def _read_trained_first(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the options of a recipe, then those of the recipes trained before it."""
+    """Yields the options of a recipe, then the options of recipes trained before it."""
     read: list[object] = [None]
     while True:
         yield tree

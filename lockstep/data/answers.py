@@ -351,7 +351,7 @@ class AnsweredRow:
 
     @property
     def learned_sequences(self) -> Sequence[TokenRuns]:
-        """The sequences to learn: one per answer, or those of a conversation."""
+        """The sequences to learn: one per answer, or the turns of a conversation."""
         return self.turns or [(self.prompt.tokens, answer) for answer in self.answers]
 
     @property

@@ -69,7 +69,7 @@ class RowRequirements:
 
 @dataclass(frozen=True)
 class RowRule:
-    """Requirements of a reward or an algorithm on rows, besides those of the data section.
+    """Requirements of a reward or an algorithm on rows, in addition to the data section's.
 
     Attributes:
         fault: Returns the error in a row, if any.

@@ -1,4 +1,4 @@
-"""The learner protocol: the verbs that algorithms use, for any training backend."""
+"""The learner protocol: the methods that algorithms call, for any training backend."""
 
 from __future__ import annotations
 

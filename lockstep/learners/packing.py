@@ -70,7 +70,7 @@ class GroupFamily:
         groups: Numbers of the groups.
         lengths: Tokens of each group's sequences.
         alone: Distinct tokens of each group.
-        added: Tokens of each group that the group before it does not have, or more.
+        added: An upper bound on the tokens of each group that the previous group lacks.
     """
 
     groups: tuple[int, ...]

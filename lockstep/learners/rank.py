@@ -247,11 +247,11 @@ class RankLearner(SendsWeights):
     def offload(self, keep_weights: bool = False) -> None:
         """Offloads weights and moments to host memory.
 
-        They return when a verb needs them on the device.
+        They return when a method needs them on the device.
 
         Args:
-            keep_weights: A sampler shares these weights: they stay or return, and only moments are
-                offloaded.
+            keep_weights: A sampler shares these weights, so they stay or return, and only moments
+            are offloaded.
         """
         self._trained = None
         moments = [] if self._optimizer is None else self._optimizer.list_tensors()

@@ -199,7 +199,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    """The expected safetensors files of a folder: those of its index, or the single one."""
+    """The expected safetensors files of a folder: the files in its index, or a single file."""
     if (folder / _INDEX).is_file():
         names = read_json(folder, _INDEX, "").get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):

@@ -129,7 +129,7 @@ def format_layout(parallel: Parallel) -> str:
 
 
 def describe_layouts(learner: LearnerSection, own: Mapping[str, LearnerSection]) -> str:
-    """The layout of a learner as text, and those of models with their own, by name."""
+    """The layout of a learner as text, and the layouts of models with their own, by name."""
     return format_layout(learner.parallel) + "".join(
         f" ({name}: {format_layout(other.parallel)})" for name, other in own.items()
     )

@@ -133,7 +133,7 @@ class StepTime:
 
 
 def _count_forward(rank: ModelRank, tokens: int) -> float:
-    """Operations of a forward pass over the tokens of the longest sequences."""
+    """Number of operations in a forward pass over the tokens of the longest sequences."""
     sizes = rank.sizes
     context = rank.load.sequence / 2
     head = _count_head(sizes) if scores_tokens(rank.head) else sizes.hidden

@@ -155,7 +155,7 @@ def decode_numbers(where: str, row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """The machine that a run recorded; empty before the run has begun.
+    """The machine that a run recorded; empty before the run has started.
 
     Raises:
         InputError: The file is invalid.

@@ -24,7 +24,7 @@ from lockstep.system.yaml12 import flatten_tree
 
 
 def read_overview(folder: Path) -> dict[str, Any]:
-    """Reads a run that is finished, in progress, or barely begun.
+    """Reads a run that is finished, in progress, or just started.
 
     Returns:
         Plain values: `state` and `about_state` (see `RunState`), `alarms` (see `RunAlarm`),

@@ -18,7 +18,7 @@ _BOTTOM = 175
 def draw_headline(rows: Sequence[Mapping[str, float]]) -> str:
     """Draws the first headline metric with several values; empty if there is none.
 
-    A metric on held-out rows comes before those of training.
+    Metrics on held-out rows take precedence over training metrics.
     """
     labels = {metric: label for metric, (label, _) in HELD_OUT.items()}
     for metric, label in (

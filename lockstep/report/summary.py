@@ -1,6 +1,6 @@
 """The result of a run on one screen: agreement, held-out figures, alarms, and paths.
 
-Held-out figures are those before training, after it, and at their best; paths are those of the
+Held-out figures are shown before training, after training, and at their best; paths lead to the
 report and the model.
 """
 

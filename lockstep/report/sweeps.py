@@ -55,7 +55,7 @@ class SweepRun:
 
     @cached_property
     def rows(self) -> Sequence[Mapping[str, float]]:
-        """Its lines of metrics; empty before it has begun."""
+        """The logged metrics; empty before the run has started."""
         return read_metrics(self.folder)
 
     @cached_property
@@ -89,7 +89,7 @@ class SeedGroup:
 
     @property
     def finished_runs(self) -> Sequence[SweepRun]:
-        """Its runs that finished without failing."""
+        """The runs that finished without failing."""
         return [run for run in self.runs if run.state == "finished"]
 
     @property

@@ -29,7 +29,7 @@ def build_reward(
 
     Args:
         section: The reward section.
-        say: Shows how the policy's programs are isolated, and retries.
+        say: Shows a line on how programs are isolated, and on retries.
         open_judge: Opens a judge; by default no judge is opened, for checks without a model.
         option: Key of the section in the recipe.
 

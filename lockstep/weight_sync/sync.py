@@ -219,8 +219,8 @@ def _compare_probe(
             raise WeightSyncError(
                 f"after weight sync {version} the weights are equal, but learner and sampler "
                 f"{engine} disagree on log-probabilities of the same tokens (mean |Δ| "
-                f"{gap.mean():.2g} nats, above {probe.bound:g}): positions, masks or the sampler's own tables "
-                "differ"
+                f"{gap.mean():.2g} nats, above {probe.bound:g}): positions, masks or the sampler's "
+                "own tables differ"
             )
     all_gaps = torch.stack(gaps)
     return Metrics(

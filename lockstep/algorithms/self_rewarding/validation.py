@@ -48,7 +48,7 @@ class HeldOut:
     answer: Callable[[Prompt], str]
 
     def read_at(self, position: int, count: int, seed: int) -> list[Prompt]:
-        """Prompts `position` … `position + count − 1`, fewer at the end, for any seed."""
+        """Prompts `position` … `position + count − 1`; fewer at the end. The seed has no effect."""
         return list(self.prompts[position : position + count])
 
 

@@ -64,7 +64,7 @@ class CheckpointSaver:
         self.begun = UnfinishedCheckpoint(staging, step, state, score)
 
     def advance_checkpoint(self, wait: bool) -> None:
-        """Advances a begun checkpoint as far as possible, or to its end if `wait`.
+        """Advances the current checkpoint as far as possible, or to its end if `wait`.
 
         Raises like `begin_checkpoint`.
         """

@@ -81,7 +81,7 @@ def find_sent_tensors(network: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def split_as_in_files(network: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors named and split as in the model's files: `transformers` fuses those of experts."""
+    """Tensors named and split as in the model's files: `transformers` fuses expert weights."""
     return revert_weight_conversion(network, dict(tensors))
 
 
