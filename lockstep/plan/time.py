@@ -124,7 +124,12 @@ class StepTime:
         policy = ranks["policy"]
         exact = inference is not None and inference.explain_inexact(policy.learner) is None
         speed = rates.products * rates.learner * policy.learner.parallel.ranks
-        score = sum(_count_scoring(rank, exact) for rank in ranks.values()) / speed
+        scoring = 0.0
+        for rank in ranks.values():  # frozen models, critic values, the policy's old log π
+            tokens = rank.load.scored * rank.load.group * rank.load.sequence
+            again = exact and rank.trained and scores_tokens(rank.head)
+            scoring += _count_forward(rank, tokens) / (SHARE if again else 1)
+        score = scoring / speed
         learn = sum(map(count_learning, ranks.values())) / speed
         if inference is None or inference.sampling is None or not policy.load.generated:
             return cls(0.0, 0.0, 0.0, score, learn)
@@ -145,13 +150,6 @@ def _count_forward(rank: ModelRank, tokens: int) -> float:
 
 def _count_head(sizes: ModelSizes) -> int:
     return sizes.head or sizes.table
-
-
-def _count_scoring(rank: ModelRank, exact: bool) -> float:
-    """Operations of scoring passes: frozen models, critic values, the policy's old log π."""
-    tokens = rank.load.scored * rank.load.group * rank.load.sequence
-    again = exact and rank.trained and scores_tokens(rank.head)
-    return _count_forward(rank, tokens) / (SHARE if again else 1)
 
 
 def count_learning(rank: ModelRank) -> float:

@@ -73,8 +73,11 @@ def results_table(folder: Path) -> str:
         )
     for name in dict.fromkeys(judges):
         if name.endswith("/no_verdict"):
-            shares = (_format_share(setting.judging.get(name)) for setting in settings.values())
-            rows.append((name, *shares))
+            row = [name]
+            for setting in settings.values():
+                share = setting.judging.get(name)
+                row.append("–" if share is None else f"{share:.1%}")
+            rows.append(tuple(row))
     counts = (
         f"{results.questions} questions, {results.skipped_rows} rows skipped; brackets: 95 % "
         "intervals"
@@ -88,12 +91,6 @@ def _render_heading(name: str, setting: _EvaluatedSetting) -> str:
     shape += [f"stop {json.dumps(sampling.stop, ensure_ascii=False)}"] if sampling.stop else []
     sampled = f"{setting.num_samples} samples at temperature {sampling.temperature:g}"
     return ", ".join([name if name == "greedy" else sampled, *shape])
-
-
-def _format_share(share: float | None) -> str:
-    if share is None:
-        return "–"
-    return f"{share:.1%}"
 
 
 def figure_text(figure: FigureRead, total: int, what: str) -> str:
