@@ -73,11 +73,11 @@ def results_table(folder: Path) -> str:
         )
     for name in dict.fromkeys(judges):
         if name.endswith("/no_verdict"):
-            row = [name]
+            shares: list[str] = []
             for setting in settings.values():
                 share = setting.judging.get(name)
-                row.append("–" if share is None else f"{share:.1%}")
-            rows.append(tuple(row))
+                shares.append("–" if share is None else f"{share:.1%}")
+            rows.append((name, *shares))
     counts = (
         f"{results.questions} questions, {results.skipped_rows} rows skipped; brackets: 95 % "
         "intervals"

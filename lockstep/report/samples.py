@@ -122,7 +122,7 @@ class _SampleBlock:
         columns: dict[str, list[_SampleNumber]] = {}
         for name, values in self._columns.items():
             if any(value is not None for value in values):
-                columns[name] = list(map(_round_number, values))
+                columns[name] = [_round_number(value) for value in values]
         return _pack_table({"rows": self.rows}, columns)
 
 
