@@ -60,17 +60,7 @@ def read_config(words: Collection[str]) -> ForeignConfig:
     for word in words:
         path = Path(word)
         if path.suffix in _TREES and "=" not in word and not word.startswith("-") and not rest:
-            text = _read_text(path)
-            try:
-                if path.suffix == ".json":
-                    tree = json.loads(text)
-                else:
-                    tree = yaml12.parse_yaml(text, _MOST_ALIASES)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-            if not isinstance(tree, dict):
-                raise InputError(f"{path} has no keys with values")
-            config.lay_over(tree)
+            config.lay_over(_read_tree(path))
             config.files.append(path.stem)
         elif path.suffix in _COMMANDS and "=" not in word and not rest:
             _read_words(_split_command(path), config)
@@ -97,6 +87,20 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text") from None
+
+
+def _read_tree(path: Path) -> DottedOptions:
+    text = _read_text(path)
+    try:
+        if path.suffix == ".json":
+            tree = json.loads(text)
+        else:
+            tree = yaml12.parse_yaml(text, _MOST_ALIASES)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path} has no keys with values")
+    return tree
 
 
 def _split_command(path: Path) -> list[str]:
@@ -140,14 +144,7 @@ def _read_words(words: list[str], config: ForeignConfig) -> None:
         else:
             override = _OVERRIDE.fullmatch(word)
         if word == "--" or matched is not None or override is not None:
-            if flag is not None:
-                if len(values) > 1:
-                    value = values
-                elif values:
-                    value = values[0]
-                else:
-                    value = True
-                config.lay_over(yaml12.nest_value(flag, value))
+            _put_flag(config, flag, values)
             flag = None
             values = []
         if matched is not None:
@@ -164,6 +161,17 @@ def _read_words(words: list[str], config: ForeignConfig) -> None:
             raise InputError(f"{word} is a folder; name the config file in it")
         elif word not in ("--", "$@"):
             raise InputError(f"{word} is neither key=value nor the value of a --flag")
+
+
+def _put_flag(config: ForeignConfig, flag: str | None, values: list[Any]) -> None:
+    if flag is not None:
+        if len(values) > 1:
+            value = values
+        elif values:
+            value = values[0]
+        else:
+            value = True
+        config.lay_over(yaml12.nest_value(flag, value))
 
 
 def flatten_tree(

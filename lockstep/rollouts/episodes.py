@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -302,14 +303,7 @@ class EpisodeRunner:
                 [episode.environment_message | limit for episode in episodes]
             ) as reply:
                 while left:
-                    while (message := reply(self._section.timeout_s)) in (
-                        environment.CALLED,
-                        environment.TOGETHER,
-                    ):
-                        self._together |= message == environment.TOGETHER
-                    if not isinstance(message, dict):
-                        raise ChildDied("it wrote to the pipe of its process")
-                    left[0].take_reply(message)
+                    left[0].take_reply(self._await_answer(reply))
                     left.pop(0)
         except (ChildHangs, ChildDied) as error:
             if self._together and len(episodes) > 1:
@@ -319,6 +313,16 @@ class EpisodeRunner:
                 fault = f"timed out after {self._section.timeout_s:g} s"
             left.pop(0).mark_failed(fault)
         return left, True
+
+    def _await_answer(self, reply: Callable[[float], Any]) -> dict[str, Any]:
+        while (message := reply(self._section.timeout_s)) in (
+            environment.CALLED,
+            environment.TOGETHER,
+        ):
+            self._together |= message == environment.TOGETHER
+        if not isinstance(message, dict):
+            raise ChildDied("it wrote to the pipe of its process")
+        return message
 
     def _start_process(self, child: HelperProcess) -> None:
         try:

@@ -200,9 +200,12 @@ class TappedWorker(WeightReceiver):
                 if site.is_sum and cut in self._forced:
                     site.overwrite_sum(value, x)
                 if added is not None and site.end == "out" and cut in self._forced:
-                    # the output and the residual of a fused norm
-                    for part, right in zip(value, (x, added), strict=True):
-                        part[: self._asked.count].copy_(right)
+                    self._overwrite_pair(value, (x, added))
+
+    def _overwrite_pair(self, parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Overwrites the output and the residual of a fused norm."""
+        for part, right in zip(parts, values, strict=True):
+            part[: self._asked.count].copy_(right)
 
     def _wrap_forward(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Wraps the model's forward pass, and computes the logits of all positions after it."""
