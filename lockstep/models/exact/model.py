@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
 from lockstep.models.attention import EXACT
 from lockstep.models.exact.attention import KEYS
+from lockstep.models.exact.chunks import count_chunks, list_row_cut
 from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route_tokens
-from lockstep.models.exact.linear import exact_product, gelu_tanh, silu
+from lockstep.models.exact.linear import gelu_tanh, silu
 from lockstep.models.exact.norm import is_rms_norm, normalize_module
+from lockstep.models.exact.sharded import apply_linear
 from lockstep.models.families.registry import EXACT_TYPES, has_exact_layers
 from lockstep_logprobs.kernel import runs_fused
 
@@ -24,10 +26,14 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 
 def make_exact(lm: PreTrainedModel) -> None:
     """Makes a model compute exactly, in place; `explain_inexact` tells which models support it."""
-    for module in lm.modules():
+    row_cut = list_row_cut(lm.config)
+    for name, module in lm.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.Linear):
-            forward = partial(_apply_linear, module)
+            # peft calls an adapted map `base_layer`
+            own = name.removesuffix(".base_layer").rpartition(".")[2]
+            chunks = count_chunks(lm.config) if own in row_cut else 1
+            forward = partial(apply_linear, module, chunks)
         elif isinstance(module, SiLUActivation | nn.SiLU):
             forward = silu
         elif isinstance(module, GELUTanh):
@@ -76,7 +82,3 @@ def explain_inexact(config: PreTrainedConfig) -> str | None:
     if kinds:
         return f"the model's rotary positions ({', '.join(kinds)}) depend on the batch length"
     return None
-
-
-def _apply_linear(module: nn.Linear, x: Tensor) -> Tensor:
-    return exact_product(x, module.weight, module.bias)

@@ -18,6 +18,7 @@ from lockstep.core.borders import NotFiniteError
 from lockstep.core.types import Request, SamplingParams
 from lockstep.models.folder import find_context_length
 from lockstep.models.heads import LogitsHead, canonical_name
+from lockstep.models.exact.chunks import keep_casts
 from lockstep.models.precision import OVERFLOW, TORCH_TYPES, open_autocast
 from lockstep.samplers.base import ResponsePiece, gather_pieces
 from lockstep.samplers.torch.prefill import split_passes
@@ -135,7 +136,7 @@ class ModelSampler(ABC):
         for parameter in frozen:
             parameter.requires_grad_(True)
         try:
-            with open_autocast(self._lm.device, self._type):
+            with open_autocast(self._lm.device, self._type), keep_casts():
                 yield
         finally:
             for parameter in frozen:
