@@ -64,7 +64,12 @@ def test_sampler_is_exact_or_note_gives_reason(
         (
             "llama",
             LearnerSection(device="cpu", parallel=Parallel(dp=2, tp=2)),
-            "learner.parallel.tp is 2, which splits sums across ranks",
+            None,
+        ),
+        (
+            "llama",
+            LearnerSection(device="cpu", parallel=Parallel(tp=4)),
+            "learner.parallel.tp is 4, but the model's sums have 2 chunks",
         ),
         (
             "llama",

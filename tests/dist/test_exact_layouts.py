@@ -27,6 +27,10 @@ LAYOUTS = [
     pytest.param(({"dp": 2}, "qwen3", "value"), id="dp2-value"),
     pytest.param(({"cp": 2}, "qwen2 window", "logits"), id="cp2"),
     pytest.param(({"dp": 2, "cp": 2}, "llama", "value"), id="dp2cp2-value", marks=pytest.mark.full),
+    pytest.param(({"tp": 2}, "qwen3", "logits"), id="tp2"),
+    pytest.param(({"tp": 2}, "qwen2 tied", "value"), id="tp2-value", marks=pytest.mark.full),
+    pytest.param(({"dp": 2, "tp": 2}, "llama", "logits"), id="dp2tp2", marks=pytest.mark.full),
+    pytest.param(({"cp": 2, "tp": 2}, "qwen2 tied", "logits"), id="cp2tp2", marks=pytest.mark.full),
     pytest.param(({"dp_replicate": 2}, "llama", "logits"), id="2copies", marks=pytest.mark.full),
     pytest.param(({"dp": 2, "dp_replicate": 2}, "qwen2 tied", "logits"), id="2copiesdp2", marks=pytest.mark.proof),
 ]  # fmt: skip

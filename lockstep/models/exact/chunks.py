@@ -49,17 +49,19 @@ def count_chunks(config: PreTrainedConfig) -> int:
     return gcd(common, _MOST)
 
 
-def list_row_cut(config: PreTrainedConfig) -> set[str]:
-    """The last parts of the names of the modules whose inputs ranks divide."""
+def count_map_chunks(config: PreTrainedConfig, name: str) -> int:
+    """The number of chunks of a linear map, by its name; 1 unless ranks divide its inputs."""
     parallel = find_family(config).tensor_parallel
-    if parallel is None:
-        return set()
-    styles = parallel.plan()
-    return {
-        name.rpartition(".")[2]
-        for name, style in styles.items()
+    styles = {} if parallel is None else parallel.plan()
+    row_cut = {
+        key.rpartition(".")[2]
+        for key, style in styles.items()
         if isinstance(style, RowwiseParallel)
     }
+    # peft calls an adapted map `base_layer`
+    if name.removesuffix(".base_layer").rpartition(".")[2] in row_cut:
+        return count_chunks(config)
+    return 1
 
 
 def chunked_product(

@@ -10,7 +10,7 @@ from transformers.activations import GELUTanh, SiLUActivation
 
 from lockstep.models.attention import EXACT
 from lockstep.models.exact.attention import KEYS
-from lockstep.models.exact.chunks import count_chunks, list_row_cut
+from lockstep.models.exact.chunks import count_map_chunks
 from lockstep.models.exact.experts import EXPERTS, ROUTERS, compute_experts, route_tokens
 from lockstep.models.exact.linear import gelu_tanh, silu
 from lockstep.models.exact.norm import is_rms_norm, normalize_module
@@ -26,14 +26,10 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 
 def make_exact(lm: PreTrainedModel) -> None:
     """Makes a model compute exactly, in place; `explain_inexact` tells which models support it."""
-    row_cut = list_row_cut(lm.config)
     for name, module in lm.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.Linear):
-            # peft calls an adapted map `base_layer`
-            own = name.removesuffix(".base_layer").rpartition(".")[2]
-            chunks = count_chunks(lm.config) if own in row_cut else 1
-            forward = partial(apply_linear, module, chunks)
+            forward = partial(apply_linear, module, count_map_chunks(lm.config, name))
         elif isinstance(module, SiLUActivation | nn.SiLU):
             forward = silu
         elif isinstance(module, GELUTanh):

@@ -17,6 +17,7 @@ from lockstep.config import DType, LoRA
 from lockstep.core.types import SamplingParams
 from lockstep.distributed.sampling import draw_tokens, token_scores
 from lockstep.models.exact.attention import KEYS, BlockwiseKernel
+from lockstep.models.exact.chunks import count_map_chunks
 from lockstep.models.exact.experts import EXPERTS, ROUTERS
 from lockstep.models.exact.linear import exact_product
 from lockstep.models.exact.norm import rms_norm
@@ -97,13 +98,18 @@ def _list_trials(
     fused = runs_fused(torch.empty(1, device=device))
     hidden = int(text.hidden_size)
     vocabulary = int(text.vocab_size)
-    for module in lm.modules():
+    for own, module in lm.named_modules():
         if fused or module is not lm.get_output_embeddings():
-            for size, columns, kind, turned in _list_linear_maps(module, dtype):
+            chunks = count_map_chunks(config, own)
+            for width, columns, kind, turned in _list_linear_maps(module, dtype):
+                size = width // chunks
                 name = (
                     f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
                 )
-                yield name, partial(_try_map, size, columns, kind, turned, device)
+                wider = width - size
+                if wider:
+                    name += f", a chunk of {width},"
+                yield name, partial(_try_map, size, columns, kind, turned, device, wider)
     heads = text.num_attention_heads
     groups = text.num_key_value_heads or text.num_attention_heads
     size = head_size(text)
@@ -174,9 +180,12 @@ def _draw_cancelling(
 
 
 def _try_map(
-    size: int, columns: int, dtype: torch.dtype, turned: bool, device: torch.device
+    size: int, columns: int, dtype: torch.dtype, turned: bool, device: torch.device, wider: int
 ) -> bool:
-    """Compares batches of repeated rows with each row alone, on one thread and on all."""
+    """Compares batches of repeated rows with each row alone, on one thread and on all.
+
+    Batches are the first columns of tensors that are `wider` by some.
+    """
     repeats = -(-columns // _DRAWN)
     times = -(-_SIZES[-1] // ROWS)
     x, weight = _draw_cancelling(ROWS, min(columns, _DRAWN), size, dtype)
@@ -186,6 +195,8 @@ def _try_map(
     with use_threads(1):
         few = torch.cat([exact_product(row, weight) for row in x.split(1)]).repeat(times, 1)
     x = x.repeat(times, 1)
+    if wider:
+        x, weight = (F.pad(tensor, (0, wider))[:, :size] for tensor in (x, weight))
     for threads in {1, torch.get_num_threads()}:
         with use_threads(threads):
             if not all(torch.equal(exact_product(x[:rows], weight), few[:rows]) for rows in _SIZES):

@@ -16,9 +16,9 @@ from lockstep.config import DType
 from lockstep.core.batch import Batch
 from lockstep.core.borders import NotFiniteError
 from lockstep.core.types import Request, SamplingParams
+from lockstep.models.exact.chunks import keep_casts
 from lockstep.models.folder import find_context_length
 from lockstep.models.heads import LogitsHead, canonical_name
-from lockstep.models.exact.chunks import keep_casts
 from lockstep.models.precision import OVERFLOW, TORCH_TYPES, open_autocast
 from lockstep.samplers.base import ResponsePiece, gather_pieces
 from lockstep.samplers.torch.prefill import split_passes

@@ -21,6 +21,7 @@ SHAPE = {
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
+    "num_key_value_heads": 1,
 }
 
 
