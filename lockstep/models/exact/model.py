@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
@@ -26,6 +27,7 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 
 def make_exact(lm: PreTrainedModel) -> None:
     """Makes a model compute exactly, in place; `explain_inexact` tells which models support it."""
+    fused = runs_fused(torch.empty(0, device=lm.device))
     for name, module in lm.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.Linear):
@@ -36,7 +38,7 @@ def make_exact(lm: PreTrainedModel) -> None:
             forward = gelu_tanh
         elif kind in ROUTERS:
             forward = partial(route_tokens, module)
-        elif is_rms_norm(module) and runs_fused(module.get_parameter("weight")):
+        elif is_rms_norm(module) and fused:
             forward = partial(normalize_module, module)
         elif kind in EXPERTS:
             forward = partial(compute_experts, module)

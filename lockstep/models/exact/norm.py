@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
 
 RMS_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 """Norm classes of `transformers` that `rms_norm` supports."""
@@ -22,8 +23,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def normalize_module(module: Any, x: Tensor) -> Tensor:
-    """`rms_norm` with the weight of a `transformers` module."""
-    return rms_norm(x, module.weight, module.variance_epsilon)
+    """`rms_norm` with the weight of a `transformers` module; ranks may share the tokens."""
+    weight = module.weight
+    if not isinstance(x, DTensor):
+        return rms_norm(x, weight, module.variance_epsilon)
+    held = weight.to_local(grad_placements=[Partial()])
+    own = rms_norm(x.to_local(), held, module.variance_epsilon)
+    return DTensor.from_local(own, x.device_mesh, x.placements, run_check=False)
 
 
 def is_rms_norm(module: nn.Module) -> bool:
