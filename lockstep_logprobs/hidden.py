@@ -24,7 +24,6 @@ from lockstep_logprobs.gradient import RowGradient, load_gradient, save_for_grad
 from lockstep_logprobs.kernel import load_fused, register_kernel, runs_fused
 from lockstep_logprobs.shard import split_rows
 from lockstep_logprobs.softmax import (
-    FEW_COLUMNS,
     PLAIN,
     RowScores,
     RowSums,
@@ -116,7 +115,7 @@ def score_hidden(
     """The forward pass of `hidden_logprobs`."""
     if scoring.row_invariant and scoring.shard.group is not None:
         sums_RM, picked_MK = sum_shared_tiles(
-            lambda *at: _multiply_exactly(hidden_MD, weight_vD, *at),
+            lambda *at: _multiply_tile(hidden_MD, weight_vD, *at),
             len(weight_vD),
             token_MK,
             scoring,
@@ -272,14 +271,23 @@ def _compute_tiles(
         yield rows, z, z if z.dtype == torch.float32 else torch.empty_like(z, dtype=torch.float32)
 
 
-def _multiply_exactly(hidden: Tensor, weight: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Logits with the bits that they have in any batch and in any piece of the head."""
-    x, head_cD = hidden[rows], weight[columns].to(hidden.dtype)
-    count = len(head_cD)
-    if count < FEW_COLUMNS:
-        head_cD = F.pad(head_cD, (0, 0, 0, FEW_COLUMNS - count))
-    padded = F.pad(x, (0, 0, 0, count_missing_rows(len(x), head_cD)))
-    return torch.mm(padded, head_cD.t())[: len(x), :count]
+def _multiply_tile(hidden: Tensor, weight: Tensor, rows: slice, tile: slice) -> Tensor:
+    """Logits of this rank's columns of a tile, by a product as wide as the tile.
+
+    The number of columns decides in which order a product sums.
+    """
+    x = hidden[rows]
+    head_cD = weight[max(tile.start, 0) : tile.stop].to(hidden.dtype)
+    if not len(head_cD):
+        return x[:, :0]
+    before = max(-tile.start, 0)
+    after = max(tile.stop - len(weight), 0)
+    own = slice(before, before + len(head_cD))
+    if before or after:
+        head_cD = F.pad(head_cD, (0, 0, before, after))
+    return torch.mm(F.pad(x, (0, 0, 0, count_missing_rows(len(x), head_cD))), head_cD.t())[
+        : len(x), own
+    ]
 
 
 def _gradient_tiles(

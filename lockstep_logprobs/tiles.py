@@ -39,7 +39,8 @@ def sum_shared_tiles(
     """Row-invariant sums, from which `reduce_over_ranks` makes the scores of one process.
 
     Args:
-        read: The logits of some rows in some of this rank's columns.
+        read: The logits of some rows in a tile, as far as it is on this rank; the tile's numbers
+            count from this rank's first column.
         columns: Number of columns on this rank.
         token_MK: Wanted tokens.
         scoring: Options of the sums, with a group.
@@ -63,6 +64,7 @@ def sum_shared_tiles(
     tiles = list(column_tiles(max(high for _, high in bounds), row_invariant=True))
     edges = [0, *(tile.stop for tile in tiles)]
     heads = [min(high, *(edge for edge in edges if edge >= low)) - low for low, high in bounds]
+    shared = next((tile for tile in tiles if tile.start < start < tile.stop), slice(start, start))
     order = sorted(range(len(bounds)), key=bounds.__getitem__)
     rank = group_rank(group)
     sums_RMT = torch.zeros(2 + scoring.entropy, len(token_MK), len(tiles), device=token_MK.device)
@@ -70,8 +72,8 @@ def sum_shared_tiles(
     for rows in split_rows(len(token_MK), TILE_COLUMNS, token_MK.device):
         further = []
         if most := max(heads):
-            head = F.pad(read(rows, slice(heads[rank])), (0, most - heads[rank]))
-            head_Cmh = all_gather(head, group)
+            head = read(rows, slice(shared.start - start, shared.stop - start))
+            head_Cmh = all_gather(F.pad(head, (0, most - heads[rank])), group)
             further = [head_Cmh[r, :, : heads[r]] for r in order if bounds[r][0] >= stop]
         for t, tile in enumerate(tiles):
             if not start <= tile.start < stop:

@@ -84,7 +84,11 @@ def score_vocab(
     columns = logits_Mv.shape[1]
     if scoring.row_invariant and scoring.shard.group is not None:
         sums_RM, picked_MK = sum_shared_tiles(
-            lambda *at: logits_Mv[at], columns, token_MK, scoring, floor_M
+            lambda rows, tile: logits_Mv[rows, max(tile.start, 0) : tile.stop],
+            columns,
+            token_MK,
+            scoring,
+            floor_M,
         )
     else:
         sums_RM, picked_MK = _row_sums(

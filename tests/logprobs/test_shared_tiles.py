@@ -15,6 +15,7 @@ from lockstep_logprobs import Scoring, hidden_logprobs, support_floor, vocab_log
 from lockstep_logprobs.shard import WHOLE, Shard
 
 SHARDS = (
+    (24, (0, 60, 2040, 2100)),
     (300, (0, 256, 512)),
     (300, (0, 700, 2048)),
     (300, (0, 2040, 2053, 2060)),
@@ -67,12 +68,13 @@ def score_on_rank(
 def build_inputs(
     kind: str, rows: int, vocabulary: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, weight = (
-        random(rows, 16, scale=1.0).to(dtype),
-        random(vocabulary, 16, seed=2, scale=0.7),
-    )
+    size = 1024 if rows == 24 else 16
+    hidden = random(rows, size, scale=1.0).to(dtype)
+    weight = random(vocabulary, size, seed=2, scale=2.8 / size**0.5)
     tokens = 1 if kind in FILTERS else 24
     token = random_tokens(rows, tokens, vocabulary=vocabulary + 2) - 1
+    if rows == 24:  # of the first shard, as narrow products of 1,024 numbers sum in another order
+        token = torch.arange(tokens).expand(rows, -1)
     x = hidden if kind == "hidden" else hidden @ weight.to(dtype).t()
     return x, weight.to(dtype), token
 
