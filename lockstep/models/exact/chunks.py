@@ -148,7 +148,8 @@ class _ChunkedProduct(torch.autograd.Function):
         ctx.shape = x.shape
         ctx.has_bias = bias is not None
         ctx.group = group
-        total = add_tree(_multiply_chunks(rows, weight, chunks), chunks).view(*x.shape[:-1], -1)
+        total = add_tree(_multiply_chunks(rows, weight, chunks), chunks)
+        total = total.view(*x.shape[:-1], len(weight))
         if group is not None:
             ranks = group_size(group)
             sent = total.unflatten(-2, (ranks, -1)).movedim(-3, 0).contiguous()
@@ -166,7 +167,7 @@ class _ChunkedProduct(torch.autograd.Function):
         of_bias = gradient.flatten(0, -2).sum(0) if ctx.has_bias else None
         if ctx.group is not None:
             gradient = all_gather(gradient, ctx.group).movedim(0, -3)
-        slope = gradient.reshape(len(rows), -1)
+        slope = gradient.reshape(len(rows), len(weight))
         of_x = (slope @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
         of_weight = slope.mT @ rows if ctx.needs_input_grad[1] else None
         return of_x, of_weight, of_bias, None, None

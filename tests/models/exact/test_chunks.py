@@ -117,3 +117,12 @@ def test_casts_are_kept_within_their_context_only() -> None:
             weight.mul_(2)
             assert float(chunked_product(x, weight, None, 2).sum()) == 32.0
         assert float(chunked_product(x, weight, None, 2).sum()) == 64.0
+
+
+def test_product_of_no_rows_has_no_rows() -> None:
+    x = torch.zeros(1, 0, 64, requires_grad=True)
+    weight = torch.zeros(48, 64, requires_grad=True)
+    out = chunked_product(x, weight, None, 2)
+    assert out.shape == (1, 0, 48)
+    out.sum().backward()
+    assert weight.grad is not None
