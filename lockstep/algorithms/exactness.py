@@ -36,7 +36,7 @@ def decide_exact(algorithm: Algorithm, folder: str, note: Callable[[str], None])
         return "agreement.exact is false"
     learner = algorithm.learner
     reason = inference.explain_inexact(learner)
-    reason = reason or explain_inexact_layout(read_config(folder), learner.parallel)
+    reason = reason or _explain_inexact_ranks(folder, learner)
     reason = reason or explain_inexact_sampler(
         folder,
         inference.sampler,
@@ -89,7 +89,7 @@ def choose_learner_kernels(
     reason = learner.explain_inexact()
     if reason is None and learner.lora is not None:
         reason = "learner.lora adapters are merged for samplers that do not support adapters"
-    reason = reason or explain_inexact_layout(read_config(folder), learner.parallel)
+    reason = reason or _explain_inexact_ranks(folder, learner)
     reason = reason or _explain_inexact_model(folder, learner)
     if reason is None:
         return learner.compute_exactly()
@@ -119,6 +119,13 @@ def explain_inexact_sampler(
     if not INFERENCE.find_backend(sampler.backend).is_exact:
         return f"sampler.backend={sampler.backend} uses its own kernels"
     return _explain_inexact_model(folder, computation, adapters, may_be_slow)
+
+
+def _explain_inexact_ranks(folder: str, learner: LearnerSection) -> str | None:
+    """Returns the reason why a learner's ranks have other bits than one process; None if not."""
+    if learner.parallel.tp > 1 and resolve_device(learner.device).type != "cpu":
+        return f"learner.parallel.tp is {learner.parallel.tp}, which is exact only on CPUs"
+    return explain_inexact_layout(read_config(folder), learner.parallel)
 
 
 def _explain_inexact_model(

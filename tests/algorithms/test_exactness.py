@@ -7,8 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig
 
+from lockstep.algorithms import exactness
 from lockstep.algorithms.exactness import choose_kernels, choose_learner_kernels
 from lockstep.config import Computation, LearnerSection, LoRA, Parallel, SamplerSection
 
@@ -89,3 +91,14 @@ def test_learner_is_exact_or_note_gives_reason(
     assert [note.startswith(f"not exact: {reason}") for note in notes] == (
         [] if reason is None else [True]
     )
+
+
+def test_tensor_parallel_learner_on_gpu_is_not_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model("llama", **SHAPE).save_pretrained(tmp_path)
+    monkeypatch.setattr(exactness, "resolve_device", lambda _: torch.device("cuda"))
+    notes: list[str] = []
+    section = LearnerSection(parallel=Parallel(tp=2))
+    assert not choose_learner_kernels(str(tmp_path), section, notes.append).exact
+    assert notes[0].startswith("not exact: learner.parallel.tp is 2, which is exact only on CPUs")

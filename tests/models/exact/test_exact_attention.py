@@ -132,3 +132,12 @@ def test_exact_attention_and_gradients_match_float64(
     others = torch.autograd.grad((expected * weight).sum(), wide)
     for gradient, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(gradient.double(), other, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [8, 24])
+def test_queries_that_begin_anywhere_have_same_bits(size: int) -> None:
+    q, k, v = projections(1, (4, 2), 300, size, 0)
+    whole = causal(BlockwiseKernel(), [q, k, v], None)
+    for begin in range(1, 20):
+        late = causal(BlockwiseKernel(), [q[:, :, begin:], k, v], None)
+        assert torch.equal(late, whole[:, begin:])
