@@ -102,7 +102,7 @@ class Step:
     def __call__(self, step: int, position: int) -> rl.StepResult:
         count = self.options.num_prompts_per_step
         sampling = self.setup.source.sampling(self.options.sampling)
-        with self.setup.phase("generate"), self.collector.engine.at(step) as refitted:
+        with self.setup.phase("generate"), self.collector.engine.at(step) as sync_metrics:
             rollouts = self.collector.collect(position, count, sampling, 1)  # y ~ π(·|x), r(x, y)
         with self.setup.phase("score"):
             # log π(y_t | x, y_<t), for the agreement
@@ -110,7 +110,7 @@ class Step:
             # b(x, y_<t), which does not know y_t
             baseline_N, _ = self.critic.values(rollouts.batch)
         batch = rollouts.batch.with_columns({"old_logprob": logprob_N, "old_value": baseline_N})
-        metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + refitted
+        metrics = rollouts.metrics().with_prefix("train") + rollouts.rewards() + sync_metrics
         metrics += self.agreement.compare(step + 1, step, batch)
         # a response without a verdict teaches nothing
         mask_N = batch.mask & batch["score"].isfinite()[batch.row]
