@@ -70,6 +70,7 @@ BRANCHES = {
     "learners/megatron/on_cpu.py _TorchOfCPU.zeros": BF16,
     "learners/megatron/start.py start_learner": BF16,
     "learners/sending.py SendsWeights._gather_buckets": GATHERED,
+    "learners/summing.py compute_ordered_norm": "gpu_less/test_syncs.py::test_dense_model_passes_never_wait_for_gpu",
     "models/device.py empty_cache": "gpu_less/test_turns_on_a_gpu.py::test_learners_are_offloaded_while_engine_samples",
     "models/device.py resolve_device": "gpu_less/test_precision.py::test_a_process_that_computes_on_a_gpu_uses_no_tf32",
     "models/kernels.py run_torch_attention": "gpu_less/test_shared_heads.py::test_fp32_attention_on_gpu_repeats_shared_key_heads",
