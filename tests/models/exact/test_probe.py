@@ -17,8 +17,8 @@ from lockstep_logprobs.hidden import ROWS
 
 SHAPE = {
     "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -73,7 +73,7 @@ def test_exactness_probe_detects_summation_order_change_in_bf16_adapter_product(
     assert probe.probe_exactness(config, dtype="bf16") is None
     reason = probe.probe_exactness(config, dtype="bf16", adapters=LoRA(rank=8))
     has_two_orders = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    seen = "a product of 32 by 8 in torch.bfloat16 depends on the batch on this machine"
+    seen = "a product of 64 by 8 in torch.bfloat16 depends on the batch on this machine"
     assert reason == (seen if has_two_orders else None)
 
 
