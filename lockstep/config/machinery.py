@@ -97,10 +97,7 @@ class LoRA(Section):
         Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] | None
     ) = Field(
         default=None,
-        description=(
-            "linear maps to adapt, by the ends of their names, such as q_proj; null or "
-            "all-linear: all"
-        ),
+        description="linear maps to adapt, by the ends of their names; null or all-linear: all",
     )
 
 
@@ -257,12 +254,11 @@ class LearnerSection(Computation):
     @rule
     def _sums_have_an_order(self) -> None:
         dp = self.parallel.dp
-        if self.rows_per_pass is None or (self.parallel.ranks == dp and dp & (dp - 1) == 0):
-            return
-        raise ValueError(
-            "rows_per_pass fixes the order in which gradients are summed, which is possible on "
-            "parallel.dp=2, 4, 8, … ranks, without tp, cp, pp and dp_replicate; remove one of them"
-        )
+        if self.rows_per_pass is not None and (self.parallel.ranks != dp or dp & (dp - 1)):
+            raise ValueError(
+                "rows_per_pass fixes the order of sums of gradients, which needs parallel.dp=2, 4, "
+                "8, … without tp, cp, pp and dp_replicate; remove one of them"
+            )
 
 
 class VLLM(Section):
@@ -352,9 +348,7 @@ class SamplerSection(Section):
 
     @property
     def gets_weights(self) -> bool:
-        """True if a learner sends weights before first use, so that the engine's own can be
-        dropped.
-        """
+        """True if a learner sends weights before first use, so the engine's own can be dropped."""
         return self._gets_weights
 
     def take_turns(self, gets_weights: bool = False) -> Self:

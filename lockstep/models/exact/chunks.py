@@ -64,7 +64,7 @@ def count_map_chunks(config: PreTrainedConfig, name: str) -> int:
     return 1
 
 
-def chunked_product(
+def multiply_in_chunks(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,

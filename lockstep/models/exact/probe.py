@@ -107,8 +107,7 @@ def _list_trials(
                     f"a product of {size} by {columns} in {kind}{', transposed,' if turned else ''}"
                 )
                 wider = width - size
-                if wider:
-                    name += f", a chunk of {width},"
+                name += f", a chunk of {width}," if wider else ""
                 yield name, partial(_try_map, size, columns, kind, turned, device, wider)
     heads = text.num_attention_heads
     groups = text.num_key_value_heads or text.num_attention_heads

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from lockstep.models.exact.chunks import chunked_product
+from lockstep.models.exact.chunks import multiply_in_chunks
 from lockstep.models.exact.linear import exact_product
 
 
@@ -20,7 +20,7 @@ def apply_linear(module: nn.Linear, chunks: int, x: Tensor) -> Tensor:
         return _apply_local(module, module.weight, chunks, x)
     if chunks == 1:
         return exact_product(x, module.weight, module.bias)
-    return chunked_product(x, module.weight, module.bias, chunks)
+    return multiply_in_chunks(x, module.weight, module.bias, chunks)
 
 
 def _apply_local(module: nn.Linear, weight: DTensor, chunks: int, x: Any) -> DTensor:
@@ -36,7 +36,7 @@ def _apply_local(module: nn.Linear, weight: DTensor, chunks: int, x: Any) -> DTe
         )
         return DTensor.from_local(own, mesh, [Shard(-1)], run_check=False)
     assert chunks % mesh.size() == 0, "other numbers of ranks are refused"
-    own = chunked_product(
+    own = multiply_in_chunks(
         x.to_local(),
         held,
         None if bias is None else bias.to_local(grad_placements=[Partial()]),
