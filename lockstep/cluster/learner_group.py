@@ -247,9 +247,10 @@ class MeshLearner:
 
     def _score_columns(self, verb: str, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
         order, parts = self._call_on_shares(verb, batch, *args)
-        first, second = map(torch.cat, zip(*parts, strict=True))
-        return restore_order(first, order, batch.lengths), restore_order(
-            second, order, batch.lengths
+        firsts, seconds = zip(*parts, strict=True)
+        return (
+            restore_order(torch.cat(firsts), order, batch.lengths),
+            restore_order(torch.cat(seconds), order, batch.lengths),
         )
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Metrics:

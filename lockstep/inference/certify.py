@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,8 @@ def _run_trials(
             trial.compare_all(own, progress)
             trials.append(trial)
             if exact and sampling.divisor == 1.0:
-                own.control = trial.score_control(progress)
+                with progress.phase("control"):
+                    own.control = trial.count_control()
         if layouts:
             own.layouts = _compare_layouts(folder, dtype, layouts, trials, progress)
         found.append(own)
@@ -205,7 +207,8 @@ def _compare_layouts(
 ) -> dict[str, LayoutFindings]:
     """Scores the samples of all trials with each layout."""
     samples = [trial.batch for trial in trials]
-    nudged = [trial.score_nudged(progress)[0] for trial in trials]
+    with progress.phase("control"):
+        nudged = [trial.nudged[0] for trial in trials]
     found = dict[str, LayoutFindings]()
     for name, parallel in layouts.items():
         with progress.phase(name):
@@ -242,7 +245,7 @@ class _CertifyTrial:
             (_ALL_TOKENS, many, False),
         ):
             with progress.phase("score"):
-                found.tally += self._tally(self._score_samples(budget, threads, gradient))
+                found.tally += self._tally_scores(self._score_samples(budget, threads, gradient))
         last = len(self._requests) - 1
         for size, count, threads in ((1, 4, many), (5, 15, 1)):
             rows = [
@@ -254,15 +257,16 @@ class _CertifyTrial:
                     self.batch.select(rows), self._sample_rows(rows, size, threads)
                 )
 
-    def score_control(self, progress: RunProgress) -> dict[str, Any]:
-        """Scores with one weight changed by one unit in the last place."""
-        scored, weight = self.score_nudged(progress)
-        tally = self._tally(scored)
+    def count_control(self) -> dict[str, Any]:
+        """Compares the samples with the scores of a changed weight."""
+        scored, weight = self.nudged
+        tally = self._tally_scores(scored)
         return {"weight": weight, "tokens": int(tally.tokens), "seen": tally.mismatches}
 
-    def score_nudged(self, progress: RunProgress) -> tuple[Tensor, str]:
+    @cached_property
+    def nudged(self) -> tuple[Tensor, str]:
         """Log-probabilities with one weight changed by one unit in the last place, and its name."""
-        with progress.phase("control"), _nudge_weight(self._lm, self._computation.dtype) as weight:
+        with _nudge_weight(self._lm, self._computation.dtype) as weight:
             return self._score_samples(_ALL_TOKENS, 1, gradient=False), weight
 
     def _sample_rows(self, rows: Sequence[int], size: int, threads: int) -> Batch:
@@ -291,7 +295,7 @@ class _CertifyTrial:
                 order += rows
         return restore_order(torch.cat(parts), torch.tensor(order), batch.lengths)
 
-    def _tally(self, scored: Tensor) -> MismatchTally:
+    def _tally_scores(self, scored: Tensor) -> MismatchTally:
         """Compares the samples with their scores."""
         batch = self.batch
         return MismatchTally.from_logprobs(

@@ -39,7 +39,7 @@ def parse_layouts(words: Sequence[str], model: str) -> dict[str, Parallel]:
     """Layouts as written on the command line, such as dp=2,tp=2.
 
     Raises:
-        InputError: A word is no layout, has only one rank, or is not exact for the model.
+        InputError: A word is not a layout, has only one rank, or is not exact for the model.
     """
     layouts = dict[str, Parallel]()
     for word in words:

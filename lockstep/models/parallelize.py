@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -27,6 +27,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.fx.experimental import _config as symbols
@@ -147,13 +148,7 @@ def abandon_pass(model: nn.Module) -> None:
 
     FSDP has no method for it.
     """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            group = module._get_fsdp_state()._fsdp_param_group
-        else:
-            group = None
-        if group is None:
-            continue
+    for group in _iterate_groups(model):
         group.wait_for_unshard()  # weights gathered ahead, now stale
         group.reshard()
         for held in group.fsdp_params:
@@ -170,16 +165,12 @@ def take_whole_gradients(
     FSDP has no method for it. Parameters that no output depends on have zeros.
     """
     held = dict[nn.Parameter, torch.Tensor | None]()
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        group = module._get_fsdp_state()._fsdp_param_group
-        for one in () if group is None else group.fsdp_params:
+    for group in _iterate_groups(model):
+        for one in group.fsdp_params:
             gradient = one.unsharded_accumulated_grad
-            if gradient is None and "_unsharded_param" in vars(one):
-                gradient = one._unsharded_param.grad
             one.unsharded_accumulated_grad = None
             if "_unsharded_param" in vars(one):
+                gradient = one._unsharded_param.grad if gradient is None else gradient
                 one._unsharded_param.grad = None
             held[one.sharded_param] = gradient
     found = list[torch.Tensor]()
@@ -190,6 +181,15 @@ def take_whole_gradients(
             gradient = torch.zeros(parameter.shape, device=parameter.device)
         found.append(gradient)
     return found
+
+
+def _iterate_groups(model: nn.Module) -> Iterator[FSDPParamGroup]:
+    """FSDP's own records of the parameters that it shards."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            if group is not None:
+                yield group
 
 
 def _fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -1,5 +1,5 @@
-"""Exact models over context-parallel ranks: outputs with the bits of one process, whatever the
-layers do, and its gradients.
+"""Exact models over context-parallel ranks: outputs with the bits of one process for any
+layers, and its gradients.
 """
 
 from __future__ import annotations
