@@ -187,8 +187,7 @@ def _run_trials(
             trial.compare_all(own, progress)
             trials.append(trial)
             if exact and sampling.divisor == 1.0:
-                with progress.phase("control"):
-                    own.control = trial.count_control()
+                own.control = trial.count_control(progress)
         if layouts:
             own.layouts = _compare_layouts(folder, dtype, layouts, trials, progress)
         found.append(own)
@@ -257,10 +256,11 @@ class _CertifyTrial:
                     self.batch.select(rows), self._sample_rows(rows, size, threads)
                 )
 
-    def count_control(self) -> dict[str, Any]:
+    def count_control(self, progress: RunProgress) -> dict[str, Any]:
         """Compares the samples with the scores of a changed weight."""
-        scored, weight = self.nudged
-        tally = self._tally_scores(scored)
+        with progress.phase("control"):
+            scored, weight = self.nudged
+            tally = self._tally_scores(scored)
         return {"weight": weight, "tokens": int(tally.tokens), "seen": tally.mismatches}
 
     @cached_property

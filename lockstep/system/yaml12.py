@@ -43,9 +43,9 @@ def parse_yaml(text: str, aliases: int = 0) -> Any:
         ValueError: One sentence with the line, if the text is not YAML, has a repeated or non-text
             key, a tag or too many aliases, or is nested too deeply.
     """
-    loader = _RecipeLoader(text)
-    loader.aliases = aliases
     try:
+        loader = _RecipeLoader(text)
+        loader.aliases = aliases
         return loader.get_single_data()
     except InputError:
         raise
