@@ -154,7 +154,7 @@ def test_custom_algorithm_with_kl_is_exact_and_resumes_bit_identically(
 
 
 def test_algorithm_class_of_file_or_main_trains_with_python_trainer(example: Path) -> None:
-    median = import_file(Path("median.py")).MedianBaseline
+    median = import_file(Path("median.py").resolve()).MedianBaseline
     own = type("Own", (median,), {})
     own.__module__ = "__main__"
     for kind in (median, own):

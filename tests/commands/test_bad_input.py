@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,12 +45,6 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(furnished: Path, in_tmp: Path) -> Path:
     """A furnished folder of the test's own."""
     return Path(shutil.copytree(furnished, in_tmp, dirs_exist_ok=True))
-
-
-@pytest.fixture(autouse=True)
-def import_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's own path of imports: workers of pytest-xdist also search the folder."""
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
 
 
 @pytest.fixture
