@@ -1,18 +1,23 @@
 """What `agreement.exact` keeps: the number of tokens whose log-probabilities differ.
 
     python -m benchmarks.exact [--save]
+    python -m benchmarks.exact --layouts
 
 Mismatches: a small random model of each family samples with the torch sampler, plainly, at a
 temperature, by top-k and by top-p (on more threads than one, by one of them each); the learner
 scores each token packed in other company, and again as it trains. A token counts once, and as a
 mismatch if either log-probability has another bit than the sampler's. Threads are those of the
 sampler and of the learner. The last column is the share of mismatches without exact kernels.
+
+With --layouts learners over ranks score the tokens, as `lockstep certify --layouts` does it for one
+model. A layout that `models.exact.layouts` does not list for a family is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -20,11 +25,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks.families import FAMILIES
 from benchmarks.harness import environment, parser_of, save
 from benchmarks.small_llama import random_prompts
-from lockstep.config import DType
+from lockstep.config import DType, Parallel
 from lockstep.core import keyed
 from lockstep.core.batch import Batch
 from lockstep.core.types import Request, SamplingParams
+from lockstep.inference.certify_layouts import compare_layout
 from lockstep.models import attention
+from lockstep.models.exact.layouts import explain_inexact_layout
 from lockstep.models.exact.model import make_exact
 from lockstep.models.families.registry import EXACT_TYPES
 from lockstep.models.heads import LogitsHead
@@ -33,8 +40,17 @@ from lockstep.samplers.torch.sampler import TorchSampler
 
 TYPES: tuple[DType, ...] = ("fp32", "bf16")
 THREADS = ((1, 1), (1, 2), (2, 1), (4, 4))
+LAYOUTS = (
+    Parallel(dp=2),
+    Parallel(cp=2),
+    Parallel(tp=2),
+    Parallel(tp=4),
+    Parallel(dp=2, cp=2, tp=2),
+)
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
+"""So that 4 ranks can divide them."""
 ROWS = 576
-"""Prompts of a cell on one thread; on more an eighth of them."""
+"""Prompts of a cell on one thread; on more an eighth of them, over ranks half."""
 SAMPLINGS = (
     SamplingParams(96, temperature=1.0, stop_token_ids=(3,)),
     SamplingParams(96, temperature=0.7, stop_token_ids=(3,)),
@@ -50,7 +66,7 @@ class Cell:
     Attributes:
         family: Its type.
         dtype: Type of the computation.
-        threads: Of the sampler and of the learner.
+        how: Threads of the sampler and of the learner, or the layout of the learner's ranks.
         tokens: Tokens compared.
         mismatches: Those with different bits.
         inexact: Share of mismatches without exact kernels; None: not tried.
@@ -58,16 +74,17 @@ class Cell:
 
     family: str
     dtype: DType
-    threads: str
+    how: str
     tokens: int
     mismatches: int
     inexact: float | None
 
 
-def build(family: str) -> PreTrainedModel:
+def build(family: str, **sizes: int) -> PreTrainedModel:
     """A small random model, all of whose vectors matter."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(FAMILIES[family] | {"max_position_embeddings": 256}))
+    sizes["max_position_embeddings"] = 256
+    config = AutoConfig.for_model(family, **(FAMILIES[family] | sizes))
     lm = AutoModelForCausalLM.from_config(
         config, attn_implementation=attention.NAME, dtype=torch.float32
     ).eval()
@@ -96,24 +113,52 @@ def compare(family: str) -> Iterator[Cell]:
             )
 
 
+def compare_layouts(family: str) -> Iterator[Cell]:
+    """Compares one family in both types over ranks, in each layout that is exact for it."""
+    lm = build(family, **HEADS)
+    with TemporaryDirectory() as folder:
+        lm.save_pretrained(folder)
+        make_exact(lm)
+        for dtype in TYPES:
+            batches = list(sample(lm, dtype, 1, ROWS // 2, 0, SAMPLINGS))
+            columns = [batch["sampler_logprob"] for batch in batches]
+            for layout in LAYOUTS:
+                if explain_inexact_layout(lm.config, layout) is None:
+                    found = compare_layout(folder, dtype, layout, batches, columns)
+                    how = " ".join(f"{name} {size}" for name, size in layout if size > 1)
+                    yield Cell(family, dtype, how, found.tokens, found.mismatches, None)
+
+
+def sample(
+    lm: PreTrainedModel,
+    dtype: DType,
+    threads: int,
+    rows: int,
+    seed: int,
+    samplings: Sequence[SamplingParams],
+) -> Iterator[Batch]:
+    """Responses to random prompts, divided among distributions."""
+    prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
+    requests = [
+        Request(tuple(t % 256 for t in p), keyed.hash_key("exact", seed, i))
+        for i, p in enumerate(prompts)
+    ]
+    for start, sampling in enumerate(samplings):
+        torch.set_num_threads(threads)
+        yield TorchSampler(lm, 100, dtype).generate(requests[start :: len(samplings)], sampling)
+
+
 def count(
     lm: PreTrainedModel, dtype: DType, threads: tuple[int, int], rows: int, seed: int
 ) -> tuple[int, int]:
     """Tokens that were sampled, and those that the learner gives another log-probability, scored or
     trained.
     """
-    prompts = random_prompts([1 + 61 * row % 64 for row in range(rows)], seed)
-    requests = [
-        Request(tuple(t % 256 for t in p), keyed.hash_key("exact", seed, i))
-        for i, p in enumerate(prompts)
-    ]
     head = LogitsHead(lm, products=lm.config.model_type != "gemma2")
     tokens = 0
     mismatches = 0
     samplings = SAMPLINGS if threads == (1, 1) else SAMPLINGS[seed : seed + 1]
-    for start, sampling in enumerate(samplings):
-        torch.set_num_threads(threads[0])
-        batch = TorchSampler(lm, 100, dtype).generate(requests[start :: len(samplings)], sampling)
+    for batch in sample(lm, dtype, threads[0], rows, seed, samplings):
         torch.set_num_threads(threads[1])
         for part in batch.select(torch.randperm(len(batch))).split(40):
             wrong = torch.zeros(int(part.mask.sum()), dtype=torch.bool)
@@ -140,11 +185,11 @@ def share(cell: Cell) -> str:
 def show(cells: list[Cell]) -> str:
     """The mismatches as a Markdown table."""
     lines = [
-        "| family | type | threads | tokens compared | mismatches | inexact |",
+        "| family | type | threads or ranks | tokens compared | mismatches | inexact |",
         "|---|---|---|---:|---:|---:|",
     ]
     rows = [
-        f"{c.family} | {c.dtype} | {c.threads} | {c.tokens:,} | {c.mismatches:,} | {share(c)}"
+        f"{c.family} | {c.dtype} | {c.how} | {c.tokens:,} | {c.mismatches:,} | {share(c)}"
         for c in cells
     ]
     rows.append(
@@ -155,10 +200,11 @@ def show(cells: list[Cell]) -> str:
 
 def main() -> int:
     parser = parser_of(__doc__, "exact")
+    parser.add_argument("--layouts", action="store_true", help="compare learners over ranks")
     args = parser.parse_args()
     cells: list[Cell] = []
     for family in EXACT_TYPES:
-        cells += compare(family)
+        cells += compare_layouts(family) if args.layouts else compare(family)
         print(family, flush=True)
     print(environment(threads=max(map(max, THREADS))), show(cells), sep="\n", flush=True)
     if args.save:

@@ -253,11 +253,12 @@ class LearnerSection(Computation):
 
     @rule
     def _sums_have_an_order(self) -> None:
-        dp = self.parallel.dp
-        if self.rows_per_pass is not None and (self.parallel.ranks != dp or dp & (dp - 1)):
+        shares = self.parallel.row_shares
+        uneven = self.parallel.ranks != shares or shares & (shares - 1)
+        if self.rows_per_pass is not None and uneven:
             raise ValueError(
                 "rows_per_pass fixes the order of sums of gradients, which needs parallel.dp=2, 4, "
-                "8, … without tp, cp, pp and dp_replicate; remove one of them"
+                "8, … without tp, cp and pp; remove one of them"
             )
 
 

@@ -49,7 +49,10 @@ def parse_layouts(words: Sequence[str], model: str) -> dict[str, Parallel]:
             sizes[name] = size
         known = sizes.keys() <= {"dp", "dp_replicate", "cp", "tp"}
         if not known or not all(size.isdecimal() and int(size) for size in sizes.values()):
-            raise InputError(f"--layouts {word}: write sizes such as dp=2, cp=2 or dp=2,tp=2")
+            raise InputError(
+                f"--layouts {word}: write sizes of dp, dp_replicate, cp and tp, such as dp=2,tp=2; "
+                "pp needs Megatron, whose kernels are not exact"
+            )
         layouts[word] = Parallel(**{name: int(size) for name, size in sizes.items()})
         if layouts[word].ranks == 1:
             raise InputError(f"--layouts {word} has one rank, which is tested anyway; leave it out")

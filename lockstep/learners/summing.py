@@ -60,14 +60,18 @@ def add_each(totals: Sequence[Tensor], others: Sequence[Tensor]) -> None:
 
 
 def add_over_ranks(
-    pieces: Sequence[ParameterPiece], whole: list[Tensor] | None, group: dist.ProcessGroup | None
+    pieces: Sequence[ParameterPiece],
+    whole: list[Tensor] | None,
+    group: dist.ProcessGroup | None,
+    shards: int,
 ) -> list[Tensor]:
     """Adds the ranks' gradients of whole parameters; returns those of this rank's pieces.
 
     Args:
-        pieces: This rank's pieces, cut over the ranks in their first dimension, or whole.
+        pieces: This rank's pieces, cut over `shards` ranks in their first dimension, or whole.
         whole: This rank's gradients; None if it had no block.
         group: The ranks; None for one process.
+        shards: Ranks of a replica, which are neighbors.
     """
     if group is None:
         assert whole is not None, "one process has all blocks"
@@ -79,7 +83,7 @@ def add_over_ranks(
     found = list[Tensor]()
     for piece, gradient in zip(pieces, given, strict=True):
         if piece.cut_over:
-            parts = _swap_shares(gradient, piece.local, group)
+            parts = _swap_shares(gradient, piece.local, group, shards)
         else:
             parts = list(all_gather(gradient, group))
         total = _add_tree(parts, has_N)
@@ -88,18 +92,20 @@ def add_over_ranks(
     return found
 
 
-def _swap_shares(gradient: Tensor, local: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+def _swap_shares(
+    gradient: Tensor, local: Tensor, group: dist.ProcessGroup, shards: int
+) -> list[Tensor]:
     """Each rank's gradient of this rank's share of the rows of a parameter."""
     ranks = group_size(group)
     rows = gradient.shape[0]
-    most = -(-rows // ranks)
+    most = -(-rows // shards)
     row_size = math.prod(gradient.shape[1:])
-    sent = [row_size * max(0, min(most, rows - rank * most)) for rank in range(ranks)]
+    sent = [row_size * max(0, min(most, rows - shard * most)) for shard in range(shards)]
+    sent *= ranks // shards
     own = sent[group_rank(group)]
     received = gradient.new_empty(ranks * own)
-    dist.all_to_all_single(
-        received, gradient.contiguous().view(-1), [own] * ranks, sent, group=group
-    )
+    copies = gradient.reshape(-1).repeat(ranks // shards)
+    dist.all_to_all_single(received, copies, [own] * ranks, sent, group=group)
     return [part.view(local.shape) for part in received.view(ranks, own)]
 
 

@@ -228,6 +228,9 @@ def test_dry_run_reports_whether_run_will_be_exact_or_why_not(
         told = dry_run(load_recipe("ppo.yaml", options))
         assert "agreement.exact" not in told
         assert (will in told) is exact
+    for rows, weights in ("null", "last bits of weights depend"), ("2", "weights do not depend"):
+        told = dry_run(load_recipe("ppo.yaml", [f"learner.rows_per_pass={rows}"]))
+        assert f"bitwise equal; {weights}" in told
     monkeypatch.setattr(exactness, "resolve_device", lambda device: torch.device("cuda"))
     assert (
         "note: agreement.exact: learner.device is a GPU, whose slower exact kernels are used"

@@ -68,17 +68,22 @@ def train(algorithm: str, folder: str, *options: str) -> int:
 
 @pytest.mark.needs("gloo")
 @pytest.mark.parametrize(
-    ("algorithm", "dtype"), [("ppo", "fp32"), full("grpo", "bf16"), full("dpo", "fp32")]
+    ("algorithm", "dtype", "layout"),
+    [
+        ("ppo", "fp32", "{dp: 4}"),
+        full("grpo", "bf16", "{dp_replicate: 2, dp: 2}"),
+        full("dpo", "fp32", "{dp_replicate: 2}"),
+    ],
 )
 def test_weights_with_fixed_rows_per_pass_do_not_depend_on_data_parallel_ranks(
-    algorithm: str, dtype: str
+    algorithm: str, dtype: str, layout: str
 ) -> None:
     how = f"learner.dtype={dtype}"
     assert train(algorithm, "one", how) == 0
     assert train(algorithm, "two", how, "learner.parallel.dp=2") == 0
     stopped = train(algorithm, "moved", how, "learner.parallel.dp=2", "run.max_time_s=0.01")
     assert stopped == exit_codes.OUT_OF_TIME
-    assert train(algorithm, "moved", how, "learner.parallel.dp=4", "--allow-changes") == 0
+    assert train(algorithm, "moved", how, f"learner.parallel={layout}", "--allow-changes") == 0
     one, two, moved = (
         Path(folder, "final/model.safetensors").read_bytes() for folder in ("one", "two", "moved")
     )

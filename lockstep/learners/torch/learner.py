@@ -116,8 +116,9 @@ class TorchLearner(RankLearner):
             )
             if rows:
                 total.add_block(gradients, steps[number][1])
-        group = self._ranks.joint_group("dp")
-        gradients = add_over_ranks(self._learned, total.take_total(), group)
+        group = self._ranks.joint_group("dp_replicate", "dp")
+        shards = self._ranks.size("dp")
+        gradients = add_over_ranks(self._learned, total.take_total(), group, shards)
         if self._summed is None:
             self._summed = gradients
         else:

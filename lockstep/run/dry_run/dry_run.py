@@ -144,9 +144,13 @@ def _decide_exact(recipe: Algorithm, source: ModelSource, findings: DryRunFindin
     with findings.collect_problem():
         reason = decide_exact(recipe, source.folder, findings.notes.append)
         if reason is None:
+            weights = "last bits of weights depend on passes and ranks, see learner.rows_per_pass"
+            if recipe.learner.rows_per_pass is not None:
+                weights = "weights do not depend on passes and data-parallel ranks"
             findings.add_line(
                 "agreement",
-                "exact (E2): log-probabilities of sampler and learner are bitwise equal",
+                "exact (E2): log-probabilities of sampler and learner are bitwise equal; "
+                f"{weights}",
             )
         return reason
     return "it is refused"

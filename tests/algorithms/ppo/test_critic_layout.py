@@ -1,10 +1,12 @@
-"""A critic with a layout of its own: the same curve, exact resumes, and what does not go
-together.
+"""A critic with a layout of its own: the same curve and certificate, exact resumes, and what does
+not go together.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from tiers import full
 from training import assert_alike
 
 from lockstep.cli import main
+from lockstep.monitor.agreement import ExactnessCertificate
 from lockstep.report.log import read_metrics
 from lockstep.run.stop import StoppedRun
 
 Run = Callable[..., list[dict[str, Any]]]
-THREE = ("run.max_steps=3", "run.keep=3", "agreement.exact=false")
+THREE = ("run.max_steps=3", "run.keep=3")
 CUT = ("learner.parallel.dp=2", "critic.parallel.tp=2")
 ROWS, COLUMNS = [16, 32], [32, 16]
 """Shapes of a rank's part of a matrix that maps heads to states, [32, 32]: cut by dp, and by tp."""
@@ -33,18 +36,27 @@ def part(folder: str, role: str, step: int = 3) -> list[int]:
         return written.get_slice(name).get_shape()
 
 
+def certificate(folder: str) -> dict[str, Any]:
+    """What a run's certificate counts, without times and files."""
+    found = json.loads(Path(folder, "certificate.json").read_text())
+    return {field.name: found[field.name] for field in fields(ExactnessCertificate)}
+
+
 @pytest.mark.needs("gloo")
 @pytest.mark.parametrize(
     ("layouts", "policy", "critic"),
-    [(CUT, ROWS, COLUMNS), full(("learner.parallel.tp=2", "critic.parallel.dp=2"), COLUMNS, ROWS)],
-    ids=["dp and tp", "tp and dp"],
+    [(("learner.parallel.tp=2", "critic.parallel.dp=2"), COLUMNS, ROWS), full(CUT, ROWS, COLUMNS)],
+    ids=["tp and dp", "dp and tp"],
 )
-def test_separate_policy_and_critic_layouts_match_single_process_metrics(
+def test_separate_layouts_match_metrics_and_certificate_of_single_process(
     run: Run, layouts: tuple[str, ...], policy: list[int], critic: list[int]
 ) -> None:
     one = run("run.folder=one", *THREE)
     two = run("run.folder=two", *THREE, *layouts)
     assert_alike(two, one)
+    alone, over_ranks = map(certificate, ("one", "two"))
+    assert alone == over_ranks
+    assert alone["level"] == "E2"
     assert (part("two", "policy"), part("two", "critic")) == (policy, critic)
 
 
@@ -74,7 +86,7 @@ def test_separate_critic_layout_resumes_bit_identically_and_in_other_layouts(
 @pytest.mark.needs("megatron")
 @pytest.mark.usefixtures("megatron")
 def test_megatron_pipeline_policy_and_data_parallel_critic_match_torch_metrics(run: Run) -> None:
-    options = ("model.scratch.config.num_hidden_layers=2", *THREE)
+    options = ("model.scratch.config.num_hidden_layers=2", "agreement.exact=false", *THREE)
     theirs = run("run.folder=torch", *options)
     layouts = ("learner.parallel.pp=2", "critic.parallel.dp=2")
     ours = run("run.folder=megatron", "learner=megatron", *layouts, *options)

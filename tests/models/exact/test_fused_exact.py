@@ -16,6 +16,7 @@ from fused_device import DEVICE, HALF, MARKS
 from torch import Tensor
 from torch.nn import functional as F
 
+from lockstep.models.exact.chunks import add_tree, multiply_in_chunks
 from lockstep.models.exact.fused import attention, products
 
 pytestmark = MARKS
@@ -51,6 +52,18 @@ def test_fused_product_columns_have_same_bits_when_weight_is_split() -> None:
     whole = products.multiply_tiles(x, weight, None)
     parts = [products.multiply_tiles(x, part, None) for part in weight.split([7, 130, 163])]
     assert torch.equal(torch.cat(parts, 1), whole)
+
+
+def test_fused_chunks_on_ranks_have_bits_of_whole_product() -> None:
+    x, weight = numbers(9, 96), numbers(40, 96)
+    whole = multiply_in_chunks(x, weight, None, 8)
+    pairs = list(zip(x.chunk(8, 1), weight.chunk(8, 1), strict=True))
+    parts = [products.multiply_tiles(*pair, None) for pair in pairs]
+    assert not torch.equal(sum(parts[1:], parts[0]), whole), "any order gives the same"
+    for ranks in (2, 4, 8):
+        own = zip(x.chunk(ranks, 1), weight.chunk(ranks, 1), strict=True)
+        sums = [multiply_in_chunks(*shard, None, 8 // ranks) for shard in own]
+        assert torch.equal(add_tree(iter(sums), ranks), whole)
 
 
 @pytest.mark.parametrize("size", [3, 48, 1024, 2500])
