@@ -15,6 +15,13 @@ from torch import Tensor
 
 from lockstep.core.types import SamplingParams, ValuePositions
 
+PATH = "path"
+"""The per-token column of episodes whose history was rewritten: the number of the path in its row.
+
+A row then holds its paths end to end, each a sequence that the policy read from its beginning; the
+column rises from 0. Losses and advantages are of rows, while models and samplers read paths.
+"""
+
 
 @dataclass(frozen=True)
 class TokenPlaces:
@@ -126,10 +133,21 @@ class Batch:
 
     @property
     def position(self) -> Tensor:
-        """Index of each token within its sequence, int64 [N], on the device of the tokens."""
+        """Index of each token within its sequence or path, int64 [N], on the tokens' device."""
         if self.places is not None:
             return self.places.position
-        return find_positions(self.lengths, self.tokens.numel()).to(self.tokens.device)
+        lengths = self.path_lengths
+        return find_positions(lengths, self.tokens.numel()).to(self.tokens.device)
+
+    @property
+    def path_lengths(self) -> Tensor:
+        """Tokens of each path, int64, on the CPU; without the column `PATH`, the lengths."""
+        if PATH not in self.token:
+            return self.lengths
+        pair_N2 = torch.stack(
+            [find_rows(self.lengths, self.tokens.numel()), self.token[PATH].cpu()]
+        )
+        return torch.unique_consecutive(pair_N2, dim=1, return_counts=True)[1]
 
     @property
     def group_lengths(self) -> Tensor:
@@ -148,6 +166,14 @@ class Batch:
         for group in groups:
             rows += range(group * self.group_size, (group + 1) * self.group_size)
         return rows
+
+    def split_paths(self) -> Batch:
+        """The paths as sequences of their own, with the per-token columns only."""
+        if PATH not in self.token:
+            return self
+        token = {name: column for name, column in self.token.items() if name != PATH}
+        lengths = self.path_lengths
+        return replace(self, lengths=lengths, token=token, sample={}, group_size=1, places=None)
 
     def with_columns(
         self, token: dict[str, Tensor] | None = None, sample: dict[str, Tensor] | None = None

@@ -119,10 +119,8 @@ def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[Group
     lengths = batch.group_lengths.tolist()
     if not share_prefixes:
         return [GroupFamily((group,), *[(size,)] * 3) for group, size in enumerate(lengths)]
-    rows = [row.numpy() for row in batch.sequences()]
-    step = batch.group_size
-    groups = [rows[start : start + step] for start in range(0, len(rows), step)]
-    prompts = count_prompts(batch)[::step].tolist()
+    groups = list_paths(batch)
+    prompts = count_prompts(batch)[:: batch.group_size].tolist()
     firsts = [group[0] for group in groups]
     order = sort_paths(firsts)
     alone = list(map(count_distinct, groups))
@@ -139,6 +137,16 @@ def find_families(batch: Batch, budget: int, share_prefixes: bool) -> list[Group
         families.append(family)
         previous = group
     return sorted(families, key=lambda family: family.groups[0])
+
+
+def list_paths(batch: Batch) -> list[list[np.ndarray]]:
+    """The sequences of each group; of episodes with a rewritten history, their paths."""
+    paths = batch.split_paths()
+    group_P = batch.row.cpu()[paths.starts] // batch.group_size
+    groups = [list[np.ndarray]() for _ in batch.group_lengths]
+    for group, path in zip(group_P.tolist(), paths.sequences(), strict=True):
+        groups[group].append(path.numpy())
+    return groups
 
 
 def count_prompts(batch: Batch) -> torch.Tensor:

@@ -79,7 +79,8 @@ class LaidOut(Batch):
             share_prefixes: See `RowShare.from_batch`.
         """
         batch = batch.keep_places()
-        cut = RowShare.from_batch(batch, ranks, side_by_side, multiple, share_prefixes)
+        paths = batch.split_paths().keep_places()
+        cut = RowShare.from_batch(paths, ranks, side_by_side, multiple, share_prefixes)
         masked = (batch.mask, batch.mask_indices) if "mask" in batch.token else None
         return cls(**vars(batch), cut=cut, read=read(batch, cut), masked=masked)
 

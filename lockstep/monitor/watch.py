@@ -239,7 +239,7 @@ class DriftWatch:
     ) -> KeptSequences:
         """Keeps sequences from a batch, with their mismatch."""
         rows = torch.linspace(0, len(batch) - 1, min(_KEPT, len(batch))).long()
-        kept = replace(batch.select(rows), sampling=None)
+        kept = replace(batch.select(rows).split_paths(), sampling=None)
         learner_N = self._policy.logprobs(kept)
         with self._engine.at(version, snapshot):
             mismatch = _measure_mismatch(kept, learner_N, self._engine.logprobs(kept))

@@ -16,7 +16,7 @@ from torch import nn
 from lockstep.cluster.learner_group import launch_learner
 from lockstep.cluster.specs import LearnerSpec
 from lockstep.config import LearnerSection
-from lockstep.core.batch import Batch
+from lockstep.core.batch import PATH, Batch
 from lockstep.learners.packing import deal_to_ranks, find_families, pack_families
 from lockstep.learners.rank import RankLearner
 from lockstep.learners.torch.learner import TorchLearner
@@ -174,3 +174,52 @@ def test_turns_of_growing_episodes_compute_each_token_about_once() -> None:
     distinct = 128 + 8 * (20 * 24 + 19 * 16)
     assert sum(family.computed_tokens for family in families) <= 1.1 * distinct
     assert batch.tokens.numel() > 13 * distinct
+
+
+def with_rewritten_history(models_of: torch.Generator) -> tuple[Batch, Batch]:
+    """Episodes of one, three and two paths, a row each; and all paths as rows."""
+    prompt = torch.randint(3, 60, (20,), generator=models_of)
+    paths = [
+        torch.cat([prompt[: 20 - cut], torch.randint(3, 60, (9,), generator=models_of)])
+        for cut in (0, 0, 3, 6, 0, 1)
+    ]
+    lengths = torch.tensor([len(path) for path in paths])
+    alone = Batch(torch.cat(paths), lengths)
+    columns = {
+        "mask": alone.position >= (lengths - 9)[alone.row],
+        "advantage": torch.randn(alone.tokens.numel(), generator=models_of),
+    }
+    alone = alone.with_columns(columns)
+    number = torch.tensor([0, 0, 1, 2, 0, 1])[alone.row]
+    rows = torch.stack([lengths[:1].sum(), lengths[1:4].sum(), lengths[4:].sum()])
+    return replace(alone.with_columns({PATH: number}), lengths=rows), alone
+
+
+@pytest.mark.parametrize("budget", [40, 1000])
+def test_paths_of_an_episode_are_read_from_their_beginnings_and_trained_as_one_row(
+    models: Callable[..., Path], budget: int
+) -> None:
+    episodes, alone = with_rewritten_history(torch.Generator().manual_seed(3))
+    section = SECTION.model_copy(update={"micro_batch_tokens": budget}).compute_exactly()
+    learner = spec_of(models("qwen2"), section, shares=True).build()
+    assert torch.equal(learner.logprobs(episodes), learner.logprobs(alone))
+    assert torch.equal(
+        learner.logprobs(episodes.select([2, 0])), learner.logprobs(alone.select([4, 5, 0]))
+    )
+    other = spec_of(models("qwen2"), section, shares=True).build()
+    learner.forward_backward(episodes, WeightedLogprob())
+    other.forward_backward(alone, WeightedLogprob())
+    norms = [float(one.optim_step().floats()["grad_norm"]) for one in (learner, other)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    torch.testing.assert_close(
+        learner.logprobs(episodes), other.logprobs(alone), atol=1e-5, rtol=0.0
+    )
+
+
+def test_paths_of_an_episode_share_computed_tokens() -> None:
+    episodes, alone = with_rewritten_history(torch.Generator().manual_seed(3))
+    families = find_families(episodes, 10_000, share_prefixes=True)
+    rows = [row.tolist() for row in alone.sequences()]
+    distinct = {tuple(row[:count]) for row in rows for count in range(1, len(row) + 1)}
+    assert sum(family.computed_tokens for family in families) == len(distinct)
+    assert [family.lengths for family in families] == [(78, 29, 57)]

@@ -116,7 +116,7 @@ class VLLMSampler:
             yield indices, self._build_batch(answered, outputs, sampling)
 
     def logprobs(self, batch: Batch) -> Tensor:
-        sequences = [tokens.tolist() for tokens in batch.sequences()]
+        sequences = [tokens.tolist() for tokens in batch.split_paths().sequences()]
         scoring = {"prompt_logprobs": 0, "max_tokens": 1}
         answers = chain.from_iterable(
             self._stream_outputs([(tokens, scoring) for tokens in sequences])
