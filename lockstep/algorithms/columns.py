@@ -25,7 +25,7 @@ _ANSWERS = ("{answer}", "{solution}", "{reward_model.ground_truth}")
 _PROMPT = ("data", "prompt")
 _READS = {"math", "by_row"}
 _MAY_READ = {"python", "server"}
-"""Rewards by whether they read the right answer."""
+"""Rewards that read the right answer, and rewards that may."""
 
 
 def read_columns(loaded: LoadedRecipe) -> LoadedRecipe:
@@ -43,9 +43,9 @@ def tell_options(
 ) -> LoadedRecipe:
     """Adds the options of `data` implied by the columns of the first row to a recipe.
 
-    Options that the recipe or an override sets stay; a line names the others. A shipped template
-    whose field is missing gets the one that the rows have. Rows that cannot be read are left to the
-    code that uses them, which reports why.
+    Options set by the recipe or an override stay; a line names the inferred ones. A shipped
+    template whose field is missing is replaced by one for the rows' field. Unreadable rows infer
+    nothing; the code that uses them reports why.
 
     Args:
         loaded: The recipe.

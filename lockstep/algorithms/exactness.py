@@ -122,7 +122,9 @@ def explain_inexact_sampler(
 
 
 def _explain_inexact_ranks(folder: str, learner: LearnerSection) -> str | None:
-    """Returns the reason why a learner's ranks have other bits than one process; None if not."""
+    """Returns the reason why a learner's ranks compute other bits than one process; None if they do
+    not.
+    """
     if learner.parallel.tp > 1 and resolve_device(learner.device).type != "cpu":
         return f"learner.parallel.tp is {learner.parallel.tp}, which is exact only on CPUs"
     return explain_inexact_layout(read_config(folder), learner.parallel)

@@ -182,7 +182,7 @@ class TextSampler:
     if not TYPE_CHECKING:  # or every attribute would exist for type checkers
 
         def __getattr__(self, name: str) -> Any:
-            """Names the functions that sample; other libraries have methods for it."""
+            """Names the functions that sample, for users of libraries that have methods instead."""
             text = (
                 f"a sampler has no {name}; lockstep.sample(sampler, [prompt], max_tokens=…) draws "
                 "responses, and lockstep.rollout also scores them"

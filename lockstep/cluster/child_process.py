@@ -111,7 +111,7 @@ class ChildProcess:
 
 
 def exit_unguarded() -> None:
-    """Exits if this process is a child that only imports the script; its parent says why."""
+    """Exits if this process is a child that only imports the script; its parent reports why."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(_UNGUARDED)
 

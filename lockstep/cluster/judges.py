@@ -93,8 +93,8 @@ def judge_answers(
 
 @dataclass(frozen=True)
 class AwakeWhenAsked:
-    """A sampler with its own weights that is awake only while it answers, possibly at the same time
-    as the policy's engine.
+    """A sampler with its own weights, awake only while it answers; the policy's engine may be
+    awake, too.
     """
 
     sampler: Sampler
@@ -204,7 +204,7 @@ class ServerAnswers:
         return self.reader.escaped(text)
 
     def count_excess_tokens(self, conversations: Sequence[ChatConversation]) -> list[int]:
-        """Number of tokens that each conversation has too many; 0 without a tokenizer."""
+        """Number of tokens by which each conversation exceeds the limit; 0 without a tokenizer."""
         if self.reader is None:
             return [0] * len(conversations)
         return self.reader.count_excess_tokens(conversations)

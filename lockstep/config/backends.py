@@ -65,7 +65,7 @@ class InferenceOptions(ABC, Generic[S]):
         """Raises ValueError for an unsupported option or a missing required one."""
 
     def explain_fixed_weights(self, section: S) -> str | None:
-        """Names the option that keeps it from taking a learner's weights; None if there is none."""
+        """Names the option that prevents loading a learner's weights; None if none does."""
         return None
 
     def context_limit(self, section: S) -> int | None:

@@ -67,7 +67,7 @@ SHORT_FORMS = {
 }
 """Sections that a scalar can stand for, each with the option that the scalar sets."""
 COLUMNS = "columns.json"
-"""File in a run's folder with the options of `data` told by the columns of its rows."""
+"""File in a run's folder with the options of `data` inferred from its rows' columns."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,13 @@ class LoadedRecipe:
     """A resolved recipe.
 
     Attributes:
-        name: Name of the recipe: its file's name without the suffix.
-        recipe: Its options, after bases and overrides.
-        origins: Source of each option, by its keys: a recipe or `override`; the rest are defaults.
-        arguments: The recipe and its overrides, as command-line arguments.
-        pins: Commits of Hub names, by name.
-        places: Local paths of the fetched Hub names, see `lockstep.config.hub`.
-        written: The options as JSON before local paths replaced Hub names and columns were read;
-            None if they are those of the recipe.
-        told: Options of `data` inferred from the columns of the rows.
+        name: Name of the recipe: its file's name without the suffix. recipe: Its options, after
+        bases and overrides. origins: Source of each option, by its keys: a recipe or `override`;
+        the rest are defaults. arguments: The recipe and its overrides, as command-line arguments.
+        pins: Commits of Hub names, by name. places: Local paths of the fetched Hub names, see
+        `lockstep.config.hub`. written: The options as JSON before local paths replaced Hub names
+        and columns were read; None if they equal the recipe's. told: Options of `data` inferred
+        from the columns of the rows.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Random numbers by key instead of by stream: no generator state to save or keep in step.
 
-A key is a 64-bit hash of what the number is for: (seed, step, sample id, role, draw). So the
+A key is a 64-bit hash of the number's purpose: (seed, step, sample id, role, draw). So the
 numbers of a sample do not depend on its batch, on the number of workers, or on earlier draws.
 """
 

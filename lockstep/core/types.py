@@ -60,7 +60,7 @@ class SamplingParams:
             as the last of them; 1 keeps all.
         stop_token_ids: A response ends with the first of these, and includes it.
         min_p: Keep tokens whose probability, at this temperature, is at least this times that of
-            the likeliest; 0 keeps all. Top-k and top-p choose from what is left.
+            the likeliest; 0 keeps all. Top-k and top-p choose from the remaining tokens.
         repetition_penalty: For tokens already in the prompt or response, divides positive logits
             and multiplies negative ones, before the temperature; 1 is neutral.
         presence_penalty: Subtracted from the logits of tokens already in the response.

@@ -119,7 +119,7 @@ class AnswerEncoder:
         )
 
     def examine_answer(self, row: DataRow, answer: ChatMessage) -> tuple[str | None, str]:
-        """Returns why an answer cannot be learned (None if it can), and its learned text."""
+        """Returns the reason an answer cannot be learned, if any, and the text to learn."""
         wrong = self._find_fault(answer)
         if wrong is not None:
             return wrong, ""
@@ -137,7 +137,7 @@ class AnswerEncoder:
         return None, written
 
     def _find_fault(self, answer: ChatMessage) -> str | None:
-        """Returns why an answer cannot be learned, as far as this is known before rendering."""
+        """Returns the reason an answer cannot be learned, if known before rendering; else None."""
         weight = answer.get("weight")
         if weight is not None and weight not in (0, 1):
             return f"has the weight {weight} on its answer; the weight must be 1 (learned) or 0"
@@ -172,7 +172,7 @@ class AnswerEncoder:
             )
 
     def _find_unread(self, row: DataRow, answer: ChatMessage) -> Iterator[str]:
-        """Yields the fields of an answer without which its text stays the same."""
+        """Yields the fields of an answer that do not change its text."""
         names = [name for name in _list_other_fields(answer) if name != "tool_calls"]
         if not names:
             return
@@ -345,7 +345,7 @@ class AnsweredRow:
     turns: Sequence[TokenRuns] = ()
 
     def give_first_token(self) -> AnsweredRow:
-        """The row with the first token of its answer as its prompt: nothing precedes it."""
+        """The row with the first token of its answer as its prompt, since its prompt is empty."""
         [answer] = self.answers
         return replace(self, prompt=replace(self.prompt, tokens=answer[:1]), answers=(answer[1:],))
 

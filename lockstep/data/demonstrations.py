@@ -115,7 +115,7 @@ class TurnRows(DemonstrationRows):
 
 
 def _join_turns(turns: Sequence[AnsweredRow]) -> AnsweredRow:
-    """Joins the turns of a conversation to as few sequences as hold their exact tokens."""
+    """Joins the turns of a conversation into as few sequences as keep their exact tokens."""
     sequences: list[list[tuple[int, ...]]] = []
     before: tuple[int, ...] = ()
     for turn in turns:

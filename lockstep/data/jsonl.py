@@ -2,7 +2,7 @@
 
 A row is returned exactly as it was written. Lines end only with a newline byte, so that jagged
 rows, carriage returns, form feeds and Unicode line separators inside strings are harmless. Each row
-is parsed by itself: '007' stays '007' regardless of other rows.
+is parsed separately: '007' stays '007' regardless of other rows.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def parse_row(line: bytes) -> dict[str, Any]:
     """Parses a line's JSON object. Integers are exact, other numbers are `AsWritten`.
 
     Raises:
-        ValueError: The line is not a JSON object; the message says what it is, but not where.
+        ValueError: The line is not a JSON object; the message describes it without its location.
     """
     row = parse_any(line)
     if not isinstance(row, dict):

@@ -15,7 +15,7 @@ from lockstep.data.templates import find_field_fault, find_messages, read_field
 
 
 class SplitPairs(JoinedRows):
-    """Pairs of texts that begin with their prompt: the words that both begin with."""
+    """Pairs of texts that begin with their prompt: their longest common beginning in words."""
 
     def __init__(self, rows: FileRows) -> None:
         super().__init__([rows], None)

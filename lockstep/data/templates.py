@@ -62,7 +62,9 @@ def has_fields(row: DataRow, template: str) -> bool:
 
 
 def find_doubled_braces(template: str, row: DataRow) -> str | None:
-    """Returns a field of the row that a template has as `{{ field }}`, which is not filled in."""
+    """Returns a field of the row that a template writes as `{{ field }}`, which is not filled
+    in.
+    """
     named = re.findall(r"(?<!\{)\{\{\s*(\w+)\s*\}\}(?!\})", template)
     return next((name for name in named if name in row), None)
 

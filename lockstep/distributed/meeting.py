@@ -74,7 +74,7 @@ class RendezvousAddress:
         return gloo(self.open_store(), self.rank, self.size, options)
 
     def for_rank(self, rank: int) -> RendezvousAddress:
-        """The same meeting for a different rank."""
+        """The same store for a different rank."""
         return replace(self, rank=rank)
 
 

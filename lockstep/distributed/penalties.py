@@ -4,8 +4,7 @@ They change logits before temperature and filters, in vLLM's order: first the re
 divides positive logits and multiplies the others, for all tokens of prompt and response; then the
 frequency penalty is subtracted for each occurrence in the response, and the presence penalty once.
 
-Letters: M rows of logits, m scored tokens, v this rank's columns, P pairs, N
-tokens of a batch.
+Letters: M rows of logits, m scored tokens, v this rank's columns, P pairs, N tokens of a batch.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ class RankLearner(SendsWeights):
         return found
 
     def _is_writer_of(self, piece: ParameterPiece) -> bool:
-        """True if this rank writes the piece, of all ranks that hold it."""
+        """True if this rank, among all that hold the piece, writes it."""
         cut = {name for joined in piece.cut_over for name in joined.split("_")}
         return all(self._ranks.index(name) == 0 for name in DIMENSIONS if name not in cut)
 

@@ -23,9 +23,9 @@ class Outputs:
         logprob: log π(x_t | x_<t) under the batch's sampling distribution, nats [N]; 0 where the
             mask is off.
         entropy: Entropy of that distribution at each token, nats [N]; 0 where the mask is off. None
-        if neither the batch nor the loss requests it. value: V(x_<t) [N]; 0 at the first token of a
-        sequence, and at tokens whose value the batch
-            or the loss does not ask for.
+            if neither the batch nor the loss requests it.
+        value: V(x_<t) [N]; 0 at the first token of a sequence, and at tokens whose value neither
+            the batch nor the loss requests.
         final_value: V after the last token of each sequence [B].
         top_token: The `batch.top_k` likeliest tokens at each position, int64 [N, K]; 0 where the
             mask is off.
@@ -60,7 +60,7 @@ class Loss(Protocol):
 
 
 def require_inputs(batch: object, loss: object) -> None:
-    """Raises InputError unless these are a batch and a loss, as `forward_backward` takes them."""
+    """Raises InputError unless the arguments of `forward_backward` are a batch and a loss."""
     wrong: list[str] = []
     if not isinstance(batch, Batch):
         wrong.append(

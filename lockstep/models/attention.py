@@ -94,7 +94,7 @@ def attention_forward(
         kernel: Computes attention that is not exact and has neither cap nor sinks.
 
     Raises:
-        InputError: If the model asks for something that its layout does not compute.
+        InputError: If the model needs a feature that its layout lacks.
     """
     how = scaling, layout, sliding_window, softcap, s_aux, None if exact else kernel
     plain = softcap is None and s_aux is None

@@ -218,7 +218,7 @@ def find_context_length(config: PreTrainedConfig) -> int:
     model's original context, so such models return their original context.
 
     Raises:
-        ModelError: If the configuration does not say how long sequences may be.
+        ModelError: If the configuration does not limit the length of sequences.
     """
     fields = config.get_text_config().to_dict()
     longest = fields.get(config.get_text_config().attribute_map.get(_CONTEXT, _CONTEXT))

@@ -95,7 +95,7 @@ def _linear_maps(network: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _has_ending(name: str, ending: str) -> bool:
-    """True if peft matches `ending` to the end of a module's name: by complete parts."""
+    """True if peft matches `ending` to a module's name, which it does by complete parts."""
     return f".{name}".endswith(f".{ending}")
 
 

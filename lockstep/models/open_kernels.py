@@ -39,7 +39,7 @@ def explain_padding(config: PreTrainedConfig, device: torch.device, dtype: DType
 def explain_unshared(
     config: PreTrainedConfig, section: LearnerSection, device: torch.device, is_exact: bool
 ) -> str | None:
-    """Explains why a model computes each sequence by itself; None if it computes prefixes once."""
+    """Explains why a model computes each sequence separately; None if it computes prefixes once."""
     reason = section.explain_unshared()
     if reason is not None:
         return reason

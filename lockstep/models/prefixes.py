@@ -64,7 +64,7 @@ class PathTree:
 
     @classmethod
     def from_separate(cls, batch: Batch) -> Self:
-        """The tree in which each sequence is computed by itself."""
+        """The tree in which each sequence is computed separately."""
         tokens = torch.arange(batch.tokens.numel())
         return cls(tuple(range(len(batch))), (0,) * len(batch), tokens, tokens)
 

@@ -48,9 +48,9 @@ def position_weighted_wins(battles: BattleResults, players: int) -> Tensor:
     B_ij = ω₁·1[i wins when (i, j) is shown] + ω₂·1[i wins when (j, i) is shown]; ω₁ is the share of
     decided battles won by the player shown second, and ω₂ the share won by the player shown first
     (Wu et al. 2024, eq. 3–4). A battle without a verdict adds nothing, and its other order still
-    counts, as in the paper. The paper does not say over which battles the shares are taken; here it
-    is the given battles, of one answer, so that a pair does not depend on other answers of its
-    step.
+    counts, as in the paper. The paper leaves open over which battles the shares are computed; here
+    they are the given battles, of one answer, so that a pair does not depend on other answers of
+    its step.
 
     Args:
         battles: Battles; those without a verdict do not count.

@@ -145,7 +145,7 @@ def find_changing_words(behind: str) -> str:
 
 
 def _read_word(text: str, boxed: bool) -> str | None:
-    """Reads an answer that consists of words; empty if unreadable, None if it does not."""
+    """Reads an answer that consists of words, empty if unreadable; None for any other answer."""
     only = _ONLY_TEXT.fullmatch(text)
     if only is None and not (
         boxed and re.fullmatch(r"[A-Za-z][A-Za-z ]*[A-Za-z]", text) and _holds_words(text)

@@ -81,7 +81,7 @@ def ask_verifier(child: HelperProcess, right: str, found: str) -> bool | None:
 
 
 def answers() -> AnswerFunction:
-    """Runs in the child: reads [right, found], replies if they are equal."""
+    """Runs in the child: reads [right, found], and replies whether they are equal."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # the LaTeX parser prints to both
     os.dup2(quiet, 2)

@@ -22,9 +22,9 @@ class PythonReward:
 
     It is called as `f(prompt, response, answer, row)` for each response and returns a number, or
     None for no verdict; a batch function is called once with lists and returns a list. Functions
-    with TRL's or verl's arguments get those. An `async
-    def` is called for several responses concurrently. It runs in one separate process for the whole
-    run: its module's state persists, and the run can report hangs and crashes.
+    with TRL's or verl's arguments get those. An `async def` is called for several responses
+    concurrently. The function runs in one separate process for the whole run: its module's state
+    persists, and the run can report hangs and crashes.
 
     Attributes:
         function: `file.py:name` or `package.module:name`.

@@ -119,7 +119,9 @@ def _call_by_position(function: Callable[..., Any], *question: Any) -> Any:
 
 
 def _call_with_ground_truth(function: Callable[..., Any], *question: Any) -> Any:
-    """Calls a function with verl's arguments; the answer counts if the row has no ground truth."""
+    """Calls a function with verl's arguments; without a ground truth in the row, passes its
+    answer.
+    """
     _, response, answer, row, _ = question
     given = {name: row.get(name) for name in ("data_source", "extra_info")}
     given["solution_str"] = response

@@ -188,7 +188,9 @@ class TrainingSession:
         return event.finished
 
     def _write_certificate(self, step: int) -> None:
-        """Writes it before the run is saved, so that a kill in between leaves no old one."""
+        """Writes the certificate before the run is saved, so that a kill in between leaves no
+        outdated one.
+        """
         if self._job.agreement is not None:
             write_certificate(
                 self._folder / CERTIFICATE, self._job.agreement.certificate, {"step": step}

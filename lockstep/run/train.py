@@ -226,7 +226,7 @@ def _run_with_restarts(
         deadline_s: Time on `time.monotonic`; None means no deadline.
 
     Raises:
-        WorkerDied: Workers are lost too often, or before the run has begun.
+        WorkerDied: Workers are lost too often, or before the run starts.
     """
     restarts = RetryCounter("worker", progress.show_note, recipe.cluster.max_restarts)
     while (lost := _run_until_lost(open_session, recipe, progress, deadline_s)) is not None:

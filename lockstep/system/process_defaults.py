@@ -1,7 +1,7 @@
 """Environment defaults of a Lockstep process, set before torch is imported.
 
-What the user has set stays. Children inherit the environment. Bits depend on the number of threads,
-so a run records its number and keeps it (`runtime.machine`).
+Variables that the user has set stay. Children inherit the environment. Bits depend on the number of
+threads, so a run records it and keeps it (`lockstep.run.folder.machine`).
 """
 
 from __future__ import annotations

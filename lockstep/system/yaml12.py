@@ -167,7 +167,7 @@ _RecipeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """Loader of plain data; `aliases` is the number of aliases that may still come."""
+    """Loader of plain data; `aliases` is the number of aliases still allowed."""
 
     aliases = 0
     merges = False
@@ -204,7 +204,7 @@ class _RecipeLoader(yaml.SafeLoader):
         return pairs
 
     def _merge_pairs(self, node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
-        """The pairs of a mapping; those that `<<` merges are behind, without its own keys."""
+        """The pairs of a mapping, then the pairs merged by `<<` whose keys it lacks."""
         pairs: list[tuple[yaml.Node, yaml.Node]] = []
         merged: list[yaml.Node] = []
         for key, value in node.value:

@@ -131,7 +131,7 @@ class WeightSnapshot:
 def sync_weights(
     learner: WeightSource, sampler: WeightTarget, version: int, probe: SyncProbe | None = None
 ) -> Metrics:
-    """Streams the weights, and compares sent fingerprints with what each engine now holds.
+    """Streams the weights, and compares sent fingerprints with each engine's new ones.
 
     Args:
         learner: Source of the weights.
@@ -173,7 +173,7 @@ def sync_weights(
 def find_differences(
     sent: Mapping[str, SentFingerprint], held: WeightAttestation
 ) -> dict[str, str]:
-    """Finds tensors that differ from what was sent, and caches that were kept, with reasons."""
+    """Finds tensors that differ from the sent ones, and caches that were kept, with reasons."""
     expected = {**sent, **{name: sent[other] for name, other in held.tied.items() if other in sent}}
     faults = dict.fromkeys(held.fingerprints.keys() - expected.keys(), "was not sent")
     for name, fingerprint in expected.items():

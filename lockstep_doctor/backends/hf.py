@@ -254,8 +254,8 @@ def _count_prompt(batch: Batch, number: int) -> int:
 def _penalize_rows(
     logits_MV: Tensor, seen: Iterable[tuple[Tensor, Tensor]], sampling: SamplingParams
 ) -> Tensor:
-    """Applies penalties to next-token logits; `seen` has, for each row, all tokens before it, and
-    the response's tokens among them.
+    """Applies penalties to next-token logits; `seen` has each row's earlier tokens, and the
+    response's tokens among them.
     """
     if not sampling.penalizes or not len(logits_MV):
         return logits_MV
@@ -266,8 +266,8 @@ def _penalize_rows(
 def apply_penalties(
     logits_V: Tensor, before: Tensor, response: Tensor, sampling: SamplingParams
 ) -> Tensor:
-    """Applies the repetition penalty of all tokens before, and frequency and presence penalties of
-    the response, to next-token logits; returns fp32.
+    """Applies penalties to next-token logits: repetition for all earlier tokens, frequency and
+    presence for the response's; returns fp32.
     """
     scores: Any = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
     penalized_V = scores(before[None].to(logits_V.device), logits_V[None].float())[0]

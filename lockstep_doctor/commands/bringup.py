@@ -168,7 +168,7 @@ def find_untrained(weight_VC: Tensor) -> dict[str, list[int]]:
 
 
 def check_context(name: str, backend: Backend, asked: int | None) -> BringUpObservation:
-    """Checks that the longest sequence is computed, and one token more is not."""
+    """Checks that the longest sequence is computed, and a sequence one token longer is refused."""
     if asked is None or not name.startswith("vllm"):
         limit = backend.context
     else:

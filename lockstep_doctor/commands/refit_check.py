@@ -178,7 +178,7 @@ class _RefitCheck:
         self._answers = engine.logprobs(probe.batch)
 
     def check_refit(self, name: str, source: RankLearner | NoiseWeights) -> RefitStage:
-        """Sends the weights of a source, and compares what the engine then holds."""
+        """Sends the weights of a source, and compares the engine's weights with them."""
         outgoing = OutgoingWeights(source.weights, self._engine.dtype)
         start = time.perf_counter()
         self._held = self._engine.load_weights(outgoing, version=len(self._sent))[0]
@@ -268,7 +268,7 @@ class _RefitCheck:
     def _describe_fault(
         self, name: str, own: str, tensor: Tensor, sent: Mapping[str, SentFingerprint], why: str
     ) -> str:
-        """Describes what the engine holds instead of a tensor that was sent as `own`."""
+        """Describes the tensor that the engine holds in place of `own`, the sent one."""
         for state, earlier in self._sent.items():
             if self._holds_tensor(name, earlier[own]):
                 return f"still has the weights of {state}"

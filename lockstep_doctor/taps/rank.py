@@ -149,7 +149,7 @@ class RankTap:
     """Implements `lockstep_doctor.Tap` for one rank of a learner.
 
     Its methods are collectives over all ranks. Only the first rank of a pipeline stage returns
-    values, those of the stage's cuts.
+    values: the values at the stage's cuts.
 
     Args:
         learner: The rank.

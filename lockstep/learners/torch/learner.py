@@ -126,7 +126,7 @@ class TorchLearner(RankLearner):
         return parts
 
     def _begin_pass(self, last: bool) -> None:
-        """Makes FSDP reduce gradients in the last pass or in each.
+        """Makes FSDP reduce gradients only in the last pass, or in every pass.
 
         Parameters outside layers stay gathered until then.
         """

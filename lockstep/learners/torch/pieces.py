@@ -62,7 +62,7 @@ class TorchPiece(ParameterPiece):
     def is_cut_by_fsdp(self) -> bool:
         """True if FSDP shards the parameter and sums its gradient.
 
-        If not, every rank holds what it computes with.
+        If not, every rank holds all of it that it computes with.
         """
         return self.mesh is not None and CUT in (self.mesh.mesh_dim_names or ())
 

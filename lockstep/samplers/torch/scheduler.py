@@ -176,7 +176,7 @@ class BatchScheduler:
             self._sort_running()
 
     def _fits(self, tokens: int) -> bool:
-        """True if the dense KV cache may have rows for `tokens` more tokens."""
+        """True if the dense KV cache has room for rows of `tokens` more tokens."""
         return (
             self._max_cache_tokens is None
             or self._dense_cache.allocated_tokens + tokens <= self._max_cache_tokens

@@ -139,7 +139,7 @@ class VLLMSampler:
         self._call_first_worker("receive_weights", bucket.to_json())
 
     def attest(self, version: int) -> WeightAttestation:
-        """Ends a weight sync: drops caches, and attests what is held.
+        """Ends a weight sync: drops caches, and attests the loaded weights.
 
         Allocates the new KV cache only now.
         """
@@ -211,7 +211,7 @@ class VLLMSampler:
     def _stream_outputs(
         self, prompts: Sequence[EnginePrompt], stop: tuple[str, ...] = ()
     ) -> Iterator[list[tuple[int, Any]]]:
-        """Yields vLLM's final outputs with their prompts' indices, as they get ready."""
+        """Yields vLLM's final outputs with their prompts' indices, as they finish."""
         waiting: dict[str, int] = {}
         for index, prompt in enumerate(prompts):
             waiting[self._add_request(*prompt, bool(stop))] = index
